@@ -1,0 +1,69 @@
+"""forge-env: environments, sandboxes, evaluation and asynchronous GRPO for LLM agents.
+
+`import forge_env as fe` is enough for everything an environment author needs; names load when first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "Environment": "forge_env.environment",
+    "EnvironmentConfig": "forge_env.environment",
+    "API_VERSION": "forge_env.environment",
+    "ToolEnvironment": "forge_env.tool_environment",
+    "Rubric": "forge_env.rubric",
+    "tool": "forge_env.tools",
+    "make": "forge_env.registry",
+    "register": "forge_env.registry",
+    "list_environments": "forge_env.registry",
+    "Message": "forge_env.types",
+    "Task": "forge_env.types",
+    "ToolCall": "forge_env.types",
+    "ToolSpec": "forge_env.types",
+    "Trajectory": "forge_env.trajectory",
+    "Limits": "forge_env.sandbox",
+    "SandboxSpec": "forge_env.sandbox",
+    "open_engine": "forge_env.sandbox",
+    "ForgeError": "forge_env.errors",
+    "InfrastructureError": "forge_env.errors",
+    "SandboxError": "forge_env.errors",
+    "UsageError": "forge_env.errors",
+}
+
+__all__ = [*_EXPORTS, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'forge_env' has no attribute {name!r}")
+    value = getattr(import_module(_EXPORTS[name]), name)
+    globals()[name] = value
+    return value
+
+
+if TYPE_CHECKING:
+    from forge_env.environment import API_VERSION as API_VERSION
+    from forge_env.environment import Environment as Environment
+    from forge_env.environment import EnvironmentConfig as EnvironmentConfig
+    from forge_env.errors import ForgeError as ForgeError
+    from forge_env.errors import InfrastructureError as InfrastructureError
+    from forge_env.errors import SandboxError as SandboxError
+    from forge_env.errors import UsageError as UsageError
+    from forge_env.registry import list_environments as list_environments
+    from forge_env.registry import make as make
+    from forge_env.registry import register as register
+    from forge_env.rubric import Rubric as Rubric
+    from forge_env.sandbox import Limits as Limits
+    from forge_env.sandbox import SandboxSpec as SandboxSpec
+    from forge_env.sandbox import open_engine as open_engine
+    from forge_env.tool_environment import ToolEnvironment as ToolEnvironment
+    from forge_env.tools import tool as tool
+    from forge_env.trajectory import Trajectory as Trajectory
+    from forge_env.types import Message as Message
+    from forge_env.types import Task as Task
+    from forge_env.types import ToolCall as ToolCall
+    from forge_env.types import ToolSpec as ToolSpec

@@ -1,0 +1,97 @@
+"""The environment contract: one asynchronous episode at a time, in gymnasium's shape.
+
+    observation, info = await env.reset(seed=3)
+    observation, reward, terminated, truncated, info = await env.step(action)
+    await env.close()
+
+An observation is the list of messages that are new to the agent; an action is one assistant message
+(or its text). `terminated` means the task ended, `truncated` that a limit did; never both for the same
+reason. What the agent does wrong is an observation. What the infrastructure does wrong is an
+`InfrastructureError`, which the rollout retries on a fresh environment.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from forge_env.errors import UsageError
+from forge_env.types import Action, Observation, StepResult, Task, ToolSpec
+
+if TYPE_CHECKING:
+    from forge_env.sandbox import SandboxEngine
+
+API_VERSION = 1
+
+
+class EnvironmentConfig(BaseModel):
+    """Options of an environment; subclass it to add your own. Unknown options are refused."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    seed: int = 0
+    """Seed of the task generator: the same seed gives the same tasks in the same order."""
+    max_turns: int = 8
+    """Assistant messages in one episode before it is truncated."""
+
+
+class Environment(ABC):
+    """Base of every environment. One object plays one episode at a time; make many for many at once.
+
+    Tasks are addressed by `(split, index)`: `task("train", 17)` is the same task in every process, so a
+    run's data position is one integer. `num_tasks` is None where a generator never runs out.
+    """
+
+    api_version: ClassVar[int] = API_VERSION
+    config_class: ClassVar[type[EnvironmentConfig]] = EnvironmentConfig
+    splits: ClassVar[tuple[str, ...]] = ("train", "eval")
+
+    def __init__(self, config: EnvironmentConfig | None = None, *, sandboxes: SandboxEngine | None = None) -> None:
+        self.config: Any = config if config is not None else self.config_class()
+        self.sandboxes = sandboxes
+
+    @abstractmethod
+    def task(self, split: str, index: int) -> Task:
+        """The `index`-th task of `split`; deterministic in `(config.seed, split, index)`."""
+
+    def num_tasks(self, split: str) -> int | None:
+        """How many tasks `split` has, or None when it is endless."""
+        return None
+
+    @property
+    def tools(self) -> list[ToolSpec]:
+        """The tools the agent may call, in a stable order."""
+        return []
+
+    @abstractmethod
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Start an episode and return its first messages.
+
+        Args:
+            seed: chooses the task when `options` names none.
+            options: `{"task": Task}`, or `{"split": str, "index": int}`.
+        """
+
+    @abstractmethod
+    async def step(self, action: Action) -> StepResult:
+        """Apply one assistant message; see the module docstring."""
+
+    async def close(self) -> None:
+        """Release what the episode holds. Called once, also after an error."""
+        return
+
+    def resolve_task(self, seed: int | None, options: dict[str, Any] | None) -> Task:
+        """The task that `reset(seed=..., options=...)` asks for."""
+        options = options or {}
+        if isinstance(task := options.get("task"), Task):
+            return task
+        split = options.get("split", self.splits[0])
+        if split not in self.splits:
+            raise UsageError(f"no split {split!r} in {type(self).__name__}", fix=f"use one of {', '.join(self.splits)}")
+        index = int(options.get("index", seed or 0))
+        count = self.num_tasks(split)
+        return self.task(split, index if count is None else index % count)

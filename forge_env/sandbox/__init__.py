@@ -1,0 +1,18 @@
+"""Sandboxes: where every line of model-written code runs. Engines are plug-ins behind `SandboxEngine`."""
+
+from forge_env.sandbox.engines import available_engines, open_engine
+from forge_env.sandbox.protocol import Sandbox, SandboxEngine
+from forge_env.sandbox.types import CallOutcome, CallsResult, ExecResult, Limits, SandboxSpec, Usage
+
+__all__ = [
+    "CallOutcome",
+    "CallsResult",
+    "ExecResult",
+    "Limits",
+    "Sandbox",
+    "SandboxEngine",
+    "SandboxSpec",
+    "Usage",
+    "available_engines",
+    "open_engine",
+]

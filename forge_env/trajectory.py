@@ -1,0 +1,135 @@
+"""What happened in an episode, exactly. The same record is trained on, evaluated and viewed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from forge_env.types import Message
+
+
+@dataclass(slots=True)
+class Turn:
+    """One exchange: new messages in, one assistant message out, with its tokens (see `forge_env.policy.Reply`)."""
+
+    observation: list[Message]
+    message: Message
+    prompt_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    stop_reason: str = "stop"
+    forked: bool = False
+    reward: float = 0.0
+    generate_s: float = 0.0
+    """Seconds from asking the policy to its answer."""
+    step_s: float = 0.0
+    """Seconds in the environment (tools, scoring)."""
+
+
+@dataclass(slots=True)
+class Segment:
+    """A token sequence to train on, all lists of one length T.
+
+    Attributes:
+        token_ids: prompt, sampled and observed tokens in order, [T].
+        mask: True where the policy sampled the token, [T].
+        logprobs: its log-probability when sampled, 0 elsewhere, [T].
+        versions: policy version that sampled it, -1 elsewhere, [T].
+    """
+
+    token_ids: list[int]
+    mask: list[bool]
+    logprobs: list[float]
+    versions: list[int]
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One episode from reset to its end.
+
+    `valid` is False when infrastructure failed beyond retry; such a trajectory is counted and shown but
+    enters no statistic, baseline or score.
+    """
+
+    id: str
+    environment: str
+    task_id: str
+    split: str = "train"
+    turns: list[Turn] = field(default_factory=list)
+    final_observation: list[Message] = field(default_factory=list)
+    reward: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    terminated: bool = False
+    truncated: bool = False
+    truncation: str | None = None
+    """Which limit truncated it: "turns", "tokens", "time", "tool_calls", ..."""
+    valid: bool = True
+    error: str | None = None
+    retries: int = 0
+    wall_s: float = 0.0
+    difficulty: int = 1
+    tags: list[str] = field(default_factory=list)
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Tokens the policy sampled in this episode."""
+        return sum(len(turn.token_ids) for turn in self.turns)
+
+    @property
+    def oldest_version(self) -> int:
+        """Policy version of the oldest sampled token; -1 when there are none."""
+        return min((version for turn in self.turns for version in turn.versions), default=-1)
+
+    def segments(self) -> list[Segment]:
+        """Merge the turns into as few token sequences as are exact.
+
+        Turn t+1 continues the sequence when its prompt begins with turn t's prompt and sampled tokens;
+        otherwise (the chat was re-rendered differently) a new sequence starts.
+        """
+        result: list[Segment] = []
+        current: Segment | None = None
+        for turn in self.turns:
+            if not turn.token_ids:
+                continue
+            if current is None or turn.prompt_ids[: len(current.token_ids)] != current.token_ids:
+                current = Segment([], [], [], [])
+                result.append(current)
+            observed = turn.prompt_ids[len(current.token_ids) :]
+            current.token_ids += observed + turn.token_ids
+            current.mask += [False] * len(observed) + [True] * len(turn.token_ids)
+            current.logprobs += [0.0] * len(observed) + turn.logprobs
+            current.versions += [-1] * len(observed) + turn.versions
+        return result
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready dictionary; `from_dict` reads it back."""
+        data = {name: getattr(self, name) for name in self.__slots__ if name not in ("turns", "final_observation")}
+        data["turns"] = [
+            {
+                **{name: getattr(turn, name) for name in turn.__slots__ if name not in ("observation", "message")},
+                "observation": [message.to_openai() for message in turn.observation],
+                "message": turn.message.to_openai(),
+            }
+            for turn in self.turns
+        ]
+        data["final_observation"] = [message.to_openai() for message in self.final_observation]
+        return data
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Trajectory:
+        """Rebuild what `to_dict` wrote."""
+        turns = [
+            Turn(
+                **{
+                    **turn,
+                    "observation": [Message.model_validate(message) for message in turn["observation"]],
+                    "message": Message.model_validate(turn["message"]),
+                }
+            )
+            for turn in data["turns"]
+        ]
+        final = [Message.model_validate(message) for message in data.get("final_observation", [])]
+        return cls(**{**data, "turns": turns, "final_observation": final})
+
+
