@@ -1,0 +1,257 @@
+"""The recipe: every knob of a run, validated before any process starts. The docstring under a field is its documentation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Section(BaseModel):
+    """A part of the recipe; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True)
+
+
+class EnvironmentSection(Section):
+    """What is trained on."""
+
+    name: str
+    """Registered name of the environment (`forge-env list`)."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the environment's own config class (`forge-env info NAME`)."""
+
+
+class SandboxSection(Section):
+    """Where model-written code runs."""
+
+    engine: str = "auto"
+    """`docker`, `local`, another installed engine, or `auto`: Docker where a daemon answers, else local."""
+    concurrency: Positive | None = None
+    """Sandboxes alive at once; unset: chosen from the CPU count."""
+    base_image: str | None = None
+    """Public image to build on instead of this machine's own Python (Docker engine)."""
+
+
+class TinyModel(Section):
+    """Shape of the checkpoint that `model.path: tiny` builds (Qwen3 architecture)."""
+
+    layers: Positive = 4
+    """Transformer blocks."""
+    dim: Positive = 128
+    """Width of the residual stream."""
+    heads: Positive = 4
+    """Query heads."""
+    kv_heads: Positive = 2
+    """Key and value heads."""
+    head_dim: Positive = 32
+    """Size of one head; vLLM wants a multiple of 32."""
+    hidden_dim: Positive = 384
+    """Width of the feed-forward layer."""
+    vocab_size: Positive = 768
+    """Tokens in the vocabulary, special ones included."""
+    rope_theta: float = 10_000.0
+    """Base of the rotary position embedding."""
+
+    @model_validator(mode="after")
+    def _shapes(self) -> TinyModel:
+        if self.heads % self.kv_heads:
+            raise ValueError("heads must be a multiple of kv_heads")
+        if self.head_dim % 32:
+            raise ValueError("head_dim must be a multiple of 32 (vLLM's attention kernels)")
+        return self
+
+
+class ModelSection(Section):
+    """Which model."""
+
+    path: str = "tiny"
+    """`tiny` builds a small model here; otherwise a checkpoint folder or a hub name such as Qwen/Qwen3-0.6B."""
+    renderer: str = "qwen3"
+    """Chat format, by its name in the `renderers` library."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of weights and arithmetic in generator and trainer."""
+    max_length: Positive = 512
+    """Tokens of a whole conversation; an episode that reaches it is truncated."""
+    tiny: TinyModel = TinyModel()
+    """Shape of the model that `path: tiny` builds."""
+    cache_dir: str | None = None
+    """Where built and warmed-up checkpoints are kept; unset: ~/.cache/forge-env (or $FORGE_ENV_CACHE)."""
+
+
+class OptimizerSection(Section):
+    """AdamW with linear warm-up and linear decay; `muon` for hidden matrices on request."""
+
+    lr: Annotated[float, Field(gt=0)] = 3e-4
+    """Peak learning rate of AdamW."""
+    muon_lr: Annotated[float, Field(ge=0)] = 0.0
+    """Learning rate of Muon for hidden matrices; 0: AdamW trains them too."""
+    beta1: Fraction = 0.9
+    """AdamW's first-moment decay."""
+    beta2: Fraction = 0.95
+    """AdamW's second-moment decay."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Decoupled weight decay."""
+    warmup_steps: NonNegative = 5
+    """Steps of linear warm-up."""
+    decay_start: Fraction = 0.5
+    """Fraction of the run after which the rate decays linearly."""
+    min_lr_ratio: Fraction = 0.1
+    """Rate at the end, as a fraction of the peak."""
+    max_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradients are clipped to this global norm."""
+
+
+class WarmupSection(Section):
+    """Supervised fine-tuning on the environment's demonstrations before RL; its result is cached."""
+
+    steps: NonNegative = 600
+    """Optimizer steps; 0 skips the warm-up."""
+    batch_size: Positive = 16
+    """Demonstrations in a step."""
+    optimizer: OptimizerSection = OptimizerSection(lr=3e-3, muon_lr=3e-3, weight_decay=0.05, warmup_steps=40)
+    """Its own optimizer."""
+
+
+class GeneratorSection(Section):
+    """vLLM, in processes of its own."""
+
+    num_replicas: Positive = 1
+    """Engines that generate."""
+    procs: Positive = 1
+    """Processes (tensor-parallel ranks) of one engine."""
+    with_gpus: bool = False
+    """One GPU per process."""
+    max_num_seqs: Positive = 128
+    """Sequences decoded together in one engine."""
+    gpu_memory_utilization: Fraction = 0.9
+    """Share of a GPU's memory for weights and key-value cache."""
+    kv_cache_gb: Positive = 1
+    """Key-value cache of a CPU engine, GiB."""
+    threads: Positive = 1
+    """CPU threads of one engine."""
+    enforce_eager: bool = True
+    """Run without graph capture: faster start, slower decoding on a GPU."""
+
+
+class TrainerSection(Section):
+    """TorchTitan, in processes of its own."""
+
+    procs: Positive = 1
+    """Processes (data-parallel ranks)."""
+    with_gpus: bool = False
+    """One GPU per process."""
+    threads: Positive = 1
+    """CPU threads of one process."""
+    optimizer: OptimizerSection = OptimizerSection()
+    """Optimizer of the RL phase."""
+    microbatch_tokens: Positive = 8192
+    """Padded tokens in one forward-backward pass."""
+    minibatches: Positive = 1
+    """Optimizer updates made from one batch of groups."""
+
+
+class LossSection(Section):
+    """Which policy-gradient loss, by its registered name, with its options."""
+
+    name: str = "grpo"
+    """Entry point in `forge_env.losses`, or `module:Class`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of that loss (`clip_low`, `clip_high`, ...)."""
+
+
+class GRPOSection(Section):
+    """The asynchronous loop."""
+
+    steps: Positive = 60
+    """Training steps."""
+    groups_per_step: Positive = 24
+    """Prompts in one training step."""
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """Episodes of one prompt; their mean reward is the baseline."""
+    max_off_policy_steps: NonNegative = 2
+    """Bound on the age of every trained token, in policy updates. 0: synchronous, on-policy."""
+    normalize_std: bool = False
+    """Divide advantages by the group's standard deviation (GRPO); off: Dr. GRPO."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Sampling temperature of rollouts."""
+    max_tokens_per_turn: Positive = 160
+    """Sampled tokens in one assistant message."""
+    group_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    """After this long a group trains with the members that finished."""
+    loss: LossSection = LossSection()
+    """The loss."""
+
+
+class EvaluationSection(Section):
+    """Held-out evaluation during the run, beside the training rollouts."""
+
+    every: NonNegative = 10
+    """Training steps between evaluations; 0: only at the start and the end."""
+    num_tasks: Positive = 128
+    """Held-out tasks, one episode each."""
+    split: str = "eval"
+    """Split of the environment that is never trained on."""
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    """Sampling temperature."""
+    extra_splits: list[str] = Field(default_factory=list)
+    """Further splits scored at the start and the end only."""
+    extra_tasks: Positive = 64
+    """Tasks of each extra split."""
+
+
+class CheckpointSection(Section):
+    """Saving model and optimizer."""
+
+    every: NonNegative = 0
+    """Training steps between checkpoints; 0: only at the end."""
+    keep: Positive = 2
+    """Most recent checkpoints kept, besides the best by held-out score."""
+
+
+class LoggingSection(Section):
+    """Where metrics go besides metrics.jsonl."""
+
+    tensorboard: bool = True
+    """Write TensorBoard events."""
+    wandb: bool = False
+    """Log to Weights & Biases (honours WANDB_MODE)."""
+    trajectories: Literal["all", "eval", "none"] = "all"
+    """Which trajectories are written to the run folder."""
+
+
+class RunConfig(Section):
+    """A whole run."""
+
+    name: str | None = None
+    """Folder of the run under `output_dir`; unset: the recipe's file name and the time."""
+    output_dir: str = "runs"
+    """Where run folders are made."""
+    seed: int = 0
+    """Seed of tasks, weights, sampling and order."""
+    method: str = "grpo"
+    """Entry point in `forge_env.trainers` that runs the recipe."""
+    environment: EnvironmentSection
+    """What is trained on."""
+    sandbox: SandboxSection = SandboxSection()
+    """Where model-written code runs."""
+    model: ModelSection = ModelSection()
+    """Which model."""
+    warmup: WarmupSection | None = None
+    """Supervised warm-up before RL; unset: none."""
+    generator: GeneratorSection = GeneratorSection()
+    """The generators."""
+    trainer: TrainerSection = TrainerSection()
+    """The trainer."""
+    grpo: GRPOSection = GRPOSection()
+    """The asynchronous loop."""
+    evaluation: EvaluationSection = EvaluationSection()
+    """Held-out evaluation."""
+    checkpoint: CheckpointSection = CheckpointSection()
+    """Checkpoints."""
+    logging: LoggingSection = LoggingSection()
+    """Logs."""
