@@ -15,7 +15,10 @@ _EXPORTS = {
     "EnvironmentConfig": "forge_env.environment",
     "API_VERSION": "forge_env.environment",
     "ToolEnvironment": "forge_env.tool_environment",
+    "ToolEnvironmentConfig": "forge_env.tool_environment",
+    "SingleTurnEnvironment": "forge_env.single_turn",
     "Rubric": "forge_env.rubric",
+    "RubricResult": "forge_env.rubric",
     "tool": "forge_env.tools",
     "make": "forge_env.registry",
     "register": "forge_env.registry",
@@ -31,6 +34,7 @@ _EXPORTS = {
     "ForgeError": "forge_env.errors",
     "InfrastructureError": "forge_env.errors",
     "SandboxError": "forge_env.errors",
+    "ToolError": "forge_env.errors",
     "UsageError": "forge_env.errors",
 }
 
@@ -52,15 +56,19 @@ if TYPE_CHECKING:
     from forge_env.errors import ForgeError as ForgeError
     from forge_env.errors import InfrastructureError as InfrastructureError
     from forge_env.errors import SandboxError as SandboxError
+    from forge_env.errors import ToolError as ToolError
     from forge_env.errors import UsageError as UsageError
     from forge_env.registry import list_environments as list_environments
     from forge_env.registry import make as make
     from forge_env.registry import register as register
     from forge_env.rubric import Rubric as Rubric
+    from forge_env.rubric import RubricResult as RubricResult
     from forge_env.sandbox import Limits as Limits
     from forge_env.sandbox import SandboxSpec as SandboxSpec
     from forge_env.sandbox import open_engine as open_engine
+    from forge_env.single_turn import SingleTurnEnvironment as SingleTurnEnvironment
     from forge_env.tool_environment import ToolEnvironment as ToolEnvironment
+    from forge_env.tool_environment import ToolEnvironmentConfig as ToolEnvironmentConfig
     from forge_env.tools import tool as tool
     from forge_env.trajectory import Trajectory as Trajectory
     from forge_env.types import Message as Message

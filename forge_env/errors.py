@@ -8,6 +8,11 @@ line with its fix.
 
 from __future__ import annotations
 
+import difflib
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
 
 class ForgeError(Exception):
     """Base of every deliberate error. `fix` says what the person can do about it."""
@@ -44,8 +49,20 @@ class NotRegisteredError(UsageError):
     """No environment, engine, trainer or loss of that name is installed."""
 
 
+class PluginError(ForgeError):
+    """An installed plug-in can't be loaded, or speaks another API version; the others go on working."""
+
+
+class ToolError(ForgeError):
+    """Raised inside a tool: the agent used it wrongly. The message becomes the tool's answer to the model."""
+
+
+class ContextLengthExceeded(ForgeError):
+    """The conversation no longer fits the model's context: the policy raises it, the episode is truncated."""
+
+
 class EnvironmentBugError(ForgeError):
-    """The environment's own code (prompt, tool or reward function) raised; shown with its task, never scored as zero."""
+    """The environment's own code (prompt, tool, reward function) raised; shown with its task, never scored as zero."""
 
 
 class InfrastructureError(ForgeError):
@@ -62,3 +79,24 @@ class SandboxUnavailableError(ForgeError):
 
 class GeneratorError(InfrastructureError):
     """The model endpoint or generator died or refused a request."""
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str | None:
+    """The choice that `name` was probably meant to be, or None."""
+    return next(iter(difflib.get_close_matches(name, list(choices), n=1, cutoff=0.6)), None)
+
+
+@contextmanager
+def environment_code(what: str, task_id: str) -> Iterator[None]:
+    """Run an environment author's code: its unexpected exceptions become `EnvironmentBugError`, typed ones pass."""
+    try:
+        yield
+    except ForgeError as error:
+        if isinstance(error, ToolError):  # outside a tool there is no model to tell
+            raise EnvironmentBugError(f"{what} raised ToolError on task {task_id!r}: {error}") from error
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{frame.filename}:{frame.lineno}"
+        text = f"{what} raised {type(error).__name__} on task {task_id!r}: {error} [{where}]"
+        raise EnvironmentBugError(text) from error

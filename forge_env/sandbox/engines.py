@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
 from typing import Any, cast
 
-from forge_env.errors import NotRegisteredError, SandboxUnavailableError
+from forge_env.errors import PluginError, SandboxUnavailableError
+from forge_env.plugins import installed, load_plugin
 from forge_env.sandbox.protocol import SandboxEngine
 
 GROUP = "forge_env.sandboxes"
@@ -14,17 +14,20 @@ PREFERENCE = ("docker", "local")
 
 def load_engine(name: str) -> type[SandboxEngine]:
     """The engine class registered under `name`."""
-    found = {entry.name: entry for entry in entry_points(group=GROUP)}
-    if name not in found:
-        raise NotRegisteredError(f"no sandbox engine {name!r}", fix=f"installed: {', '.join(sorted(found)) or 'none'}")
-    return cast("type[SandboxEngine]", found[name].load())
+    return cast("type[SandboxEngine]", load_plugin(GROUP, name))
 
 
 def available_engines() -> dict[str, str | None]:
     """Every installed engine with the reason it can't work here (None: it can), in order of preference."""
-    names = [entry.name for entry in entry_points(group=GROUP)]
-    names.sort(key=lambda name: PREFERENCE.index(name) if name in PREFERENCE else len(PREFERENCE))
-    return {name: load_engine(name).unavailable_reason() for name in names}
+    names = sorted(installed(GROUP), key=lambda name: PREFERENCE.index(name) if name in PREFERENCE else len(PREFERENCE))
+    return {name: _unavailable_reason(name) for name in names}
+
+
+def _unavailable_reason(name: str) -> str | None:
+    try:
+        return load_engine(name).unavailable_reason()
+    except PluginError as error:  # one broken plug-in must not take the others down
+        return str(error)
 
 
 def open_engine(name: str = "auto", **options: Any) -> SandboxEngine:

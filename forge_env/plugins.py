@@ -1,0 +1,79 @@
+"""Plug-ins of every kind (environments, sandboxes, trainers, losses, loggers), found by entry points.
+
+A package adds one with a line of its own pyproject.toml:
+
+    [project.entry-points."forge_env.environments"]
+    my_env = "my_package:MyEnvironment"
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from forge_env.errors import NotRegisteredError, PluginError, did_you_mean
+
+SIBLINGS = ("environments", "sandboxes", "trainers", "apps")
+"""Packages installed beside `forge_env`; plain words, so a user's own folder may hide them."""
+
+
+@cache
+def installed(group: str) -> dict[str, EntryPoint]:
+    """Entry points of a group by name, read once a process; `installed.cache_clear()` reads them again."""
+    return {entry.name: entry for entry in sorted(entry_points(group=group), key=lambda entry: entry.name)}
+
+
+def kind_of(group: str) -> str:
+    """`"forge_env.losses"` -> `"loss"`, for messages."""
+    plural = group.rpartition(".")[2]
+    return {"losses": "loss", "sandboxes": "sandbox engine"}.get(plural, plural.removesuffix("s"))
+
+
+def load_plugin(group: str, name: str) -> Any:
+    """The object registered as `name` in `group`, or at the import path `module:attribute`.
+
+    Raises:
+        NotRegisteredError: there is no such entry; the nearest name is suggested.
+        PluginError: it is installed but its import fails; the reason is named.
+    """
+    if name in installed(group):
+        return load_entry(installed(group)[name])
+    if ":" in name:
+        return load_entry(EntryPoint(name=name, value=name, group=group))
+    guess = did_you_mean(name, installed(group))
+    fix = f"did you mean {guess!r}?" if guess else f"installed: {', '.join(installed(group)) or 'none'}"
+    raise NotRegisteredError(f"there is no {kind_of(group)} {name!r}", fix=fix)
+
+
+def load_entry(entry: EntryPoint) -> Any:
+    """Import what an entry point names; `PluginError` says why it can't be."""
+    try:
+        return entry.load()
+    except Exception as error:
+        kind = kind_of(entry.group)
+        if hidden := shadowed(entry.module):
+            raise PluginError(f"{kind} {entry.name!r} can't be loaded: {hidden}", fix="rename that folder") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise PluginError(f"{kind} {entry.name!r} ({entry.value}) can't be loaded: {reason}") from error
+
+
+def shadowed(module: str) -> str | None:
+    """One sentence when a user's own folder hides the sibling package that `module` lives in, else None."""
+    top = module.partition(".")[0]
+    if top not in SIBLINGS:
+        return None
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:  # a module without a spec is not ours
+        spec = None
+    if spec is None:
+        return None
+    ours = Path(__file__).resolve().parent.parent / top
+    places = [Path(place).resolve() for place in spec.submodule_search_locations or []]
+    if ours in places:
+        return None
+    found = places[0] if places else spec.origin
+    return f"your own {found} hides the package {top!r} that comes with forge-env"

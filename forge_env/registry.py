@@ -1,0 +1,136 @@
+"""Finding and making environments.
+
+    env = fe.make("coding_rlvr", max_turns=4)
+
+Names come from the entry points `forge_env.environments` of installed packages, from `fe.register`, or are an
+import path `module:Class`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from forge_env.environment import API_VERSION, Environment, EnvironmentConfig
+from forge_env.errors import ConfigError, NotRegisteredError, PluginError, did_you_mean
+from forge_env.plugins import installed, load_plugin
+
+if TYPE_CHECKING:
+    from forge_env.sandbox import SandboxEngine
+
+GROUP = "forge_env.environments"
+
+_REGISTERED: dict[str, type[Environment] | str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentEntry:
+    """One registered environment; `error` says why it can't be used, `cls` is None then."""
+
+    name: str
+    target: str
+    """Import path `module:Class`."""
+    source: str
+    """Distribution and version it comes from, or "code" for `fe.register`."""
+    cls: type[Environment] | None = None
+    error: str | None = None
+
+    @property
+    def summary(self) -> str:
+        """First line of the class's docstring."""
+        return ((self.cls.__doc__ or "").strip().splitlines() or [""])[0] if self.cls else ""
+
+
+def register(name: str, target: type[Environment] | str) -> None:
+    """Make `target` (a class, or an import path `module:Class`) available as `name` in this process.
+
+    A name registered here comes before an installed one; registering it again replaces it.
+    """
+    if not isinstance(target, str):
+        _checked(name, target)
+    _REGISTERED[name] = target
+
+
+def unregister(name: str) -> None:
+    """Undo `register`."""
+    _REGISTERED.pop(name, None)
+
+
+def environment_class(name: str) -> type[Environment]:
+    """The class registered as `name`.
+
+    Raises:
+        NotRegisteredError: nothing of that name is installed; the nearest is suggested.
+        PluginError: it can't be imported, is no environment, or was written for another API version.
+    """
+    target = _REGISTERED.get(name, name)
+    if not isinstance(target, str):
+        return target
+    if target == name and ":" not in name and name not in installed(GROUP):
+        known = sorted({*_REGISTERED, *installed(GROUP)})
+        guess = did_you_mean(name, known)
+        fix = f"did you mean {guess!r}?" if guess else f"installed: {', '.join(known) or 'none'}"
+        raise NotRegisteredError(f"there is no environment {name!r}", fix=fix)
+    return _checked(name, load_plugin(GROUP, target))
+
+
+def make(name: str, *, sandboxes: SandboxEngine | None = None, **options: Any) -> Environment:
+    """A new environment.
+
+    Args:
+        name: registered name, or import path `module:Class`.
+        sandboxes: the started engine that its code runs in, where it runs any.
+        options: fields of its `config_class`; an unknown one is refused.
+    """
+    cls = environment_class(name)
+    return cls(make_config(name, cls, options), sandboxes=sandboxes)
+
+
+def make_config(name: str, cls: type[Environment], options: dict[str, Any]) -> EnvironmentConfig:
+    """`options` validated against the environment's config model; `ConfigError` names every problem."""
+    try:
+        return cls.config_class.model_validate(options)
+    except ValidationError as error:
+        known = list(cls.config_class.model_fields)
+        problems, fixes = [], []
+        for item in error.errors(include_url=False):
+            key = ".".join(str(part) for part in item["loc"])
+            if item["type"] != "extra_forbidden":
+                problems.append(f"{key}: {item['msg']} (got {str(item['input'])[:80]!r})")
+            else:
+                guess = did_you_mean(key, known)
+                problems.append(f"there is no option {key!r}")
+                fixes.append(f"did you mean {guess!r}?" if guess else f"options: {', '.join(known)}")
+        raise ConfigError(f"environment {name!r}: {'; '.join(problems)}", fix="; ".join(fixes) or None) from error
+
+
+def list_environments() -> list[EnvironmentEntry]:
+    """Every environment, also those that can't be loaded (with the reason), by name."""
+    entries = []
+    for name in sorted({*_REGISTERED, *installed(GROUP)}):
+        target = _REGISTERED.get(name)
+        if target is None:
+            dist = installed(GROUP)[name].dist
+            source = f"{dist.name} {dist.version}" if dist else "unknown"
+            path = installed(GROUP)[name].value
+        else:
+            source = "code"
+            path = target if isinstance(target, str) else f"{target.__module__}:{target.__qualname__}"
+        try:
+            entries.append(EnvironmentEntry(name, path, source, cls=environment_class(name)))
+        except PluginError as error:
+            entries.append(EnvironmentEntry(name, path, source, error=str(error)))
+    return entries
+
+
+def _checked(name: str, target: Any) -> type[Environment]:
+    if not (isinstance(target, type) and issubclass(target, Environment)):
+        raise PluginError(f"environment {name!r}: {target!r} is not a subclass of fe.Environment")
+    if target.api_version != API_VERSION:
+        raise PluginError(
+            f"environment {name!r} was written for environment API {target.api_version}, this is API {API_VERSION}",
+            fix="update forge-env" if target.api_version > API_VERSION else "update the environment's package",
+        )
+    return target

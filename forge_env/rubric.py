@@ -1,0 +1,154 @@
+"""Rubrics: how an episode is scored.
+
+    rubric = fe.Rubric([correct, concise], weights=[1.0, 0.1], metrics=[num_words])
+
+A reward function is any callable, sync or async, that returns a number. It names what it needs as parameters:
+
+    task        the `Task`, hidden data included
+    answer      text of the agent's last message, or what it submitted
+    messages    the whole conversation
+    env         the environment (also as `self`, so that methods in a class body work as they are)
+    info        a dictionary that the reward functions of one episode share
+    prompt, response, target
+                the task's prompt, the answer, and `task.data["answer"]` (or else `task.gold`)
+
+An exception in a reward function is an `EnvironmentBugError` that names function and task, never a zero.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forge_env.errors import EnvironmentBugError, UsageError, environment_code
+from forge_env.types import Message, Task
+
+INJECTED = ("task", "answer", "messages", "env", "self", "info", "prompt", "response", "target")
+
+RewardFunction = Callable[..., Any]
+"""`(...) -> float`, or a coroutine function returning one."""
+
+
+@dataclass(slots=True)
+class RubricResult:
+    """`reward` is the weighted sum; `metrics` holds every function's own value by name, unweighted."""
+
+    reward: float
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scorer:
+    name: str
+    function: RewardFunction
+    weight: float
+    wanted: tuple[str, ...]
+    is_async: bool
+
+    async def __call__(self, values: Mapping[str, Any], task_id: str) -> float:
+        with environment_code(f"reward function {self.name!r}", task_id):
+            value = self.function(**{name: values[name] for name in self.wanted})
+            if inspect.isawaitable(value):
+                value = await value
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise EnvironmentBugError(
+                f"reward function {self.name!r} returned {str(value)[:80]!r} on task {task_id!r}",
+                fix="return a finite number",
+            )
+        return number
+
+
+class Rubric:
+    """Reward functions with weights, and metrics that are logged but not rewarded."""
+
+    def __init__(
+        self,
+        functions: RewardFunction | Sequence[RewardFunction] = (),
+        weights: Sequence[float] | None = None,
+        *,
+        metrics: Sequence[RewardFunction] = (),
+    ) -> None:
+        chosen = [functions] if callable(functions) else list(functions)
+        weights = [1.0] * len(chosen) if weights is None else list(weights)
+        if len(weights) != len(chosen):
+            raise UsageError(f"a rubric has {len(chosen)} reward functions but {len(weights)} weights")
+        pairs = [*zip(chosen, weights, strict=True), *((metric, 0.0) for metric in metrics)]
+        self._scorers = [_scorer(function, weight) for function, weight in pairs]
+        names = [scorer.name for scorer in self._scorers]
+        if repeated := {name for name in names if names.count(name) > 1}:
+            raise UsageError(f"two reward functions are named {sorted(repeated)[0]!r}", fix="rename one")
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weight of each function by name; metrics have weight 0."""
+        return {scorer.name: scorer.weight for scorer in self._scorers}
+
+    async def score(
+        self,
+        *,
+        task: Task,
+        answer: str,
+        messages: Sequence[Message] = (),
+        env: Any = None,
+        info: dict[str, Any] | None = None,
+    ) -> RubricResult:
+        """Score one finished episode; async functions run concurrently.
+
+        Raises:
+            EnvironmentBugError: a function raised, or returned something that is not a finite number.
+            InfrastructureError: as a function raised it.
+        """
+        values: dict[str, Any] = {
+            "task": task,
+            "answer": answer,
+            "messages": messages,
+            "env": env,
+            "self": env,
+            "info": {} if info is None else info,
+            "prompt": task.prompt,
+            "response": answer,
+            "target": task.data.get("answer", task.gold),
+        }
+        if sum(scorer.is_async for scorer in self._scorers) < 2:  # nothing to overlap: spare the tasks
+            numbers = [await scorer(values, task.id) for scorer in self._scorers]
+        else:
+            numbers = await gather_or_cancel([scorer(values, task.id) for scorer in self._scorers])
+        named = {scorer.name: number for scorer, number in zip(self._scorers, numbers, strict=True)}
+        reward = sum(scorer.weight * named[scorer.name] for scorer in self._scorers)
+        return RubricResult(reward=float(reward), metrics=named)
+
+
+def _scorer(function: RewardFunction, weight: float) -> _Scorer:
+    name = getattr(function, "__name__", None) or type(function).__name__
+    wanted: list[str] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            wanted = [key for key in INJECTED if key != "self"]
+            break
+        if parameter.name in INJECTED:
+            wanted.append(parameter.name)
+        elif parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL:
+            raise UsageError(
+                f"reward function {name!r} asks for {parameter.name!r}", fix=f"it can have {', '.join(INJECTED)}"
+            )
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    return _Scorer(name, function, float(weight), tuple(wanted), is_async)
+
+
+async def gather_or_cancel(coroutines: Sequence[Any]) -> list[Any]:
+    """Results in order; the first failure cancels the others, waits for them, and is raised as it is."""
+    tasks: list[asyncio.Task[Any]] = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks += [group.create_task(coroutine) for coroutine in coroutines]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from failures.exceptions[0].__cause__
+    return [task.result() for task in tasks]

@@ -1,0 +1,281 @@
+"""Tools: methods that an agent may call.
+
+    class Calculator(fe.ToolEnvironment):
+        @fe.tool
+        async def add(self, a: int, b: int = 0) -> int:
+            \"\"\"Add two numbers.
+
+            Args:
+                a: first number.
+                b: second number.
+            \"\"\"
+            return a + b
+
+The JSON schema comes from type hints and docstring, arguments are validated against it, and whatever the
+agent does wrong (unknown tool, broken JSON, a wrong argument, `fe.ToolError`, a timeout) is answered with a
+text that it can act on. What the tool's own code does wrong is an `EnvironmentBugError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, get_type_hints, overload
+from weakref import WeakKeyDictionary
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.errors import PydanticUserError
+from pydantic.json_schema import GenerateJsonSchema
+
+from forge_env.docstrings import parse_docstring
+from forge_env.errors import ToolError, UsageError, did_you_mean, environment_code
+from forge_env.types import ToolCall, ToolSpec
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+MARK = "__forge_tool__"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOptions:
+    """What `@fe.tool(...)` was given."""
+
+    name: str | None = None
+    description: str | None = None
+    timeout_s: float | None = None
+    thread: bool = True
+
+
+@overload
+def tool(function: Function, /) -> Function: ...
+@overload
+def tool(
+    *, name: str | None = None, description: str | None = None, timeout_s: float | None = None, thread: bool = True
+) -> Callable[[Function], Function]: ...
+def tool(function: Any = None, /, **options: Any) -> Any:
+    """Make a method callable by the agent; the method itself stays as it is.
+
+    Args:
+        function: the method, sync or async. Every parameter needs a type hint.
+        options: `name` and `description` override the method's own; `timeout_s` is wall time in seconds (the
+            environment's `tool_timeout_s` when not given); `thread=False` runs a sync method on the event loop:
+            quicker, but it blocks every other episode while it runs and its timeout can't be enforced.
+    """
+
+    def mark(function: Function) -> Function:
+        setattr(function, MARK, ToolOptions(**options))
+        return function
+
+    return mark(function) if function is not None else mark
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """A tool's answer to one call."""
+
+    text: str
+    error: bool = False
+
+
+class _Schema(GenerateJsonSchema):
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False  # a title only repeats the name
+
+
+class Tool:
+    """A function with the schema of its arguments. `owner` below is the environment a method belongs to."""
+
+    def __init__(
+        self, function: Callable[..., Any], options: ToolOptions | None = None, *, method: bool = False
+    ) -> None:
+        options = options or ToolOptions()
+        self.function = function
+        self.timeout_s = options.timeout_s
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.in_thread = options.thread and not self.is_async
+        self._method = method
+        name = options.name or function.__name__
+        documented = parse_docstring(inspect.getdoc(function) or "")
+        self._names, self._model = _arguments_model(name, function, documented.arguments, skip_first=method)
+        schema = self._model.model_json_schema(schema_generator=_Schema)
+        schema.pop("title", None)
+        schema.setdefault("properties", {})
+        self.spec = ToolSpec(name=name, description=options.description or documented.summary, parameters=schema)
+
+    def parse(self, arguments: str) -> dict[str, Any]:
+        """Validated keyword arguments from the JSON text of a call; `ToolError` says what is wrong with it."""
+        try:
+            data = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError) as error:
+            raise ToolError(f"the arguments are not valid JSON: {str(error)[:200]}. {self.usage()}") from None
+        if not isinstance(data, dict):
+            raise ToolError(f"the arguments must be a JSON object, got {type(data).__name__}. {self.usage()}")
+        try:
+            parsed = self._model.model_validate(data)
+        except ValidationError as error:
+            problems = "; ".join(_problem(item) for item in error.errors(include_url=False)[:5])
+            raise ToolError(f"wrong arguments: {problems}. {self.usage()}") from None
+        return {name: getattr(parsed, field) for field, name in self._names.items()}
+
+    def usage(self) -> str:
+        """One line that tells the model how to call this tool."""
+        properties, required = self.spec.parameters["properties"], self.spec.parameters.get("required", [])
+        shown = [
+            f'"{name}": {value.get("type", "value")}{"" if name in required else " (optional)"}'
+            for name, value in properties.items()
+        ]
+        return f"Call {self.spec.name} with {{{', '.join(shown)}}}"
+
+    async def invoke(self, owner: Any, arguments: dict[str, Any]) -> Any:
+        """Run the function with validated arguments."""
+        positional = (owner,) if self._method else ()
+        if self.is_async:
+            return await self.function(*positional, **arguments)
+        if self.in_thread:
+            return await run_in_thread(lambda: self.function(*positional, **arguments))
+        return self.function(*positional, **arguments)
+
+    async def answer(self, owner: Any, arguments: str, *, timeout_s: float, task_id: str) -> ToolResult:
+        """Run one call as the model wrote it.
+
+        Raises:
+            InfrastructureError: as the tool raised it.
+            EnvironmentBugError: the tool's own code failed.
+        """
+        limit = self.timeout_s if self.timeout_s is not None else timeout_s
+        deadline = asyncio.timeout(limit)
+        try:
+            parsed = self.parse(arguments)
+            with environment_code(f"tool {self.spec.name!r}", task_id):
+                try:
+                    async with deadline:
+                        value = await self.invoke(owner, parsed)
+                except TimeoutError:
+                    if not deadline.expired():
+                        raise
+                    return ToolResult(f"Error: {self.spec.name} timed out after {limit:g} s", error=True)
+                except ToolError as error:
+                    return ToolResult(f"Error: {error}", error=True)
+                return ToolResult(as_text(value))
+        except ToolError as error:  # from parse: the agent's doing
+            return ToolResult(f"Error: {error}", error=True)
+
+
+def _arguments_model(
+    name: str, function: Callable[..., Any], documented: Mapping[str, str], *, skip_first: bool
+) -> tuple[dict[str, str], type[BaseModel]]:
+    """`(model field -> parameter name, pydantic model of the arguments)`.
+
+    Fields are numbered, with the parameter as alias: a parameter may then have any name ("json", "schema").
+    """
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise UsageError(f"tool {name!r}: its type hints can't be resolved: {error}") from error
+    fields: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    parameters = list(inspect.signature(function).parameters.values())[1 if skip_first else 0 :]
+    for position, parameter in enumerate(parameters):
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise UsageError(f"tool {name!r}: {parameter} is not a named parameter", fix="name every parameter")
+        if parameter.name not in hints:
+            raise UsageError(f"tool {name!r}: parameter {parameter.name!r} has no type hint", fix="add one")
+        default = ... if parameter.default is parameter.empty else parameter.default
+        field = Field(default, alias=parameter.name, description=documented.get(parameter.name))
+        fields[f"field_{position}"] = (hints[parameter.name], field)
+        names[f"field_{position}"] = parameter.name
+    try:
+        model = create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
+    except PydanticUserError as error:
+        raise UsageError(f"tool {name!r}: {error.message}", fix="use JSON types or pydantic models") from error
+    return names, model
+
+
+def _problem(item: Any) -> str:
+    where = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        return f"unknown argument {where[:80]!r}"
+    if item["type"] == "missing":
+        return f"argument {where!r} is missing"
+    return f"argument {where[:80]!r}: {item['msg'][:200]}"
+
+
+_TOOLS_OF: WeakKeyDictionary[type, dict[str, Tool]] = WeakKeyDictionary()
+
+
+def tools_of(cls: type) -> dict[str, Tool]:
+    """The `@fe.tool` methods of a class by tool name, base classes first, in order of definition."""
+    if cls in _TOOLS_OF:
+        return _TOOLS_OF[cls]
+    attributes = {name: None for base in reversed(cls.__mro__) for name in vars(base)}
+    found: dict[str, Tool] = {}
+    for attribute in attributes:
+        function = inspect.getattr_static(cls, attribute)
+        if options := getattr(function, MARK, None):
+            made = Tool(function, options, method=True)
+            if made.spec.name in found:
+                raise UsageError(f"{cls.__name__} has two tools named {made.spec.name!r}", fix="rename one")
+            found[made.spec.name] = made
+    _TOOLS_OF[cls] = found
+    return found
+
+
+def unknown_tool(call: ToolCall, tools: Mapping[str, Tool]) -> ToolResult:
+    """The answer to a call of a tool that isn't there; an empty name marks a call that could not be parsed."""
+    name = call.function.name
+    available = f"available tools: {', '.join(tools)}" if tools else "there are no tools: answer in plain text"
+    if not name.strip():
+        text = 'the tool call could not be read; write it as JSON with "name" and "arguments"'
+        return ToolResult(f"Error: {text}; {available}", error=True)
+    guess = did_you_mean(name[:80], tools)
+    hint = f"; did you mean {guess!r}?" if guess else ""
+    return ToolResult(f"Error: there is no tool {name[:80]!r}{hint}; {available}", error=True)
+
+
+def as_text(value: Any) -> str:
+    """What a tool returned, as the model reads it: text as it is, anything else as JSON."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return ""
+    if isinstance(value, BaseModel):
+        return value.model_dump_json()
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError, RecursionError):  # keys that JSON lacks, circular references
+        return repr(value)
+
+
+async def run_in_thread(function: Callable[[], Any]) -> Any:
+    """Run `function` in a daemon thread of its own.
+
+    A pool would run dry when calls that timed out keep its threads, and would hold up the interpreter's exit;
+    Python can't end a thread, so such a call goes on in the background and its result is dropped.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def deliver(outcome: tuple[Any, BaseException | None]) -> None:
+        if not done.done():
+            done.set_result(outcome)
+
+    def work() -> None:
+        try:
+            outcome: tuple[Any, BaseException | None] = (context.run(function), None)
+        except BaseException as error:  # noqa: BLE001 - handed to the awaiting task, which raises it
+            outcome = (None, error)
+        try:
+            loop.call_soon_threadsafe(deliver, outcome)
+        except RuntimeError:
+            return  # the loop was closed: nobody waits any more
+
+    threading.Thread(target=work, name="forge-env-tool", daemon=True).start()
+    value, error = await done
+    if error is not None:
+        raise error
+    return value
