@@ -1,0 +1,111 @@
+"""Which metrics the displays and the report know by name, and how a run's rows become curves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+REWARD_KEYS = ("reward/mean", "reward")
+"""Mean reward of the training batch."""
+TIME_PREFIX = "time/"
+"""`time/ACTOR/WHAT`: share of the step that an actor spent on it, 0 to 1; the shares of one actor sum to 1."""
+
+
+def first_of(row: Mapping[str, Any], keys: Sequence[str]) -> float | None:
+    """The first of `keys` that the row has a number for."""
+    return next((float(row[key]) for key in keys if row.get(key) is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One chart of the report: a title, a unit, and the metrics drawn in it (label, accepted names)."""
+
+    title: str
+    series: tuple[tuple[str, tuple[str, ...]], ...]
+    unit: str = ""
+
+
+PANELS = (
+    Panel("Loss", (("loss", ("grpo_loss/total_loss", "loss/total", "loss")),)),
+    Panel("KL divergence", (("KL", ("grpo_loss/kl_divergence_mean", "loss/kl", "kl")),), "nats"),
+    Panel("Entropy", (("entropy", ("grpo_loss/entropy", "loss/entropy", "entropy")),), "nats"),
+    Panel(
+        "Staleness of trained tokens",
+        (("oldest", ("staleness/max",)), ("mean", ("staleness/mean", "staleness"))),
+        "policy updates",
+    ),
+    Panel(
+        "Throughput",
+        (("generated", ("tokens_per_s", "generator/tokens_per_s")), ("trained", ("trainer/tokens_per_s",))),
+        "tokens/s",
+    ),
+    Panel("Gradient norm", (("gradient norm", ("grad_norm", "trainer/grad_norm")),)),
+    Panel("Clipped share", (("clipped", ("grpo_loss/clip_fraction", "loss/clip_fraction")),)),
+    Panel("Trainer/generator mismatch", (("log-prob difference", ("mismatch/max", "mismatch")),), "nats"),
+)
+
+
+@dataclass(slots=True)
+class Curve:
+    """Points of one line, in order of x; `error` is the standard error of each y, or empty."""
+
+    label: str
+    x: list[float] = field(default_factory=list)
+    y: list[float] = field(default_factory=list)
+    error: list[float] = field(default_factory=list)
+
+
+def merge_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One row a step, later rows of a step over earlier ones (a resumed run logs its last steps again)."""
+    merged: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        merged.setdefault(int(row["step"]), {}).update(row)
+    return [merged[step] for step in sorted(merged)]
+
+
+def curve(rows: Iterable[Mapping[str, Any]], label: str, keys: Sequence[str], error: str | None = None) -> Curve:
+    """The curve of the first of `keys` over steps; rows without it are left out."""
+    result = Curve(label)
+    for row in rows:
+        value = first_of(row, keys)
+        if value is None:
+            continue
+        result.x.append(float(row["step"]))
+        result.y.append(value)
+        if error is not None:
+            result.error.append(float(row.get(error) or 0.0))
+    return result
+
+
+def evaluation_splits(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Splits that have scores, in order of appearance."""
+    names: dict[str, None] = {}
+    for row in rows:
+        for key in row:
+            if key.startswith("eval/") and key.endswith("/score"):
+                names[key.removeprefix("eval/").removesuffix("/score")] = None
+    return list(names)
+
+
+def score_curve(rows: Sequence[Mapping[str, Any]], split: str) -> Curve:
+    """Held-out score of `split` with its standard error."""
+    return curve(rows, f"held-out ({split})", (f"eval/{split}/score",), f"eval/{split}/stderr")
+
+
+def time_account(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Mean share of time for every actor and activity: `{actor: {what: share}}`."""
+    sums: dict[str, dict[str, float]] = {}
+    counts: dict[str, int] = {}
+    for row in rows:
+        actors = set()
+        for key, value in row.items():
+            actor, slash, what = key.removeprefix(TIME_PREFIX).partition("/")
+            if not key.startswith(TIME_PREFIX) or not slash or value is None:
+                continue
+            actors.add(actor)
+            account = sums.setdefault(actor, {})
+            account[what] = account.get(what, 0.0) + float(value)
+        for actor in actors:
+            counts[actor] = counts.get(actor, 0) + 1
+    return {actor: {what: total / counts[actor] for what, total in account.items()} for actor, account in sums.items()}

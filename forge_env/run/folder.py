@@ -1,0 +1,139 @@
+"""The folder of a run: what lies where, how it is named, and who holds it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from forge_env.errors import ForgeError, UsageError
+
+
+class RunFolder:
+    """Paths of `runs/NAME/`. Nothing is created before `create`."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root).absolute()
+        self._lock: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return self.root.name
+
+    @property
+    def config(self) -> Path:
+        """The recipe as resolved, with its documentation as comments."""
+        return self.root / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line: `step`, `time` (seconds since the start) and metrics. The last row of a step counts."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def trajectories(self) -> Path:
+        """`KIND.jsonl` for every kind of trajectory."""
+        return self.root / "trajectories"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Checkpoints, laid out by the trainer."""
+        return self.root / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        """TensorBoard event files."""
+        return self.root / "tensorboard"
+
+    @property
+    def summary(self) -> Path:
+        """What came of the run, as JSON."""
+        return self.root / "summary.json"
+
+    @property
+    def reward_curve(self) -> Path:
+        """Reward and held-out score over steps, as a picture."""
+        return self.root / "reward_curve.png"
+
+    @property
+    def report(self) -> Path:
+        """Self-contained page with every curve."""
+        return self.root / "report.html"
+
+    @property
+    def timeline(self) -> Path:
+        """Who did what when, in Chrome's trace format (opens in Perfetto)."""
+        return self.root / "timeline.json"
+
+    @property
+    def log(self) -> Path:
+        """Full log, with the output of every process and every traceback."""
+        return self.root / "run.log"
+
+    def exists(self) -> bool:
+        """True when a run has already been written here."""
+        return self.config.exists() or self.metrics.exists()
+
+    def create(self) -> None:
+        """Make the folders and hold them: a second process on the same run is refused."""
+        try:
+            for path in (self.root, self.trajectories, self.checkpoints):
+                path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise ForgeError(
+                f"can't create the run folder {self.root}: {error.strerror}",
+                fix="choose a writable place with output_dir=PATH",
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self.release()
+            raise UsageError(
+                f"another process is writing to {self.root}", fix="wait for it, or choose another --name"
+            ) from error
+
+    def release(self) -> None:
+        """Let other processes have the folder."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def choose_folder(output_dir: str, name: str | None, stem: str, *, resume: bool) -> RunFolder:
+    """The folder a run is written to.
+
+    Args:
+        output_dir: where run folders are made.
+        name: the name asked for, or None to make one from `stem` and the time.
+        stem: name of the recipe.
+        resume: continue what is there.
+
+    Raises:
+        UsageError: the run exists and is not to be resumed, or the other way round.
+    """
+    base = Path(output_dir).expanduser()
+    if name is not None:
+        if not name or name in (".", "..") or "/" in name:
+            raise UsageError(f"{name!r} can't be the name of a run", fix="use a plain folder name")
+        folder = RunFolder(base / name)
+        if folder.exists() and not resume:
+            raise UsageError(
+                f"the run {folder.root} exists already", fix="continue it with --resume, or choose another --name"
+            )
+        if resume and not folder.exists():
+            raise UsageError(f"there is no run {folder.root} to resume", fix=_existing(base))
+        return folder
+    if resume:
+        raise UsageError("--resume needs to know which run", fix=f"add --name NAME; {_existing(base)}")
+    wanted = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    candidates = (wanted if number == 1 else f"{wanted}-{number}" for number in range(1, 1000))
+    return next(folder for candidate in candidates if not (folder := RunFolder(base / candidate)).root.exists())
+
+
+def _existing(base: Path) -> str:
+    runs = [path for path in base.iterdir() if RunFolder(path).exists()] if base.is_dir() else []
+    runs.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    return f"newest in {base}: {', '.join(path.name for path in runs[:5])}" if runs else f"{base} holds no run"

@@ -1,0 +1,147 @@
+"""Where metrics go: metrics.jsonl always, TensorBoard and Weights & Biases as the recipe says."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from forge_env.config.models import RunConfig
+from forge_env.errors import UsageError
+from forge_env.run.folder import RunFolder
+
+
+class MetricsLogger(Protocol):
+    """Receives every row of metrics."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Keep one row."""
+
+    def close(self) -> None:
+        """Flush and let go."""
+
+
+class JSONLMetrics:
+    """metrics.jsonl: append-only, one flushed line a row, so that a killed run keeps all it logged."""
+
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
+        self._file = path.open("a", encoding="utf-8")
+        if torn:  # a killed run left half a line: readers skip it
+            self._file.write("\n")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append a row; NaN and infinities become null, which every JSON reader takes."""
+        row: dict[str, Any] = {"step": step, "time": round(self._clock(), 3)}
+        row |= {key: float(value) if math.isfinite(value) else None for key, value in metrics.items()}
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a metrics.jsonl in order; half a line that a killed run left is skipped."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if isinstance(row, dict) and "step" in row:
+                yield row
+
+
+class TensorBoardMetrics:
+    """TensorBoard events through the tensorboard package's own writer, without torch."""
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self._writer = EventFileWriter(str(folder))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write one event with a scalar for every metric."""
+        import time
+
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=key, simple_value=float(value)) for key, value in metrics.items()]
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the event file."""
+        self._writer.close()
+
+
+class WandbMetrics:
+    """Weights & Biases; `WANDB_MODE=offline` and `disabled` are honoured, and a resumed run continues its record."""
+
+    def __init__(self, folder: RunFolder, config: RunConfig) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise UsageError(
+                "logging.wandb is on, but wandb isn't installed", fix="pip install 'forge-env[wandb]'"
+            ) from error
+        if not os.environ.get("WANDB_MODE") and not (os.environ.get("WANDB_API_KEY") or _netrc_knows_wandb()):
+            raise UsageError(
+                "logging.wandb is on, but nobody is logged in to Weights & Biases",
+                fix="run `wandb login`, or set WANDB_MODE=offline",
+            )
+        identifier = folder.root / ".wandb_id"
+        if not identifier.exists():
+            identifier.write_text(wandb.util.generate_id())
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "forge-env"),
+            id=identifier.read_text(),
+            resume="allow",
+            name=folder.name,
+            dir=str(folder.root),
+            config=config.model_dump(mode="json"),
+            settings=wandb.Settings(silent=True),
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log one row; `step` is a metric of its own, so that a resumed run may log a step again."""
+        self._run.log({"step": step, **metrics})
+
+    def close(self) -> None:
+        """Finish the record."""
+        self._run.finish()
+
+
+def _netrc_knows_wandb() -> bool:
+    path = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    return path.is_file() and "wandb" in path.read_text(errors="replace")
+
+
+def open_loggers(config: RunConfig, folder: RunFolder, clock: Callable[[], float]) -> list[MetricsLogger]:
+    """The loggers that the recipe asks for.
+
+    Raises:
+        UsageError: one of them isn't installed.
+    """
+    loggers: list[MetricsLogger] = [JSONLMetrics(folder.metrics, clock)]
+    if config.logging.tensorboard:
+        try:
+            loggers.append(TensorBoardMetrics(folder.tensorboard))
+        except ImportError as error:
+            raise UsageError(
+                "logging.tensorboard is on, but tensorboard isn't installed",
+                fix="pip install tensorboard, or add logging.tensorboard=false",
+            ) from error
+    if config.logging.wandb:
+        loggers.append(WandbMetrics(folder, config))
+    return loggers

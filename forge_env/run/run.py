@@ -1,0 +1,171 @@
+"""`Run`: what a trainer is given. It holds the recipe and the folder, and everything the trainer has to say goes through it.
+
+A trainer is an entry point in the group `forge_env.trainers`:
+
+    async def train(run: Run) -> None:
+        run.stage("model", "building")
+        ...
+        while not run.stop.is_set():
+            run.log(step, {"reward/mean": 0.4, "grpo_loss/total_loss": 0.1})
+        run.summary["engine"] = "docker"
+
+It returns when it is done, or soon after `run.stop` is set; it raises to fail. Names of metrics that the
+displays and the report know are in `forge_env.run.curves`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+from forge_env.config.models import RunConfig
+from forge_env.run.curves import REWARD_KEYS, first_of
+from forge_env.run.folder import RunFolder
+from forge_env.run.metrics import MetricsLogger, read_metrics
+from forge_env.run.state import Display, Evaluation, NullDisplay, RunState, Stage
+from forge_env.trajectory import Trajectory
+
+logger = logging.getLogger("forge_env.run")
+
+
+class Run:
+    """One training run, seen by its trainer.
+
+    Attributes:
+        config: the recipe as resolved.
+        folder: where everything is written.
+        stop: set when the person (Ctrl-C, SIGTERM) wants the run to finish cleanly and save.
+        resume: continue from the newest checkpoint of `folder`.
+        summary: merged into summary.json; also written when the run fails.
+        state: what displays draw.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        *,
+        resume: bool = False,
+        state: RunState | None = None,
+        display: Display | None = None,
+        loggers: Sequence[MetricsLogger] = (),
+    ) -> None:
+        self.config = config
+        self.folder = folder
+        self.resume = resume
+        self.stop = asyncio.Event()
+        self.summary: dict[str, Any] = {}
+        self.state = state or RunState(folder.name, config.evaluation.split, config.grpo.max_off_policy_steps)
+        self._display: Display = display or NullDisplay()
+        self._loggers = list(loggers)
+        self._trajectory_files: dict[str, IO[str]] = {}
+        if resume:
+            self._restore()
+
+    def stage(self, name: str, detail: str = "") -> None:
+        """A phase begins: "sandbox", "model", "warm-up", "generator", "trainer", "training", "shutdown". Ends the one before."""
+        self.end_stage()
+        stage = Stage(name, detail, self.state.elapsed)
+        self.state.stages.append(stage)
+        self.state.done = self.state.total = 0
+        self.state.progress_fields = {}
+        logger.info("stage %s%s", name, f": {detail}" if detail else "")
+        self._display.stage(stage)
+
+    def end_stage(self) -> None:
+        """The current phase is over."""
+        if (stage := self.state.stage) is not None:
+            stage.ended = self.state.elapsed
+
+    def progress(self, done: int, total: int, **fields: Any) -> None:
+        """`done` of `total` units of the current stage, with a few figures to show beside them."""
+        self.state.done, self.state.total = done, total
+        self.state.progress_fields = fields
+        self._display.progress()
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Keep one row of metrics: metrics.jsonl, TensorBoard, Weights & Biases, display."""
+        for sink in self._loggers:
+            sink.log(step, metrics)
+        self.state.step = max(self.state.step, step)
+        reward = first_of(metrics, REWARD_KEYS)
+        if reward is not None:
+            self.state.rewards.append(reward)
+        self._display.step()
+
+    def evaluation(self, step: int, split: str, score: float, n: int, stderr: float) -> None:
+        """A held-out score after training step `step`: mean over `n` valid episodes and its standard error."""
+        evaluation = Evaluation(step, split, score, n, stderr)
+        self.state.evaluations.append(evaluation)
+        prefix = f"eval/{split}"
+        for sink in self._loggers:
+            sink.log(step, {f"{prefix}/score": score, f"{prefix}/n": float(n), f"{prefix}/stderr": stderr})
+        logger.info("evaluation after step %d on %s: %.4f +- %.4f (n=%d)", step, split, score, stderr, n)
+        self._display.evaluation(evaluation)
+
+    def status(self, **fields: Any) -> None:
+        """Live figures only: reward, staleness, tokens_per_s, in_flight, buffer, eta_s, waiting={"trainer": "episodes"}."""
+        self.state.status |= fields
+        self._display.progress()
+
+    def trajectory(self, trajectory: Trajectory, kind: str) -> None:
+        """Append to `trajectories/KIND.jsonl` ("train", "eval", ...) if the recipe keeps that kind."""
+        keep = self.config.logging.trajectories
+        if keep == "none" or (keep == "eval" and kind == "train"):
+            return
+        file = self._trajectory_files.get(kind)
+        if file is None:
+            self.folder.trajectories.mkdir(parents=True, exist_ok=True)
+            path = self.folder.trajectories / f"{kind}.jsonl"
+            file = self._trajectory_files[kind] = path.open("a", encoding="utf-8")
+        file.write(json.dumps(trajectory.to_dict()) + "\n")
+        file.flush()
+
+    def note(self, text: str) -> None:
+        """A line worth showing on the terminal and keeping in the log."""
+        logger.info("%s", text)
+        self._display.note(text)
+
+    def warn(self, text: str) -> None:
+        """Something the person should know; the same text is shown once and counted."""
+        count = self.state.warnings.get(text, 0)
+        self.state.warnings[text] = count + 1
+        logger.warning("%s", text)
+        if not count:
+            self._display.warning(text)
+
+    def request_stop(self) -> None:
+        """Ask the trainer to finish cleanly."""
+        self.state.stopping = True
+        self.stop.set()
+
+    def close(self) -> None:
+        """Close every file. Called by whoever made the run."""
+        self.end_stage()
+        for sink in self._loggers:
+            sink.close()
+        for file in self._trajectory_files.values():
+            file.close()
+        self._loggers.clear()
+        self._trajectory_files.clear()
+
+    def _restore(self) -> None:
+        """Fill the state with what an earlier process logged."""
+        rewards: dict[int, float] = {}
+        scores: dict[tuple[int, str], Evaluation] = {}
+        for row in read_metrics(self.folder.metrics):
+            step = int(row["step"])
+            self.state.step = max(self.state.step, step)
+            reward = first_of(row, REWARD_KEYS)
+            if reward is not None:
+                rewards[step] = reward
+            for key in row:
+                if key.startswith("eval/") and key.endswith("/score") and row[key] is not None:
+                    split = key.removeprefix("eval/").removesuffix("/score")
+                    n, stderr = int(row.get(f"eval/{split}/n") or 0), float(row.get(f"eval/{split}/stderr") or 0.0)
+                    scores[step, split] = Evaluation(step, split, row[key], n, stderr)
+        self.state.rewards = [rewards[step] for step in sorted(rewards)]
+        self.state.evaluations = [scores[key] for key in sorted(scores)]

@@ -1,0 +1,136 @@
+"""What a run shows while it goes on: filled in by `Run`, drawn by a display."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(slots=True)
+class Stage:
+    """A phase of the run."""
+
+    name: str
+    detail: str
+    started: float
+    """Seconds since the run's start."""
+    ended: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One held-out score."""
+
+    step: int
+    split: str
+    score: float
+    n: int
+    """Episodes that counted."""
+    stderr: float
+
+
+@dataclass(slots=True)
+class RunState:
+    """Everything a display may draw."""
+
+    name: str
+    split: str = "eval"
+    """The split whose score is the headline."""
+    max_staleness: int | None = None
+    clock: Callable[[], float] = time.monotonic
+    started: float = 0.0
+    stages: list[Stage] = field(default_factory=list)
+    done: int = 0
+    total: int = 0
+    """Progress of the current stage; 0 when unknown."""
+    progress_fields: dict[str, Any] = field(default_factory=dict)
+    status: dict[str, Any] = field(default_factory=dict)
+    step: int = 0
+    rewards: list[float] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    warnings: dict[str, int] = field(default_factory=dict)
+    """Message and how often it came."""
+    stopping: bool = False
+
+    def __post_init__(self) -> None:
+        self.started = self.clock()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return self.clock() - self.started
+
+    @property
+    def stage(self) -> Stage | None:
+        """The stage under way."""
+        return self.stages[-1] if self.stages and self.stages[-1].ended is None else None
+
+    def scores(self, split: str | None = None) -> list[Evaluation]:
+        """Evaluations of one split (default: the headline split) in order."""
+        return [evaluation for evaluation in self.evaluations if evaluation.split == (split or self.split)]
+
+
+class Display(Protocol):
+    """Draws a `RunState`; told what changed."""
+
+    def open(self) -> None:
+        """Begin."""
+
+    def stage(self, stage: Stage) -> None:
+        """A stage began."""
+
+    def progress(self) -> None:
+        """Progress of the stage or the live status changed."""
+
+    def step(self) -> None:
+        """A training step was logged."""
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """A held-out score came in."""
+
+    def note(self, text: str) -> None:
+        """Something worth a line."""
+
+    def warning(self, text: str) -> None:
+        """Something worth attention, shown once."""
+
+    def close(self) -> None:
+        """End, leaving the last state on the screen."""
+
+
+class NullDisplay:
+    """Shows nothing (tests, embedding)."""
+
+    def open(self) -> None:
+        """Nothing."""
+
+    def stage(self, stage: Stage) -> None:
+        """Nothing."""
+
+    def progress(self) -> None:
+        """Nothing."""
+
+    def step(self) -> None:
+        """Nothing."""
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """Nothing."""
+
+    def note(self, text: str) -> None:
+        """Nothing."""
+
+    def warning(self, text: str) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def duration(seconds: float) -> str:
+    """`8.3s`, `2m05s`, `1h04m`."""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
