@@ -1,0 +1,66 @@
+"""What is said: the system prompt, a tool's report, and how code is read from a final answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from environments.coding_rlvr.judging import Test, expected, same
+from forge_env.sandbox import CallOutcome
+
+SYSTEM_PROMPT = (
+    "Write the Python function f. Call python(code) to try your code on the tests, "
+    "then answer with the function in one ```python block."
+)
+MAX_VALUE = 60
+"""Characters shown of a returned value, an exception's text and of what the code printed."""
+
+_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)\n?```", re.DOTALL)
+
+
+def as_answer(code: str) -> str:
+    """The final answer that submits `code`."""
+    return f"```python\n{code}\n```"
+
+
+def code_of(answer: str) -> str | None:
+    """The code of the last fenced block of an answer, or None when there is none."""
+    blocks: list[str] = _BLOCK.findall(answer)
+    return blocks[-1] if blocks else None
+
+
+def passed(test: Test, outcome: CallOutcome | None) -> bool:
+    """Whether the call was reached, returned, and returned what the test expects."""
+    return outcome is not None and outcome.error is None and same(expected(test), outcome.value)
+
+
+def report(tests: Sequence[Test], outcomes: Sequence[CallOutcome], *, printed: str = "", ended: str = "") -> str:
+    """What the agent is told: how many tests passed, and what was wrong with the first that didn't.
+
+    Args:
+        tests: the public tests.
+        outcomes: of their calls in order; fewer where the program ended early.
+        printed: what the code wrote to stdout.
+        ended: why calls are missing ("timed out", ...).
+    """
+    reached: list[CallOutcome | None] = [*outcomes, *[None] * (len(tests) - len(outcomes))]
+    results = [passed(test, outcome) for test, outcome in zip(tests, reached, strict=True)]
+    lines = [f"{sum(results)}/{len(tests)} passed"]
+    if not all(results):
+        first = results.index(False)
+        lines.append(f"{tests[first]['call']} {_what_happened(tests[first], reached[first], ended)}")
+    if printed.strip():
+        lines.append(f"printed: {_short(printed.strip())}")
+    return "\n".join(lines)
+
+
+def _what_happened(test: Test, outcome: CallOutcome | None, ended: str) -> str:
+    if outcome is None:
+        return ended or "was not reached"
+    if outcome.error is not None:
+        return f"raised {outcome.error}" + (f": {_short(outcome.message)}" if outcome.message else "")
+    return f"returned {_short(repr(outcome.value))}, expected {test['expected']}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_VALUE else text[: MAX_VALUE - 3] + "..."

@@ -1,0 +1,83 @@
+"""Conversations of a demonstrator who knows the format and the tool but often slips.
+
+Good for a warm-up before reinforcement learning: a model that imitates them has the right answer as its most
+likely one and much to gain from being sure of it. Everything run here is made from our own operations.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from random import Random
+
+from environments.coding_rlvr.conversation import as_answer, report
+from environments.coding_rlvr.judging import Test, arguments_of, trusted_call, trusted_function
+from environments.coding_rlvr.operations import OPERATIONS
+from environments.coding_rlvr.programs import Program, Step
+from environments.coding_rlvr.tasks import program_of
+from forge_env.types import FunctionCall, Message, Task, ToolCall
+
+
+def demonstrate(
+    task: Task, rng: Random, opening: Sequence[Message], *, slip: float, repair: float, tool: float
+) -> list[Message]:
+    """A whole conversation about `task`.
+
+    Args:
+        task: of this environment.
+        rng: decides the slips.
+        opening: the messages that the episode begins with.
+        slip: how likely an attempt has one wrong step.
+        repair: how likely a failed attempt is followed by the right program, else by another attempt.
+        tool: how likely the first attempt is tried with the tool, else it is the answer.
+    """
+    program = program_of(task)
+    attempt = _attempt(program, rng, slip)
+    messages = list(opening)
+    if rng.random() < tool:
+        result = _try(attempt, task.data["public"])
+        messages += [_tool_call(attempt), Message(role="tool", tool_call_id="call_0", name="python", content=result)]
+        total = len(task.data["public"])
+        if not result.startswith(f"{total}/{total}"):
+            attempt = program.code() if rng.random() < repair else _attempt(program, rng, slip)
+    return [*messages, Message(role="assistant", content=as_answer(attempt))]
+
+
+def _attempt(program: Program, rng: Random, slip: float) -> str:
+    """The program, with one step wrong where the demonstrator slips."""
+    expressions = [step.expression for step in program.steps]
+    if rng.random() < slip:
+        slot = rng.randrange(len(expressions))
+        expressions[slot] = _slip(program.steps[slot], rng)
+    return program.code(expressions)
+
+
+def _slip(step: Step, rng: Random) -> str:
+    """A misunderstanding of the step, or another step of the same kind in its place."""
+    others = _alternatives(step)
+    if others and rng.random() < 0.5:
+        other = OPERATIONS[rng.choice(others)]
+        return Step(other, other.draw(rng)).expression
+    return rng.choice(step.slips())
+
+
+def _alternatives(step: Step) -> list[str]:
+    mine = step.operation
+    return [
+        other.name
+        for other in OPERATIONS.values()
+        if (other.takes, other.gives) == (mine.takes, mine.gives) and other is not mine
+    ]
+
+
+def _try(code: str, tests: Sequence[Test]) -> str:
+    """What the tool would have said."""
+    function = trusted_function(code)
+    return report(tests, [trusted_call(function, arguments_of(test)) for test in tests])
+
+
+def _tool_call(code: str) -> Message:
+    arguments = json.dumps({"code": code})
+    return Message(
+        role="assistant", tool_calls=[ToolCall(id="call_0", function=FunctionCall(name="python", arguments=arguments))]
+    )

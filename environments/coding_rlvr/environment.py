@@ -1,0 +1,126 @@
+"""The environment: write a Python function, try it with a tool, submit it, be judged by hidden tests."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any, ClassVar
+
+from pydantic import Field, field_validator
+
+import forge_env as fe
+from environments.coding_rlvr import demonstrator
+from environments.coding_rlvr.conversation import SYSTEM_PROMPT, code_of, passed, report
+from environments.coding_rlvr.families import LEVELS
+from environments.coding_rlvr.judging import Test
+from environments.coding_rlvr.tasks import SPLITS, make_task, select_families
+from forge_env.errors import UsageError
+from forge_env.sandbox import CallsResult, Limits
+from forge_env.tool_environment import ToolEnvironmentConfig
+from forge_env.types import Message, Task
+
+
+class CodingRLVRConfig(ToolEnvironmentConfig):
+    """Which tasks, how long an episode, what is rewarded, and how the demonstrator behaves."""
+
+    max_turns: int = Field(4, ge=1)
+    """Assistant messages in one episode before it is truncated."""
+    max_tool_calls: int = Field(3, ge=0)
+    """Tool calls in one episode before it is truncated."""
+    levels: list[int] = Field(default_factory=lambda: [1, 2], min_length=1)
+    """Difficulty levels, 1 to 4, drawn evenly."""
+    families: list[str] = Field(default_factory=list)
+    """Only families whose name begins with one of these, such as "lists/" or "strings/reverse"; empty: all."""
+    tool_share: float = Field(0.0, ge=0.0, le=0.5)
+    """Share of the reward for calling the tool and then giving an answer; the rest is for solving the task."""
+    wall_s: float = Field(5.0, gt=0)
+    """Wall seconds that one run of the code may take."""
+    cpu_s: float = Field(2.0, gt=0)
+    """CPU seconds that one run of the code may take."""
+    memory_mb: int = Field(256, ge=32)
+    """Memory that one run of the code may take, MiB."""
+    demo_slip: float = Field(0.6, ge=0.0, le=1.0)
+    """How likely an attempt in a demonstration has one wrong step."""
+    demo_repair: float = Field(0.3, ge=0.0, le=1.0)
+    """How likely a failed attempt in a demonstration is repaired after the tool's report."""
+    demo_tool: float = Field(0.85, ge=0.0, le=1.0)
+    """How likely a demonstration uses the tool."""
+
+    @field_validator("levels")
+    @classmethod
+    def _known_levels(cls, levels: list[int]) -> list[int]:
+        if wrong := [level for level in levels if level not in LEVELS]:
+            raise ValueError(f"no level {wrong[0]}; levels are {', '.join(map(str, LEVELS))}")
+        return sorted(set(levels))
+
+
+class CodingRLVR(fe.ToolEnvironment):
+    """Short Python tasks in plain English, with a tool to try code and hidden tests that decide the reward.
+
+    Splits: `train`; `eval`, programs that are never in `train`; `unseen`, whole families that are in neither.
+    """
+
+    config_class = CodingRLVRConfig
+    splits = SPLITS
+    system_prompt: ClassVar[str | None] = SYSTEM_PROMPT
+    config: CodingRLVRConfig
+
+    def __init__(self, config: CodingRLVRConfig | None = None, **context: Any) -> None:
+        share = (config or CodingRLVRConfig()).tool_share
+        self.rubric = fe.Rubric([_solved, _tool_then_answer], weights=[1.0 - share, share])
+        super().__init__(config, **context)
+        select_families(tuple(self.config.levels), tuple(self.config.families))  # an empty choice fails here
+
+    def task(self, split: str, index: int) -> Task:
+        """Task `index` of `split`: the same in every process for the same seed, levels and families."""
+        return make_task(self.config.seed, split, index, self.config.levels, self.config.families)
+
+    def demonstrate(self, task: Task, rng: Random) -> list[Message]:
+        """A whole conversation by an imperfect demonstrator, for supervised warm-up. Never of held-out tasks."""
+        if task.split != "train":
+            raise UsageError(f"task {task.id} is held out", fix="demonstrate tasks of split 'train' only")
+        config = self.config
+        return demonstrator.demonstrate(
+            task, rng, self.prompt(task), slip=config.demo_slip, repair=config.demo_repair, tool=config.demo_tool
+        )
+
+    @fe.tool
+    async def python(self, code: str) -> str:
+        """Run code on the tests."""
+        tests: list[Test] = self.current_task.data["public"]
+        result = await self._run(code, tests)
+        return report(tests, result.outcomes, printed=result.execution.stdout, ended=_why_ended(result))
+
+    async def hidden_tests_pass(self, code: str) -> bool:
+        """Whether `code` passes every hidden test, in a sandbox of its own that has seen no other code."""
+        tests: list[Test] = self.current_task.data["hidden"]
+        outcomes = (await self._run(code, tests)).outcomes
+        return len(outcomes) == len(tests) and all(map(passed, tests, outcomes))
+
+    async def _run(self, code: str, tests: list[Test]) -> CallsResult:
+        if self.sandboxes is None:
+            raise UsageError("coding_rlvr runs code and was given no sandboxes", fix="pass an engine: open_engine()")
+        limits = Limits(wall_s=self.config.wall_s, cpu_s=self.config.cpu_s, memory_mb=self.config.memory_mb)
+        async with self.sandboxes.session() as sandbox:
+            return await sandbox.run_calls(code, [test["call"] for test in tests], limits=limits)
+
+
+async def _solved(env: CodingRLVR, answer: str) -> float:
+    code = code_of(answer)
+    return float(code is not None and await env.hidden_tests_pass(code))
+
+
+def _tool_then_answer(env: CodingRLVR, answer: str) -> float:
+    return float(env.tool_calls > 0 and code_of(answer) is not None)
+
+
+_solved.__name__, _tool_then_answer.__name__ = "solved", "used_tool"
+
+
+def _why_ended(result: CallsResult) -> str:
+    execution = result.execution
+    if execution.timed_out:
+        return "timed out"
+    if execution.out_of_memory:
+        return "ran out of memory"
+    errors = execution.stderr.strip().splitlines()
+    return f"failed: {errors[-1][:80]}" if errors else "ended the program"

@@ -1,0 +1,126 @@
+"""Families: every structure with its operations chosen, parameters still open.
+
+A family is named by its operations, such as `lists/keep_above>total`. It has a level (how much there is to get
+right, 1 to 4) and a topic. Conditions and loops leave some slots to choice: those count as parameters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from math import prod
+from random import Random
+
+from environments.coding_rlvr.operations import OPERATIONS, Operation, flow, lists, numbers, texts
+from environments.coding_rlvr.programs import Program, Step
+
+LEVELS = (1, 2, 3, 4)
+TOPICS = ("arithmetic", "strings", "lists", "dictionaries", "conditions", "loops")
+_TOPIC_OF = {
+    "number": "arithmetic",
+    "pair": "arithmetic",
+    "text": "strings",
+    "numbers": "lists",
+    "dictionary": "dictionaries",
+}
+_ONLY_FIRST = {"upto"}  # counting up to a computed number could be endless
+_DICTIONARY_MAKERS = {"letter_counts", "square_table", "count_table"}
+
+
+@dataclass(frozen=True)
+class Family:
+    """Programs that differ in parameters only. `slots` lists, for each step, the operations it may be."""
+
+    name: str
+    topic: str
+    level: int
+    kind: str
+    takes: str
+    slots: tuple[tuple[Operation, ...], ...]
+
+    @property
+    def size(self) -> int:
+        """About how many programs the family has (an upper bound where slots share operations)."""
+        return prod(sum(operation.size for operation in slot) for slot in self.slots)
+
+    @property
+    def unseen(self) -> bool:
+        """Whether the whole family is kept from training, held-out evaluation and demonstrations.
+
+        About one in ten of the families that combine operations; every operation occurs in other families.
+        """
+        return self.level > 1 and digest(self.name) % 10 == 0
+
+    def draw(self, rng: Random) -> Program:
+        """One program of the family."""
+        steps: list[Step] = []
+        for slot in self.slots:
+            used = {step.operation.name for step in steps}
+            operation = rng.choice([operation for operation in slot if operation.name not in used])
+            steps.append(Step(operation, operation.draw(rng)))
+        return Program(self.kind, self.takes, tuple(steps))
+
+
+def digest(text: str) -> int:
+    """A number that depends on `text` alone, the same in every process."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def _chains(takes: str, length: int) -> Iterator[tuple[Operation, ...]]:
+    """Sequences of different operations in which each takes what the one before gives."""
+    for operation in OPERATIONS.values():
+        if operation.takes != takes or operation.gives == "truth":
+            continue
+        if length == 1:
+            yield (operation,)
+            continue
+        for rest in _chains(operation.gives, length - 1):
+            if operation not in rest and not any(later.name in _ONLY_FIRST for later in rest):
+                yield (operation, *rest)
+
+
+def _pipelines() -> Iterator[Family]:
+    for takes, topic in _TOPIC_OF.items():
+        for level in LEVELS:
+            chains = list(_chains(takes, level))
+            if level > 2:  # a fixed sample of the thousands of long ones keeps the list handy
+                chains = Random(f"{takes}/{level}").sample(chains, min(len(chains), 400))
+            for chain in chains:
+                names = [operation.name for operation in chain]
+                chain_topic = "dictionaries" if _DICTIONARY_MAKERS & set(names) else topic
+                slots = tuple((operation,) for operation in chain)
+                yield Family(f"{chain_topic}/{'>'.join(names)}", chain_topic, level, "pipeline", takes, slots)
+
+
+def _branches() -> Iterator[Family]:
+    choices = {
+        "pair": (numbers.PAIR, 2),
+        "number": (tuple(op for op in numbers.NUMBER if op.gives == "number"), 2),
+        "numbers": (lists.TO_NUMBER, 3),
+        "text": (tuple(op for op in texts.RESULTS if op.gives == "number"), 3),
+    }
+    for condition in flow.CONDITIONS:
+        operations, level = choices[condition.takes]
+        slots = ((condition,), operations, operations)
+        yield Family(f"conditions/{condition.name}", "conditions", level, "branch", condition.takes, slots)
+    for test, update in product(flow.EACH_TESTS, flow.UPDATES):
+        name = f"loops/{test.name}>{update.name}"
+        yield Family(name, "loops", 3, "each", "numbers", ((test,), (update,), flow.UPDATES))
+
+
+def _loops() -> Iterator[Family]:
+    for gather, test in product(flow.GATHER, flow.RANGE_TESTS):
+        yield Family(f"loops/{gather.name}>{test.name}", "loops", 2, "range", "number", ((gather,), (test,)))
+    for shrink in flow.SHRINK:
+        yield Family(f"loops/{shrink.name}", "loops", 3, "while", "number", ((shrink,), flow.FLOORS))
+    for test in flow.PAIR_TESTS:
+        yield Family(f"loops/{test.name}", "loops", 4, "pairs", "number", ((test,),))
+
+
+@cache
+def all_families() -> dict[str, Family]:
+    """Every family by name, in a fixed order."""
+    return {family.name: family for family in (*_pipelines(), *_branches(), *_loops())}

@@ -1,0 +1,132 @@
+"""Tests of a program: calls with expected values, and the comparison of what came back.
+
+Only programs made from our own operations are run here, in this process. What a model writes runs in a
+sandbox (see `environment`), and only its values come back, to be compared by `same`.
+"""
+
+from __future__ import annotations
+
+import copy
+from ast import literal_eval
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any, TypedDict
+
+from environments.coding_rlvr.operations import sample_arguments
+from environments.coding_rlvr.programs import Program
+from forge_env.sandbox import CallOutcome
+
+PUBLIC = 2
+HIDDEN = 6
+CANDIDATES = 24
+LONGEST = 44
+"""Characters of a test's call and value: it must be read at a glance."""
+
+
+class Test(TypedDict):
+    """One call of `f` and the value it must return, both as Python source."""
+
+    call: str
+    expected: str
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equality that tells True from 1 and 1 from 1.0, also inside containers."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(value, right[key]) for key, value in left.items())
+    return bool(left == right)
+
+
+def expected(test: Test) -> Any:
+    """The value that a test expects."""
+    return literal_eval(test["expected"])
+
+
+def trusted_function(code: str) -> Callable[..., Any]:
+    """`f` of a program written by this package. Never for text that a model wrote."""
+    namespace: dict[str, Any] = {}
+    exec(compile(code, "<operations>", "exec"), namespace)
+    function: Callable[..., Any] = namespace["f"]
+    return function
+
+
+def trusted_call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> CallOutcome:
+    """What a trusted function does with a copy of `arguments`, told as a sandbox would."""
+    try:
+        value = function(*copy.deepcopy(arguments))
+    except Exception as error:  # noqa: BLE001  slips are wrong on purpose and may raise anything
+        return CallOutcome(error=type(error).__name__, message=str(error))
+    return CallOutcome(value=value) if _is_plain(value) else CallOutcome(error="TypeError", message="no plain value")
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str | list | tuple | dict | set)
+
+
+def arguments_of(test: Test) -> tuple[Any, ...]:
+    """The arguments of a test's call."""
+    arguments: tuple[Any, ...] = literal_eval("(" + test["call"].removeprefix("f(").removesuffix(")") + ",)")
+    return arguments
+
+
+def call_text(arguments: tuple[Any, ...]) -> str:
+    """The call of `f` as source."""
+    return f"f({', '.join(map(repr, arguments))})"
+
+
+def _candidates(program: Program, function: Callable[..., Any], rng: Random) -> list[tuple[tuple[Any, ...], Any]]:
+    found: dict[str, tuple[tuple[Any, ...], Any]] = {}
+    for _ in range(CANDIDATES):
+        arguments = sample_arguments(program.takes, rng)
+        outcome = trusted_call(function, arguments)
+        text = call_text(arguments)
+        if outcome.error is None and len(text) + len(repr(outcome.value)) <= LONGEST:
+            found[text] = (arguments, outcome.value)
+    return list(found.values())
+
+
+def _fails(function: Callable[..., Any], tests: Sequence[tuple[tuple[Any, ...], Any]]) -> bool:
+    for arguments, value in tests:
+        outcome = trusted_call(function, arguments)
+        if outcome.error is not None or not same(value, outcome.value):
+            return True
+    return False
+
+
+def wrong_codes(program: Program) -> list[str]:
+    """The programs that one misunderstanding leads to."""
+    right = [step.expression for step in program.steps]
+    return [
+        program.code([*right[:slot], slip, *right[slot + 1 :]])
+        for slot, step in enumerate(program.steps)
+        for slip in step.slips()
+    ]
+
+
+def make_tests(program: Program, rng: Random) -> tuple[list[Test], list[Test]] | None:
+    """Public and hidden tests, or None when the program is too dull or too long to be a task.
+
+    The hidden tests tell the program from every program that is one slip away, where any input tried does.
+    """
+    candidates = _candidates(program, trusted_function(program.code()), rng)
+    if len(candidates) < PUBLIC + HIDDEN + 2 or len({repr(value) for _, value in candidates}) < 4:
+        return None
+    # The two public tests differ in value, so that they say something about the program.
+    other = next(place for place, (_, value) in enumerate(candidates) if not same(value, candidates[0][1]))
+    candidates.insert(1, candidates.pop(other))
+    public, hidden, spare = candidates[:PUBLIC], candidates[PUBLIC : PUBLIC + HIDDEN], candidates[PUBLIC + HIDDEN :]
+    for code in wrong_codes(program):
+        function = trusted_function(code)
+        if not _fails(function, hidden):
+            telling = next((test for test in spare if _fails(function, [test])), None)
+            if telling is not None:
+                hidden.append(telling)
+    return [_as_test(*test) for test in public], [_as_test(*test) for test in hidden]
+
+
+def _as_test(arguments: tuple[Any, ...], value: Any) -> Test:
+    return Test(call=call_text(arguments), expected=repr(value))

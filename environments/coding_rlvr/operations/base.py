@@ -1,0 +1,86 @@
+"""What an operation is: one small step of a program, in English and in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from random import Random
+from typing import Any
+
+Params = dict[str, Any]
+
+SMALL = range(1, 13)
+FACTORS = range(2, 8)
+COUNTS = range(1, 5)
+LETTERS = "abcdest"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One step from a value of type `takes` to one of type `gives`.
+
+    Args:
+        name: unique among all operations.
+        takes: type of the input: "numbers", "text", "dictionary", "number" or "pair" (a, b).
+        gives: type of the result: one of the above, or "letters" (a list of strings).
+        phrases: wordings. A verb phrase where the type stays ("reverse it"), a noun phrase where it
+            changes ("the sum"); `{k}` and so on stand for parameters.
+        expression: Python over the variable that holds the input (see `VARIABLES`).
+        slips: expressions that a person who misunderstands the step would write. Never equivalent.
+        params: name -> the values it may take; `{c}` and `{d}` are always different letters.
+    """
+
+    name: str
+    takes: str
+    gives: str
+    phrases: Sequence[str]
+    expression: str
+    slips: Sequence[str]
+    params: dict[str, Sequence[Any]] = field(default_factory=dict)
+
+    @property
+    def is_noun(self) -> bool:
+        """Whether the phrases name a value ("the sum") and not an action ("sort it")."""
+        return self.takes != self.gives
+
+    @cached_property
+    def size(self) -> int:
+        """How many different parameter settings there are."""
+        return prod(len(values) for values in self.params.values())
+
+    def draw(self, rng: Random) -> Params:
+        """Parameters chosen evenly; letters of one operation differ from each other."""
+        chosen: Params = {}
+        for name, values in self.params.items():
+            chosen[name] = rng.choice([value for value in values if value not in chosen.values()])
+        return chosen
+
+
+VARIABLES = {"numbers": "xs", "text": "s", "dictionary": "d", "number": "n", "pair": "a, b"}
+"""Type -> the variable (or variables) that hold a value of it."""
+
+OPENERS: dict[str, Sequence[str]] = {
+    "numbers": ("Given a list of numbers xs", "Take the list of numbers xs", "For the list of numbers xs"),
+    "text": ("Given a string s", "Take the text s", "For the string s"),
+    "dictionary": ("Given a dictionary d", "Take the dictionary d", "For the dictionary d from letters to numbers"),
+    "number": ("Given a number n", "Take the number n", "For the number n"),
+    "pair": ("Given two numbers a and b", "Take the numbers a and b", "For the numbers a and b"),
+}
+"""Type -> wordings that introduce the input."""
+
+
+def sample_arguments(kind: str, rng: Random) -> tuple[Any, ...]:
+    """Arguments for a function whose input has type `kind`, small enough to be read at a glance."""
+    if kind == "numbers":
+        return ([rng.randint(0, 12) for _ in range(rng.randint(2, 5))],)
+    if kind == "text":
+        return ("".join(rng.choice(LETTERS + LETTERS[:3].upper()) for _ in range(rng.randint(3, 6))),)
+    if kind == "dictionary":
+        keys = rng.sample(LETTERS, rng.randint(2, 3))
+        return ({key: rng.randint(0, 12) for key in keys},)
+    if kind == "number":
+        return (rng.randint(1, 15),)
+    a = rng.randint(0, 12)
+    return (a, a if rng.random() < 0.2 else rng.randint(0, 12))

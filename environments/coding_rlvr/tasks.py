@@ -1,0 +1,98 @@
+"""Tasks by number: `make_task(config, split, index)` is the same in every process, without those before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from random import Random
+from typing import Any
+
+from environments.coding_rlvr.conversation import as_answer
+from environments.coding_rlvr.families import LEVELS, Family, all_families, digest
+from environments.coding_rlvr.judging import Test, make_tests
+from environments.coding_rlvr.programs import Program, load_program
+from forge_env.errors import UsageError
+from forge_env.types import Task
+
+SPLITS = ("train", "eval", "unseen")
+HELD_OUT = 8
+"""One program in this many is held out for `eval`."""
+MIN_FAMILY = 6
+"""Families with fewer programs than this are not split: holding out a program would hold out the family."""
+ATTEMPTS = 10_000
+
+
+@cache
+def select_families(levels: tuple[int, ...], patterns: tuple[str, ...]) -> dict[int, dict[str, list[Family]]]:
+    """Families by level and topic, of those whose name begins with one of `patterns` (all when empty).
+
+    Raises:
+        UsageError: nothing is left.
+    """
+    chosen: dict[int, dict[str, list[Family]]] = {}
+    for family in all_families().values():
+        if family.level in levels and (not patterns or family.name.startswith(patterns)):
+            chosen.setdefault(family.level, {}).setdefault(family.topic, []).append(family)
+    if not chosen:
+        raise UsageError(
+            f"no family of levels {list(levels)} begins with {' or '.join(patterns)}",
+            fix=f"levels are {list(LEVELS)}; names look like {next(iter(all_families()))!r}",
+        )
+    return chosen
+
+
+def split_of(family: Family, program: Program) -> str:
+    """Where a program belongs, decided by its family and identity alone: no seed can move it."""
+    if family.unseen:
+        return "unseen"
+    held_out = family.size >= MIN_FAMILY and digest(program.identity) % HELD_OUT == 0
+    return "eval" if held_out else "train"
+
+
+def make_task(seed: int, split: str, index: int, levels: Sequence[int], patterns: Sequence[str]) -> Task:
+    """The `index`-th task of `split`.
+
+    Raises:
+        UsageError: no such split, or the chosen families have no task in it.
+    """
+    if split not in SPLITS:
+        raise UsageError(f"coding_rlvr has no split {split!r}", fix=f"use one of {', '.join(SPLITS)}")
+    families = select_families(tuple(levels), tuple(patterns))
+    rng = Random(f"{seed}/{split}/{index}")
+    for _ in range(ATTEMPTS):
+        topics = families[rng.choice(list(families))]
+        family = rng.choice(topics[rng.choice(list(topics))])
+        if (split == "unseen") != family.unseen:
+            continue
+        program = family.draw(rng)
+        if split_of(family, program) == split and (tests := make_tests(program, rng)) is not None:
+            return _as_task(f"{split}-{seed}-{index}", split, family, program, tests, rng)
+    raise UsageError(f"the chosen families have no task in split {split!r}", fix="choose more levels or families")
+
+
+def _as_task(
+    name: str, split: str, family: Family, program: Program, tests: tuple[list[Test], list[Test]], rng: Random
+) -> Task:
+    public, hidden = tests
+    shown = "\n".join(f"{test['call']} == {test['expected']}" for test in public)
+    return Task(
+        id=name,
+        prompt=f"{program.describe(rng)}\n{shown}",
+        data={
+            "identity": program.identity,
+            "program": [program.kind, program.takes, [[step.operation.name, step.params] for step in program.steps]],
+            "public": public,
+            "hidden": hidden,
+        },
+        gold=as_answer(program.code()),
+        difficulty=family.level,
+        tags=[family.topic, family.name],
+        split=split,
+    )
+
+
+def program_of(task: Task) -> Program:
+    """The program behind a task (for demonstrations)."""
+    data: dict[str, Any] = task.data
+    kind, takes, steps = data["program"]
+    return load_program(kind, takes, [(name, params) for name, params in steps])
