@@ -80,9 +80,20 @@ class Environment(ABC):
     async def step(self, action: Action) -> StepResult:
         """Apply one assistant message; see the module docstring."""
 
+    async def truncate(self, reason: str) -> tuple[float, dict[str, float]]:
+        """A limit that the environment doesn't know ("tokens", "time") ended the episode: `(reward, metrics)`.
+
+        The reward is for what there is so far, on top of what steps gave; by default nothing.
+        """
+        return 0.0, {}
+
     async def close(self) -> None:
         """Release what the episode holds. Called once, also after an error."""
         return
+
+    def gold_actions(self, task: Task) -> list[Action] | None:
+        """Actions that score full marks, for `forge-env validate`; None when none are known."""
+        return None if task.gold is None else [task.gold]
 
     def resolve_task(self, seed: int | None, options: dict[str, Any] | None) -> Task:
         """The task that `reset(seed=..., options=...)` asks for."""

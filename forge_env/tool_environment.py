@@ -173,8 +173,8 @@ class ToolEnvironment(Environment):
             truncation = "turns"
         if not terminated and truncation is None:
             return observation, 0.0, False, False, {}
-        self._state = "ended"
         result = await self.score()
+        self._state = "ended"  # only now: a time limit that interrupts scoring has it done again
         info: dict[str, Any] = {"metrics": {**result.metrics, **self._counters()}}
         if truncation is not None:
             info["truncation"] = truncation
@@ -187,6 +187,14 @@ class ToolEnvironment(Environment):
     async def score(self) -> RubricResult:
         """Score the episode as it stands, also one that a limit truncated."""
         return await self.rubric.score(task=self.current_task, answer=self.answer, messages=self.messages, env=self)
+
+    async def truncate(self, reason: str) -> tuple[float, dict[str, float]]:
+        """End the episode because of a limit outside; the rubric scores what there is."""
+        if self._state != "running":
+            return 0.0, {}
+        result = await self.score()
+        self._state = "ended"  # only now: a time limit that interrupts scoring has it done again
+        return result.reward, {**result.metrics, **self._counters()}
 
     async def close(self) -> None:
         """Release what the episode holds; may be called more than once."""
