@@ -29,7 +29,7 @@ class RunFolder:
 
     @property
     def metrics(self) -> Path:
-        """One JSON object a line: `step`, `time` (seconds since the start) and metrics. The last row of a step counts."""
+        """One JSON object a line: `step`, `time` (seconds since the start), metrics. The last row of a step counts."""
         return self.root / "metrics.jsonl"
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -102,7 +103,7 @@ class WandbMetrics:
             )
         identifier = folder.root / ".wandb_id"
         if not identifier.exists():
-            identifier.write_text(wandb.util.generate_id())
+            identifier.write_text(secrets.token_hex(4))
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "forge-env"),
             id=identifier.read_text(),

@@ -1,4 +1,4 @@
-"""`Run`: what a trainer is given. It holds the recipe and the folder, and everything the trainer has to say goes through it.
+"""`Run`: what a trainer is given. Recipe and folder are in it, and all that a trainer has to say goes through it.
 
 A trainer is an entry point in the group `forge_env.trainers`:
 
@@ -25,7 +25,7 @@ from forge_env.config.models import RunConfig
 from forge_env.run.curves import REWARD_KEYS, first_of
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import MetricsLogger, read_metrics
-from forge_env.run.state import Display, Evaluation, NullDisplay, RunState, Stage
+from forge_env.run.state import Display, Evaluation, RunState, Stage
 from forge_env.trajectory import Trajectory
 
 logger = logging.getLogger("forge_env.run")
@@ -59,14 +59,14 @@ class Run:
         self.stop = asyncio.Event()
         self.summary: dict[str, Any] = {}
         self.state = state or RunState(folder.name, config.evaluation.split, config.grpo.max_off_policy_steps)
-        self._display: Display = display or NullDisplay()
+        self._display = display or Display()
         self._loggers = list(loggers)
         self._trajectory_files: dict[str, IO[str]] = {}
         if resume:
             self._restore()
 
     def stage(self, name: str, detail: str = "") -> None:
-        """A phase begins: "sandbox", "model", "warm-up", "generator", "trainer", "training", "shutdown". Ends the one before."""
+        """A phase begins (and the last ends): "sandbox", "model", "warm-up", "generator", "trainer", "training", "shutdown"."""
         self.end_stage()
         stage = Stage(name, detail, self.state.elapsed)
         self.state.stages.append(stage)
@@ -107,7 +107,7 @@ class Run:
         self._display.evaluation(evaluation)
 
     def status(self, **fields: Any) -> None:
-        """Live figures only: reward, staleness, tokens_per_s, in_flight, buffer, eta_s, waiting={"trainer": "episodes"}."""
+        """Live figures: reward, staleness, tokens_per_s, in_flight, buffer, eta_s, waiting={"trainer": "episodes"}."""
         self.state.status |= fields
         self._display.progress()
 

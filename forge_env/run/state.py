@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -67,13 +67,22 @@ class RunState:
         """The stage under way."""
         return self.stages[-1] if self.stages and self.stages[-1].ended is None else None
 
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds left: what the trainer says, else the pace of the current stage carried on."""
+        if (said := self.status.get("eta_s")) is not None:
+            return float(said)
+        if self.stage is None or not 0 < self.done <= self.total:
+            return None
+        return (self.total - self.done) * (self.elapsed - self.stage.started) / self.done
+
     def scores(self, split: str | None = None) -> list[Evaluation]:
         """Evaluations of one split (default: the headline split) in order."""
         return [evaluation for evaluation in self.evaluations if evaluation.split == (split or self.split)]
 
 
-class Display(Protocol):
-    """Draws a `RunState`; told what changed."""
+class Display:
+    """Draws a `RunState`; told what changed. The base draws nothing (tests, embedding)."""
 
     def open(self) -> None:
         """Begin."""
@@ -98,34 +107,6 @@ class Display(Protocol):
 
     def close(self) -> None:
         """End, leaving the last state on the screen."""
-
-
-class NullDisplay:
-    """Shows nothing (tests, embedding)."""
-
-    def open(self) -> None:
-        """Nothing."""
-
-    def stage(self, stage: Stage) -> None:
-        """Nothing."""
-
-    def progress(self) -> None:
-        """Nothing."""
-
-    def step(self) -> None:
-        """Nothing."""
-
-    def evaluation(self, evaluation: Evaluation) -> None:
-        """Nothing."""
-
-    def note(self, text: str) -> None:
-        """Nothing."""
-
-    def warning(self, text: str) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
 
 
 def duration(seconds: float) -> str:
