@@ -29,7 +29,7 @@ from pydantic import Field
 from forge_env.environment import Environment, EnvironmentConfig
 from forge_env.errors import UsageError, environment_code
 from forge_env.rubric import Rubric, RubricResult, gather_or_cancel
-from forge_env.tools import Tool, ToolResult, tools_of, unknown_tool
+from forge_env.tools import Tool, ToolResult, clean_unicode, tools_of, unknown_tool
 from forge_env.types import Action, Message, Observation, StepResult, Task, ToolCall, ToolSpec, as_message
 
 
@@ -224,7 +224,12 @@ class ToolEnvironment(Environment):
         results += [used_up] * (len(calls) - len(allowed))
         self.tool_errors += sum(result.error for result in results)
         return [
-            Message(role="tool", tool_call_id=call.id, name=call.function.name, content=self._shorten(result.text))
+            Message(
+                role="tool",
+                tool_call_id=call.id,
+                name=clean_unicode(call.function.name[:64]),
+                content=clean_unicode(self._shorten(result.text)),
+            )
             for call, result in zip(calls, results, strict=True)
         ]
 

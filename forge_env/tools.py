@@ -242,12 +242,23 @@ def as_text(value: Any) -> str:
         return value
     if value is None:
         return ""
-    if isinstance(value, BaseModel):
-        return value.model_dump_json()
     try:
-        return json.dumps(value, ensure_ascii=False, default=str)
-    except (TypeError, ValueError, RecursionError):  # keys that JSON lacks, circular references
+        return json.dumps(value, ensure_ascii=False, default=_plain)
+    except (TypeError, ValueError):  # keys that JSON lacks, circular references
         return repr(value)
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else str(value)
+
+
+def clean_unicode(text: str) -> str:
+    """`text` without lone surrogates, which neither UTF-8 nor a tokenizer can encode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 async def run_in_thread(function: Callable[[], Any]) -> Any:

@@ -1,0 +1,114 @@
+"""Finding environments: names, options, broken plug-ins, hidden packages."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import forge_env as fe
+from forge_env import plugins, registry
+from forge_env.errors import ConfigError, NotRegisteredError, PluginError
+from tests.forge_env.test_tool_environment import Arithmetic
+
+
+@pytest.fixture
+def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An installed package with one good plug-in and three broken ones."""
+    info = tmp_path / "third_party-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: third-party\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text(
+        "[forge_env.environments]\n"
+        "good = third_party_good:Good\nfuture = third_party_good:Future\n"
+        "crash = third_party_crash:Env\nnumber = third_party_good:NUMBER\n"
+    )
+    (tmp_path / "third_party_good.py").write_text(
+        "import forge_env as fe\nNUMBER = 7\n"
+        "class Good(fe.SingleTurnEnvironment):\n"
+        "    '''A good one.\n\n    More.\n    '''\n"
+        "    def task(self, split, index):\n        return fe.Task(id=str(index), prompt='x')\n"
+        "    def reward(self):\n        return 1.0\n"
+        "class Future(Good):\n    api_version = 99\n"
+    )
+    (tmp_path / "third_party_crash.py").write_text("raise ZeroDivisionError('at import')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    plugins.installed.cache_clear()
+    yield tmp_path
+    plugins.installed.cache_clear()
+
+
+def test_broken_plugins_are_reported_and_the_rest_works(third_party: Path) -> None:
+    found = {entry.name: entry for entry in fe.list_environments()}
+    good = found["good"]
+    assert (good.source, good.target, good.summary, good.error) == (
+        "third-party 1.2",
+        "third_party_good:Good",
+        "A good one.",
+        None,
+    )
+    assert "ZeroDivisionError: at import" in (found["crash"].error or "")
+    assert "written for environment API 99, this is API 1 (update forge-env)" in (found["future"].error or "")
+    assert "7 is not a subclass of fe.Environment" in (found["number"].error or "")
+    assert fe.make("good").config.max_turns == 1
+    with pytest.raises(PluginError, match="at import"):
+        fe.make("crash")
+
+
+def test_unknown_names_and_options_say_what_was_meant(third_party: Path) -> None:
+    with pytest.raises(NotRegisteredError, match=r"no environment 'goood'.*did you mean 'good'"):
+        fe.make("goood")
+    with pytest.raises(NotRegisteredError, match=r"installed: .*good"):
+        fe.make("zzz")
+    with pytest.raises(ConfigError, match=r"no option 'max_turn'.*did you mean 'max_turns'"):
+        fe.make("good", max_turn=1)
+    with pytest.raises(ConfigError, match=r"seed: Input should be a valid integer.*got 'x'"):
+        fe.make("good", seed="x")
+
+
+def test_registering_in_code(third_party: Path) -> None:
+    fe.register("good", Arithmetic)  # comes before the installed one
+    fe.register("by_path", "tests.forge_env.test_tool_environment:Arithmetic")
+    try:
+        assert isinstance(fe.make("good", max_turns=2), Arithmetic)
+        assert isinstance(fe.make("by_path"), Arithmetic)
+        assert {entry.name: entry.source for entry in fe.list_environments()}["by_path"] == "code"
+    finally:
+        registry.unregister("good")
+        registry.unregister("by_path")
+    assert isinstance(fe.make("tests.forge_env.test_tool_environment:Arithmetic"), Arithmetic)
+    with pytest.raises(PluginError, match="not a subclass"):
+        fe.register("no", int)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("package", [True, False])
+def test_a_folder_that_hides_ours_is_explained(tmp_path: Path, package: bool) -> None:
+    root = Path(plugins.__file__).parent.parent
+    (tmp_path / "sandboxes").mkdir()
+    if package:
+        (tmp_path / "sandboxes" / "__init__.py").touch()
+    code = (
+        f"import sys; sys.path[:] = [{str(tmp_path)!r}, *sys.path, {str(root)!r}]\n"
+        "import sandboxes, forge_env.plugins as p\n"
+        "print(p.shadowed('sandboxes.docker'), p.shadowed('json'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    if package or "hides" in done.stdout:
+        assert done.stdout.strip() == (
+            f"your own {tmp_path}/sandboxes hides the package 'sandboxes' that comes with forge-env None"
+        )
+    else:
+        assert done.stdout.strip() == "None None"  # a plain folder gives way to an installed package
+
+
+def test_import_is_light() -> None:
+    code = (
+        "import sys, forge_env as fe; fe.make, fe.ToolEnvironment, fe.Rubric\n"
+        "heavy = ('torch', 'docker', 'gymnasium', 'httpx', 'rich', 'matplotlib', 'numpy')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

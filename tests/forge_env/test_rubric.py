@@ -1,0 +1,110 @@
+"""Rubrics: weights, injection, failures."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import forge_env as fe
+from forge_env.errors import EnvironmentBugError, InfrastructureError, UsageError
+
+TASK = fe.Task(id="t-1", prompt="1 + 1?", data={"answer": "2", "secret": 5}, gold="two")
+
+
+def length(answer: str) -> int:
+    return len(answer)
+
+
+async def same(response: str, target: str, prompt: str) -> bool:
+    return response == target and prompt == "1 + 1?"
+
+
+async def test_reward_is_the_weighted_sum_and_metrics_are_free() -> None:
+    result = await fe.Rubric([same, length], [1.0, 0.5], metrics=[secret]).score(task=TASK, answer="2")
+    assert result.reward == 1.5
+    assert result.metrics == {"same": 1.0, "length": 1.0, "secret": 5.0}
+
+
+def secret(task: fe.Task, **rest: Any) -> int:
+    assert set(rest) == {"answer", "messages", "env", "info", "prompt", "response", "target"}
+    return int(task.data["secret"])
+
+
+class Judge:
+    async def __call__(self, prompt: str, response: str, target: str) -> float:
+        return 0.5
+
+
+async def test_a_callable_object_and_a_default_are_fine() -> None:
+    def tolerant(answer: str, tolerance: float = 0.25) -> float:
+        return tolerance
+
+    assert (await fe.Rubric([Judge(), tolerant]).score(task=TASK, answer="")).reward == 0.75
+
+
+@pytest.mark.parametrize("bad", [None, "one", math.nan, math.inf])
+async def test_anything_but_a_finite_number_is_a_bug(bad: Any) -> None:
+    def broken() -> Any:
+        return bad
+
+    with pytest.raises(EnvironmentBugError, match=r"'broken' returned .* on task 't-1'"):
+        await fe.Rubric(broken).score(task=TASK, answer="")
+
+
+async def test_an_exception_names_function_task_and_place() -> None:
+    def broken(answer: str) -> float:
+        return 1 / 0
+
+    with pytest.raises(
+        EnvironmentBugError, match=r"'broken' raised ZeroDivisionError on task 't-1'.*test_rubric.py:\d+"
+    ):
+        await fe.Rubric([same, broken]).score(task=TASK, answer="")
+
+
+async def test_infrastructure_passes_and_stops_the_others() -> None:
+    cancelled = asyncio.Event()
+
+    async def lost() -> float:
+        raise fe.SandboxError("gone")
+
+    async def slow() -> float:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return 1.0
+
+    with pytest.raises(InfrastructureError, match="gone"):
+        await fe.Rubric([slow, lost]).score(task=TASK, answer="")
+    assert cancelled.is_set()
+
+
+def test_wrong_rubrics_are_refused_early() -> None:
+    def asks(reference: str) -> float:
+        return 1.0
+
+    with pytest.raises(UsageError, match=r"'asks' asks for 'reference'.*task, answer"):
+        fe.Rubric(asks)
+    with pytest.raises(UsageError, match="1 reward functions but 2 weights"):
+        fe.Rubric([length], [1, 2])
+    with pytest.raises(UsageError, match="two reward functions are named 'length'"):
+        fe.Rubric([length], metrics=[length])
+
+
+@given(st.lists(st.tuples(st.floats(-10, 10), st.floats(-10, 10)), max_size=8))
+async def test_any_weights_add_up(pairs: list[tuple[float, float]]) -> None:
+    def function(number: int, value: float) -> Any:
+        def scorer() -> float:
+            return value
+
+        scorer.__name__ = f"f{number}"
+        return scorer
+
+    rubric = fe.Rubric([function(i, value) for i, (_, value) in enumerate(pairs)], [weight for weight, _ in pairs])
+    result = await rubric.score(task=TASK, answer="")
+    assert result.reward == pytest.approx(math.fsum(weight * value for weight, value in pairs), abs=1e-9)
