@@ -138,7 +138,7 @@ async def test_parallel_calls_are_answered_in_order() -> None:
     message = calls(call("scale", point, "1"), call("add", {"a": 3}, "2"), call("add", {"a": "1", "b": 5}, "3"))
     observation, reward, terminated, truncated, _ = await env.step(message)
     assert [(m.role, m.tool_call_id, m.content) for m in observation] == [
-        ("tool", "1", '{"x":2.0,"y":0.0}'),
+        ("tool", "1", '{"x": 2.0, "y": 0.0}'),
         ("tool", "2", "4"),
         ("tool", "3", "6"),
     ]
