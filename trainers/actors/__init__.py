@@ -1,1 +1,1 @@
-"""."""
+"""The only room that knows Monarch: actors, services, processes."""

@@ -1,1 +1,1 @@
-"""."""
+"""Checkpoints, tokenizers and chat rendering."""

@@ -1,0 +1,188 @@
+"""vLLM's engine as an asyncio object: continuous batching over all callers, weights swapped between two steps.
+
+One task steps the engine in a thread. Requests are admitted, aborted and weights loaded only between two steps,
+so a request in flight simply goes on with the new weights; every sampled token carries the version that sampled
+it. New requests salt the prefix cache with the version, so keys and values of old weights are never reused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from forge_env.errors import GeneratorError
+from trainers.generator.types import Completion, SamplingOptions
+
+
+def prepare_process(*, with_gpus: bool, threads: int, kv_cache_gb: int) -> None:
+    """Environment and patches that vLLM must see before its engine is made."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ["VLLM_NO_USAGE_STATS"] = "1"
+    if with_gpus:
+        return
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(kv_cache_gb)
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    import torch
+    import vllm._custom_ops as custom_ops
+
+    torch.set_num_threads(threads)
+    # oneDNN's GEMM handlers keep stale copies after the second weight load; plain layout does not.
+    custom_ops._supports_onednn = False
+
+
+@dataclass(slots=True)
+class _Request:
+    completion: Completion
+    done: asyncio.Future[Completion]
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counters since the start; seconds by one clock."""
+
+    steps: int = 0
+    tokens: int = 0
+    requests: int = 0
+    busy_s: float = 0.0
+    idle_s: float = 0.0
+    loading_s: float = 0.0
+    since: float = field(default_factory=time.perf_counter)
+
+
+class AsyncEngine:
+    """An `LLMEngine` behind `generate` and `load_weights`."""
+
+    def __init__(self, engine_args: dict[str, Any]) -> None:
+        from vllm import EngineArgs, LLMEngine
+
+        self.engine = LLMEngine.from_engine_args(
+            EngineArgs(**{"skip_tokenizer_init": True, "disable_log_stats": True, **engine_args})
+        )
+        self.version = 0
+        self.stats = EngineStats()
+        self._requests: dict[str, _Request] = {}
+        self._between_steps = asyncio.Lock()
+        self._work = asyncio.Event()
+        self._count = 0
+        self._loop_task: asyncio.Task[None] | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """Requests under way."""
+        return len(self._requests)
+
+    async def generate(self, prompt_ids: list[int], options: SamplingOptions) -> Completion:
+        """Sample one completion; safe to call many times at once. A cancelled call aborts its request."""
+        if self._loop_task is None or self._loop_task.done():
+            self._loop_task = asyncio.create_task(self._run(), name="engine")
+        self._count += 1
+        request_id = str(self._count)
+        completion = Completion(list(prompt_ids), [], [], [], "stop", self.version)
+        request = _Request(completion, asyncio.get_running_loop().create_future())
+        async with self._between_steps:
+            self._admit(request_id, prompt_ids, options)
+            self._requests[request_id] = request
+        self.stats.requests += 1
+        self._work.set()
+        try:
+            return await request.done
+        except asyncio.CancelledError:
+            if self._requests.pop(request_id, None) is not None:
+                await asyncio.shield(self._abort(request_id))
+            raise
+
+    def _admit(self, request_id: str, prompt_ids: list[int], options: SamplingOptions) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            temperature=options.temperature,
+            max_tokens=options.max_tokens,
+            logprobs=0,
+            detokenize=False,
+            stop_token_ids=options.stop_token_ids,
+            seed=options.seed,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        prompt = {"prompt_token_ids": list(prompt_ids), "cache_salt": f"v{self.version}"}
+        self.engine.add_request(request_id, prompt, params)
+
+    async def _abort(self, request_id: str) -> None:
+        async with self._between_steps:
+            self.engine.abort_request([request_id])
+
+    async def _run(self) -> None:
+        """Step the engine while there is work; sleep on an event while there is none."""
+        try:
+            while True:
+                if not self.engine.has_unfinished_requests():
+                    self._work.clear()
+                    started = time.perf_counter()
+                    await self._work.wait()
+                    self.stats.idle_s += time.perf_counter() - started
+                async with self._between_steps:
+                    started = time.perf_counter()
+                    outputs = await asyncio.to_thread(self.engine.step)
+                    self.stats.busy_s += time.perf_counter() - started
+                self._deliver(outputs)
+                # The lock is fair only to those already waiting: let new requests and weights in.
+                await asyncio.sleep(0)
+        except Exception as error:  # task boundary: whatever ends the engine must reach every caller
+            self._fail(GeneratorError(f"the vLLM engine failed: {type(error).__name__}: {error}"))
+            raise
+
+    def _deliver(self, outputs: list[Any]) -> None:
+        self.stats.steps += 1
+        for output in outputs:
+            request = self._requests.get(output.request_id)
+            if request is None:
+                continue
+            sampled, completion = output.outputs[0], request.completion
+            completion.token_ids.extend(sampled.token_ids)
+            completion.logprobs.extend(
+                entry[token].logprob for token, entry in zip(sampled.token_ids, sampled.logprobs, strict=True)
+            )
+            completion.versions.extend([self.version] * len(sampled.token_ids))
+            self.stats.tokens += len(sampled.token_ids)
+            if output.finished:
+                del self._requests[output.request_id]
+                completion.stop_reason = sampled.finish_reason or "stop"
+                completion.generator_version = self.version
+                if not request.done.done():
+                    request.done.set_result(completion)
+
+    def _fail(self, error: GeneratorError) -> None:
+        for request in self._requests.values():
+            if not request.done.done():
+                request.done.set_exception(error)
+        self._requests.clear()
+
+    async def load_weights(self, weights: Callable[[], Iterable[tuple[str, Any]]], version: int) -> float:
+        """Swap the weights between two steps; returns the seconds that generation stood still."""
+        async with self._between_steps:
+            started = time.perf_counter()
+            await asyncio.to_thread(self.engine.apply_model, lambda model: _load(model, weights()))
+            self.version = version
+            elapsed = time.perf_counter() - started
+        self.stats.loading_s += elapsed
+        return elapsed
+
+    async def close(self) -> None:
+        """Abort what is in flight and stop stepping."""
+        self._fail(GeneratorError("the generator was stopped"))
+        if self._loop_task is not None:
+            self._loop_task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._loop_task
+            self._loop_task = None
+
+
+def _load(model: Any, weights: Iterable[tuple[str, Any]]) -> None:
+    model.load_weights(weights)

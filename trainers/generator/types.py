@@ -1,0 +1,49 @@
+"""What a generator is asked and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from forge_env.types import ToolCall
+
+
+@dataclass(slots=True)
+class SamplingOptions:
+    """How to sample one completion."""
+
+    max_tokens: int = 256
+    temperature: float = 1.0
+    stop_token_ids: list[int] = field(default_factory=list)
+    seed: int | None = None
+
+
+@dataclass(slots=True)
+class Completion:
+    """One sampled completion with exact tokens.
+
+    Attributes:
+        prompt: the prompt's text, where the caller gave text.
+        text: what the sampled tokens spell, where a tokenizer was at hand.
+        prompt_ids: tokens conditioned on, [P].
+        token_ids: tokens sampled, [N], the stop token included.
+        logprobs: log-probability of each under the weights that sampled it, [N].
+        versions: policy version of those weights, [N].
+        stop_reason: "stop" or "length".
+        generator_version: policy version when the request ended.
+        metadata: whatever the caller wants to keep with it.
+        tool_calls: parsed tool calls, where the caller parsed.
+        content: text besides tool calls, where the caller parsed.
+    """
+
+    prompt_ids: list[int]
+    token_ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    stop_reason: str
+    generator_version: int
+    prompt: str | None = None
+    text: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    content: str | None = None

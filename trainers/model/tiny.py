@@ -1,0 +1,73 @@
+"""Building a small Qwen3-architecture checkpoint on the spot: a real Hugging Face folder, nothing downloaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from forge_env.config.models import ModelSection
+from trainers.model.tokenizer import build_tokenizer, save_tokenizer
+
+
+def hf_config(model: ModelSection, vocab_size: int, eos_token_id: int) -> dict[str, Any]:
+    """The `config.json` of a Qwen3 checkpoint with the shape of `model.tiny`."""
+    shape = model.tiny
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": vocab_size,
+        "hidden_size": shape.dim,
+        "intermediate_size": shape.hidden_dim,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": model.max_length,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": shape.rope_theta,
+        "tie_word_embeddings": True,
+        "torch_dtype": model.dtype,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "eos_token_id": eos_token_id,
+        "initializer_range": 0.02,
+        "use_cache": True,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "max_window_layers": shape.layers,
+    }
+
+
+def build_tiny_folder(model: ModelSection, environment: Any, seed: int, folder: Path) -> Path:
+    """Write config.json and tokenizer files for a fresh small model; the weights come from the trainer.
+
+    The folder appears whole or not at all, so an interrupted build leaves nothing half-made in a cache.
+    """
+    staging = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(staging, ignore_errors=True)
+    tokenizer = build_tokenizer(environment, model.renderer, model.tiny.vocab_size, seed)
+    save_tokenizer(tokenizer, staging)
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    vocab_size = -(-size // 64) * 64  # padded rows keep every matrix a multiple of the kernels' tile
+    config = hf_config(model, vocab_size, tokenizer.token_to_id("<|im_end|>"))
+    (staging / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (staging / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "eos_token": "<|im_end|>",
+                "pad_token": "<|endoftext|>",
+                "model_max_length": model.max_length,
+                "clean_up_tokenization_spaces": False,
+            },
+            indent=2,
+        )
+        + "\n"
+    )
+    shutil.rmtree(folder, ignore_errors=True)
+    staging.rename(folder)
+    return folder

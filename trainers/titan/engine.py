@@ -1,0 +1,138 @@
+"""One rank of the trainer, without any actor around it: forward, backward, update, save."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forge_env.config.models import OptimizerSection
+from trainers.losses.primitives import token_logprobs_and_entropy
+from trainers.losses.types import Loss, TokenBatch
+from trainers.titan.batch import Microbatch, TokenSequence, microbatches, split
+from trainers.titan.device import Device
+from trainers.titan.model import TitanModel
+from trainers.titan.optimizer import build_optimizer, build_schedule
+
+
+class TitanEngine:
+    """A model with its optimizer and schedule; `train` makes one or more updates from a batch of sequences."""
+
+    def __init__(
+        self,
+        model: TitanModel,
+        section: OptimizerSection,
+        *,
+        device: Device,
+        steps: int,
+        microbatch_tokens: int,
+        temperature: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        self.model = model
+        self.section = section
+        self.device = device
+        self.microbatch_tokens = microbatch_tokens
+        self.temperature = temperature
+        self.optimizer = build_optimizer(model.module, section, device)
+        self.schedule = build_schedule(self.optimizer, section, steps)
+        self._rng = random.Random(seed)
+        self.updates = 0
+
+    def train(self, sequences: Sequence[TokenSequence], loss: Loss, *, minibatches: int = 1) -> dict[str, float]:
+        """Update the weights `minibatches` times from one batch; returns means over its target tokens."""
+        started = time.perf_counter()
+        totals: dict[str, float] = defaultdict(float)
+        parts = split(sequences, minibatches, self._rng)
+        for part in parts:
+            self._accumulate(part, loss, totals)
+            totals["grad_norm"] += self.optim_step() / len(parts)
+        self.schedule.step()
+        tokens = sum(len(sequence.token_ids) for sequence in sequences)
+        elapsed = time.perf_counter() - started
+        return {**totals, "tokens": tokens, "tokens_per_s": tokens / elapsed, "train_s": elapsed, **self.learning_rate()}
+
+    def _accumulate(self, part: Sequence[TokenSequence], loss: Loss, totals: dict[str, float]) -> None:
+        """Gradients of one minibatch, microbatch by microbatch."""
+        targets = sum(sequence.num_targets for sequence in part)
+        for batch in microbatches(part, self.microbatch_tokens, self.device.torch):
+            tokens = self.forward(batch, total_tokens=targets, total_sequences=len(part))
+            output = loss(tokens)
+            output.loss.backward()  # type: ignore[no-untyped-call]
+            share = len(batch.target_ids) / max(targets, 1)
+            totals["loss"] += output.loss.item()
+            totals["padding"] += batch.padding * share
+            for name, value in {"entropy": tokens.entropy.mean(), **output.metrics}.items():
+                totals[name] += value.item() * share
+
+    def forward(self, batch: Microbatch, *, total_tokens: int, total_sequences: int) -> TokenBatch:
+        """Log-probabilities and entropy of a microbatch's target tokens."""
+        hidden = self.model.hidden(batch.tokens)[:, :-1][batch.target_mask]
+        logits = self.model.logits(hidden) / self.temperature
+        logprobs, entropy = token_logprobs_and_entropy(logits, batch.target_ids)
+        return TokenBatch(
+            logprobs=logprobs,
+            entropy=entropy,
+            behavior_logprobs=batch.behavior_logprobs,
+            advantages=batch.advantages,
+            sequence_ids=batch.sequence_ids,
+            total_tokens=total_tokens,
+            total_sequences=total_sequences,
+        )
+
+    def optim_step(self) -> float:
+        """Clip the gradients, update the weights, clear the gradients; returns the norm before clipping."""
+        norm = torch.nn.utils.clip_grad_norm_(self.model.module.parameters(), self.section.max_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.updates += 1
+        return float(norm)
+
+    def learning_rate(self) -> dict[str, float]:
+        """The current learning rate of the first optimizer."""
+        return {"learning_rate": float(next(iter(self.schedule.get_metrics().values())))}
+
+    @torch.no_grad()
+    def logprobs(self, sequences: Sequence[TokenSequence]) -> list[list[float]]:
+        """Log-probabilities of each sequence's target tokens, in order."""
+        result = []
+        for sequence in sequences:
+            batch = next(iter(microbatches([sequence], len(sequence.token_ids), self.device.torch)))
+            result.append(self.forward(batch, total_tokens=1, total_sequences=1).logprobs.tolist())
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimizer, schedule and random state (the weights are saved apart, as a Hugging Face folder)."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "updates": self.updates,
+            "rng": self._rng.getstate(),
+            "torch_rng": torch.get_rng_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.updates = state["updates"]
+        self._rng.setstate(state["rng"])
+        torch.set_rng_state(state["torch_rng"])
+
+    def save(self, folder: Path) -> None:
+        """Write weights (`model/`, a Hugging Face folder) and training state into `folder`."""
+        self.model.save_hf(folder / "model")
+        torch.save(self.state_dict(), folder / "state.pt.partial")
+        (folder / "state.pt.partial").rename(folder / "state.pt")
+
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote."""
+        from safetensors.torch import load_file
+
+        self.model.load_hf(load_file(folder / "model" / "model.safetensors"))
+        self.load_state_dict(torch.load(folder / "state.pt", weights_only=False))

@@ -1,0 +1,61 @@
+"""TorchTitan's optimizer and schedule containers from a recipe's optimizer section."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer
+from torchtitan.components.optimizer.optimizer import ParamGroupConfig
+
+from forge_env.config.models import OptimizerSection
+from trainers.titan.device import Device
+
+HIDDEN_MATRICES = r"layers\..*\.(wq|wk|wv|wo|w1|w2|w3)\.weight$"
+
+
+class Optimizers(OptimizersContainer):  # type: ignore[misc]
+    """TorchTitan's container, which also knows torch's Muon (Jordan et al. 2024) for hidden matrices."""
+
+    @staticmethod
+    def _resolve_optimizer_factory(name: str) -> Callable[..., Optimizer]:
+        if name == "Muon":
+            return _muon
+        factory: Callable[..., Optimizer] = OptimizersContainer._resolve_optimizer_factory(name)
+        return factory
+
+
+def _muon(groups: list[dict[str, Any]]) -> Optimizer:
+    known = {"lr", "weight_decay", "adjust_lr_fn", "params", "param_names"}
+    cleaned = [{key: value for key, value in group.items() if key in known} for group in groups]
+    for group in cleaned:
+        group["params"] = list(zip(group.pop("param_names"), group["params"], strict=True))
+    return torch.optim.Muon(cleaned[0].pop("params"), **cleaned[0])
+
+
+def build_optimizer(module: Any, section: OptimizerSection, device: Device) -> OptimizersContainer:
+    """AdamW over all parameters, or Muon for hidden matrices and AdamW for the rest."""
+    adamw = {
+        "lr": section.lr,
+        "betas": (section.beta1, section.beta2),
+        "eps": 1e-8,
+        "weight_decay": section.weight_decay,
+    }
+    groups = [ParamGroupConfig(pattern=r".*", optimizer_name="AdamW", optimizer_kwargs=adamw)]
+    if section.muon_lr > 0:
+        muon = {"lr": section.muon_lr, "weight_decay": section.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
+        groups.insert(
+            0, ParamGroupConfig(pattern=HIDDEN_MATRICES, optimizer_name="Muon", optimizer_kwargs=muon)
+        )
+    config = Optimizers.Config(param_groups=groups, implementation=device.optimizer_implementation)
+    return Optimizers(config, model_parts=[module])
+
+
+def build_schedule(optimizer: OptimizersContainer, section: OptimizerSection, steps: int) -> LRSchedulersContainer:
+    """Linear warm-up, constant, linear decay over the last `1 - decay_start` of `steps`."""
+    warmup = min(section.warmup_steps, steps)
+    decay = min(1 - section.decay_start, (steps - warmup) / max(steps, 1))
+    config = LRSchedulersContainer.Config(warmup_steps=warmup, decay_ratio=decay, min_lr_factor=section.min_lr_ratio)
+    return config.build(optimizers=optimizer, training_steps=steps)

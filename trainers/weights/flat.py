@@ -1,0 +1,59 @@
+"""A state dict as a few flat buffers: transfers cost per tensor, not per byte, until tensors are large."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where one tensor lies: its name, shape, and offset in the buffer of its dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int
+    numel: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The plan of a flattened state dict: the same for every version of one model."""
+
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def of(cls, state: Mapping[str, torch.Tensor]) -> Layout:
+        """The layout of `state`, one buffer per dtype, in the order of its names."""
+        used: dict[torch.dtype, int] = {}
+        entries = []
+        for name, tensor in state.items():
+            offset = used.get(tensor.dtype, 0)
+            entries.append(Entry(name, tuple(tensor.shape), tensor.dtype, offset, tensor.numel()))
+            used[tensor.dtype] = offset + tensor.numel()
+        return cls(tuple(entries))
+
+    @property
+    def sizes(self) -> dict[torch.dtype, int]:
+        """Elements in the buffer of each dtype."""
+        sizes: dict[torch.dtype, int] = {}
+        for entry in self.entries:
+            sizes[entry.dtype] = max(sizes.get(entry.dtype, 0), entry.offset + entry.numel)
+        return sizes
+
+    def pack(self, state: Mapping[str, torch.Tensor]) -> dict[torch.dtype, torch.Tensor]:
+        """Copy `state` into fresh flat buffers on the CPU."""
+        buffers = {dtype: torch.empty(size, dtype=dtype) for dtype, size in self.sizes.items()}
+        for entry in self.entries:
+            target = buffers[entry.dtype][entry.offset : entry.offset + entry.numel]
+            target.copy_(state[entry.name].detach().reshape(-1))
+        return buffers
+
+    def unpack(self, buffers: Mapping[torch.dtype, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Named views into the buffers; nothing is copied."""
+        for entry in self.entries:
+            flat = buffers[entry.dtype][entry.offset : entry.offset + entry.numel]
+            yield entry.name, flat.view(entry.shape)

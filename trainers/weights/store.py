@@ -1,0 +1,58 @@
+"""Versions of the weights in TorchStore: the trainer pushes, generators pull, old versions are dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+import torchstore
+
+import trainers.weights.compat  # noqa: F401  (patches torchstore before its first use)
+from trainers.weights.flat import Layout
+
+LAYOUT_KEY = "weights/layout"
+
+
+def _key(version: int, dtype: torch.dtype) -> str:
+    return f"weights/v{version}/{str(dtype).removeprefix('torch.')}"
+
+
+class WeightStore:
+    """One process's view of the store. `open` and `close` belong to the process that owns the run."""
+
+    def __init__(self) -> None:
+        self._layout: Layout | None = None
+
+    @staticmethod
+    async def open() -> None:
+        """Start the store's volumes."""
+        await torchstore.initialize()
+
+    @staticmethod
+    async def close() -> None:
+        """Stop the store."""
+        await torchstore.shutdown()
+
+    async def push(self, state: Mapping[str, torch.Tensor], version: int) -> int:
+        """Publish `state` as `version`; returns the bytes moved."""
+        if self._layout is None:
+            self._layout = Layout.of(state)
+            await torchstore.put(LAYOUT_KEY, self._layout)
+        buffers = self._layout.pack(state)
+        for dtype, buffer in buffers.items():
+            await torchstore.put(_key(version, dtype), buffer)
+        return sum(buffer.nbytes for buffer in buffers.values())
+
+    async def pull(self, version: int) -> Iterable[tuple[str, torch.Tensor]]:
+        """The tensors of `version`, as views into flat buffers."""
+        if self._layout is None:
+            self._layout = await torchstore.get(LAYOUT_KEY)
+        buffers = {dtype: await torchstore.get(_key(version, dtype)) for dtype in self._layout.sizes}
+        return self._layout.unpack(buffers)
+
+    async def drop(self, version: int) -> None:
+        """Forget a version that nobody needs any more."""
+        if self._layout is None:
+            self._layout = await torchstore.get(LAYOUT_KEY)
+        for dtype in self._layout.sizes:
+            await torchstore.delete(_key(version, dtype))
