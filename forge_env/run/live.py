@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -26,7 +27,7 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
         return ""
     count = min(width, len(values))
     edges = [index * len(values) // count for index in range(count + 1)]
-    bins = [sum(values[start:end]) / (end - start) for start, end in zip(edges, edges[1:], strict=False) if end > start]
+    bins = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges) if end > start]
     low, high = min(0.0, *bins), max(1.0, *bins)
     if low < 0.0 or high > 1.0:
         low, high = min(bins), max(bins)

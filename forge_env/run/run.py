@@ -41,6 +41,7 @@ class Run:
         resume: continue from the newest checkpoint of `folder`.
         summary: merged into summary.json; also written when the run fails.
         state: what displays draw.
+        display: what draws it.
     """
 
     def __init__(
@@ -59,21 +60,24 @@ class Run:
         self.stop = asyncio.Event()
         self.summary: dict[str, Any] = {}
         self.state = state or RunState(folder.name, config.evaluation.split, config.grpo.max_off_policy_steps)
-        self._display = display or Display()
+        self.display = display or Display()
         self._loggers = list(loggers)
         self._trajectory_files: dict[str, IO[str]] = {}
         if resume:
             self._restore()
 
     def stage(self, name: str, detail: str = "") -> None:
-        """A phase begins (and the last ends): "sandbox", "model", "warm-up", "generator", "trainer", "training", "shutdown"."""
+        """A phase begins and the last ends.
+
+        Names: "sandbox", "model", "warm-up", "generator", "trainer", "training", "shutdown".
+        """
         self.end_stage()
         stage = Stage(name, detail, self.state.elapsed)
         self.state.stages.append(stage)
         self.state.done = self.state.total = 0
         self.state.progress_fields = {}
         logger.info("stage %s%s", name, f": {detail}" if detail else "")
-        self._display.stage(stage)
+        self.display.stage(stage)
 
     def end_stage(self) -> None:
         """The current phase is over."""
@@ -84,7 +88,7 @@ class Run:
         """`done` of `total` units of the current stage, with a few figures to show beside them."""
         self.state.done, self.state.total = done, total
         self.state.progress_fields = fields
-        self._display.progress()
+        self.display.progress()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Keep one row of metrics: metrics.jsonl, TensorBoard, Weights & Biases, display."""
@@ -94,7 +98,7 @@ class Run:
         reward = first_of(metrics, REWARD_KEYS)
         if reward is not None:
             self.state.rewards.append(reward)
-        self._display.step()
+        self.display.step()
 
     def evaluation(self, step: int, split: str, score: float, n: int, stderr: float) -> None:
         """A held-out score after training step `step`: mean over `n` valid episodes and its standard error."""
@@ -104,12 +108,12 @@ class Run:
         for sink in self._loggers:
             sink.log(step, {f"{prefix}/score": score, f"{prefix}/n": float(n), f"{prefix}/stderr": stderr})
         logger.info("evaluation after step %d on %s: %.4f +- %.4f (n=%d)", step, split, score, stderr, n)
-        self._display.evaluation(evaluation)
+        self.display.evaluation(evaluation)
 
     def status(self, **fields: Any) -> None:
         """Live figures: reward, staleness, tokens_per_s, in_flight, buffer, eta_s, waiting={"trainer": "episodes"}."""
         self.state.status |= fields
-        self._display.progress()
+        self.display.progress()
 
     def trajectory(self, trajectory: Trajectory, kind: str) -> None:
         """Append to `trajectories/KIND.jsonl` ("train", "eval", ...) if the recipe keeps that kind."""
@@ -127,7 +131,7 @@ class Run:
     def note(self, text: str) -> None:
         """A line worth showing on the terminal and keeping in the log."""
         logger.info("%s", text)
-        self._display.note(text)
+        self.display.note(text)
 
     def warn(self, text: str) -> None:
         """Something the person should know; the same text is shown once and counted."""
@@ -135,7 +139,7 @@ class Run:
         self.state.warnings[text] = count + 1
         logger.warning("%s", text)
         if not count:
-            self._display.warning(text)
+            self.display.warning(text)
 
     def request_stop(self) -> None:
         """Ask the trainer to finish cleanly."""

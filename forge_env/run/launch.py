@@ -1,0 +1,159 @@
+"""Running a trainer: display, log, signals, summary and report around it.
+
+terminal <-- display <-- Run <-- trainer (entry point in `forge_env.trainers`)
+run.log  <-- stdout and stderr of every process, logging, tracebacks
+Ctrl-C   --> once: `run.stop`; twice: the trainer's task is cancelled
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from typing import TextIO
+
+from forge_env.config.models import RunConfig
+from forge_env.config.render import render
+from forge_env.run.capture import captured_output, log_to
+from forge_env.run.folder import RunFolder
+from forge_env.run.metrics import open_loggers, read_metrics
+from forge_env.run.outcome import INTERRUPTED, Outcome, failed, read_summary, write_summary
+from forge_env.run.run import Run
+from forge_env.run.state import Display, RunState, duration
+
+Trainer = Callable[[Run], Awaitable[None]]
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+logger = logging.getLogger("forge_env.run")
+
+
+def launch(
+    config: RunConfig,
+    folder: RunFolder,
+    load_trainer: Callable[[], Trainer],
+    *,
+    resume: bool = False,
+    debug: bool = False,
+) -> Outcome:
+    """Run the trainer to its end and leave a complete run folder; everything it says goes to the terminal.
+
+    Args:
+        config: the resolved recipe.
+        folder: where to write; created here and held until the end.
+        load_trainer: imports the trainer; called when the display is up, since it may take seconds.
+        resume: continue what `folder` holds.
+        debug: leave stdout and stderr alone and log everything to them.
+    """
+    folder.create()
+    try:
+        with ExitStack() as stack:
+            terminal: TextIO = sys.stdout
+            if not debug:
+                terminal = stack.enter_context(captured_output(folder.log))
+            stack.enter_context(log_to(folder.log, debug=debug))
+            earlier = read_summary(folder.summary) if resume else {}
+            state = RunState(folder.name, config.evaluation.split, config.grpo.max_off_policy_steps)
+            run = _open_run(config, folder, state, resume, _display(state, terminal, live=not debug))
+            return _play(run, load_trainer, float(earlier.get("wall_s") or 0.0))
+    finally:
+        folder.release()
+
+
+def _display(state: RunState, terminal: TextIO, *, live: bool) -> Display:
+    if live and terminal.isatty():
+        from forge_env.run.live import LiveDisplay
+
+        return LiveDisplay(state, terminal)
+    from forge_env.run.plain import PlainDisplay
+
+    return PlainDisplay(state, terminal)
+
+
+def _open_run(config: RunConfig, folder: RunFolder, state: RunState, resume: bool, display: Display) -> Run:
+    config = config.model_copy(update={"name": folder.name})
+    folder.config.write_text(render(config), encoding="utf-8")
+    before = max((float(row.get("time") or 0.0) for row in read_metrics(folder.metrics)), default=0.0)
+    loggers = open_loggers(config, folder, lambda: before + state.elapsed)
+    return Run(config, folder, resume=resume, state=state, display=display, loggers=loggers)
+
+
+def _play(run: Run, load_trainer: Callable[[], Trainer], earlier_s: float) -> Outcome:
+    """Run, then write what came of it, whatever that was."""
+    display = run.display
+    write_summary(run, "running", "", earlier_s)
+    display.open()
+    try:
+        outcome = _outcome(run, load_trainer)
+        run.end_stage()
+        if outcome.error is not None:
+            logger.error("the run failed", exc_info=outcome.error)
+        _write_results(run, outcome, earlier_s)
+    finally:
+        display.close()
+        run.close()
+    return outcome
+
+
+def _outcome(run: Run, load_trainer: Callable[[], Trainer]) -> Outcome:
+    try:
+        asyncio.run(_supervise(run, load_trainer))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        if run.stop.is_set():
+            return Outcome("interrupted", INTERRUPTED)
+        return failed(RuntimeError("the trainer was cancelled from within"))
+    except Exception as error:  # noqa: BLE001 - the boundary of the run: whatever it was is reported and recorded
+        return failed(error)
+    return Outcome("interrupted", INTERRUPTED) if run.stop.is_set() else Outcome("success", 0)
+
+
+async def _supervise(run: Run, load_trainer: Callable[[], Trainer]) -> None:
+    """Run the trainer as a task that signals can stop."""
+    loop = asyncio.get_running_loop()
+    cancelled = False
+
+    def on_signal(number: signal.Signals) -> None:
+        nonlocal cancelled
+        if not run.stop.is_set():
+            run.request_stop()
+            run.note(f"{number.name}: finishing and saving; again to stop now")
+        elif not cancelled:
+            cancelled = True
+            run.note("stopping now")
+            task.cancel()
+            for each in SIGNALS:  # a third one ends the process the hard way
+                loop.remove_signal_handler(each)
+
+    async def train() -> None:
+        await load_trainer()(run)
+
+    task = asyncio.ensure_future(train())
+    for number in SIGNALS:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        await task
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def _write_results(run: Run, outcome: Outcome, earlier_s: float) -> None:
+    from forge_env.run.report import write_report
+    from forge_env.run.reward_curve import write_reward_curve
+
+    wall_s = earlier_s + run.state.elapsed
+    summary = write_summary(run, outcome.exit, outcome.message, wall_s)
+    try:
+        drawn = write_reward_curve(run.folder)
+        write_report(run.folder)
+    except OSError as error:  # a full disk must not hide how the run ended
+        run.warn(f"can't write the report: {error}")
+        drawn = False
+    if summary["heldout_start"] is not None and summary["steps"]:
+        run.note(
+            f"held-out {summary['heldout_start']:.3f} -> {summary['heldout_end']:.3f} "
+            f"in {summary['steps']} steps and {duration(wall_s)}"
+        )
+    if drawn:
+        run.note(f"report: {run.folder.report}")

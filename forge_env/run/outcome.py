@@ -1,0 +1,104 @@
+"""How a run ended, and the summary.json that says so."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import forge_env
+from forge_env.errors import ForgeError
+from forge_env.run.run import Run
+
+Exit = Literal["success", "failed", "interrupted"]
+INTERRUPTED = 130
+DEFAULTS: dict[str, Any] = {
+    "heldout_start": None,
+    "heldout_end": None,
+    "steps": 0,
+    "wall_s": 0.0,
+    "engine": None,
+    "tokens_generated": 0,
+    "tokens_discarded_stale": 0,
+    "max_staleness": 0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of a run."""
+
+    exit: Exit
+    code: int
+    error: BaseException | None = None
+
+    @property
+    def message(self) -> str:
+        """The error in one line (more for a list of mistakes)."""
+        if self.error is None:
+            return ""
+        return str(self.error) if isinstance(self.error, ForgeError) else _describe(self.error)
+
+
+def failed(error: BaseException) -> Outcome:
+    """The outcome of an exception; of a group, its cause."""
+    cause = root_cause(error)
+    return Outcome("failed", cause.exit_code if isinstance(cause, ForgeError) else 1, cause)
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """The exception to show for a group of them: a deliberate one where there is one, else the first."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    causes = [root_cause(inner) for inner in error.exceptions]
+    return next((cause for cause in causes if isinstance(cause, ForgeError)), causes[0])
+
+
+def _describe(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """What an earlier process of the run left, or nothing."""
+    if not path.exists():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError:  # a full disk cut it short
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def write_summary(run: Run, exit: Exit | Literal["running"], error: str, wall_s: float) -> dict[str, Any]:
+    """Write summary.json, complete or not at all, and return it. What the trainer put into `run.summary` wins."""
+    state = run.state
+    scores = {split: state.scores(split) for split in dict.fromkeys(item.split for item in state.evaluations)}
+    headline = state.scores()
+    summary: dict[str, Any] = {
+        "name": run.folder.name,
+        "environment": run.config.environment.name,
+        "seed": run.config.seed,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "forge_env": forge_env.__version__,
+        **DEFAULTS,
+        "steps": state.step,
+        "max_off_policy_steps": run.config.grpo.max_off_policy_steps,
+        "heldout": {
+            split: {"start": items[0].score, "end": items[-1].score, "n": items[-1].n, "stderr": items[-1].stderr}
+            for split, items in scores.items()
+        },
+        "stages": {stage.name: round(stage.ended - stage.started, 3) for stage in state.stages if stage.ended},
+        "warnings": state.warnings,
+    }
+    if headline:
+        summary |= {"heldout_start": headline[0].score, "heldout_end": headline[-1].score}
+    summary |= run.summary
+    summary |= {"wall_s": round(wall_s, 3), "exit": exit, "error": error or None}
+    temporary = run.folder.summary.with_suffix(".tmp")
+    temporary.write_text(json.dumps(summary, indent=2, default=str) + "\n", encoding="utf-8")
+    os.replace(temporary, run.folder.summary)
+    return summary
