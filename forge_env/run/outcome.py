@@ -12,6 +12,7 @@ from typing import Any, Literal
 import forge_env
 from forge_env.errors import ForgeError
 from forge_env.run.run import Run
+from forge_env.run.state import RunState
 
 Exit = Literal["success", "failed", "interrupted"]
 INTERRUPTED = 130
@@ -91,7 +92,7 @@ def write_summary(run: Run, exit: Exit | Literal["running"], error: str, wall_s:
             split: {"start": items[0].score, "end": items[-1].score, "n": items[-1].n, "stderr": items[-1].stderr}
             for split, items in scores.items()
         },
-        "stages": {stage.name: round(stage.ended - stage.started, 3) for stage in state.stages if stage.ended},
+        "stages": _stage_seconds(state),
         "warnings": state.warnings,
     }
     if headline:
@@ -102,3 +103,11 @@ def write_summary(run: Run, exit: Exit | Literal["running"], error: str, wall_s:
     temporary.write_text(json.dumps(summary, indent=2, default=str) + "\n", encoding="utf-8")
     os.replace(temporary, run.folder.summary)
     return summary
+
+
+def _stage_seconds(state: RunState) -> dict[str, float]:
+    seconds: dict[str, float] = {}
+    for stage in state.stages:
+        if stage.ended is not None:
+            seconds[stage.name] = round(seconds.get(stage.name, 0.0) + stage.ended - stage.started, 3)
+    return seconds

@@ -109,9 +109,7 @@ def _tables(summary: Row, rows: Sequence[Row]) -> Iterator[str]:
         ]
         yield _table("Held-out scores", cells)
     if warnings := summary.get("warnings"):
-        yield _table(
-            "Warnings", [(text, f"{count} times" if count > 1 else "once") for text, count in warnings.items()]
-        )
+        yield _table("Warnings", [(text, f"{count} x") for text, count in warnings.items()])
     if stages := summary.get("stages"):
         yield _table("Stages", [(name, duration(float(seconds))) for name, seconds in stages.items()])
     last: dict[str, float] = {}
