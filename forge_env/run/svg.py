@@ -66,9 +66,11 @@ def line_chart(
     for y in y_ticks:
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{py(y):.1f}" y2="{py(y):.1f}"/>')
         parts.append(f'<text class="tick" x="{LEFT - 6}" y="{py(y) + 3.5:.1f}" text-anchor="end">{number(y)}</text>')
-    steps = [x for x in ticks(x_low, x_high, 6) if x_low <= x <= x_high and x == round(x)]
-    for x in steps:
-        parts.append(f'<text class="tick" x="{px(x):.1f}" y="{height - 7}" text-anchor="middle">{number(x)}</text>')
+    parts += [
+        f'<text class="tick" x="{px(x):.1f}" y="{height - 7}" text-anchor="middle">{number(x)}</text>'
+        for x in ticks(x_low, x_high, 6)
+        if x_low <= x <= x_high and x == round(x)
+    ]
     for index, curve in enumerate(curves):
         colour = f"c{index % COLOURS}"
         if any(curve.error):
