@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from forge_env.gym_hook import register_with_gymnasium
+
 __version__ = "0.1.0"
 
 _EXPORTS = {
@@ -48,6 +50,8 @@ def __getattr__(name: str) -> Any:
     globals()[name] = value
     return value
 
+
+register_with_gymnasium()
 
 if TYPE_CHECKING:
     from forge_env.environment import API_VERSION as API_VERSION

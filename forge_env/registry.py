@@ -8,6 +8,7 @@ import path `module:Class`.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from pydantic import ValidationError
 
 from forge_env.environment import API_VERSION, Environment, EnvironmentConfig
 from forge_env.errors import ConfigError, NotRegisteredError, PluginError, did_you_mean
+from forge_env.gym_hook import register_with_gymnasium
 from forge_env.plugins import installed, load_plugin
 
 if TYPE_CHECKING:
@@ -51,11 +53,18 @@ def register(name: str, target: type[Environment] | str) -> None:
     if not isinstance(target, str):
         _checked(name, target)
     _REGISTERED[name] = target
+    if "gymnasium" in sys.modules:
+        register_with_gymnasium()
 
 
 def unregister(name: str) -> None:
     """Undo `register`."""
     _REGISTERED.pop(name, None)
+
+
+def names() -> list[str]:
+    """Every registered name, whether it can be loaded or not."""
+    return sorted({*_REGISTERED, *installed(GROUP)})
 
 
 def environment_class(name: str) -> type[Environment]:
@@ -69,7 +78,7 @@ def environment_class(name: str) -> type[Environment]:
     if not isinstance(target, str):
         return target
     if target == name and ":" not in name and name not in installed(GROUP):
-        known = sorted({*_REGISTERED, *installed(GROUP)})
+        known = names()
         guess = did_you_mean(name, known)
         fix = f"did you mean {guess!r}?" if guess else f"installed: {', '.join(known) or 'none'}"
         raise NotRegisteredError(f"there is no environment {name!r}", fix=fix)
@@ -109,7 +118,7 @@ def make_config(name: str, cls: type[Environment], options: dict[str, Any]) -> E
 def list_environments() -> list[EnvironmentEntry]:
     """Every environment, also those that can't be loaded (with the reason), by name."""
     entries = []
-    for name in sorted({*_REGISTERED, *installed(GROUP)}):
+    for name in names():
         target = _REGISTERED.get(name)
         if target is None:
             dist = installed(GROUP)[name].dist

@@ -17,13 +17,13 @@ An exception in a reward function is an `EnvironmentBugError` that names functio
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from forge_env.concurrency import gather_or_cancel
 from forge_env.errors import EnvironmentBugError, UsageError, environment_code
 from forge_env.types import Message, Task
 
@@ -141,14 +141,3 @@ def _scorer(function: RewardFunction, weight: float) -> _Scorer:
             )
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
     return _Scorer(name, function, float(weight), tuple(wanted), is_async)
-
-
-async def gather_or_cancel(coroutines: Sequence[Any]) -> list[Any]:
-    """Results in order; the first failure cancels the others, waits for them, and is raised as it is."""
-    tasks: list[asyncio.Task[Any]] = []
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks += [group.create_task(coroutine) for coroutine in coroutines]
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from failures.exceptions[0].__cause__
-    return [task.result() for task in tasks]

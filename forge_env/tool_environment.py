@@ -26,9 +26,10 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from forge_env.concurrency import gather_or_cancel
 from forge_env.environment import Environment, EnvironmentConfig
 from forge_env.errors import UsageError, environment_code
-from forge_env.rubric import Rubric, RubricResult, gather_or_cancel
+from forge_env.rubric import Rubric, RubricResult
 from forge_env.tools import Tool, ToolResult, clean_unicode, tools_of, unknown_tool
 from forge_env.types import Action, Message, Observation, StepResult, Task, ToolCall, ToolSpec, as_message
 

@@ -1,0 +1,90 @@
+"""Spaces of messages. Gymnasium batches spaces that it doesn't know as tuples, so these work with `make_vec`."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+
+from forge_env.types import Action, Message
+
+_CHARACTERS = list(string.printable)
+
+
+def _random_text(rng: np.random.Generator) -> str:
+    return "".join(rng.choice(_CHARACTERS, size=int(rng.integers(1, 65))))
+
+
+class Messages(Space[tuple[Message, ...]]):
+    """Observations: the messages that are new to the agent, any number of them."""
+
+    def __init__(self, seed: int | np.random.Generator | None = None) -> None:
+        super().__init__(shape=None, dtype=None, seed=seed)
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        """Messages are no arrays."""
+        return False
+
+    def sample(self, mask: Any = None, probability: Any = None) -> tuple[Message, ...]:
+        """One user message of random printable text."""
+        return (Message(role="user", content=_random_text(self.np_random)),)
+
+    def contains(self, x: Any) -> bool:
+        """Whether `x` is a tuple of messages."""
+        return isinstance(x, tuple) and all(isinstance(message, Message) for message in x)
+
+    def to_jsonable(self, sample_n: Iterable[tuple[Message, ...]]) -> list[Any]:
+        """Observations as lists of OpenAI chat dictionaries."""
+        return [[message.to_openai() for message in sample] for sample in sample_n]
+
+    def from_jsonable(self, sample_n: list[Any]) -> list[tuple[Message, ...]]:
+        """What `to_jsonable` wrote."""
+        return [tuple(Message.model_validate(message) for message in sample) for sample in sample_n]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Messages)
+
+    __hash__ = None  # type: ignore[assignment]  # like gymnasium's own spaces
+
+    def __repr__(self) -> str:
+        return "Messages()"
+
+
+class AssistantMessage(Space[Action]):
+    """Actions: one assistant message, or its text."""
+
+    def __init__(self, seed: int | np.random.Generator | None = None) -> None:
+        super().__init__(shape=None, dtype=None, seed=seed)
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        """Messages are no arrays."""
+        return False
+
+    def sample(self, mask: Any = None, probability: Any = None) -> Action:
+        """Random printable text."""
+        return _random_text(self.np_random)
+
+    def contains(self, x: Any) -> bool:
+        """Whether `x` is text or a message of the assistant."""
+        return isinstance(x, str) or (isinstance(x, Message) and x.role == "assistant")
+
+    def to_jsonable(self, sample_n: Iterable[Action]) -> list[Any]:
+        """Texts as they are, messages as OpenAI chat dictionaries."""
+        return [action if isinstance(action, str) else action.to_openai() for action in sample_n]
+
+    def from_jsonable(self, sample_n: list[Any]) -> list[Action]:
+        """What `to_jsonable` wrote."""
+        return [action if isinstance(action, str) else Message.model_validate(action) for action in sample_n]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AssistantMessage)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return "AssistantMessage()"

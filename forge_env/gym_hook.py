@@ -1,0 +1,59 @@
+"""`gymnasium.make("forge_env/NAME")` works once both packages are imported, in either order.
+
+Gymnasium has no plug-in mechanism of its own (an environment is there when the module that registers it was
+imported), and `import forge_env` must not import gymnasium. So when gymnasium comes second, a finder waits
+for its import, registers the names, and is gone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+def register_with_gymnasium() -> None:
+    """Register every environment with gymnasium: now if it is imported, or else when it will be."""
+    if hasattr(sys.modules.get("gymnasium"), "make_vec"):
+        _register()
+    elif not any(isinstance(finder, _WhenImported) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _WhenImported())
+
+
+def _register() -> None:
+    from forge_env.gym.registration import register_all
+
+    register_all()
+
+
+class _WhenImported(MetaPathFinder):
+    """Finds gymnasium as everybody else would, and has `_register` run after it."""
+
+    def __init__(self) -> None:
+        self._searching = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "gymnasium" or self._searching:
+            return None
+        self._searching = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._searching = False
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+            _register()
+
+        setattr(spec.loader, "exec_module", exec_module)  # noqa: B010 - of this one loader, not of its class
+        return spec
