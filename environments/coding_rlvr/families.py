@@ -7,7 +7,7 @@ right, 1 to 4) and a topic. Conditions and loops leave some slots to choice: tho
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -50,9 +50,10 @@ class Family:
     def unseen(self) -> bool:
         """Whether the whole family is kept from training, held-out evaluation and demonstrations.
 
-        About one in ten of the families that combine operations; every operation occurs in other families.
+        About one in ten of the families that combine operations, each of which occurs in other families too.
         """
-        return self.level > 1 and digest(self.name) % 10 == 0
+        combines = len(self.slots) > 1 and self.kind in ("pipeline", "range", "each")
+        return combines and digest(self.name) % 10 == 0
 
     def draw(self, rng: Random) -> Program:
         """One program of the family."""
@@ -82,29 +83,35 @@ def _chains(takes: str, length: int) -> Iterator[tuple[Operation, ...]]:
                 yield (operation, *rest)
 
 
+def _level(steps: int, operations: Sequence[Operation]) -> int:
+    """Difficulty: the number of steps, and two more where an operation is rare."""
+    return min(LEVELS[-1], steps + 2 * any(operation.rare for operation in operations))
+
+
 def _pipelines() -> Iterator[Family]:
     for takes, topic in _TOPIC_OF.items():
-        for level in LEVELS:
-            chains = list(_chains(takes, level))
-            if level > 2:  # a fixed sample of the thousands of long ones keeps the list handy
-                chains = Random(f"{takes}/{level}").sample(chains, min(len(chains), 400))
+        for length in LEVELS:
+            chains = list(_chains(takes, length))
+            if length > 2:  # a fixed sample of the thousands of long ones keeps the list handy
+                chains = Random(f"{takes}/{length}").sample(chains, min(len(chains), 400))
             for chain in chains:
                 names = [operation.name for operation in chain]
                 chain_topic = "dictionaries" if _DICTIONARY_MAKERS & set(names) else topic
                 slots = tuple((operation,) for operation in chain)
+                level = _level(length, chain)
                 yield Family(f"{chain_topic}/{'>'.join(names)}", chain_topic, level, "pipeline", takes, slots)
 
 
 def _branches() -> Iterator[Family]:
     choices = {
-        "pair": (numbers.PAIR, 2),
-        "number": (tuple(op for op in numbers.NUMBER if op.gives == "number"), 2),
-        "numbers": (lists.TO_NUMBER, 3),
-        "text": (tuple(op for op in texts.RESULTS if op.gives == "number"), 3),
+        "pair": tuple(op for op in numbers.PAIR if not op.rare),
+        "number": tuple(op for op in numbers.NUMBER if op.gives == "number"),
+        "numbers": lists.TO_NUMBER,
+        "text": tuple(op for op in texts.RESULTS if op.gives == "number"),
     }
     for condition in flow.CONDITIONS:
-        operations, level = choices[condition.takes]
-        slots = ((condition,), operations, operations)
+        slots = ((condition,), choices[condition.takes], choices[condition.takes])
+        level = _level(2, (condition,))
         yield Family(f"conditions/{condition.name}", "conditions", level, "branch", condition.takes, slots)
     for test, update in product(flow.EACH_TESTS, flow.UPDATES):
         name = f"loops/{test.name}>{update.name}"
@@ -113,7 +120,8 @@ def _branches() -> Iterator[Family]:
 
 def _loops() -> Iterator[Family]:
     for gather, test in product(flow.GATHER, flow.RANGE_TESTS):
-        yield Family(f"loops/{gather.name}>{test.name}", "loops", 2, "range", "number", ((gather,), (test,)))
+        level = _level(2, (gather, test))
+        yield Family(f"loops/{gather.name}>{test.name}", "loops", level, "range", "number", ((gather,), (test,)))
     for shrink in flow.SHRINK:
         yield Family(f"loops/{shrink.name}", "loops", 3, "while", "number", ((shrink,), flow.FLOORS))
     for test in flow.PAIR_TESTS:

@@ -16,6 +16,27 @@ FACTORS = range(2, 8)
 COUNTS = range(1, 5)
 LETTERS = "abcdest"
 
+COMMON = frozenset(
+    (
+        *(
+            "keep_above",
+            "keep_below",
+            "keep_even",
+            "keep_odd",
+            "add_each",
+            "subtract_each",
+            "multiply_each",
+            "square_each",
+        ),
+        *("sort_up", "backwards", "first", "skip", "total", "largest", "smallest", "count"),
+        *("reverse", "upper", "lower", "head", "repeat", "append", "prepend", "length", "occurrences"),
+        *("keep_values_above", "add_values", "sum_values", "largest_value", "entries", "sorted_keys", "lookup"),
+        *("plus", "minus", "times", "square", "sum_of", "difference", "product", "larger", "smaller"),
+        *("a_over_b", "a_over", "b_even", "add_up", "count_all", "add_squares", "multiples", "above"),
+    )
+)
+"""Operations of levels 1 and 2; all others make a task two levels harder."""
+
 
 @dataclass(frozen=True)
 class Operation:
@@ -39,6 +60,11 @@ class Operation:
     expression: str
     slips: Sequence[str]
     params: dict[str, Sequence[Any]] = field(default_factory=dict)
+
+    @property
+    def rare(self) -> bool:
+        """Whether it belongs to the harder levels only."""
+        return self.name not in COMMON
 
     @property
     def is_noun(self) -> bool:
