@@ -40,10 +40,12 @@ _EXPORTS = {
     "UsageError": "forge_env.errors",
 }
 
-__all__ = [*_EXPORTS, "__version__"]
+__all__ = [*_EXPORTS, "__version__", "rewards"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "rewards":
+        return import_module("forge_env.rewards")
     if name not in _EXPORTS:
         raise AttributeError(f"module 'forge_env' has no attribute {name!r}")
     value = getattr(import_module(_EXPORTS[name]), name)
@@ -54,6 +56,7 @@ def __getattr__(name: str) -> Any:
 register_with_gymnasium()
 
 if TYPE_CHECKING:
+    from forge_env import rewards as rewards
     from forge_env.environment import API_VERSION as API_VERSION
     from forge_env.environment import Environment as Environment
     from forge_env.environment import EnvironmentConfig as EnvironmentConfig

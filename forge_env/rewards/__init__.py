@@ -1,0 +1,28 @@
+"""Ready-made reward functions for rubrics.
+
+Every one is a callable `(prompt, response, target) -> float` (or needs fewer of these), so it works in a
+`fe.Rubric`, in a reward actor, and by hand.
+"""
+
+from forge_env.rewards.code import CodeTests, extract_code
+from forge_env.rewards.ensemble import Ensemble, estimate_accuracies
+from forge_env.rewards.judge import JudgeReward
+from forge_env.rewards.math import MathReward, parse_number
+from forge_env.rewards.text import ExactMatch, FormatReward, FuzzyMatch, exact_match, fuzzy_match
+from forge_env.rewards.thinking import ThinkingReward
+
+__all__ = [
+    "CodeTests",
+    "Ensemble",
+    "ExactMatch",
+    "FormatReward",
+    "FuzzyMatch",
+    "JudgeReward",
+    "MathReward",
+    "ThinkingReward",
+    "estimate_accuracies",
+    "exact_match",
+    "extract_code",
+    "fuzzy_match",
+    "parse_number",
+]

@@ -1,0 +1,49 @@
+"""Reward for code that passes tests, run in a sandbox of its own."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from forge_env.errors import UsageError
+from forge_env.sandbox.types import CallOutcome, Limits
+from forge_env.types import Task
+
+_BLOCK = re.compile(r"```(?:python|py)?[^\n]*\n(.*?)```", re.DOTALL)
+
+
+def extract_code(response: str) -> str:
+    """The last fenced code block, or the whole response when there is none."""
+    blocks = _BLOCK.findall(response)
+    return str(blocks[-1]) if blocks else response
+
+
+class CodeTests:
+    """Share of the tests that the answer's code passes; with `all_or_nothing`, 1 or 0.
+
+    `task.data["tests"]` is a list of `{"call": "f(2)", "expected": 4}`. Calls are evaluated in a fresh sandbox
+    that agent code has never run in; values are compared out here, where it can't reach them.
+    """
+
+    def __init__(self, *, all_or_nothing: bool = True, limits: Limits | None = None) -> None:
+        self.all_or_nothing = all_or_nothing
+        self.limits = limits
+
+    async def __call__(self, task: Task, answer: str, env: Any) -> float:
+        """Score one answer."""
+        tests: list[dict[str, Any]] = task.data.get("tests", [])
+        if not tests:
+            raise ValueError('task.data["tests"] is empty')
+        if env is None or env.sandboxes is None:
+            raise UsageError("CodeTests runs code and was given no sandboxes", fix="fe.make(NAME, sandboxes=engine)")
+        async with env.sandboxes.session() as sandbox:
+            calls = [test["call"] for test in tests]
+            result = await sandbox.run_calls(extract_code(answer), calls, limits=self.limits)
+        # Calls that were never reached have no outcome and count as failed.
+        passed = sum(_right(outcome, test["expected"]) for outcome, test in zip(result.outcomes, tests, strict=False))
+        return float(passed == len(tests)) if self.all_or_nothing else passed / len(tests)
+
+
+def _right(outcome: CallOutcome, expected: Any) -> bool:
+    """Equal value of equal type: `True` is no `1` here."""
+    return outcome.error is None and type(outcome.value) is type(expected) and outcome.value == expected

@@ -1,0 +1,99 @@
+"""Many weak verifiers as one reward.
+
+Votes are combined by naive Bayes: a verifier that is right with probability a counts log(a / (1 - a)).
+Where the accuracies aren't known they are estimated from votes alone, by expectation maximisation on the
+one-coin model of Dawid and Skene (1979), as Weaver (Saad-Falcon et al., 2025) does for language-model verifiers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from forge_env.concurrency import gather_or_cancel
+from forge_env.errors import UsageError
+
+_EDGE = 1e-3
+"""Accuracies are kept this far from 0 and 1, so that no single verifier decides alone."""
+
+
+class Ensemble:
+    """Probability in [0, 1] that an answer is right, by several verifiers.
+
+    Args:
+        verifiers: callables `(prompt, response, target) -> float`, sync or async; 0.5 and above is a vote for.
+        accuracies: how often each is right, in (0, 1); `estimate_accuracies` learns them. Equal ones when None.
+        prior: share of answers that are right.
+    """
+
+    def __init__(
+        self, verifiers: Sequence[Callable[..., Any]], accuracies: Sequence[float] | None = None, *, prior: float = 0.5
+    ) -> None:
+        accuracies = [0.75] * len(verifiers) if accuracies is None else list(accuracies)
+        if len(accuracies) != len(verifiers):
+            raise UsageError(f"an ensemble has {len(verifiers)} verifiers but {len(accuracies)} accuracies")
+        if not all(0.0 < value < 1.0 for value in [*accuracies, prior]):
+            raise UsageError("accuracies and prior of an ensemble lie between 0 and 1")
+        self.verifiers = list(verifiers)
+        self.accuracies = accuracies
+        self.prior = prior
+
+    async def __call__(self, prompt: str, response: str, target: Any = None) -> float:
+        """Combine the votes on one response."""
+        values = await gather_or_cancel([_value(verifier, prompt, response, target) for verifier in self.verifiers])
+        return combine([value >= 0.5 for value in values], self.accuracies, self.prior)
+
+
+def combine(votes: Sequence[bool], accuracies: Sequence[float], prior: float = 0.5) -> float:
+    """P(right | votes) when verifiers err independently of each other."""
+    log_odds = math.log(prior / (1.0 - prior))
+    for vote, accuracy in zip(votes, accuracies, strict=True):
+        accuracy = _inside(accuracy)
+        log_odds += (1.0 if vote else -1.0) * math.log(accuracy / (1.0 - accuracy))
+    return 1.0 / (1.0 + math.exp(-log_odds)) if log_odds > -700 else 0.0
+
+
+def estimate_accuracies(
+    votes: Sequence[Sequence[bool]], labels: Sequence[bool] | None = None, *, iterations: int = 100
+) -> tuple[list[float], float]:
+    """`(accuracy of each verifier, prior)` from votes [N answers][K verifiers], with labels or without.
+
+    Without labels at least three verifiers are needed, and most must be better than chance.
+    """
+    if not votes or not votes[0]:
+        raise UsageError("no votes to learn accuracies from")
+    if labels is not None:
+        return _maximise(votes, [float(label) for label in labels])
+    if len(votes[0]) < 3:
+        raise UsageError("accuracies of fewer than three verifiers can't be told apart without labels")
+    beliefs = [sum(row) / len(row) for row in votes]  # start from the majority
+    for _ in range(iterations):
+        accuracies, prior = _maximise(votes, beliefs)
+        updated = [combine(row, accuracies, prior) for row in votes]
+        moved = max(abs(new - old) for new, old in zip(updated, beliefs, strict=True))
+        beliefs = updated
+        if moved < 1e-9:
+            break
+    return _maximise(votes, beliefs)
+
+
+def _maximise(votes: Sequence[Sequence[bool]], beliefs: Sequence[float]) -> tuple[list[float], float]:
+    count = len(votes)
+    accuracies = [
+        sum(belief if row[k] else 1.0 - belief for row, belief in zip(votes, beliefs, strict=True)) / count
+        for k in range(len(votes[0]))
+    ]
+    return [_inside(value) for value in accuracies], _inside(sum(beliefs) / count)
+
+
+def _inside(probability: float) -> float:
+    return min(max(probability, _EDGE), 1.0 - _EDGE)
+
+
+async def _value(verifier: Callable[..., Any], prompt: str, response: str, target: Any) -> float:
+    known = {"prompt": prompt, "response": response, "target": target}
+    wanted = {name: known[name] for name in inspect.signature(verifier).parameters if name in known}
+    value = verifier(**wanted)
+    return float(await value if inspect.isawaitable(value) else value)

@@ -1,0 +1,81 @@
+"""Rewards for answers that are one number."""
+
+from __future__ import annotations
+
+import re
+
+_NUMBER = r"[-+]?\s?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?"
+_PLAIN = re.compile(rf"({_NUMBER})(?:\s*/\s*({_NUMBER}))?\s*(%?)")
+_FRACTION = re.compile(rf"([-+]?)\\d?frac\{{({_NUMBER})\}}\{{({_NUMBER})\}}")
+_DECORATION = re.compile(r"[$\u20ac\u00a3\\{}]|\\text\{[^}]*\}")
+_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")
+_HASHES = re.compile(r"####\s*([^\n]+)")
+
+
+def parse_number(text: str) -> float | None:
+    """The number that `text` is: "1,234.5", "-3", "$5", "3/4", "50%", "\\frac{1}{2}"; None when it is none."""
+    text = text.strip()[:200]
+    if match := _FRACTION.fullmatch(text):
+        sign, above, below = match.groups()
+        value = _divide(above, below)
+        return None if value is None else (-value if sign == "-" else value)
+    match = _PLAIN.match(_DECORATION.sub("", text).strip())
+    if match is None or len(match.group(1).strip("+- ")) == 0:
+        return None
+    value = _divide(match.group(1), match.group(2)) if match.group(2) else _float(match.group(1))
+    return value / 100 if value is not None and match.group(3) else value
+
+
+def marked_answer(response: str) -> str | None:
+    """What the response marks as its answer: the last `<answer>` tag, `\\boxed{}` or `####` line."""
+    for pattern in (_TAG, _BOXED, _HASHES):
+        if found := pattern.findall(response):
+            return str(found[-1])
+    return None
+
+
+class MathReward:
+    """1 for the right number marked as the answer, `partial_credit` for the right number elsewhere, else 0.
+
+    Args:
+        tolerance: largest absolute difference that counts as right.
+        partial_credit: for a response that holds the number but doesn't mark it.
+    """
+
+    def __init__(self, tolerance: float = 1e-6, partial_credit: float = 0.1) -> None:
+        self.tolerance = tolerance
+        self.partial_credit = partial_credit
+
+    def __call__(self, prompt: str, response: str, target: str | float) -> float:
+        """Score one response. `ValueError`: the target is no number, which is the data's fault."""
+        wanted = _number_of(target)
+        if wanted is None:
+            raise ValueError(f"the target {str(target)[:80]!r} is no number")
+        marked = marked_answer(response)
+        given = None if marked is None else parse_number(marked)
+        if given is not None and abs(given - wanted) <= self.tolerance:
+            return 1.0
+        unmarked = _HASHES.sub(" ", _BOXED.sub(" ", _TAG.sub(" ", response)))
+        found = (_float(match) for match in re.findall(_NUMBER, unmarked))
+        near = any(value is not None and abs(value - wanted) <= self.tolerance for value in found)
+        return self.partial_credit if near else 0.0
+
+
+def _number_of(target: str | float) -> float | None:
+    if isinstance(target, int | float):
+        return float(target)
+    marked = marked_answer(target)
+    return parse_number(target if marked is None else marked)
+
+
+def _float(text: str) -> float | None:
+    try:
+        return float(text.replace(",", "").replace(" ", ""))
+    except ValueError:
+        return None
+
+
+def _divide(above: str, below: str) -> float | None:
+    numerator, denominator = _float(above), _float(below)
+    return None if numerator is None or not denominator else numerator / denominator

@@ -1,0 +1,75 @@
+"""Rewards that compare text: exactly, nearly, or by its format. A target may be a list of accepted texts."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+
+Target = str | int | float | Iterable[str]
+MAX_COMPARED_CHARS = 2_000
+"""Fuzzy comparison is quadratic: longer responses are compared up to here."""
+
+
+def _accepted(target: Target) -> list[str]:
+    if isinstance(target, str | int | float):
+        return [str(target)]
+    return [str(item) for item in target]
+
+
+class ExactMatch:
+    """1 when the response is the target, surrounding white space aside."""
+
+    def __init__(self, *, ignore_case: bool = False, ignore_punctuation: bool = False) -> None:
+        self.ignore_case = ignore_case
+        self.ignore_punctuation = ignore_punctuation
+
+    def __call__(self, response: str, target: Target) -> float:
+        """Score one response."""
+        return float(self._normal(response) in [self._normal(text) for text in _accepted(target)])
+
+    def _normal(self, text: str) -> str:
+        if self.ignore_case:
+            text = text.casefold()
+        if self.ignore_punctuation:
+            text = text.translate(str.maketrans("", "", string.punctuation))
+        return " ".join(text.split()) if self.ignore_punctuation else text.strip()
+
+
+class FuzzyMatch:
+    """Similarity of response and target in [0, 1] (Ratcliff-Obershelp); below `threshold` it is 0."""
+
+    def __init__(self, threshold: float = 0.0) -> None:
+        self.threshold = threshold
+
+    def __call__(self, response: str, target: Target) -> float:
+        """Score one response against the nearest accepted text."""
+        given = response.strip().casefold()[:MAX_COMPARED_CHARS]
+        ratios = [
+            SequenceMatcher(None, given, text.strip().casefold()[:MAX_COMPARED_CHARS], autojunk=False).ratio()
+            for text in _accepted(target)
+        ]
+        best = max(ratios, default=0.0)
+        return best if best >= self.threshold else 0.0
+
+
+class FormatReward:
+    """1 when the whole response matches a regular expression (`re.DOTALL`)."""
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = re.compile(pattern, re.DOTALL)
+
+    def __call__(self, response: str) -> float:
+        """Score one response."""
+        return float(self.pattern.fullmatch(response.strip()) is not None)
+
+
+def exact_match(response: str, target: Target) -> float:
+    """`ExactMatch()` as a function."""
+    return ExactMatch()(response, target)
+
+
+def fuzzy_match(response: str, target: Target) -> float:
+    """`FuzzyMatch()` as a function."""
+    return FuzzyMatch()(response, target)
