@@ -1,1 +1,1 @@
-"""."""
+"""Recipes that run: YAML and launch files, no logic."""

@@ -113,6 +113,8 @@ class WarmupSection(Section):
     """Optimizer steps; 0 skips the warm-up."""
     batch_size: Positive = 16
     """Demonstrations in a step."""
+    threads: Positive = 2
+    """CPU threads of the trainer while it has the machine to itself."""
     optimizer: OptimizerSection = OptimizerSection(lr=3e-3, muon_lr=3e-3, weight_decay=0.05, warmup_steps=40)
     """Its own optimizer."""
 
@@ -198,6 +200,8 @@ class EvaluationSection(Section):
     """Split of the environment that is never trained on."""
     temperature: Annotated[float, Field(ge=0)] = 1.0
     """Sampling temperature."""
+    metric: str = "solved"
+    """Metric of the environment that is the score (pass@1 for `solved`); the reward where it has no such metric."""
     extra_splits: list[str] = Field(default_factory=list)
     """Further splits scored at the start and the end only."""
     extra_tasks: Positive = 64

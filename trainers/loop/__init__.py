@@ -1,1 +1,1 @@
-"""."""
+"""The loops: supervised warm-up and asynchronous GRPO."""

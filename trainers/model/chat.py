@@ -25,7 +25,9 @@ class FolderTokenizer:
     def __init__(self, folder: str | Path) -> None:
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
-            raise UsageError(f"no tokenizer.json in {folder}", fix="model.path must be a Hugging Face checkpoint folder")
+            raise UsageError(
+                f"no tokenizer.json in {folder}", fix="model.path must be a Hugging Face checkpoint folder"
+            )
         self._tokenizer = Tokenizer.from_file(str(path))
         self.name_or_path = str(folder)
         self.unk_token_id: int | None = None
@@ -42,7 +44,9 @@ class FolderTokenizer:
 
     def decode(self, token_ids: Any, *args: Any, **kwargs: Any) -> str:
         """Text of `token_ids`, special tokens included unless told otherwise."""
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=kwargs.get("skip_special_tokens", False)))
+        return str(
+            self._tokenizer.decode(list(token_ids), skip_special_tokens=kwargs.get("skip_special_tokens", False))
+        )
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
         """Id of one token, or ids of a list; None for what is not in the vocabulary."""

@@ -7,7 +7,6 @@ one token of its own; everything else is byte-level BPE learned from demonstrati
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterable
 from pathlib import Path
@@ -53,7 +52,7 @@ def render_texts(demonstrations: Iterable[list[Message]], tools: list[ToolSpec],
 
 def fixed_phrases(texts: list[str], tools: list[ToolSpec]) -> list[str]:
     """Phrases of the chat format that stand in every text: the preamble, the roles, the opening of a tool call."""
-    preamble = os.path.commonprefix(texts)
+    preamble = _common_prefix(texts)
     phrases = {part for part in _split_control(preamble) if len(part) > 12}
     phrases |= {"system\n", "user\n", "user", "assistant\n"}
     for tool in tools:
@@ -82,6 +81,12 @@ def train_tokenizer(texts: list[str], phrases: list[str], vocab_size: int) -> To
     tokenizer.train_from_iterator(_without(texts, phrases), trainer)
     tokenizer.add_tokens([AddedToken(phrase, normalized=False) for phrase in phrases])
     return tokenizer
+
+
+def _common_prefix(texts: list[str]) -> str:
+    first, last = min(texts), max(texts)  # whatever these two share, all between them share
+    length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return first[:length]
 
 
 def _split_control(text: str) -> list[str]:

@@ -89,9 +89,7 @@ def collate(sequences: Sequence[TokenSequence], device: torch.device) -> Microba
     )
 
 
-def microbatches(
-    sequences: Sequence[TokenSequence], max_tokens: int, device: torch.device
-) -> Iterator[Microbatch]:
+def microbatches(sequences: Sequence[TokenSequence], max_tokens: int, device: torch.device) -> Iterator[Microbatch]:
     """Split into microbatches of at most `max_tokens` padded tokens, similar lengths together."""
     ordered = sorted(sequences, key=lambda sequence: len(sequence.token_ids), reverse=True)
     start = 0

@@ -55,7 +55,13 @@ class TitanEngine:
         self.schedule.step()
         tokens = sum(len(sequence.token_ids) for sequence in sequences)
         elapsed = time.perf_counter() - started
-        return {**totals, "tokens": tokens, "tokens_per_s": tokens / elapsed, "train_s": elapsed, **self.learning_rate()}
+        return {
+            **totals,
+            "tokens": tokens,
+            "tokens_per_s": tokens / elapsed,
+            "train_s": elapsed,
+            **self.learning_rate(),
+        }
 
     def _accumulate(self, part: Sequence[TokenSequence], loss: Loss, totals: dict[str, float]) -> None:
         """Gradients of one minibatch, microbatch by microbatch."""

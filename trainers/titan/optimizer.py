@@ -46,9 +46,7 @@ def build_optimizer(module: Any, section: OptimizerSection, device: Device) -> O
     groups = [ParamGroupConfig(pattern=r".*", optimizer_name="AdamW", optimizer_kwargs=adamw)]
     if section.muon_lr > 0:
         muon = {"lr": section.muon_lr, "weight_decay": section.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
-        groups.insert(
-            0, ParamGroupConfig(pattern=HIDDEN_MATRICES, optimizer_name="Muon", optimizer_kwargs=muon)
-        )
+        groups.insert(0, ParamGroupConfig(pattern=HIDDEN_MATRICES, optimizer_name="Muon", optimizer_kwargs=muon))
     config = Optimizers.Config(param_groups=groups, implementation=device.optimizer_implementation)
     return Optimizers(config, model_parts=[module])
 

@@ -43,9 +43,7 @@ class TitanTrainer(ForgeActor):
         from trainers.weights.store import WeightStore
 
         self._device = use_device(self._with_gpus, self._threads)
-        self._model = TitanModel(
-            self._folder, max_length=self._max_length, device=self._device.torch, seed=self._seed
-        )
+        self._model = TitanModel(self._folder, max_length=self._max_length, device=self._device.torch, seed=self._seed)
         self._store = WeightStore()
 
     @endpoint

@@ -1,0 +1,1 @@
+"""Small agents that learn to write Python with a tool."""

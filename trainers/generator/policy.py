@@ -1,0 +1,92 @@
+"""Generators as a `forge_env.Policy`: exact tokens in, exact tokens out, the chat format between."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from forge_env.errors import ContextLengthExceeded
+from forge_env.policy import PolicySession, Reply
+from forge_env.types import Message, Observation, ToolSpec
+from trainers.generator.types import Completion, SamplingOptions
+from trainers.model.chat import Chat
+
+GenerateFunction = Callable[[list[int], SamplingOptions], Awaitable[Completion]]
+"""Prompt token ids, [P], and how to sample, to a completion."""
+
+
+@dataclass(slots=True)
+class GeneratorPolicy:
+    """A policy whose replies are sampled by `generate`.
+
+    Attributes:
+        chat: the model family's chat format.
+        generate: one request to a generator.
+        max_length: tokens of a whole conversation.
+        max_tokens: sampled tokens of one reply.
+        temperature: of sampling.
+    """
+
+    chat: Chat
+    generate: GenerateFunction
+    max_length: int
+    max_tokens: int
+    temperature: float = 1.0
+
+    def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
+        """A conversation with these tools."""
+        return _Session(self, tools, seed)
+
+
+class _Session:
+    """Keeps the conversation twice: as messages, and as the very tokens the model saw and sampled."""
+
+    def __init__(self, policy: GeneratorPolicy, tools: list[ToolSpec], seed: int | None) -> None:
+        self._policy = policy
+        self._tools = tools
+        self._seed = seed
+        self._messages: list[Message] = []
+        self._prompt_ids: list[int] = []
+        self._token_ids: list[int] = []
+
+    async def reply(self, observation: Observation) -> Reply:
+        """Sample the next assistant message.
+
+        Raises:
+            ContextLengthExceeded: the conversation leaves no room for another token.
+        """
+        policy = self._policy
+        self._messages += observation
+        prompt_ids, forked = self._next_prompt(observation)
+        room = policy.max_length - len(prompt_ids)
+        if room < 1:
+            raise ContextLengthExceeded(f"the conversation has {len(prompt_ids)} of {policy.max_length} tokens")
+        options = SamplingOptions(
+            max_tokens=min(policy.max_tokens, room),
+            temperature=policy.temperature,
+            stop_token_ids=policy.chat.stop_token_ids,
+            seed=self._seed,
+        )
+        completion = await policy.generate(prompt_ids, options)
+        message = policy.chat.parse(completion.token_ids, self._tools, prompt_ids)
+        self._messages.append(message)
+        self._prompt_ids, self._token_ids = prompt_ids, completion.token_ids
+        return Reply(
+            message=message,
+            prompt_ids=prompt_ids,
+            token_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            versions=completion.versions,
+            stop_reason=completion.stop_reason,
+            forked=forked,
+        )
+
+    def _next_prompt(self, observation: Observation) -> tuple[list[int], bool]:
+        """The prompt that continues the tokens so far, or, where the format can't, a new rendering (a fork)."""
+        chat = self._policy.chat
+        if not self._prompt_ids:
+            return chat.render(self._messages, self._tools), False
+        extended = chat.extend(self._prompt_ids, self._token_ids, observation, self._tools)
+        if extended is not None:
+            return extended, False
+        return chat.render(self._messages, self._tools), True

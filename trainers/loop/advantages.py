@@ -1,0 +1,50 @@
+"""From the rewards of a group to advantages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forge_env.trajectory import Trajectory
+from trainers.titan.batch import TokenSequence
+
+
+@dataclass(slots=True)
+class Group:
+    """Episodes of one task. Only valid ones count; `advantages` belongs to them, in order."""
+
+    episodes: list[Trajectory]
+
+    @property
+    def valid(self) -> list[Trajectory]:
+        """Episodes that infrastructure did not spoil and that sampled anything."""
+        return [episode for episode in self.episodes if episode.valid and episode.num_sampled_tokens]
+
+    @property
+    def mean_reward(self) -> float:
+        """The baseline."""
+        rewards = [episode.reward for episode in self.valid]
+        return sum(rewards) / len(rewards) if rewards else 0.0
+
+
+def advantages(rewards: list[float], *, normalize_std: bool) -> list[float]:
+    """Reward minus the group's mean (Dr. GRPO, arXiv 2503.20783), over its deviation on request (GRPO)."""
+    mean = sum(rewards) / len(rewards)
+    centred = [reward - mean for reward in rewards]
+    if not normalize_std:
+        return centred
+    deviation = (sum(value * value for value in centred) / len(centred)) ** 0.5
+    return [value / (deviation + 1e-4) for value in centred]
+
+
+def training_sequences(groups: list[Group], *, normalize_std: bool) -> list[TokenSequence]:
+    """The token sequences with signal: groups whose rewards are all equal have no gradient and are left out."""
+    sequences = []
+    for group in groups:
+        episodes = group.valid
+        if len(episodes) < 2:
+            continue
+        values = advantages([episode.reward for episode in episodes], normalize_std=normalize_std)
+        for episode, advantage in zip(episodes, values, strict=True):
+            if abs(advantage) > 1e-8:
+                sequences += [TokenSequence.from_segment(segment, advantage) for segment in episode.segments()]
+    return sequences

@@ -1,0 +1,125 @@
+"""From a recipe's model to a running trainer and generators: build, warm up, cache, save, resume."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+from forge_env.environment import Environment
+from forge_env.errors import UsageError
+from forge_env.run import Run
+from trainers.loop.stack import GeneratorPool, Stack, TrainerHandle
+from trainers.loop.warmup import cache_key, cache_root, warm_up
+
+TINY = "tiny"
+
+
+async def prepare_model(run: Run, stack: Stack, environment: Environment) -> tuple[TrainerHandle, GeneratorPool]:
+    """Start trainer and generators on the recipe's checkpoint, which is built and warmed up first if need be."""
+    folder = await asyncio.to_thread(_checkpoint_folder, run, environment)
+    warm = _warm_folder(run, environment)
+    if warm is None or (warm / "model.safetensors").is_file():
+        if warm is not None:
+            run.note(f"Warmed-up model from the cache: {warm}")
+        return await _start_both(run, stack, warm or folder)
+    run.stage("trainer", "starting")
+    generators = await stack.launch_generators(warm)
+    # vLLM takes seconds to import: let it, while the trainer warms up the model it is to serve.
+    preloading = asyncio.create_task(generators.preload())
+    try:
+        trainer = await stack.start_trainer(folder)
+        run.stage("warm-up", "supervised fine-tuning on demonstrations")
+        await warm_up(run, environment, trainer, warm)
+    finally:
+        await preloading
+    if not run.stop.is_set():
+        run.stage("generator", "loading the warmed-up model")
+        await generators.setup()
+    return trainer, generators
+
+
+async def _start_both(run: Run, stack: Stack, folder: Path) -> tuple[TrainerHandle, GeneratorPool]:
+    run.stage("generator", "trainer and generators are starting")
+    generators = await stack.launch_generators(folder)
+    async with asyncio.TaskGroup() as group:
+        starting = group.create_task(stack.start_trainer(folder))
+        group.create_task(generators.setup())
+    return starting.result(), generators
+
+
+def _checkpoint_folder(run: Run, environment: Environment) -> Path:
+    """The folder of `model.path`: built here, local, or fetched from the hub."""
+    config = run.config
+    if config.model.path == TINY:
+        folder = cache_root(config) / "models" / f"tiny-{cache_key(config, environment, warm=False)}"
+        if not (folder / "config.json").is_file():
+            from trainers.model.tiny import build_tiny_folder
+
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            build_tiny_folder(config.model, environment, config.seed, folder)
+        return folder
+    local = Path(config.model.path).expanduser()
+    if local.is_dir():
+        return local
+    return _from_hub(config.model.path)
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise UsageError(
+            f"no model {name!r}: {str(error).splitlines()[0]}",
+            fix="model.path is 'tiny', a checkpoint folder, or a hub name within reach (HF_TOKEN for private ones)",
+        ) from error
+
+
+def _warm_folder(run: Run, environment: Environment) -> Path | None:
+    """Where the warmed-up model is or will be; None where the recipe has no warm-up."""
+    config = run.config
+    if config.warmup is None or config.warmup.steps == 0:
+        return None
+    if config.model.path != TINY:
+        raise UsageError("warmup is for a model built here", fix="use model.path=tiny, or warmup=null")
+    return cache_root(config) / "models" / f"warm-{cache_key(config, environment, warm=True)}"
+
+
+class Checkpoints:
+    """The run's checkpoints: `step-N/` folders with weights, training state and data position."""
+
+    def __init__(self, run: Run) -> None:
+        self._root = run.folder.checkpoints
+        self._keep = run.config.checkpoint.keep
+
+    def _all(self) -> list[Path]:
+        return sorted(path.parent for path in self._root.glob("step-*/progress.json"))
+
+    def newest(self) -> Path | None:
+        """The most recent complete checkpoint."""
+        found = self._all()
+        return found[-1] if found else None
+
+    async def save(self, trainer: TrainerHandle, step: int, position: int) -> Path:
+        """Save after `step` training steps, with `position` groups of the data used."""
+        folder = self._root / f"step-{step:06d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        await trainer.save(str(folder))
+        # Written last: a checkpoint without it is not one.
+        (folder / "progress.json").write_text(json.dumps({"step": step, "position": position}))
+        for old in self._all()[: -self._keep]:
+            shutil.rmtree(old, ignore_errors=True)
+        return folder
+
+    async def restore(self, trainer: TrainerHandle) -> tuple[int, int]:
+        """Load the newest checkpoint; returns its step and data position, zeros where there is none."""
+        folder = self.newest()
+        if folder is None:
+            return 0, 0
+        await trainer.load(str(folder))
+        progress = json.loads((folder / "progress.json").read_text())
+        return int(progress["step"]), int(progress["position"])

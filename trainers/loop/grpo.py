@@ -1,0 +1,57 @@
+"""Asynchronous off-policy GRPO: the recipe's main loop.
+
+    tasks --> rollouts --> ReplayBuffer --> TitanTrainer --> WeightStore --> Generators
+                 ^              ^                |                              |
+                 |              +-- slots freed when the weights have arrived --+
+                 +------------------ generation goes on meanwhile --------------+
+
+Back-pressure: rollouts wait for a slot, the trainer waits for a batch, and a slot is free again only when the
+weights trained on it are in the generators. `max_off_policy_steps` bounds the age of every trained token
+(`trainers.buffer.window`); with 0 the same code is synchronous and on-policy.
+
+Every loop is a child of one task group: the first failure cancels the others and ends the run with its cause.
+"""
+
+from __future__ import annotations
+
+import forge_env as fe
+from forge_env.environment import Environment
+from forge_env.run import Run
+from forge_env.sandbox import SandboxEngine, open_engine
+from trainers.loop.stack import GeneratorPool, Stack, TrainerHandle, prepare_controller
+
+
+async def train(run: Run) -> None:
+    """Run the recipe `run.config` to its end, or until `run.stop`."""
+    prepare_controller()
+    config = run.config
+    run.stage("sandbox", config.sandbox.engine)
+    options = {"concurrency": config.sandbox.concurrency, "base_image": config.sandbox.base_image}
+    engine = open_engine(config.sandbox.engine, **{key: value for key, value in options.items() if value is not None})
+    async with engine, Stack(config) as stack:
+        run.summary["engine"] = engine.name
+        run.note(f"Sandbox engine: {engine.name}")
+        environment = _make_environment(run, engine)
+        trainer, generators = await _start(run, stack, environment)
+        if not run.stop.is_set():
+            from trainers.loop.session import Session
+
+            await Session(run, trainer, generators, lambda: _make_environment(run, engine)).run_to_end()
+        run.stage("shutdown")
+        await generators.halt()
+
+
+def _make_environment(run: Run, engine: SandboxEngine) -> Environment:
+    section = run.config.environment
+    environment: Environment = fe.make(section.name, sandboxes=engine, **section.options)
+    return environment
+
+
+async def _start(run: Run, stack: Stack, environment: Environment) -> tuple[TrainerHandle, GeneratorPool]:
+    """Model, processes, warm-up; what can start beside something else does."""
+    from trainers.loop.checkpoints import prepare_model
+
+    run.stage("model", run.config.model.path)
+    # Monarch's first use binds this process; the store and the actors' processes then start side by side.
+    await stack.open_store()
+    return await prepare_model(run, stack, environment)

@@ -1,0 +1,311 @@
+"""The asynchronous part of a run: rollouts, training, evaluation and status as children of one task group."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from forge_env.config.models import LossSection
+from forge_env.errors import ForgeError, UsageError
+from forge_env.plugins import installed, load_plugin
+from forge_env.run import Run
+from trainers.buffer.replay import ReplayBuffer, Ticket
+from trainers.generator.policy import GeneratorPolicy
+from trainers.loop.advantages import Group, training_sequences
+from trainers.loop.checkpoints import Checkpoints
+from trainers.loop.evaluation import Evaluator
+from trainers.loop.rollouts import MakeEnvironment, Rollouts
+from trainers.loop.stack import GeneratorPool, TrainerHandle
+from trainers.model.chat import Chat, FolderTokenizer
+
+logger = logging.getLogger(__name__)
+LOSSES = "forge_env.losses"
+STATUS_INTERVAL_S = 1.0
+MAX_DISCARDED_IN_A_ROW = 20
+
+
+def make_loss(section: LossSection) -> Any:
+    """The loss a recipe names, by entry point or `module:Class`."""
+    name = section.name
+    try:
+        if ":" in name:
+            module, _, attribute = name.partition(":")
+            loss_class = getattr(import_module(module), attribute)
+        else:
+            loss_class = load_plugin(LOSSES, name)
+        return loss_class(**section.options)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        known = ", ".join(sorted(installed(LOSSES)))
+        raise UsageError(
+            f"grpo.loss {name!r} with {section.options}: {error}", fix=f"installed losses: {known}"
+        ) from error
+
+
+@dataclass(slots=True)
+class Totals:
+    """Running sums for the summary."""
+
+    tokens_generated: int = 0
+    episodes: int = 0
+    episodes_invalid: int = 0
+    episodes_late: int = 0
+    forks: int = 0
+
+
+class Session:
+    """One training session from its first rollout to its last step."""
+
+    def __init__(self, run: Run, trainer: TrainerHandle, generators: GeneratorPool, make_env: MakeEnvironment) -> None:
+        config = run.config
+        self.run = run
+        self.config = config
+        self.trainer = trainer
+        self.generators = generators
+        chat = Chat(FolderTokenizer(trainer.folder), config.model.renderer)
+
+        def policy(temperature: float) -> GeneratorPolicy:
+            limit = config.grpo.max_tokens_per_turn
+            return GeneratorPolicy(chat, generators.generate, config.model.max_length, limit, temperature)
+
+        self.rollouts = Rollouts(config, make_env, policy(config.grpo.temperature))
+        self.evaluator = Evaluator(run, self.rollouts, policy(config.evaluation.temperature))
+        self.checkpoints = Checkpoints(run)
+        self.totals = Totals()
+        self.step = 0
+        self.position = 0
+        self._discarded_in_a_row = 0
+        self._trained_at: list[float] = []
+
+    async def run_to_end(self) -> None:
+        """Train until the recipe's last step or until the run is asked to stop; save; report."""
+        config = self.config
+        await self.trainer.configure(
+            config.trainer.optimizer,
+            loss=make_loss(config.grpo.loss),
+            steps=config.grpo.steps,
+            microbatch_tokens=config.trainer.microbatch_tokens,
+            minibatches=config.trainer.minibatches,
+            temperature=config.grpo.temperature,
+            threads=config.trainer.threads,
+        )
+        if self.run.resume:
+            await self._resume()
+        self.run.stage("evaluation", "held-out score before training")
+        await self.evaluator.evaluate_all(self.step)
+        self.run.stage("training", f"{config.grpo.steps} steps")
+        self.buffer: ReplayBuffer[Group] = ReplayBuffer(
+            config.grpo.groups_per_step,
+            config.grpo.max_off_policy_steps,
+            first_index=self.position,
+            version=self.step,
+        )
+        try:
+            await self._loops()
+        finally:
+            self._summarise()
+        await self._finish()
+
+    async def _resume(self) -> None:
+        self.step, self.position = await self.checkpoints.restore(self.trainer)
+        if self.step:
+            self.run.note(f"Resuming after step {self.step}")
+            await self.trainer.push_weights(self.step)
+            await self.generators.update_weights(self.step)
+
+    async def _loops(self) -> None:
+        """Rollouts, status and evaluations run until the training loop is done; a failure ends all of them."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                background = [group.create_task(self._roll_out(group)), group.create_task(self._report_status())]
+                await self._train(group)
+                for task in background:
+                    task.cancel()
+        except* ForgeError as errors:
+            raise _first(errors) from errors
+
+    async def _roll_out(self, group: asyncio.TaskGroup) -> None:
+        """Admit groups for as long as the run needs any."""
+        needed = (self.config.grpo.steps - self.step) * self.config.grpo.groups_per_step
+        while not self.run.stop.is_set() and self.buffer.stats.admitted - self.buffer.stats.discarded < needed:
+            ticket = await self.buffer.admit()
+            group.create_task(self._roll_out_group(ticket))
+
+    async def _roll_out_group(self, ticket: Ticket[Group]) -> None:
+        result = await self.rollouts.group(ticket.index)
+        self._count(result)
+        for episode in result.episodes:
+            self.run.trajectory(episode, "train")
+        if result.valid:
+            self._discarded_in_a_row = 0
+            await self.buffer.add(ticket, result)
+            return
+        self._discarded_in_a_row += 1
+        self.run.warn("a whole group was lost to infrastructure and is replaced")
+        if self._discarded_in_a_row >= MAX_DISCARDED_IN_A_ROW:
+            reason = next(
+                (episode.error for episode in result.episodes if episode.error), "no episode finished in time"
+            )
+            raise ForgeError(f"{MAX_DISCARDED_IN_A_ROW} groups in a row came to nothing, the last because: {reason}")
+        await self.buffer.discard(ticket)
+        await self._replace()
+
+    async def _replace(self) -> None:
+        ticket = await self.buffer.admit()
+        await self._roll_out_group(ticket)
+
+    def _count(self, group: Group) -> None:
+        self.totals.episodes += len(group.episodes)
+        self.totals.episodes_late += self.config.grpo.group_size - len(group.episodes)
+        self.totals.episodes_invalid += sum(not episode.valid for episode in group.episodes)
+        self.totals.tokens_generated += sum(episode.num_sampled_tokens for episode in group.episodes)
+        self.totals.forks += sum(turn.forked for episode in group.episodes for turn in episode.turns)
+
+    async def _train(self, group: asyncio.TaskGroup) -> None:
+        """Batch after batch: train, publish, swap, free the slots."""
+        config = self.config.grpo
+        every = self.config.evaluation.every
+        while self.step < config.steps and not self.run.stop.is_set():
+            waiting = time.perf_counter()
+            self.run.status(waiting={"trainer": "episodes"})
+            batch = await self._next_batch()
+            if batch is None:
+                return
+            started = time.perf_counter()
+            self.run.status(waiting={})
+            metrics = await self._train_on(batch)
+            self.step += 1
+            self.position += len(batch)
+            metrics |= {"time/trainer/wait": started - waiting, "time/trainer/step": time.perf_counter() - started}
+            self._log(batch, metrics)
+            if every and self.step % every == 0 and self.step < config.steps:
+                section = self.config.evaluation
+                group.create_task(self.evaluator.evaluate(self.step, section.split, section.num_tasks))
+            if self.config.checkpoint.every and self.step % self.config.checkpoint.every == 0:
+                await self.checkpoints.save(self.trainer, self.step, self.position)
+        if self.step >= config.steps:
+            self.run.note(f"Reached training limit ({config.steps} steps)")
+
+    async def _next_batch(self) -> list[Ticket[Group]] | None:
+        """The next groups to train on, or None when the run is asked to stop first."""
+        sampling = asyncio.ensure_future(self.buffer.sample())
+        stopping = asyncio.ensure_future(self.run.stop.wait())
+        try:
+            await asyncio.wait([sampling, stopping], return_when=asyncio.FIRST_COMPLETED)
+            return sampling.result() if sampling.done() else None
+        finally:
+            for task in (sampling, stopping):
+                task.cancel()
+
+    async def _train_on(self, batch: list[Ticket[Group]]) -> dict[str, float]:
+        groups = [ticket.group for ticket in batch if ticket.group is not None]
+        sequences = training_sequences(groups, normalize_std=self.config.grpo.normalize_std)
+        staleness = [self.step - episode.oldest_version for group in groups for episode in group.valid]
+        self.buffer.stats.max_staleness = max(self.buffer.stats.max_staleness, *staleness)
+        metrics: dict[str, float] = {"staleness/max": max(staleness), "staleness/mean": sum(staleness) / len(staleness)}
+        if sequences:
+            trained = await self.trainer.train_step(sequences)
+            metrics |= {_METRIC_NAMES.get(name, f"trainer/{name}"): value for name, value in trained.items()}
+        version = self.step + 1
+        logger.info(f"Pushing weights for policy version {version}")
+        pushed = await self.trainer.push_weights(version)
+        swapped = await self.generators.update_weights(version)
+        metrics |= {"weights/push_s": pushed["push_s"], "weights/pull_s": swapped["pull_s"]}
+        metrics |= {"weights/stall_s": swapped["stall_s"]}
+        await self.buffer.release(batch)
+        return metrics
+
+    def _log(self, batch: list[Ticket[Group]], metrics: dict[str, float]) -> None:
+        groups = [ticket.group for ticket in batch if ticket.group is not None]
+        episodes = [episode for group in groups for episode in group.valid]
+        rewards = [episode.reward for episode in episodes]
+        signal = [group for group in groups if len({episode.reward for episode in group.valid}) > 1]
+        metrics |= {
+            "reward/mean": sum(rewards) / len(rewards),
+            "groups/with_signal": len(signal) / len(groups),
+            "episode/turns": _mean([len(episode.turns) for episode in episodes]),
+            "episode/tokens": _mean([episode.num_sampled_tokens for episode in episodes]),
+            "episode/truncated": _mean([float(episode.truncated) for episode in episodes]),
+            "episode/forks": float(self.totals.forks),
+            "episode/invalid": float(self.totals.episodes_invalid),
+        }
+        for name in sorted({name for episode in episodes for name in episode.metrics}):
+            metrics[f"reward/{name}"] = _mean([episode.metrics.get(name, 0.0) for episode in episodes])
+        self._trained_at.append(time.perf_counter())
+        self.run.log(self.step, metrics)
+        self.run.status(reward=metrics["reward/mean"], staleness=metrics["staleness/max"], eta_s=self._seconds_left())
+        self.run.progress(self.step, self.config.grpo.steps)
+
+    def _seconds_left(self) -> float | None:
+        recent = self._trained_at[-10:]
+        if len(recent) < 2:
+            return None
+        pace = (recent[-1] - recent[0]) / (len(recent) - 1)
+        return pace * (self.config.grpo.steps - self.step)
+
+    async def _report_status(self) -> None:
+        """Live figures, once a second."""
+        before, tokens_before = time.perf_counter(), 0.0
+        while True:
+            await asyncio.sleep(STATUS_INTERVAL_S)
+            stats = await self.generators.stats()
+            now = time.perf_counter()
+            rate = (stats["tokens"] - tokens_before) / (now - before) if tokens_before else 0.0
+            before, tokens_before = now, stats["tokens"]
+            self.run.status(tokens_per_s=rate, in_flight=self.rollouts.episodes_running, buffer=self.buffer.ready)
+
+    async def _finish(self) -> None:
+        """The last checkpoint, and after a complete run the final scores."""
+        await self.checkpoints.save(self.trainer, self.step, self.position)
+        if self.step >= self.config.grpo.steps:
+            self.run.stage("evaluation", "held-out score after training")
+            await self.evaluator.evaluate_all(self.step)
+            self._summarise()
+
+    def _summarise(self) -> None:
+        section = self.config.evaluation
+        summary = self.run.summary
+        summary |= {
+            "steps": self.step,
+            "tokens_generated": self.totals.tokens_generated,
+            "tokens_discarded_stale": 0,  # groups are admitted so that none can become too old: there is no such path
+            "max_staleness": self.buffer.stats.max_staleness,
+            "max_off_policy_steps": self.config.grpo.max_off_policy_steps,
+            "episodes": self.totals.episodes,
+            "episodes_invalid": self.totals.episodes_invalid,
+            "episodes_late": self.totals.episodes_late,
+            "forks": self.totals.forks,
+        }
+        for split, scores in self.evaluator.scores.items():
+            prefix = "heldout" if split == section.split else f"heldout_{split}"
+            summary[f"{prefix}_start"] = scores[0][1].mean
+            if scores[-1][0] > scores[0][0]:
+                summary[f"{prefix}_end"] = scores[-1][1].mean
+
+
+_METRIC_NAMES = {
+    "loss": "grpo_loss/total_loss",
+    "kl_k3": "grpo_loss/kl_divergence_mean",
+    "kl_k1": "grpo_loss/kl_k1",
+    "entropy": "grpo_loss/entropy",
+    "ratio_mean": "grpo_loss/ratio_mean",
+    "clip_fraction": "grpo_loss/clip_fraction",
+    "logprob_diff": "mismatch/mean",
+    "grad_norm": "trainer/grad_norm",
+    "tokens_per_s": "trainer/tokens_per_s",
+}
+
+
+def _mean(values: list[float] | list[int]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _first(errors: BaseExceptionGroup[ForgeError]) -> ForgeError:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, ForgeError)
+    return error

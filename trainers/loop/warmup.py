@@ -1,0 +1,115 @@
+"""Supervised warm-up: a fresh small model learns the environment's demonstrations, once; the result is cached."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+from forge_env.config.models import RunConfig
+from forge_env.environment import Environment
+from forge_env.errors import UsageError
+from forge_env.run import Run
+from trainers.losses.sft import SFTLoss
+from trainers.model.chat import Chat, FolderTokenizer
+from trainers.titan.batch import TokenSequence
+
+MICROBATCH_TOKENS = 8192
+SORT_WINDOW = 16
+
+
+def cache_root(config: RunConfig) -> Path:
+    """Where built and warmed-up checkpoints are kept."""
+    chosen = config.model.cache_dir or os.environ.get("FORGE_ENV_CACHE")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "forge-env"
+
+
+def cache_key(config: RunConfig, environment: Environment, *, warm: bool) -> str:
+    """A name for what a checkpoint depends on: model, environment, its demonstrations, seed and warm-up."""
+    rng = random.Random(0)
+    probe = [environment.task("train", index) for index in range(8)]
+    demonstrations = [message.to_openai() for task in probe for message in _demonstrate(environment, task, rng)]
+    parts: dict[str, Any] = {
+        "model": config.model.model_dump(exclude={"cache_dir"}),
+        "environment": config.environment.model_dump(),
+        "tools": [tool.model_dump() for tool in environment.tools],
+        "demonstrations": demonstrations,
+        "seed": config.seed,
+    }
+    if warm:
+        assert config.warmup is not None
+        parts["warmup"] = config.warmup.model_dump()
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _demonstrate(environment: Environment, task: Any, rng: random.Random) -> Any:
+    demonstrate = getattr(environment, "demonstrate", None)
+    if demonstrate is None:
+        raise UsageError(
+            f"{type(environment).__name__} gives no demonstrations to warm up on",
+            fix="define `demonstrate(task, rng)`, or use a trained model: model.path=Qwen/Qwen3-0.6B warmup=null",
+        )
+    return demonstrate(task, rng)
+
+
+class Demonstrations:
+    """An endless stream of batches of demonstrations on training tasks; the same for the same seed."""
+
+    def __init__(self, environment: Environment, chat: Chat, *, batch_size: int, max_length: int, seed: int) -> None:
+        self._environment = environment
+        self._chat = chat
+        self._batch_size = batch_size
+        self._max_length = max_length
+        self._rng = random.Random(seed)
+        self._next = 0
+        self._batches: list[list[TokenSequence]] = []
+
+    def batch(self) -> list[TokenSequence]:
+        """The next `batch_size` demonstrations, of similar length so that little is padding."""
+        if not self._batches:
+            window = [self._one() for _ in range(SORT_WINDOW * self._batch_size)]
+            window.sort(key=lambda sequence: len(sequence.token_ids))
+            size = self._batch_size
+            self._batches = [window[start : start + size] for start in range(0, len(window), size)]
+            self._rng.shuffle(self._batches)
+        return self._batches.pop()
+
+    def _one(self) -> TokenSequence:
+        for _ in range(1000):
+            task = self._environment.task("train", self._next)
+            self._next += 1
+            messages = _demonstrate(self._environment, task, self._rng)
+            ids, mask = self._chat.render_training(messages, self._environment.tools)
+            if len(ids) <= self._max_length:
+                return TokenSequence(ids, mask)
+        raise UsageError(
+            f"no demonstration fits into model.max_length = {self._max_length} tokens", fix="raise model.max_length"
+        )
+
+
+async def warm_up(run: Run, environment: Environment, trainer: Any, folder: Path) -> None:
+    """Train `trainer` on demonstrations and save the model to `folder`."""
+    config = run.config
+    section = config.warmup
+    assert section is not None
+    chat = Chat(FolderTokenizer(trainer.folder), config.model.renderer)
+    demonstrations = Demonstrations(
+        environment, chat, batch_size=section.batch_size, max_length=config.model.max_length, seed=config.seed
+    )
+    await trainer.configure(
+        section.optimizer,
+        loss=SFTLoss(),
+        steps=section.steps,
+        microbatch_tokens=MICROBATCH_TOKENS,
+        threads=section.threads,
+    )
+    for step in range(1, section.steps + 1):
+        metrics = await trainer.train_step(demonstrations.batch())
+        if step % 10 == 0 or step == section.steps:
+            run.progress(step, section.steps, loss=metrics["loss"], tokens_per_s=metrics["tokens_per_s"])
+        if run.stop.is_set():
+            return
+    await trainer.save_model(str(folder))
