@@ -12,6 +12,9 @@ A reward function is any callable, sync or async, that returns a number. It name
     prompt, response, target
                 the task's prompt, the answer, and `task.data["answer"]` (or else `task.gold`)
 
+A group function sees all episodes of one task at once (relative scores, diversity, tournaments) and returns one
+number for each: it may name `task`, `trajectories`, `answers` and `rewards` (what the episodes have so far).
+
 An exception in a reward function is an `EnvironmentBugError` that names function and task, never a zero.
 """
 
@@ -25,9 +28,12 @@ from typing import Any
 
 from forge_env.concurrency import gather_or_cancel
 from forge_env.errors import EnvironmentBugError, UsageError, environment_code
+from forge_env.trajectory import Trajectory
 from forge_env.types import Message, Task
 
 INJECTED = ("task", "answer", "messages", "env", "self", "info", "prompt", "response", "target")
+
+INJECTED_GROUP = ("task", "trajectories", "answers", "rewards")
 
 RewardFunction = Callable[..., Any]
 """`(...) -> float`, or a coroutine function returning one."""
@@ -50,10 +56,22 @@ class _Scorer:
     is_async: bool
 
     async def __call__(self, values: Mapping[str, Any], task_id: str) -> float:
+        return self._number(await self.call(values, task_id), task_id)
+
+    async def call(self, values: Mapping[str, Any], task_id: str) -> Any:
         with environment_code(f"reward function {self.name!r}", task_id):
             value = self.function(**{name: values[name] for name in self.wanted})
-            if inspect.isawaitable(value):
-                value = await value
+            return await value if inspect.isawaitable(value) else value
+
+    def numbers(self, value: Any, count: int, task_id: str) -> list[float]:
+        if not isinstance(value, Sequence) or len(value) != count:
+            raise EnvironmentBugError(
+                f"group reward function {self.name!r} returned {str(value)[:80]!r} on task {task_id!r}",
+                fix=f"return one number for each of the {count} episodes",
+            )
+        return [self._number(item, task_id) for item in value]
+
+    def _number(self, value: Any, task_id: str) -> float:
         try:
             number = float(value)
         except (TypeError, ValueError):
@@ -75,21 +93,30 @@ class Rubric:
         weights: Sequence[float] | None = None,
         *,
         metrics: Sequence[RewardFunction] = (),
+        group: Mapping[RewardFunction, float] | Sequence[RewardFunction] = (),
     ) -> None:
+        """Reward functions with `weights` (1 each when None), `metrics`, and `group` functions with their weights."""
         chosen = [functions] if callable(functions) else list(functions)
         weights = [1.0] * len(chosen) if weights is None else list(weights)
         if len(weights) != len(chosen):
             raise UsageError(f"a rubric has {len(chosen)} reward functions but {len(weights)} weights")
         pairs = [*zip(chosen, weights, strict=True), *((metric, 0.0) for metric in metrics)]
         self._scorers = [_scorer(function, weight) for function, weight in pairs]
-        names = [scorer.name for scorer in self._scorers]
+        weighted = group.items() if isinstance(group, Mapping) else [(function, 1.0) for function in group]
+        self._group_scorers = [_scorer(function, weight, INJECTED_GROUP) for function, weight in weighted]
+        names = [scorer.name for scorer in [*self._scorers, *self._group_scorers]]
         if repeated := {name for name in names if names.count(name) > 1}:
             raise UsageError(f"two reward functions are named {sorted(repeated)[0]!r}", fix="rename one")
 
     @property
     def weights(self) -> dict[str, float]:
         """Weight of each function by name; metrics have weight 0."""
-        return {scorer.name: scorer.weight for scorer in self._scorers}
+        return {scorer.name: scorer.weight for scorer in [*self._scorers, *self._group_scorers]}
+
+    @property
+    def scores_groups(self) -> bool:
+        """Whether `score_group` has anything to do."""
+        return bool(self._group_scorers)
 
     async def score(
         self,
@@ -125,19 +152,43 @@ class Rubric:
         reward = sum(scorer.weight * named[scorer.name] for scorer in self._scorers)
         return RubricResult(reward=float(reward), metrics=named)
 
+    async def score_group(self, task: Task, trajectories: Sequence[Trajectory]) -> None:
+        """Add the group functions' rewards and metrics to the episodes of one task; invalid episodes are left out."""
+        valid = [trajectory for trajectory in trajectories if trajectory.valid]
+        if not valid or not self._group_scorers:
+            return
+        values = {
+            "task": task,
+            "trajectories": valid,
+            "answers": [final_text(trajectory) for trajectory in valid],
+            "rewards": [trajectory.reward for trajectory in valid],
+        }
+        returned = await gather_or_cancel([scorer.call(values, task.id) for scorer in self._group_scorers])
+        for scorer, value in zip(self._group_scorers, returned, strict=True):
+            for trajectory, number in zip(valid, scorer.numbers(value, len(valid), task.id), strict=True):
+                trajectory.metrics[scorer.name] = number
+                trajectory.reward += scorer.weight * number
+                if trajectory.turns:
+                    trajectory.turns[-1].reward += scorer.weight * number
 
-def _scorer(function: RewardFunction, weight: float) -> _Scorer:
+
+def final_text(trajectory: Trajectory) -> str:
+    """Text of the agent's last message."""
+    return trajectory.turns[-1].message.content if trajectory.turns else ""
+
+
+def _scorer(function: RewardFunction, weight: float, injected: tuple[str, ...] = INJECTED) -> _Scorer:
     name = getattr(function, "__name__", None) or type(function).__name__
     wanted: list[str] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
-            wanted = [key for key in INJECTED if key != "self"]
+            wanted = [key for key in injected if key != "self"]
             break
-        if parameter.name in INJECTED:
+        if parameter.name in injected:
             wanted.append(parameter.name)
         elif parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL:
             raise UsageError(
-                f"reward function {name!r} asks for {parameter.name!r}", fix=f"it can have {', '.join(INJECTED)}"
+                f"reward function {name!r} asks for {parameter.name!r}", fix=f"it can have {', '.join(injected)}"
             )
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
     return _Scorer(name, function, float(weight), tuple(wanted), is_async)

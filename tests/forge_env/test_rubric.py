@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import forge_env as fe
 from forge_env.errors import EnvironmentBugError, InfrastructureError, UsageError
+from forge_env.trajectory import Trajectory, Turn
 
 TASK = fe.Task(id="t-1", prompt="1 + 1?", data={"answer": "2", "secret": 5}, gold="two")
 
@@ -108,3 +109,30 @@ async def test_any_weights_add_up(pairs: list[tuple[float, float]]) -> None:
     rubric = fe.Rubric([function(i, value) for i, (_, value) in enumerate(pairs)], [weight for weight, _ in pairs])
     result = await rubric.score(task=TASK, answer="")
     assert result.reward == pytest.approx(math.fsum(weight * value for weight, value in pairs), abs=1e-9)
+
+
+def trajectory(answer: str, reward: float = 0.0, *, valid: bool = True) -> Trajectory:
+    turn = Turn([], fe.Message(role="assistant", content=answer), reward=reward)
+    return Trajectory(id=answer, environment="e", task_id="t-1", turns=[turn], reward=reward, valid=valid)
+
+
+async def test_group_functions_see_the_valid_episodes_of_a_task_together() -> None:
+    async def rarity(answers: list[str], rewards: list[float]) -> list[float]:
+        assert rewards == [1.0, 1.0, 0.0]
+        return [1 / answers.count(answer) for answer in answers]
+
+    rubric = fe.Rubric(same, group={rarity: 0.5})
+    assert rubric.scores_groups
+    group = [trajectory("a", 1.0), trajectory("a", 1.0), trajectory("lost", valid=False), trajectory("b")]
+    await rubric.score_group(TASK, group)
+    assert [item.reward for item in group] == [1.25, 1.25, 0.0, 0.5]
+    assert [item.metrics for item in group] == [{"rarity": 0.5}, {"rarity": 0.5}, {}, {"rarity": 1.0}]
+    assert group[0].turns[-1].reward == 1.25
+    with pytest.raises(UsageError, match="'length' asks for 'answer'"):
+        fe.Rubric(group=[length])
+    with pytest.raises(EnvironmentBugError, match=r"returned .* on task 't-1'.*each of the 3"):
+        await fe.Rubric(group=[rewardless]).score_group(TASK, group)
+
+
+def rewardless(task: fe.Task) -> list[float]:
+    return [1.0]
