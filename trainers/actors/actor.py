@@ -61,7 +61,8 @@ class ForgeActor(Actor):  # type: ignore[misc]
 
     @classmethod
     def _actor_class(cls) -> type[ForgeActor]:
-        return cls.__dict__.get("actor_class", cls)
+        chosen: type[ForgeActor] = cls.__dict__.get("actor_class", cls)
+        return chosen
 
     @classmethod
     async def launch(cls, *args: Any, **kwargs: Any) -> Any:

@@ -53,7 +53,9 @@ def build_tiny_folder(model: ModelSection, environment: Any, seed: int, folder: 
     save_tokenizer(tokenizer, staging)
     size = tokenizer.get_vocab_size(with_added_tokens=True)
     vocab_size = -(-size // 64) * 64  # padded rows keep every matrix a multiple of the kernels' tile
-    config = hf_config(model, vocab_size, tokenizer.token_to_id("<|im_end|>"))
+    end_of_turn = tokenizer.token_to_id("<|im_end|>")
+    assert end_of_turn is not None
+    config = hf_config(model, vocab_size, end_of_turn)
     (staging / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (staging / "tokenizer_config.json").write_text(
         json.dumps(

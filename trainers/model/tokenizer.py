@@ -17,8 +17,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from forge_env.types import Message, ToolSpec
 from trainers.model.chat import Chat
 
-CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
-CONTROL_TOKENS += ("<tool_response>", "</tool_response>", "<think>", "</think>")
+CONTROL_TOKENS: tuple[str, ...] = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"),
+    *("<tool_response>", "</tool_response>", "<think>", "</think>"),
+)
 # Words with their leading space, single digits, runs of spaces, punctuation, and the escapes of JSON strings.
 _WORDS = r'\\n|\\"| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}\\]+|\n|[ ]+(?=[ ])|[ ]+|\s+|\\'
 
@@ -65,13 +67,13 @@ def fixed_phrases(texts: list[str], tools: list[ToolSpec]) -> list[str]:
 def train_tokenizer(texts: list[str], phrases: list[str], vocab_size: int) -> Tokenizer:
     """Byte-level BPE of `vocab_size` tokens over `texts`, with control tokens and `phrases` as tokens of their own."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(_WORDS), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(phrases),
         special_tokens=list(CONTROL_TOKENS),
