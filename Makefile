@@ -1,0 +1,36 @@
+# `make train` and `make test` work on a bare machine; ARGS="..." is passed on to what they run.
+ARGS ?=
+export STACK PYTHON
+.DEFAULT_GOAL := help
+.PHONY: help setup train test lint format bench pins clean
+
+help: ## what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+setup: ## virtual environment in .venv with the pinned packages (STACK=cpu|gpu)
+	@scripts/setup.sh
+
+train: setup ## train coding_rlvr, e.g. make train ARGS="seed=1 --name first"
+	@.venv/bin/forge-env train coding_rlvr.yaml $(ARGS)
+
+test: setup ## every test, e.g. make test ARGS="-k sandbox -x"
+	@scripts/test.sh $(ARGS)
+
+lint: setup ## style, format and types
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+format: setup ## put the code into its format
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+bench: setup ## measure, and write docs/benchmarks.md
+	@.venv/bin/python -m benchmarks $(ARGS)
+
+pins: setup ## resolve requirements/*.txt anew from pyproject.toml
+	@scripts/pins.sh $(ARGS)
+
+clean: ## remove .venv, caches and build leftovers; runs/ stays
+	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

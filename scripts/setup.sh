@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# Makes .venv with the pinned set of packages and forge-env itself. Quick when nothing changed.
+#   STACK=cpu|gpu  the training stack to install (default: gpu where nvidia-smi answers, else cpu)
+#   PYTHON=...     the interpreter to build on (default: python3.11, else python3)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+UV_VERSION=0.13.9
+VENV=.venv
+
+say() { printf '%s\n' "setup: $*"; }
+die() { printf '%s\n' "setup: $*" >&2; exit 1; }
+
+choose_stack() {
+  if [ -n "${STACK:-}" ]; then
+    [ -f "requirements/$STACK.txt" ] || die "STACK=$STACK is unknown; use cpu or gpu"
+  elif command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
+    STACK=gpu
+  else
+    STACK=cpu
+  fi
+}
+
+python_is_311() { "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; }
+
+choose_python() {
+  local candidate
+  for candidate in ${PYTHON:-python3.11 python3 /usr/bin/python3.11 /usr/bin/python3}; do
+    if python_is_311 "$candidate"; then
+      PYTHON=$candidate
+      return
+    fi
+  done
+  die "Python 3.11 is needed (the pinned packages are built for it). On Debian: apt-get install python3.11 python3-venv. Or say PYTHON=/path/to/python3.11"
+}
+
+digest() { cat pyproject.toml "requirements/$STACK.txt" scripts/setup.sh | sha256sum | cut -d' ' -f1; }
+
+# A virtual environment with pip, whatever of ensurepip, pip and uv this machine has.
+make_venv() {
+  if "$PYTHON" -c 'import ensurepip' 2>/dev/null; then
+    "$PYTHON" -m venv --clear "$VENV"
+  elif "$PYTHON" -m pip --version >/dev/null 2>&1; then
+    "$PYTHON" -m venv --clear --without-pip "$VENV"
+    "$PYTHON" -m pip --python "$VENV/bin/python" install --quiet pip
+  elif command -v uv >/dev/null; then
+    uv venv --quiet --clear --seed --python "$PYTHON" "$VENV"
+  elif [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    say "python3-venv is missing; installing it with apt-get"
+    { apt-get update -qq && apt-get install -y -qq python3-venv; } >/dev/null </dev/null || die "apt-get could not install python3-venv"
+    "$PYTHON" -m venv --clear "$VENV"
+  else
+    die "this Python can't make virtual environments. On Debian: apt-get install python3-venv"
+  fi
+}
+
+# uv does not read pip's settings: hand on where this machine finds packages.
+pip_setting() { "$VENV/bin/python" -m pip config get "$1" 2>/dev/null | tr -s ' \n' ',' | sed 's/,$//' || true; }
+
+pass_on_pip_settings() {
+  local links index
+  links="$(printf '%s' "${PIP_FIND_LINKS:-}" | tr -s ' \n' ',')"
+  [ -n "$links" ] || links="$(pip_setting global.find-links)"
+  if [ -z "${UV_FIND_LINKS:-}" ] && [ -n "$links" ]; then export UV_FIND_LINKS="$links"; fi
+  index="${PIP_INDEX_URL:-$(pip_setting global.index-url)}"
+  if [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ] && [ -n "$index" ]; then export UV_DEFAULT_INDEX="$index"; fi
+}
+
+# The CPU build of torch is not on the general index: when nothing configured here has it, uv knows where it is.
+torch_backend() {
+  [ "$STACK" = cpu ] || return 0
+  local pin
+  pin="$(grep -E '^torch==' requirements/cpu.txt)"
+  "$VENV/bin/uv" pip install --quiet --dry-run --reinstall --no-deps --python "$VENV/bin/python" "$pin" >/dev/null 2>&1 || echo "--torch-backend=cpu"
+}
+
+choose_stack
+choose_python
+stamp="$VENV/.forge-env-setup"
+wanted="$STACK $(digest)"
+if [ -x "$VENV/bin/forge-env" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
+  exit 0
+fi
+
+if [ ! -x "$VENV/bin/python" ] || ! python_is_311 "$VENV/bin/python" || [ "$(cut -d' ' -f1 "$stamp" 2>/dev/null)" != "$STACK" ]; then
+  say "making $VENV with $("$PYTHON" --version)"
+  make_venv
+fi
+rm -f "$stamp"
+say "installing the pinned packages ($STACK) into $VENV"
+"$VENV/bin/python" -m pip install --quiet "uv==$UV_VERSION"
+pass_on_pip_settings
+# shellcheck disable=SC2046 # empty or one word
+"$VENV/bin/uv" pip install --python "$VENV/bin/python" --no-deps $(torch_backend) -r "requirements/$STACK.txt"
+"$VENV/bin/uv" pip install --quiet --python "$VENV/bin/python" --no-deps -e .
+printf '%s\n' "$wanted" >"$stamp"
+say "ready: $VENV/bin/forge-env"

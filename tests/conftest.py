@@ -1,0 +1,60 @@
+"""What every test shares: which tests this machine can run, said loudly when it can't."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from forge_env import machine
+
+IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
+
+
+@cache
+def docker_reason() -> str:
+    """Why tests marked `docker` can't run here, or an empty string."""
+    version, reason = machine.docker_version()
+    return "" if version else f"no Docker daemon ({reason})"
+
+
+@cache
+def stack_reason() -> str:
+    """Why tests marked `stack` can't run here, or an empty string."""
+    missing = machine.missing_training_packages()
+    return f"training packages missing: {', '.join(missing)}" if missing else ""
+
+
+NEEDS = {"docker": docker_reason, "stack": stack_reason}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what can't run here; in CI refuse to run at all instead."""
+    not_run: dict[str, int] = {}
+    for item in items:
+        for marker, reason in NEEDS.items():
+            if item.get_closest_marker(marker) and reason():
+                item.add_marker(pytest.mark.skip(reason=f"NOT RUN: {reason()}"))
+                not_run[reason()] = not_run.get(reason(), 0) + 1
+    if not_run and IN_CI:
+        pytest.exit("CI runs every test: " + "; ".join(not_run), returncode=1)
+    config.stash[NOT_RUN] = not_run
+
+
+NOT_RUN = pytest.StashKey[dict[str, int]]()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what was not run, so that a green line can't be mistaken."""
+    for reason, count in config.stash.get(NOT_RUN, {}).items():
+        terminalreporter.write_sep("!", f"{count} tests NOT RUN: {reason}", red=True, bold=True)
+
+
+@pytest.fixture
+def clean_environ(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """No forge-env setting of the person running the tests reaches the test."""
+    for name in [name for name in os.environ if name.startswith("FORGE_ENV_")]:
+        monkeypatch.delenv(name)
+    yield monkeypatch
