@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -53,8 +52,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 @pytest.fixture
-def clean_environ(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+def clean_environ(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """No forge-env setting of the person running the tests reaches the test."""
     for name in [name for name in os.environ if name.startswith("FORGE_ENV_")]:
         monkeypatch.delenv(name)
-    yield monkeypatch
+    return monkeypatch

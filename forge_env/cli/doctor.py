@@ -57,9 +57,7 @@ def run_doctor(args: argparse.Namespace) -> int:
 
 def _python() -> Iterator[Finding]:
     current = platform.python_version()
-    if sys.version_info < (3, 11):
-        yield Finding("missing", "python", f"{current}, 3.11 or newer is needed", "apt-get install python3.11")
-    elif sys.version_info[:2] != (3, 11) and machine.training_extra() == "train-cpu":
+    if sys.version_info[:2] != (3, 11) and machine.training_extra() == "train-cpu":
         yield Finding("note", "python", f"{current}; the CPU training set-up is pinned for Python 3.11")
     else:
         yield Finding("ok", "python", f"{current} in {sys.prefix}")
@@ -97,9 +95,7 @@ def _sandboxes() -> Iterator[Finding]:
     if version is not None:
         yield Finding("ok", "docker daemon", version)
     else:
-        fix = (
-            "start it with `service docker start`" if Path("/usr/bin/dockerd").exists() else "apt-get install docker.io"
-        )
+        fix = "service docker start" if Path("/usr/bin/dockerd").exists() else "apt-get install docker.io"
         if "permission" in reason:
             fix = "add yourself to the group docker, or run as root"
         yield Finding("note", "docker daemon", reason, fix)

@@ -18,9 +18,7 @@ from typing import Any, NoReturn
 from forge_env import __version__
 from forge_env.errors import ForgeError, UsageError, did_you_mean
 
-DESCRIPTION = (
-    "Write an LLM agent environment once; evaluate it against any model, train on it, run its code in sandboxes."
-)
+DESCRIPTION = "Write an LLM agent environment once: evaluate it, train on it, run its code in sandboxes."
 EXAMPLES = """\
 first steps:
   forge-env doctor                                  is everything here? what is missing, and how to get it
@@ -48,8 +46,8 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, fix=f"see {self.prog} --help")
 
 
-def build_parser() -> Parser:
-    """The whole command line."""
+def build_parser() -> tuple[Parser, list[str]]:
+    """The whole command line, and the names of its commands."""
     parser = Parser(prog="forge-env", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"forge-env {__version__}")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -64,7 +62,7 @@ def build_parser() -> Parser:
     for each in commands.choices.values():
         if "--debug" not in each.format_usage():
             each.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
-    return parser
+    return parser, list(commands.choices)
 
 
 def _add_train(commands: Any) -> None:
@@ -85,7 +83,7 @@ def _add_config(commands: Any) -> None:
     config = commands.add_parser(
         "config",
         help="show a recipe with every key explained",
-        description="Print the resolved recipe with the documentation of every key; without FILE, list bundled recipes.",
+        description="Print the resolved recipe, every key explained; without FILE, list the bundled recipes.",
         usage="forge-env config [FILE] [--a.b VALUE | a.b=VALUE ...]",
     )
     config.add_argument("file", metavar="FILE", nargs="?", help="a YAML file, or the name of a bundled recipe")
@@ -122,8 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str], debug: bool) -> int:
-    parser = build_parser()
-    _check_command(parser, arguments)
+    parser, known = build_parser()
+    _check_command(known, arguments)
     args, extra = parser.parse_known_args(arguments)
     args.debug = debug
     if args.command is None:
@@ -137,10 +135,8 @@ def _run(arguments: list[str], debug: bool) -> int:
     return code
 
 
-def _check_command(parser: Parser, arguments: Sequence[str]) -> None:
+def _check_command(known: Sequence[str], arguments: Sequence[str]) -> None:
     """Suggest the command that was probably meant."""
-    actions = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    known = [name for action in actions for name in action.choices]
     given = next((argument for argument in arguments if not argument.startswith("-")), None)
     if given is not None and given not in known:
         guess = did_you_mean(given, known)

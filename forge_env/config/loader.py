@@ -169,7 +169,9 @@ def build_config(source: Source, overrides: Sequence[tuple[str, Any]] = ()) -> R
     try:
         return RunConfig.model_validate(_on_defaults(RunConfig, data))
     except ValidationError as error:
-        raise ConfigError("\n".join(problems(error, source, overridden))) from error
+        found = problems(error, source, overridden)
+        head = f"{len(found)} mistakes in {source.name}:\n  " if len(found) > 1 else ""
+        raise ConfigError(head + "\n  ".join(found)) from error
 
 
 def _on_defaults(model: type[Section], data: dict[str, Any]) -> dict[str, Any]:
