@@ -47,6 +47,8 @@ class Environment(ABC):
     api_version: ClassVar[int] = API_VERSION
     config_class: ClassVar[type[EnvironmentConfig]] = EnvironmentConfig
     splits: ClassVar[tuple[str, ...]] = ("train", "eval")
+    max_reward: ClassVar[float] = 1.0
+    """What a perfect episode earns; validation holds gold solutions to it."""
 
     def __init__(self, config: EnvironmentConfig | None = None, *, sandboxes: SandboxEngine | None = None) -> None:
         self.config: Any = config if config is not None else self.config_class()

@@ -1,0 +1,141 @@
+"""`forge-env list`, `info` and `validate`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from typing import Any
+
+from forge_env.config.loader import parse_overrides
+from forge_env.environment import Environment
+from forge_env.registry import EnvironmentEntry, environment_class, list_environments, make, make_config
+from forge_env.sandbox.lazy import LazyEngine
+from forge_env.types import Message
+from forge_env.validation import Validator, conversation, example_episode
+
+MARKS = {"ok": "ok", "note": "--", "failed": "!!"}
+
+
+def environment_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Options of the environment from the command line, nested where their key has dots."""
+    options: dict[str, Any] = {}
+    for key, value in parse_overrides(args.overrides):
+        *sections, last = key.split(".")
+        place = options
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    return options
+
+
+def run_list(args: argparse.Namespace) -> int:
+    """Print every environment; a broken one with its reason."""
+    entries = list_environments()
+    if args.json:
+        print(json.dumps([_entry(entry) for entry in entries], indent=2))
+        return 0
+    width = max((len(entry.name) for entry in entries), default=0)
+    for entry in entries:
+        print(f"{entry.name:<{width}}  {entry.summary if entry.error is None else 'BROKEN: ' + entry.error}")
+        print(f"{'':<{width}}  from {entry.source} ({entry.target})")
+    if not entries:
+        print("no environment is installed; write one: forge-env new my_env")
+    return 0
+
+
+def _entry(entry: EnvironmentEntry) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "target": entry.target,
+        "source": entry.source,
+        "summary": entry.summary,
+        "error": entry.error,
+    }
+
+
+def run_info(args: argparse.Namespace) -> int:
+    """Print what an author or user of the environment wants to know."""
+    options = environment_options(args)
+    env = make(args.name, **options)
+    facts = describe(args.name, env)
+    if args.json:
+        print(json.dumps(facts, indent=2, default=str))
+        return 0
+    print(f"{args.name}: {facts['summary']}\n")
+    print("tasks")
+    for split, count in facts["splits"].items():
+        print(f"  {split:<12} {'endless' if count is None else count}")
+    print("\noptions")
+    for option in facts["options"]:
+        print(f"  {option['name']} = {option['value']!r}  ({option['type']})\n      {option['description']}")
+    print("\ntools" if facts["tools"] else "\ntools: none")
+    for tool in facts["tools"]:
+        print(f"  {tool['name']}: {tool['description']}")
+        print(f"      {json.dumps(tool['parameters'])}")
+    print(f"\nrewarded: {', '.join(facts['rewards']) or 'by the environment itself'}; a perfect episode: ", end="")
+    print(f"{env.max_reward:g}")
+    if not args.no_example:
+        print("\nexample episode")
+        asyncio.run(_print_example(args, options))
+    return 0
+
+
+def describe(name: str, env: Environment) -> dict[str, Any]:
+    """Everything `info` shows but the example, JSON-ready."""
+    fields = type(env.config).model_fields
+    rubric = getattr(env, "rubric", None)
+    return {
+        "name": name,
+        "summary": ((type(env).__doc__ or "").strip().splitlines() or [""])[0],
+        "api_version": env.api_version,
+        "splits": {split: env.num_tasks(split) for split in env.splits},
+        "options": [
+            {
+                "name": key,
+                "value": getattr(env.config, key),
+                "type": str(getattr(field.annotation, "__name__", field.annotation)),
+                "description": field.description or "",
+            }
+            for key, field in fields.items()
+        ],
+        "tools": [tool.model_dump() for tool in env.tools],
+        "rewards": {} if rubric is None else rubric.weights,
+    }
+
+
+async def _print_example(args: argparse.Namespace, options: dict[str, Any]) -> None:
+    async with LazyEngine(args.sandbox) as engine:
+        trajectory = await example_episode(
+            lambda: make(args.name, sandboxes=engine, **options), environment_class(args.name).splits[0]
+        )
+    for message in conversation(trajectory):
+        print(show(message))
+    print(f"  reward {trajectory.reward:g}  {json.dumps(trajectory.metrics)}")
+
+
+def show(message: Message, *, limit: int = 1500) -> str:
+    """A message as indented text."""
+    calls = [f"-> {call.function.name}({call.function.arguments})" for call in message.tool_calls]
+    text = "\n".join(filter(None, [message.content, *calls]))
+    text = text if len(text) <= limit else f"{text[:limit]} [... {len(text) - limit} more characters]"
+    return "\n".join(f"  {line}" for line in f"[{message.role}] {text}".splitlines())
+
+
+def run_validate(args: argparse.Namespace) -> int:
+    """Print every check as it finishes; 1 when one failed."""
+    options = environment_options(args)
+    make_config(args.name, environment_class(args.name), options)
+    failed = asyncio.run(_validate(args, options))
+    print(f"\n{args.name}: {f'{failed} check(s) failed' if failed else 'sound'}")
+    return 1 if failed else 0
+
+
+async def _validate(args: argparse.Namespace, options: dict[str, Any]) -> int:
+    failed = 0
+    async with LazyEngine(args.sandbox) as engine:
+        validator = Validator(lambda: make(args.name, sandboxes=engine, **options), num_tasks=args.tasks)
+        async for check in validator.run():
+            failed += check.status == "failed"
+            print(f"{MARKS[check.status]} {check.name}: {check.detail}", flush=True)
+    return failed

@@ -1,0 +1,61 @@
+"""`forge-env new`: an installable package with a small working environment, to be edited."""
+
+from __future__ import annotations
+
+import argparse
+import keyword
+import re
+import sys
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from forge_env.errors import UsageError
+from forge_env.plugins import SIBLINGS
+from forge_env.registry import names
+
+
+def run_new(args: argparse.Namespace) -> int:
+    """Write the package and say what to do next."""
+    name = args.name
+    check_name(name)
+    folder = Path(args.dir) / name
+    if folder.exists():
+        raise UsageError(f"{folder} already exists", fix="choose another name, or --dir")
+    for path, text in render(name, args.kind).items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text, encoding="utf-8")
+    print(f"wrote {folder}: edit {folder / name / 'environment.py'}, then")
+    print(f"  pip install -e {folder}")
+    print(f"  forge-env validate {name}")
+    print(f"  forge-env play {name}")
+    return 0
+
+
+def check_name(name: str) -> None:
+    """`UsageError` unless `name` can name a package and is free."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+        suggestion = re.sub(r"\W+", "_", name.lower()).strip("_0123456789") or "my_env"
+        raise UsageError(f"{name!r} can't name a package", fix=f"small letters, digits and _: {suggestion}")
+    if name in SIBLINGS or name == "forge_env" or name in sys.stdlib_module_names:
+        raise UsageError(f"{name!r} would hide a package of that name", fix="choose another name")
+    if name in names():
+        raise UsageError(f"an environment {name!r} is already installed", fix="choose another name")
+
+
+def render(name: str, kind: str) -> dict[str, str]:
+    """The package's files by path."""
+    class_name = "".join(part.capitalize() for part in name.split("_"))
+    values = {"name": name, "class_name": class_name, "distribution": name.replace("_", "-")}
+    templates = files("forge_env.cli") / "templates"
+
+    def fill(template: str) -> str:
+        return Template((templates / template).read_text(encoding="utf-8")).substitute(values)
+
+    return {
+        "pyproject.toml": fill("pyproject.toml.txt"),
+        "README.md": fill("README.md.txt"),
+        f"{name}/__init__.py": fill("init.py.txt"),
+        f"{name}/environment.py": fill(f"{kind}.py.txt"),
+        f"tests/test_{name}.py": fill("test.py.txt"),
+    }

@@ -1,0 +1,88 @@
+"""`forge-env play`: a person as the agent."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+
+from forge_env.cli.describe import environment_options, show
+from forge_env.errors import UsageError
+from forge_env.policy import Reply
+from forge_env.registry import make
+from forge_env.rollout import run_episode
+from forge_env.sandbox.lazy import LazyEngine
+from forge_env.types import FunctionCall, Message, Observation, ToolCall, ToolSpec
+from forge_env.validation import check_split
+
+HELP = """\
+You are the agent. Write a message and end it with an empty line. Commands, on a line of their own:
+  /call TOOL {"argument": value}   add a tool call to the message (several run together)
+  /tools                           the tools
+  /quit                            stop
+"""
+
+
+def run_play(args: argparse.Namespace) -> int:
+    """Play one episode on standard input and output."""
+    options = environment_options(args)
+    env = make(args.name, **options)
+    task = env.resolve_task(None, {"split": check_split(env, args.split), "index": args.index})
+    print(HELP)
+
+    async def play() -> None:
+        async with LazyEngine(args.sandbox) as engine:
+            trajectory = await run_episode(lambda: make(args.name, sandboxes=engine, **options), Person(), task=task)
+        for message in trajectory.final_observation:
+            print(show(message))
+        ended = f"truncated ({trajectory.truncation})" if trajectory.truncated else "ended"
+        print(f"\n{ended}: reward {trajectory.reward:g}  {json.dumps(trajectory.metrics)}")
+        if not trajectory.valid:
+            raise UsageError(f"the episode could not be played: {trajectory.error}", fix="see forge-env doctor")
+
+    try:
+        asyncio.run(play())
+    except EOFError:
+        print("\nstopped")
+    return 0
+
+
+class Person:
+    """A policy that asks at the terminal."""
+
+    def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> Person:
+        """The same person plays on."""
+        self._tools = tools
+        return self
+
+    async def reply(self, observation: Observation) -> Reply:
+        """Show what is new and read a message. `EOFError` when the person stops."""
+        for message in observation:
+            print(show(message), flush=True)
+        # In a thread: the sandbox engine goes on meanwhile.
+        return Reply(message=await asyncio.to_thread(read_message, self._tools))
+
+
+def read_message(tools: Sequence[ToolSpec]) -> Message:
+    """Read lines up to an empty one (or the end of input)."""
+    lines: list[str] = []
+    calls: list[ToolCall] = []
+    while True:
+        print("> " if sys.stdin.isatty() else "", end="", flush=True)
+        line = sys.stdin.readline()
+        command = line.strip()
+        if command == "/quit" or (not line and not lines and not calls):
+            raise EOFError
+        if command == "/tools":
+            for tool in tools:
+                print(f"  {tool.name}: {tool.description}\n      {json.dumps(tool.parameters)}")
+        elif command.startswith("/call "):
+            name, _, arguments = command.removeprefix("/call ").strip().partition(" ")
+            function = FunctionCall(name=name, arguments=arguments.strip() or "{}")
+            calls.append(ToolCall(id=f"call-{len(calls)}", function=function))
+        elif command:
+            lines.append(line.rstrip("\n"))
+        elif lines or calls or not line:
+            return Message(role="assistant", content="\n".join(lines), tool_calls=calls)

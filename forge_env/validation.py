@@ -1,0 +1,208 @@
+"""Proving without a model that an environment is sound: what `forge-env validate` runs."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from forge_env.environment import Environment
+from forge_env.errors import ForgeError, UsageError, environment_code
+from forge_env.policies.scripted import GoldPolicy, RandomPolicy, ReplayPolicy
+from forge_env.policy import Policy
+from forge_env.rollout import run_episode
+from forge_env.trajectory import Trajectory
+from forge_env.types import Message, Task
+
+WRONG_ANSWERS = ("I don't know.", "0", "```python\npass\n```")
+SHORTEST_SECRET = 12
+"""Hidden texts shorter than this occur by chance and aren't looked for, characters."""
+CONCURRENCY = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding; a "note" is something that could not be checked."""
+
+    status: Literal["ok", "note", "failed"]
+    name: str
+    detail: str
+
+
+class Validator:
+    """Runs every check on the first `num_tasks` tasks of each split."""
+
+    def __init__(self, make_env: Callable[[], Environment], *, num_tasks: int = 20, seed: int = 0) -> None:
+        self.make_env = make_env
+        self.num_tasks = num_tasks
+        self.seed = seed
+        self.env = make_env()
+        self.step_times: list[float] = []
+
+    async def run(self) -> AsyncIterator[Check]:
+        """Checks as they finish; later ones are left out when there are no tasks to play.
+
+        Raises:
+            ForgeError: an error that is not the environment's (no sandbox, for example).
+        """
+        tasks: list[Task] = []
+        for split in self.env.splits:
+            found, check = self._tasks(split)
+            tasks += found
+            yield check
+        if not tasks:
+            return
+        for check_function in (self._determinism, self._gold, self._wrong, self._random):
+            yield await check_function(tasks)
+        yield self._cost()
+
+    def _tasks(self, split: str) -> tuple[list[Task], Check]:
+        name = f"tasks of {split!r}"
+        count = self.env.num_tasks(split)
+        wanted = self.num_tasks if count is None else min(count, self.num_tasks)
+        with environment_code(f"{type(self.env).__name__}.task", split):
+            tasks = [self.env.task(split, index) for index in range(wanted)]
+            again = [self.make_env().task(split, index) for index in range(wanted)]
+        problems = list(_task_problems(split, tasks, again))
+        if problems:
+            return tasks, Check("failed", name, problems[0])
+        if not tasks:
+            return tasks, Check("note", name, "none")
+        total = "endless" if count is None else str(count)
+        return tasks, Check("ok", name, f"{total}; {len(tasks)} looked at: distinct ids, the same every time")
+
+    async def _play(self, policy: Policy, tasks: Sequence[Task], *, seed: int | None = None) -> list[Trajectory]:
+        gate = asyncio.Semaphore(CONCURRENCY)
+
+        async def one(task: Task) -> Trajectory:
+            async with gate:
+                return await run_episode(self.make_env, policy, task=task, seed=self.seed if seed is None else seed)
+
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(one(task)) for task in tasks]
+        done = [item.result() for item in running]
+        self.step_times += [turn.step_s for trajectory in done for turn in trajectory.turns]
+        for trajectory in done:
+            if not trajectory.valid:
+                raise ForgeError(f"task {trajectory.task_id!r} could not be played: {trajectory.error}")
+        return done
+
+    async def _determinism(self, tasks: Sequence[Task]) -> Check:
+        name = "same seed, same episode"
+        for policy in (ReplayPolicy(), RandomPolicy()):
+            first = await self._play(policy, tasks[:5])
+            second = await self._play(policy, tasks[:5])
+            for one, two in zip(first, second, strict=True):
+                if [turn.observation for turn in one.turns] != [turn.observation for turn in two.turns]:
+                    return Check("failed", name, f"task {one.task_id!r} was shown differently the second time")
+                if one.reward != two.reward:
+                    return Check("failed", name, f"task {one.task_id!r} was scored {one.reward} and then {two.reward}")
+        return Check("ok", name, f"{len(tasks[:5])} tasks played twice")
+
+    async def _gold(self, tasks: Sequence[Task]) -> Check:
+        name = "gold solutions score full marks"
+        known = [task for task in tasks if self.env.gold_actions(task) is not None]
+        if not known:
+            return Check("note", name, "no task has one (set Task.gold, or override gold_actions)")
+        played = await self._play(GoldPolicy(), known)
+        full = self.env.max_reward
+        if low := [trajectory for trajectory in played if trajectory.reward < full - 1e-9]:
+            return Check(
+                "failed",
+                name,
+                f"{len(low)} of {len(played)} don't: task {low[0].task_id!r} scores {low[0].reward:g} of {full:g}",
+            )
+        return Check("ok", name, f"{len(played)} of {len(played)}")
+
+    async def _wrong(self, tasks: Sequence[Task]) -> Check:
+        name = "empty and wrong answers don't"
+        for answer in ("", *WRONG_ANSWERS):
+            for trajectory in await self._play(ReplayPolicy([answer] * 100), tasks):
+                if trajectory.reward >= self.env.max_reward - 1e-9:
+                    task = next(task for task in tasks if task.id == trajectory.task_id)
+                    if task.gold is not None and task.gold.strip() == answer.strip():
+                        continue  # by chance the right answer
+                    return Check("failed", name, f"task {trajectory.task_id!r} gives full marks for {answer!r}")
+        return Check("ok", name, f"{1 + len(WRONG_ANSWERS)} answers to {len(tasks)} tasks")
+
+    async def _random(self, tasks: Sequence[Task]) -> Check:
+        name = "any output is answered, hidden data stays hidden"
+        played = [item for seed in range(3) for item in await self._play(RandomPolicy(), tasks, seed=seed)]
+        by_id = {task.id: task for task in tasks}
+        for trajectory in played:
+            seen = [message for turn in trajectory.turns for message in turn.observation]
+            for where, secret in secrets(by_id[trajectory.task_id]):
+                if any(secret in message.content for message in [*seen, *trajectory.final_observation]):
+                    return Check("failed", name, f"task {trajectory.task_id!r} shows the agent its {where}")
+        return Check("ok", name, f"{len(played)} episodes of random messages and tool calls")
+
+    def _cost(self) -> Check:
+        if not self.step_times:
+            return Check("note", "cost of a step", "no step was taken")
+        ordered = sorted(self.step_times)
+        middle, high = statistics.median(ordered), ordered[int(0.95 * (len(ordered) - 1))]
+        detail = f"median {1000 * middle:.2f} ms, 95 % under {1000 * high:.2f} ms, of {len(ordered)} steps"
+        return Check("ok", "cost of a step", detail)
+
+
+def _task_problems(split: str, tasks: Sequence[Task], again: Sequence[Task]) -> Iterator[str]:
+    seen: set[str] = set()
+    for index, (task, twin) in enumerate(zip(tasks, again, strict=True)):
+        if task.id in seen:
+            yield f"two tasks have the id {task.id!r}"
+        seen.add(task.id)
+        if task != twin:
+            yield f"task({split!r}, {index}) is different in a second environment of the same seed"
+        if task.split != split:
+            yield f"task {task.id!r} says split={task.split!r}: set Task.split to the split it was asked for"
+        if not task.prompt.strip():
+            yield f"task {task.id!r} has an empty prompt"
+        try:
+            task.model_dump_json()
+        except ValueError as error:
+            yield f"task {task.id!r} can't be written as JSON: {error}"
+
+
+def secrets(task: Task) -> Iterator[tuple[str, str]]:
+    """`(where, text)` of the hidden texts that are long enough to be recognised; `data["public..."]` may be shown."""
+    if task.gold is not None and len(task.gold) >= SHORTEST_SECRET:
+        yield "gold solution", task.gold
+    for key, value in task.data.items():
+        if not key.startswith("public"):
+            for text in _texts(value):
+                if len(text) >= SHORTEST_SECRET:
+                    yield f"data[{key!r}]", text
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+
+
+async def example_episode(make_env: Callable[[], Environment], split: str, index: int = 0) -> Trajectory:
+    """The gold solution of one task played, or where there is none, an empty answer."""
+    env = make_env()
+    task = env.resolve_task(None, {"split": split, "index": index})
+    known = env.gold_actions(task) is not None
+    return await run_episode(make_env, GoldPolicy() if known else ReplayPolicy(), task=task)
+
+
+def conversation(trajectory: Trajectory) -> list[Message]:
+    """All messages of an episode in order."""
+    messages = [message for turn in trajectory.turns for message in [*turn.observation, turn.message]]
+    return messages + trajectory.final_observation
+
+
+def check_split(env: Environment, split: str | None) -> str:
+    """`split`, or the first one; `UsageError` when the environment lacks it."""
+    if split is not None and split not in env.splits:
+        raise UsageError(f"there is no split {split!r}", fix=f"use one of {', '.join(env.splits)}")
+    return split or env.splits[0]

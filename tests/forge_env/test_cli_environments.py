@@ -1,0 +1,165 @@
+"""`forge-env list`, `info`, `validate`, `new`, `play`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forge_env as fe
+from forge_env import registry
+from forge_env.cli.main import main
+from forge_env.validation import Check, Validator
+from tests.forge_env.test_rollout import Golden, Tame
+
+
+class Sound(Tame, Golden):
+    """Adding numbers, soundly."""
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    fe.register("sums", Sound)
+    yield
+    registry.unregister("sums")
+
+
+def test_list_names_environments_and_their_source(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "--json"]) == 0
+    found = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
+    assert found["sums"]["summary"] == "Adding numbers, soundly."
+    assert main(["list"]) == 0
+    assert "sums" in capsys.readouterr().out
+
+
+def test_info_shows_options_tools_and_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", "sums", "max_turns=3"]) == 0
+    shown = capsys.readouterr().out
+    for expected in ("max_turns = 3", "Assistant messages", '"required": ["a"]', "[user] 0 + 1 = ?", "reward 1"):
+        assert expected in shown
+    assert main(["info", "sums", "--json"]) == 0
+    assert {tool["name"] for tool in json.loads(capsys.readouterr().out)["tools"]} > {"add", "scale"}
+
+
+@pytest.mark.parametrize(
+    "arguments", [["info", "sum"], ["info", "sums", "max_turn=3"], ["validate", "sums", "--x", "1"]]
+)
+def test_usage_errors_name_the_fix(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert "->" in capsys.readouterr().err
+
+
+def test_a_sound_environment_validates(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "sums", "--tasks", "4"]) == 0
+    assert capsys.readouterr().out.endswith("sums: sound\n")
+
+
+class Generous(Sound):
+    rubric = fe.Rubric(lambda answer: 1.0)
+
+
+class WrongGold(Sound):
+    def task(self, split: str, index: int) -> fe.Task:
+        return super().task(split, index).model_copy(update={"gold": "7"})
+
+
+class Telling(Sound):
+    def task(self, split: str, index: int) -> fe.Task:
+        task = super().task(split, index)
+        return task.model_copy(update={"data": {**task.data, "note": "the butler did it"}})
+
+    def prompt(self, task: fe.Task) -> list[fe.Message]:
+        return [fe.Message(role="user", content=f"{task.prompt} Hint: {task.data['note']}.")]
+
+
+class Moody(Sound):
+    count = 0
+
+    def prompt(self, task: fe.Task) -> list[fe.Message]:
+        Moody.count += 1
+        return [fe.Message(role="user", content=f"{task.prompt} #{Moody.count}")]
+
+
+class Repeating(Sound):
+    def task(self, split: str, index: int) -> fe.Task:
+        return super().task(split, 0)
+
+
+@pytest.mark.parametrize(
+    ("cls", "expected"),
+    [
+        (Generous, "gives full marks for ''"),
+        (WrongGold, "'train-0' scores 0 of 1"),
+        (Telling, "shows the agent its data['note']"),
+        (Moody, "shown differently the second time"),
+        (Repeating, "two tasks have the id 'train-0'"),
+    ],
+)
+async def test_unsound_environments_are_caught(cls: type[Sound], expected: str) -> None:
+    failed = [check async for check in Validator(cls, num_tasks=3).run() if check.status == "failed"]
+    assert any(expected in check.detail for check in failed), failed
+
+
+async def test_an_environment_without_gold_is_noted_not_failed() -> None:
+    checks = {check.name: check async for check in Validator(Tame, num_tasks=2).run()}
+    assert checks["gold solutions score full marks"] == Check(
+        "note", "gold solutions score full marks", "no task has one (set Task.gold, or override gold_actions)"
+    )
+
+
+def test_playing_at_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", StringIO('/tools\n/call add {"a": 5}\n\n/call nope\nhm\n\n6\n\n'))
+    assert main(["play", "sums", "--index", "5"]) == 0
+    shown = capsys.readouterr().out
+    assert "[tool] 6" in shown
+    assert "there is no tool 'nope'" in shown
+    assert "ended: reward 1" in shown
+    monkeypatch.setattr("sys.stdin", StringIO("/quit\n"))
+    assert main(["play", "sums"]) == 0
+    assert "stopped" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["tools", "single"])
+def test_a_new_package_works_at_once(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", "my_env", "--kind", kind, "--dir", str(tmp_path)]) == 0
+    assert "pip install -e" in capsys.readouterr().out
+    package = tmp_path / "my_env"
+    site = install(package, tmp_path / "site")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(package)])}
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, *command], env=environment, cwd=package, capture_output=True, text=True)
+
+    tested = run("-m", "pytest", "-q", "-p", "no:cacheprovider")
+    assert tested.returncode == 0, tested.stdout
+    validated = run("-c", "from forge_env.cli.main import main; raise SystemExit(main(['validate', 'my_env']))")
+    assert validated.returncode == 0, validated.stdout + validated.stderr
+    assert "ok gold solutions score full marks: 40 of 40" in validated.stdout
+
+
+def install(package: Path, site: Path) -> Path:
+    """What `pip install -e` does to the package's metadata, without a network."""
+    project: dict[str, Any] = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+    info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    groups = project["entry-points"].items()
+    lines = [
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in entries.items()) for group, entries in groups
+    ]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    return site
+
+
+@pytest.mark.parametrize("name", ["My-Env", "class", "environments", "json", "coding_rlvr", "1st"])
+def test_names_that_would_not_work_are_refused(name: str, tmp_path: Path) -> None:
+    assert main(["new", name, "--dir", str(tmp_path)]) == 2
+    assert list(tmp_path.iterdir()) == []
