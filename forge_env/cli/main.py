@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -32,6 +33,8 @@ first steps:
 """
 OTHER_PARSERS = (("forge_env.cli.environments", "add_parsers"), ("forge_env.cli.sandbox", "add_parser"))
 INTERRUPTED = 130
+TIDY_S = 1.0
+"""How long a command that is done waits for left sandboxes to be removed."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -131,8 +134,20 @@ def _run(arguments: list[str], debug: bool) -> int:
         args.overrides = extra
     elif extra:
         raise UsageError(f"unknown argument {extra[0]!r}", fix=f"see forge-env {args.command} --help")
-    code: int = args.run(args)
+    tidying = threading.Thread(target=_tidy, name="reap", daemon=True)
+    tidying.start()
+    try:
+        code: int = args.run(args)
+    finally:
+        tidying.join(TIDY_S)
     return code
+
+
+def _tidy() -> None:
+    """Remove sandboxes that a killed process left, beside the command."""
+    from forge_env.sandbox import reap_abandoned
+
+    reap_abandoned()
 
 
 def _check_command(known: Sequence[str], arguments: Sequence[str]) -> None:

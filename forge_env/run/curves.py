@@ -9,7 +9,7 @@ from typing import Any
 REWARD_KEYS = ("reward/mean", "reward")
 """Mean reward of the training batch."""
 TIME_PREFIX = "time/"
-"""`time/ACTOR/WHAT`: share of the step that an actor spent on it, 0 to 1; the shares of one actor sum to 1."""
+"""`time/ACTOR/WHAT`: seconds of the step (or its share) that an actor spent on it."""
 
 
 def first_of(row: Mapping[str, Any], keys: Sequence[str]) -> float | None:
@@ -42,7 +42,9 @@ PANELS = (
     ),
     Panel("Gradient norm", (("gradient norm", ("grad_norm", "trainer/grad_norm")),)),
     Panel("Clipped share", (("clipped", ("grpo_loss/clip_fraction", "loss/clip_fraction")),)),
-    Panel("Trainer/generator mismatch", (("log-prob difference", ("mismatch/max", "mismatch")),), "nats"),
+    Panel(
+        "Trainer/generator mismatch", (("log-prob difference", ("mismatch/max", "mismatch/mean", "mismatch")),), "nats"
+    ),
 )
 
 
@@ -94,18 +96,17 @@ def score_curve(rows: Sequence[Mapping[str, Any]], split: str) -> Curve:
 
 
 def time_account(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Mean share of time for every actor and activity: `{actor: {what: share}}`."""
+    """Where every actor's time went over the run: `{actor: {what: share}}`; an actor's shares sum to 1."""
     sums: dict[str, dict[str, float]] = {}
-    counts: dict[str, int] = {}
     for row in rows:
-        actors = set()
         for key, value in row.items():
             actor, slash, what = key.removeprefix(TIME_PREFIX).partition("/")
-            if not key.startswith(TIME_PREFIX) or not slash or value is None:
-                continue
-            actors.add(actor)
-            account = sums.setdefault(actor, {})
-            account[what] = account.get(what, 0.0) + float(value)
-        for actor in actors:
-            counts[actor] = counts.get(actor, 0) + 1
-    return {actor: {what: total / counts[actor] for what, total in account.items()} for actor, account in sums.items()}
+            if key.startswith(TIME_PREFIX) and slash and value is not None:
+                account = sums.setdefault(actor, {})
+                account[what] = account.get(what, 0.0) + float(value)
+    totals = {actor: sum(account.values()) for actor, account in sums.items()}
+    return {
+        actor: {what: value / totals[actor] for what, value in account.items()}
+        for actor, account in sums.items()
+        if totals[actor] > 0
+    }

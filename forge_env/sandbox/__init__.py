@@ -1,6 +1,6 @@
 """Sandboxes: where every line of model-written code runs. Engines are plug-ins behind `SandboxEngine`."""
 
-from forge_env.sandbox.engines import available_engines, open_engine
+from forge_env.sandbox.engines import available_engines, open_engine, reap_abandoned
 from forge_env.sandbox.protocol import Sandbox, SandboxEngine
 from forge_env.sandbox.types import CallOutcome, CallsResult, ExecResult, Limits, SandboxSpec, Usage
 
@@ -15,4 +15,5 @@ __all__ = [
     "Usage",
     "available_engines",
     "open_engine",
+    "reap_abandoned",
 ]

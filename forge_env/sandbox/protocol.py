@@ -76,6 +76,11 @@ class SandboxEngine(ABC):
     def unavailable_reason(cls) -> str | None:
         """Why this engine can't work on this machine (with what would allow it), or None when it can."""
 
+    @classmethod
+    def reap_abandoned(cls) -> int:
+        """Remove what dead owners left on this machine; returns how many things. Quick, and starts nothing."""
+        return 0
+
     @abstractmethod
     async def start(self) -> None:
         """Build what is missing (images), reap what dead owners left, warm up."""
