@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, cast
 
 from forge_env.errors import PluginError, SandboxUnavailableError
 from forge_env.plugins import installed, load_plugin
 from forge_env.sandbox.protocol import SandboxEngine
 
+logger = logging.getLogger(__name__)
 GROUP = "forge_env.sandboxes"
 PREFERENCE = ("docker", "local")
 
@@ -36,8 +38,8 @@ def reap_abandoned() -> int:
     for name in installed(GROUP):
         try:
             count += load_engine(name).reap_abandoned()
-        except (ForgeError, OSError):  # a courtesy: the command goes on without
-            continue
+        except Exception:
+            logger.debug("engine %s could not tidy up", name, exc_info=True)
     return count
 
 
