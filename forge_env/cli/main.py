@@ -159,8 +159,8 @@ def _check_command(known: Sequence[str], arguments: Sequence[str]) -> None:
         raise UsageError(f"there is no command {given!r}", fix=fix)
 
 
-def report_error(error: BaseException) -> None:
-    """One message on stderr, with the fix on a line of its own."""
+def report_error(error: BaseException, hint: str = "this is a bug; --debug shows where") -> None:
+    """One message on stderr, with the fix on a line of its own; `hint` stands in where the error knows none."""
     if isinstance(error, ForgeError):
         print(f"forge-env: {error.message}", file=sys.stderr)
         if error.fix:
@@ -170,4 +170,4 @@ def report_error(error: BaseException) -> None:
         print(f"forge-env: {error.strerror or error}{place}", file=sys.stderr)
     else:
         print(f"forge-env: {type(error).__name__}: {error}", file=sys.stderr)
-        print("  -> this is a bug; --debug shows where", file=sys.stderr)
+        print(f"  -> {hint}", file=sys.stderr)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from forge_env.cli.main import report_error
 from forge_env.config.loader import build_config, parse_overrides, read_source
@@ -36,8 +35,7 @@ def run_train(args: argparse.Namespace) -> int:
         debug=args.debug,
     )
     if outcome.error is not None:
-        report_error(outcome.error)
-        print(f"  everything that was logged is in {folder.log}", file=sys.stderr)
+        report_error(outcome.error, hint=f"the traceback is at the end of {folder.log}")
     elif outcome.exit == "interrupted":
         print(f"interrupted; continue with: forge-env train {args.file} --name {folder.name} --resume", flush=True)
     return outcome.code

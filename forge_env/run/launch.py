@@ -143,13 +143,13 @@ def _write_results(run: Run, outcome: Outcome, earlier_s: float) -> None:
     from forge_env.run.reward_curve import write_reward_curve
 
     wall_s = earlier_s + run.state.elapsed
-    summary = write_summary(run, outcome.exit, outcome.message, wall_s)
     try:
+        summary = write_summary(run, outcome.exit, outcome.message, wall_s)
         drawn = write_reward_curve(run.folder)
         write_report(run.folder)
     except OSError as error:  # a full disk must not hide how the run ended
-        run.warn(f"can't write the report: {error}")
-        drawn = False
+        run.warn(f"can't write summary and report: {error.strerror}")
+        return
     if summary["heldout_start"] is not None and summary["steps"]:
         run.note(
             f"held-out {summary['heldout_start']:.3f} -> {summary['heldout_end']:.3f} "
