@@ -107,4 +107,6 @@ class Environment(ABC):
             raise UsageError(f"no split {split!r} in {type(self).__name__}", fix=f"use one of {', '.join(self.splits)}")
         index = int(options.get("index", seed or 0))
         count = self.num_tasks(split)
+        if count == 0:
+            raise UsageError(f"{type(self).__name__} has no tasks in split {split!r}")
         return self.task(split, index if count is None else index % count)

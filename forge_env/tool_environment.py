@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -32,6 +32,9 @@ from forge_env.errors import UsageError, environment_code
 from forge_env.rubric import Rubric, RubricResult
 from forge_env.tools import Tool, ToolResult, clean_unicode, tools_of, unknown_tool
 from forge_env.types import Action, Message, Observation, StepResult, Task, ToolCall, ToolSpec, as_message
+
+if TYPE_CHECKING:
+    from forge_env.datasets import StreamedTasks
 
 
 class ToolEnvironmentConfig(EnvironmentConfig):
@@ -70,6 +73,7 @@ class ToolEnvironment(Environment):
         self.tool_calls = 0
         self.tool_errors = 0
         self._tools: dict[str, Tool] = tools_of(type(self))
+        self._lasting_tools = self._tools
         self._sync_tools = asyncio.Lock()
         self._submitted: str | None = None
         self._state = "new"  # new -> running -> ended
@@ -83,13 +87,16 @@ class ToolEnvironment(Environment):
         """The `index`-th task of `split`. Override this for generated tasks, or `tasks` for a list of them."""
         return self.tasks(split)[index]
 
-    def tasks(self, split: str) -> Sequence[Task]:
-        """All tasks of `split`, the same list at every call."""
+    def tasks(self, split: str) -> Sequence[Task] | StreamedTasks:
+        """All tasks of `split`, the same at every call (`forge_env.datasets.load_tasks` reads files and hubs)."""
         raise UsageError(f"{type(self).__name__} has no tasks", fix="define `task(split, index)` or `tasks(split)`")
 
     def num_tasks(self, split: str) -> int | None:
-        """Length of `tasks(split)`; endless where `task` is overridden instead."""
-        return None if type(self).tasks is ToolEnvironment.tasks else len(self.tasks(split))
+        """Length of `tasks(split)`; None where that is streamed, or `task` is overridden instead."""
+        if type(self).tasks is ToolEnvironment.tasks:
+            return None
+        tasks = self.tasks(split)
+        return len(tasks) if isinstance(tasks, Sequence) else None
 
     def prompt(self, task: Task) -> Observation:
         """The first messages: `system_prompt` if there is one, and the task's prompt."""
@@ -118,10 +125,12 @@ class ToolEnvironment(Environment):
         return next((message.content for message in reversed(self.messages) if message.role == "assistant"), "")
 
     def add_tool(self, tool: Tool) -> None:
-        """Offer a tool that isn't a method of the class (of an MCP server, or chosen by the config)."""
+        """Offer a tool that isn't a method of the class; one that `setup` adds is there for that episode."""
         if tool.spec.name in self._tools:
             raise UsageError(f"there is already a tool named {tool.spec.name!r}", fix="rename one")
         self._tools = {**self._tools, tool.spec.name: tool}
+        if not self._holds_resources:
+            self._lasting_tools = self._tools
 
     @property
     def tools(self) -> list[ToolSpec]:
@@ -212,6 +221,7 @@ class ToolEnvironment(Environment):
     async def _release(self) -> None:
         if self._holds_resources:
             self._holds_resources = False
+            self._tools = self._lasting_tools
             with environment_code(f"{type(self).__name__}.cleanup", self.current_task.id):
                 await self.cleanup()
 

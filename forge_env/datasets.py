@@ -1,0 +1,213 @@
+"""Tasks from files and hubs: JSONL, Parquet, Hugging Face datasets.
+
+    class QA(fe.SingleTurnEnvironment):
+        config_class = QAConfig                     # has a field `dataset: DatasetConfig`
+        reward = fe.rewards.MathReward()
+
+        def tasks(self, split):
+            return load_tasks(self.config.dataset, split)
+
+Columns are mapped in the recipe:
+
+    options:
+      dataset:
+        path: openai/gsm8k
+        name: main
+        splits: {train: train, eval: test}
+        columns: {prompt: question, answer: answer}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from forge_env.errors import ForgeError, UsageError, did_you_mean
+from forge_env.types import Task
+
+TASK_FIELDS = ("id", "prompt", "gold", "difficulty", "tags")
+
+
+class DatasetConfig(BaseModel):
+    """Where tasks come from and which column is what."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+
+    path: str
+    """A .jsonl, .json or .parquet file, a folder of them, or a dataset on the hub."""
+    name: str | None = None
+    """Configuration of a hub dataset."""
+    splits: dict[str, str] = Field(default_factory=dict)
+    """Split of the environment -> split of the dataset, or file. Empty: one source, divided by `eval_fraction`."""
+    eval_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    """Share of prompts held out as `eval` where `splits` is empty; equal prompts always fall on the same side."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Field of the task (id, prompt, gold, difficulty, tags; any other name goes to its hidden data) -> column."""
+    streaming: bool = False
+    """Read a hub dataset row by row as tasks are asked for, instead of downloading it first."""
+    limit: Annotated[int, Field(gt=0)] | None = None
+    """Most tasks of one split."""
+
+
+class StreamedTasks:
+    """Tasks of a source that is read as far as it was asked for; it has no length."""
+
+    def __init__(self, tasks: Callable[[], Iterator[Task]]) -> None:
+        self._source = tasks()
+        self._read: list[Task] = []
+        self._lock = threading.Lock()
+
+    def __getitem__(self, index: int) -> Task:
+        with self._lock:
+            missing = index + 1 - len(self._read)
+            if missing > 0:
+                self._read.extend(islice(self._source, missing))
+            if not self._read:
+                raise UsageError("the dataset has no rows")
+            return self._read[index % len(self._read)]  # past its end it starts again
+
+
+def load_tasks(config: DatasetConfig, split: str) -> Sequence[Task] | StreamedTasks:
+    """Tasks of one split, read once a process.
+
+    Raises:
+        UsageError: a file, split, column or library is missing; the message says which.
+        ForgeError: the hub can't be reached.
+    """
+    return _load(config.model_dump_json(), split)
+
+
+@lru_cache(maxsize=64)
+def _load(config_json: str, split: str) -> Sequence[Task] | StreamedTasks:
+    config = DatasetConfig.model_validate_json(config_json)
+    if config.streaming:
+        return StreamedTasks(lambda: islice(_tasks(config, split), config.limit))
+    tasks = list(islice(_tasks(config, split), config.limit))
+    if not tasks:
+        raise UsageError(f"{config.path} has no tasks for split {split!r}", fix="check `splits` and `eval_fraction`")
+    return tasks
+
+
+def _tasks(config: DatasetConfig, split: str) -> Iterator[Task]:
+    if config.splits and split not in config.splits:
+        raise UsageError(f"{config.path}: `splits` has no {split!r}", fix=f"it has {', '.join(config.splits)}")
+    rows = _rows(config, config.splits.get(split))
+    for number, row in enumerate(rows):
+        task = _as_task(config, split, number, row)
+        if config.splits or _is_held_out(task, config.eval_fraction) == (split == "eval"):
+            yield task
+
+
+def _is_held_out(task: Task, fraction: float) -> bool:
+    digest = hashlib.sha256(task.prompt.encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8], "big") < fraction * 2**64
+
+
+def _as_task(config: DatasetConfig, split: str, number: int, row: Mapping[str, Any]) -> Task:
+    mapped: dict[str, Any] = {name: row[name] for name in TASK_FIELDS if name in row and name not in config.columns}
+    data = {key: value for key, value in row.items() if key not in mapped}
+    for field, column in config.columns.items():
+        if column not in row:
+            guess = did_you_mean(column, row)
+            fix = f"did you mean {guess!r}?" if guess else f"columns: {', '.join(map(str, row))}"
+            raise UsageError(f"{config.path} has no column {column!r}", fix=fix)
+        if field in TASK_FIELDS:
+            mapped[field] = row[column]
+        else:
+            data[field] = row[column]
+    if "prompt" not in mapped:
+        raise UsageError(f"{config.path} has no column 'prompt'", fix="map one: columns: {prompt: COLUMN}")
+    mapped["id"] = str(mapped.get("id", f"{split}-{number}"))
+    try:
+        return Task(**mapped, data=data, split=split)
+    except ValidationError as error:
+        item = error.errors(include_url=False)[0]
+        raise UsageError(f"{config.path}, row {number}: {item['loc'][0]}: {item['msg']}") from error
+
+
+def _rows(config: DatasetConfig, part: str | None) -> Iterable[Mapping[str, Any]]:
+    """Rows of the file or hub split that `part` names (None: of all there is)."""
+    path = Path(config.path).expanduser()
+    if path.is_dir():
+        names = sorted(file for file in path.iterdir() if file.suffix in READERS)
+        if part is not None:
+            names = [file for file in names if part in (file.name, file.stem)]
+        if not names:
+            raise UsageError(f"the folder {path} has no .jsonl or .parquet file{f' {part!r}' if part else ''}")
+        return (row for file in names for row in READERS[file.suffix](file))
+    if part is not None and Path(part).suffix in READERS:
+        return _file_rows(path.parent / part if path.suffix in READERS else Path(part))
+    if path.suffix in READERS:
+        return _file_rows(path)
+    return _hub_rows(config, part)
+
+
+def _file_rows(path: Path) -> Iterable[Mapping[str, Any]]:
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}", fix="check `dataset.path`")
+    return READERS[path.suffix](path)
+
+
+def _jsonl_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise UsageError(f"{path}, line {number}: not valid JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise UsageError(f"{path}, line {number}: a row is a JSON object, this is a {type(row).__name__}")
+            yield row
+
+
+def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{path}: not valid JSON: {error}", fix="one object a line is .jsonl") from error
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UsageError(f"{path} is no list of objects", fix="one object a line is .jsonl")
+    return iter(rows)
+
+
+def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    try:
+        from pyarrow import parquet
+    except ImportError as error:
+        raise UsageError("reading Parquet needs pyarrow", fix='pip install "forge-env[data]"') from error
+    for batch in parquet.ParquetFile(path).iter_batches():
+        yield from batch.to_pylist()
+
+
+READERS: dict[str, Callable[[Path], Iterator[Mapping[str, Any]]]] = {
+    ".jsonl": _jsonl_rows,
+    ".json": _json_rows,
+    ".parquet": _parquet_rows,
+}
+
+
+def _hub_rows(config: DatasetConfig, part: str | None) -> Iterable[Mapping[str, Any]]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise UsageError(
+            f"{config.path!r} is no file; the hub needs `datasets`", fix='pip install "forge-env[data]"'
+        ) from error
+    try:
+        found: Iterable[Mapping[str, Any]] = datasets.load_dataset(
+            config.path, config.name, split=part or "train", streaming=config.streaming
+        )
+    except (OSError, ValueError) as error:  # not found, no network, no such configuration or split
+        reason = str(error).strip().splitlines()[0][:300]
+        raise ForgeError(f"can't load dataset {config.path!r}: {reason}", fix="check path, name and splits") from error
+    return found

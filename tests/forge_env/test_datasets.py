@@ -1,0 +1,189 @@
+"""Tasks from files and hubs, and the order they come in."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import forge_env as fe
+from forge_env.datasets import DatasetConfig, StreamedTasks, load_tasks
+from forge_env.errors import ForgeError, UsageError
+from forge_env.mixture import Mixture
+from forge_env.policies.scripted import GoldPolicy
+from forge_env.registry import unregister
+from forge_env.rollout import run_episode
+from forge_env.sampling import MixtureOrder, TaskOrder
+from forge_env.single_turn import SingleTurnConfig
+from forge_env.validation import Validator
+from tests.forge_env.test_rollout import Golden
+
+ROWS = [{"question": f"{i} + 1?", "answer": str(i + 1), "level": i % 3 + 1} for i in range(50)]
+COLUMNS = {"prompt": "question", "gold": "answer", "answer": "answer", "difficulty": "level"}
+
+
+class QAConfig(SingleTurnConfig):
+    dataset: DatasetConfig
+
+
+class QA(fe.SingleTurnEnvironment):
+    """Questions from a file."""
+
+    config_class = QAConfig
+    reward = fe.rewards.exact_match
+
+    def tasks(self, split: str) -> Any:
+        return load_tasks(self.config.dataset, split)
+
+
+@pytest.fixture(params=["jsonl", "json", "parquet", "hub", "stream"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """The same rows in every kind of source; hub datasets from a folder on disk."""
+    kind = request.param
+    if kind == "json":
+        (tmp_path / "all.json").write_text(json.dumps(ROWS))
+        return {"path": str(tmp_path / "all.json")}
+    if kind == "parquet":
+        pa = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(pa.Table.from_pylist(ROWS), tmp_path / "all.parquet")
+        return {"path": str(tmp_path / "all.parquet")}
+    (tmp_path / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    if kind == "jsonl":
+        return {"path": str(tmp_path / "all.jsonl")}
+    pytest.importorskip("datasets")
+    return {"path": "hub/rows", "streaming": kind == "stream"}
+
+
+@pytest.fixture(autouse=True)
+def local_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`datasets.load_dataset("hub/rows")` reads a local file, through the real library."""
+    datasets = pytest.importorskip("datasets")
+    real = datasets.load_dataset
+
+    def load(path: str, name: str | None, *, split: str, streaming: bool) -> Any:
+        if path != "hub/rows":
+            raise FileNotFoundError(f"Dataset {path!r} doesn't exist on the Hub")
+        files = str(tmp_path / "all.jsonl")
+        return real("json", data_files=files, split=split, streaming=streaming, cache_dir=str(tmp_path / "cache"))
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+
+
+async def test_any_source_makes_an_environment(source: dict[str, Any]) -> None:
+    def make() -> QA:
+        return QA(QAConfig.model_validate({"dataset": {**source, "columns": COLUMNS, "eval_fraction": 0.3}}))
+
+    env = make()
+    failed = [check async for check in Validator(make, num_tasks=5).run() if check.status == "failed"]
+    assert failed == []
+    count = len(ROWS) if isinstance(env.tasks("train"), StreamedTasks) else None
+    train = {env.task("train", index).prompt for index in range(count or env.num_tasks("train") or 0)}
+    held_out = {env.task("eval", index).prompt for index in range(count or env.num_tasks("eval") or 0)}
+    assert train.isdisjoint(held_out)
+    assert train | held_out == {row["question"] for row in ROWS}
+    assert 5 <= len(held_out) <= 25
+    task = env.task("train", 0)
+    assert (task.gold, task.data["answer"], task.difficulty) == (task.data["answer"], task.gold, task.data["level"])
+    assert (await run_episode(make, GoldPolicy(), task=task)).reward == 1.0
+
+
+def test_splits_may_be_files_or_the_datasets_own(tmp_path: Path) -> None:
+    for name, rows in (("a", ROWS[:3]), ("b", ROWS[3:5])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for path, splits in (
+        (tmp_path, {"train": "a", "eval": "b"}),
+        (tmp_path / "a.jsonl", {"train": "a.jsonl", "eval": "b.jsonl"}),
+    ):
+        config = DatasetConfig(path=str(path), splits=splits, columns=COLUMNS, limit=2)
+        assert [task.prompt for task in load_tasks(config, "train")] == ["0 + 1?", "1 + 1?"]  # type: ignore[union-attr]
+        assert [task.id for task in load_tasks(config, "eval")] == ["eval-0", "eval-1"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"path": "missing.jsonl"}, "no file missing.jsonl"),
+        ({"columns": {"prompt": "questoin"}}, "no column 'questoin'.*did you mean 'question'"),
+        ({"columns": {}}, "no column 'prompt'.*map one"),
+        ({"columns": {**COLUMNS, "difficulty": "question"}}, "row 0: difficulty: Input should be a valid integer"),
+        ({"splits": {"eval": "all"}}, "`splits` has no 'train'"),
+        ({"eval_fraction": 0.0}, None),
+        ({"path": "no/such"}, "can't load dataset 'no/such'.*doesn't exist"),
+    ],
+)
+def test_mistakes_are_named(changes: dict[str, Any], expected: str | None, tmp_path: Path) -> None:
+    (tmp_path / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    config = DatasetConfig.model_validate({"path": str(tmp_path / "all.jsonl"), "columns": COLUMNS, **changes})
+    if expected is None:
+        with pytest.raises(UsageError, match="no tasks for split 'eval'"):
+            load_tasks(config, "eval")
+        return
+    with pytest.raises(ForgeError, match=expected):
+        load_tasks(config, "train")
+
+
+def test_a_broken_line_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\n\n[1]\n')
+    with pytest.raises(UsageError, match="line 3: a row is a JSON object"):
+        load_tasks(DatasetConfig(path=str(tmp_path / "bad.jsonl"), eval_fraction=0.0), "train")
+
+
+@given(st.integers(1, 50), st.integers(), st.integers(0, 5))
+def test_every_epoch_is_a_permutation(count: int, seed: int, epoch: int) -> None:
+    order = TaskOrder(count, seed=seed)
+    indices = [order[position] for position in range(epoch * count, (epoch + 1) * count)]
+    assert sorted(indices) == list(range(count))
+    assert indices == [TaskOrder(count, seed=seed)[position] for position in range(epoch * count, (epoch + 1) * count)]
+
+
+def test_other_orders() -> None:
+    assert [TaskOrder(3, shuffle=False)[position] for position in range(5)] == [0, 1, 2, 0, 1]
+    assert TaskOrder(None)[10**9] == 10**9
+    drawn = Counter(TaskOrder(3, weights=[0, 1, 3])[position] for position in range(4000))
+    assert set(drawn) == {1, 2}
+    assert drawn[2] / drawn[1] == pytest.approx(3, rel=0.15)
+    for arguments in ({"num_tasks": 0}, {"num_tasks": 2, "weights": [1.0]}, {"num_tasks": 1, "weights": [-1.0]}):
+        with pytest.raises(UsageError):
+            TaskOrder(**arguments)
+
+
+@given(st.dictionaries(st.sampled_from("abcdef"), st.floats(0.01, 10), min_size=1), st.integers())
+def test_a_mixture_uses_every_task_of_a_component_once_and_in_proportion(weights: dict[str, float], seed: int) -> None:
+    order = MixtureOrder(weights, seed=seed)
+    drawn = [order[position] for position in range(400)]
+    for name, weight in weights.items():
+        positions = [inner for component, inner in drawn if component == name]
+        assert sorted(positions) == list(range(len(positions)))
+        assert abs(len(positions) / 400 - weight / sum(weights.values())) <= 0.05 + 0.01 * len(weights)
+
+
+async def test_a_mixture_plays_the_environments_it_is_made_of(tmp_path: Path) -> None:
+    (tmp_path / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    fe.register("qa", QA)
+    fe.register("golden", Golden)
+    options = {"dataset": {"path": str(tmp_path / "all.jsonl"), "columns": COLUMNS}}
+    try:
+        chosen = {"qa": {"weight": 3, "options": options}, "golden": {"options": {"max_turns": 2}}}
+
+        def make() -> fe.Environment:
+            return fe.make("forge_env.mixture:Mixture", environments=chosen)
+
+        env = make()
+        assert isinstance(env, Mixture)
+        tasks = [env.task("train", index) for index in range(100)]
+        assert Counter(task.tags[0] for task in tasks) == {"qa": 75, "golden": 25}
+        assert tasks[0].id.startswith(f"{tasks[0].tags[0]}/")
+        played = [await run_episode(make, GoldPolicy(), task=task) for task in tasks[:10]]
+        assert all(trajectory.reward == 1.0 for trajectory in played)
+        golden = next(task for task in tasks if task.tags[0] == "golden")
+        await env.reset(options={"task": golden})
+        assert "add" in [tool.name for tool in env.tools]
+        await env.close()
+    finally:
+        unregister("qa")
+        unregister("golden")
