@@ -14,7 +14,7 @@ Params = dict[str, Any]
 SMALL = range(1, 13)
 FACTORS = range(2, 8)
 COUNTS = range(1, 5)
-LETTERS = "abcdest"
+LETTERS = "bceghkm"
 
 COMMON = frozenset(
     (
@@ -32,7 +32,7 @@ COMMON = frozenset(
         *("reverse", "upper", "lower", "head", "repeat", "append", "prepend", "length", "occurrences"),
         *("keep_values_above", "add_values", "sum_values", "largest_value", "entries", "sorted_keys", "lookup"),
         *("plus", "minus", "times", "square", "sum_of", "difference", "product", "larger", "smaller"),
-        *("a_over_b", "a_over", "b_even", "add_up", "count_all", "add_squares", "multiples", "above"),
+        *("x_over_y", "x_over", "y_even", "add_up", "count_all", "add_squares", "multiples", "above"),
     )
 )
 """Operations of levels 1 and 2; all others make a task two levels harder."""
@@ -44,7 +44,7 @@ class Operation:
 
     Args:
         name: unique among all operations.
-        takes: type of the input: "numbers", "text", "dictionary", "number" or "pair" (a, b).
+        takes: type of the input: "numbers", "text", "dictionary", "number" or "pair" (x, y).
         gives: type of the result: one of the above, or "letters" (a list of strings).
         phrases: wordings. A verb phrase where the type stays ("reverse it"), a noun phrase where it
             changes ("the sum"); `{k}` and so on stand for parameters.
@@ -84,7 +84,7 @@ class Operation:
         return chosen
 
 
-VARIABLES = {"numbers": "xs", "text": "s", "dictionary": "d", "number": "n", "pair": "a, b"}
+VARIABLES = {"numbers": "xs", "text": "s", "dictionary": "d", "number": "n", "pair": "x, y"}
 """Type -> the variable (or variables) that hold a value of it."""
 
 OPENERS: dict[str, Sequence[str]] = {
@@ -92,7 +92,7 @@ OPENERS: dict[str, Sequence[str]] = {
     "text": ("Given a string s", "Take the text s", "For the string s"),
     "dictionary": ("Given a dictionary d", "Take the dictionary d", "For the dictionary d from letters to numbers"),
     "number": ("Given a number n", "Take the number n", "For the number n"),
-    "pair": ("Given two numbers a and b", "Take the numbers a and b", "For the numbers a and b"),
+    "pair": ("Given two numbers x and y", "Take the numbers x and y", "For the numbers x and y"),
 }
 """Type -> wordings that introduce the input."""
 
@@ -108,5 +108,5 @@ def sample_arguments(kind: str, rng: Random) -> tuple[Any, ...]:
         return ({key: rng.randint(0, 12) for key in keys},)
     if kind == "number":
         return (rng.randint(1, 15),)
-    a = rng.randint(0, 12)
-    return (a, a if rng.random() < 0.2 else rng.randint(0, 12))
+    x = rng.randint(0, 12)
+    return (x, x if rng.random() < 0.2 else rng.randint(0, 12))

@@ -22,11 +22,11 @@ def _do(
 LENGTHS = range(2, 6)
 
 CONDITIONS = (
-    _test("pair", "a_over_b", ("a is greater than b", "a is above b"), "a > b", ("a < b", "a >= b")),
-    _test("pair", "a_over", ("a is greater than {k}", "a is above {k}"), "a > {k}", ("a < {k}", "b > {k}"), k=SMALL),
-    _test("pair", "b_under", ("b is less than {k}", "b is below {k}"), "b < {k}", ("b > {k}", "a < {k}"), k=SMALL),
-    _test("pair", "b_even", ("b is even", "b is divisible by 2"), "b % 2 == 0", ("b % 2 == 1", "b // 2 == 0")),
-    _test("pair", "equal", ("a and b are equal", "a is the same as b"), "a == b", ("a != b", "a > b")),
+    _test("pair", "x_over_y", ("x is greater than y", "x is above y"), "x > y", ("x < y", "x >= y")),
+    _test("pair", "x_over", ("x is greater than {k}", "x is above {k}"), "x > {k}", ("x < {k}", "y > {k}"), k=SMALL),
+    _test("pair", "y_under", ("y is less than {k}", "y is below {k}"), "y < {k}", ("y > {k}", "x < {k}"), k=SMALL),
+    _test("pair", "y_even", ("y is even", "y is divisible by 2"), "y % 2 == 0", ("y % 2 == 1", "y // 2 == 0")),
+    _test("pair", "equal", ("x and y are equal", "x is the same as y"), "x == y", ("x != y", "x > y")),
     _test("number", "n_over", ("n is greater than {k}", "n is above {k}"), "n > {k}", ("n < {k}", "n >= {k}"), k=SMALL),
     _test("number", "n_even", ("n is even", "n is divisible by 2"), "n % 2 == 0", ("n % 2 == 1", "n // 2 == 0")),
     _test(
@@ -101,9 +101,11 @@ GATHER = (
 
 # Over the numbers x of a list.
 EACH_TESTS = (
-    _test("item", "x_over", ("it is above {k}", "it is greater than {k}"), "x > {k}", ("x < {k}", "x >= {k}"), k=SMALL),
-    _test("item", "x_even", ("it is even", "it is divisible by 2"), "x % 2 == 0", ("x % 2 == 1", "x // 2 == 0")),
-    _test("item", "x_is", ("it equals {k}", "it is {k}"), "x == {k}", ("x != {k}", "x > {k}"), k=SMALL),
+    _test(
+        "item", "item_over", ("it is above {k}", "it is greater than {k}"), "x > {k}", ("x < {k}", "x >= {k}"), k=SMALL
+    ),
+    _test("item", "item_even", ("it is even", "it is divisible by 2"), "x % 2 == 0", ("x % 2 == 1", "x // 2 == 0")),
+    _test("item", "item_is", ("it equals {k}", "it is {k}"), "x == {k}", ("x != {k}", "x > {k}"), k=SMALL),
 )
 UPDATES = (
     _do("item", "add_x", ("add it", "add the number"), "t += x", ("t = x", "t += 1")),

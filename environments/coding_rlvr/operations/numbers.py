@@ -1,4 +1,4 @@
-"""Operations on one number `n` and on two numbers `a` and `b`, and tests of them."""
+"""Operations on one number `n` and on two numbers `x` and `y`, and tests of them."""
 
 from __future__ import annotations
 
@@ -71,37 +71,37 @@ NUMBER = (
 )
 
 PAIR = (
-    Operation("sum_of", "pair", "number", ("the sum of a and b", "a plus b"), "a + b", ("a * b", "a - b")),
-    Operation("difference", "pair", "number", ("the difference a minus b", "a minus b"), "a - b", ("b - a", "a + b")),
-    Operation("product", "pair", "number", ("the product of a and b", "a times b"), "a * b", ("a ** b", "a + b")),
+    Operation("sum_of", "pair", "number", ("the sum of x and y", "x plus y"), "x + y", ("x * y", "x - y")),
+    Operation("difference", "pair", "number", ("the difference x minus y", "x minus y"), "x - y", ("y - x", "x + y")),
+    Operation("product", "pair", "number", ("the product of x and y", "x times y"), "x * y", ("x ** y", "x + y")),
     Operation(
         "larger",
         "pair",
         "number",
-        ("the larger of a and b", "the maximum of a and b"),
-        "max(a, b)",
-        ("min(a, b)", "a > b"),
+        ("the larger of x and y", "the maximum of x and y"),
+        "max(x, y)",
+        ("min(x, y)", "x > y"),
     ),
     Operation(
         "smaller",
         "pair",
         "number",
-        ("the smaller of a and b", "the minimum of a and b"),
-        "min(a, b)",
-        ("max(a, b)", "a < b"),
+        ("the smaller of x and y", "the minimum of x and y"),
+        "min(x, y)",
+        ("max(x, y)", "x < y"),
     ),
     Operation(
         "distance",
         "pair",
         "number",
-        ("the distance between a and b", "how far a is from b"),
-        "abs(a - b)",
-        ("a - b", "abs(a) - b"),
+        ("the distance between x and y", "how far x is from y"),
+        "abs(x - y)",
+        ("x - y", "abs(x) - y"),
     ),
     Operation(
-        "a_plus", "pair", "number", ("a plus {k}", "{k} more than a"), "a + {k}", ("a - {k}", "a * {k}"), {"k": SMALL}
+        "x_plus", "pair", "number", ("x plus {k}", "{k} more than x"), "x + {k}", ("x - {k}", "x * {k}"), {"k": SMALL}
     ),
     Operation(
-        "b_times", "pair", "number", ("b times {k}", "{k} times b"), "b * {k}", ("b ** {k}", "b + {k}"), {"k": FACTORS}
+        "y_times", "pair", "number", ("y times {k}", "{k} times y"), "y * {k}", ("y ** {k}", "y + {k}"), {"k": FACTORS}
     ),
 )
