@@ -28,7 +28,8 @@ class FakeSandbox(Sandbox):
             try:
                 exec(code, namespace)
             except Exception as error:  # noqa: BLE001 - as a sandbox does
-                failed = ExecResult(exit_code=1, stderr=f"{type(error).__name__}: {error}")
+                text = error.msg if isinstance(error, SyntaxError) else str(error)
+                failed = ExecResult(exit_code=1, stderr=f"{type(error).__name__}: {text}")
                 return CallsResult(outcomes=[], execution=failed)
             for call in calls:
                 try:
