@@ -22,6 +22,9 @@ _EXPORTS = {
     "Rubric": "forge_env.rubric",
     "RubricResult": "forge_env.rubric",
     "tool": "forge_env.tools",
+    "DatasetConfig": "forge_env.datasets",
+    "load_tasks": "forge_env.datasets",
+    "run_episode": "forge_env.rollout",
     "make": "forge_env.registry",
     "register": "forge_env.registry",
     "list_environments": "forge_env.registry",
@@ -57,6 +60,8 @@ register_with_gymnasium()
 
 if TYPE_CHECKING:
     from forge_env import rewards as rewards
+    from forge_env.datasets import DatasetConfig as DatasetConfig
+    from forge_env.datasets import load_tasks as load_tasks
     from forge_env.environment import API_VERSION as API_VERSION
     from forge_env.environment import Environment as Environment
     from forge_env.environment import EnvironmentConfig as EnvironmentConfig
@@ -68,6 +73,7 @@ if TYPE_CHECKING:
     from forge_env.registry import list_environments as list_environments
     from forge_env.registry import make as make
     from forge_env.registry import register as register
+    from forge_env.rollout import run_episode as run_episode
     from forge_env.rubric import Rubric as Rubric
     from forge_env.rubric import RubricResult as RubricResult
     from forge_env.sandbox import Limits as Limits

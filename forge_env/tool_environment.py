@@ -114,7 +114,7 @@ class ToolEnvironment(Environment):
     # What tools and reward functions may use.
 
     def submit(self, answer: str = "") -> None:
-        """Called by a tool: end the episode after this turn, with `answer` as the agent's answer."""
+        """Called by a tool or `respond`: end the episode after this turn, with `answer` as the agent's answer."""
         self._submitted = answer
 
     @property
@@ -174,8 +174,12 @@ class ToolEnvironment(Environment):
         calls = message.tool_calls
         allowed = calls[: self.config.max_tool_calls - self.tool_calls]
         observation = await self._answer_calls(calls, allowed)
-        self.messages.extend(observation)
         terminated = self._submitted is not None or self.is_final(message)
+        if not terminated and not calls:
+            with environment_code(f"{type(self).__name__}.respond", self.current_task.id):
+                observation = await self.respond(message)
+            terminated = self._submitted is not None
+        self.messages.extend(observation)
         truncation = None
         if not terminated and len(allowed) < len(calls):
             truncation = "tool_calls"
@@ -193,6 +197,10 @@ class ToolEnvironment(Environment):
     def is_final(self, message: Message) -> bool:
         """Whether this message ends the episode: by default, when it calls no tool."""
         return not message.tool_calls
+
+    async def respond(self, message: Message) -> Observation:
+        """What is said to a message that calls no tool and is not final (a simulated user, a game's next state)."""
+        return []
 
     async def score(self) -> RubricResult:
         """Score the episode as it stands, also one that a limit truncated."""
