@@ -55,25 +55,30 @@ def load_entry(entry: EntryPoint) -> Any:
     except Exception as error:
         kind = kind_of(entry.group)
         if hidden := shadowed(entry.module):
-            raise PluginError(f"{kind} {entry.name!r} can't be loaded: {hidden}", fix="rename that folder") from error
+            raise PluginError(
+                f"{kind} {entry.name!r} can't be loaded: {hidden}", fix="rename that folder, or run from another"
+            ) from error
         reason = f"{type(error).__name__}: {error}"
         raise PluginError(f"{kind} {entry.name!r} ({entry.value}) can't be loaded: {reason}") from error
 
 
 def shadowed(module: str) -> str | None:
-    """One sentence when a user's own folder hides the sibling package that `module` lives in, else None."""
+    """One sentence when a folder hides the installed package that `module` lives in, else None.
+
+    A folder of the same name in the current directory does so: a package if it comes first, and even without
+    an `__init__.py` where the package was installed in editable mode.
+    """
     top = module.partition(".")[0]
-    if top not in SIBLINGS:
-        return None
     try:
         spec = importlib.util.find_spec(top)
-    except ValueError:  # a module without a spec is not ours
+    except ValueError:  # a module without a spec is nobody's package
         spec = None
     if spec is None:
         return None
-    ours = Path(__file__).resolve().parent.parent / top
     places = [Path(place).resolve() for place in spec.submodule_search_locations or []]
-    if ours in places:
-        return None
     found = places[0] if places else spec.origin
+    if top not in SIBLINGS:
+        return f"the folder {found} hides the installed package {top!r}" if places and spec.origin is None else None
+    if Path(__file__).resolve().parent.parent / top in places:
+        return None
     return f"your own {found} hides the package {top!r} that comes with forge-env"

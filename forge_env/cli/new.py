@@ -25,7 +25,7 @@ def run_new(args: argparse.Namespace) -> int:
     for path, text in render(name, args.kind).items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
-    print(f"wrote {folder}: edit {folder / name / 'environment.py'}, then")
+    print(f"wrote {folder}: edit {folder / 'src' / name / 'environment.py'}, then")
     print(f"  pip install -e {folder}")
     print(f"  forge-env validate {name}")
     print(f"  forge-env play {name}")
@@ -55,7 +55,8 @@ def render(name: str, kind: str) -> dict[str, str]:
     return {
         "pyproject.toml": fill("pyproject.toml.txt"),
         "README.md": fill("README.md.txt"),
-        f"{name}/__init__.py": fill("init.py.txt"),
-        f"{name}/environment.py": fill(f"{kind}.py.txt"),
+        # Under src/: beside it, the folder NAME itself would hide the package from programs that start next to it.
+        f"src/{name}/__init__.py": fill("init.py.txt"),
+        f"src/{name}/environment.py": fill(f"{kind}.py.txt"),
         f"tests/test_{name}.py": fill("test.py.txt"),
     }

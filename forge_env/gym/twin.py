@@ -27,7 +27,12 @@ class GymEnvironment(gymnasium.Env[GymObservation, Action]):
         self.render_mode = render_mode
         self._host = get_host()
         self._engine_name: str | None = None
-        self.environment = make(environment, sandboxes=self._host.borrow_engine(sandboxes), **options)
+        engine = self._host.borrow_engine(sandboxes)
+        try:
+            self.environment = make(environment, sandboxes=engine, **options)
+        except BaseException:
+            self._host.return_engine(sandboxes)
+            raise
         self._engine_name = sandboxes
         self._shown: list[Message] = []
 

@@ -133,11 +133,19 @@ def test_a_new_package_works_at_once(kind: str, tmp_path: Path, capsys: pytest.C
     assert "pip install -e" in capsys.readouterr().out
     package = tmp_path / "my_env"
     site = install(package, tmp_path / "site")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(package)])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(package / "src")])}
 
     def run(*command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([sys.executable, *command], env=environment, cwd=package, capture_output=True, text=True)
 
+    beside = subprocess.run(  # the project's folder has the package's name and must not hide it
+        [sys.executable, "-c", "import forge_env as fe; print(type(fe.make('my_env')).__name__)"],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert beside.stdout == "MyEnv\n", beside.stderr
     tested = run("-m", "pytest", "-q", "-p", "no:cacheprovider")
     assert tested.returncode == 0, tested.stdout
     validated = run("-c", "from forge_env.cli.main import main; raise SystemExit(main(['validate', 'my_env']))")

@@ -53,6 +53,7 @@ def test_broken_plugins_are_reported_and_the_rest_works(third_party: Path) -> No
     assert "ZeroDivisionError: at import" in (found["crash"].error or "")
     assert "written for environment API 99, this is API 1 (update forge-env)" in (found["future"].error or "")
     assert "7 is not a subclass of fe.Environment" in (found["number"].error or "")
+    assert plugins.shadowed("third_party_good") is None
     assert fe.make("good").config.max_turns == 1
     with pytest.raises(PluginError, match="at import"):
         fe.make("crash")
@@ -102,6 +103,15 @@ def test_a_folder_that_hides_ours_is_explained(tmp_path: Path, package: bool) ->
         )
     else:
         assert done.stdout.strip() == "None None"  # a plain folder gives way to an installed package
+
+
+def test_a_plain_folder_that_hides_an_installed_package_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "third_party_folder").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(PluginError, match=r"the folder .*third_party_folder hides the installed package.*rename"):
+        plugins.load_plugin(registry.GROUP, "third_party_folder:Env")
 
 
 def test_import_is_light() -> None:
