@@ -53,7 +53,7 @@ def build_parser() -> tuple[Parser, list[str]]:
     """The whole command line, and the names of its commands."""
     parser = Parser(prog="forge-env", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"forge-env {__version__}")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks (any place in the command line)")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=Parser)
     _add_train(commands)
     _add_config(commands)
@@ -62,9 +62,6 @@ def build_parser() -> tuple[Parser, list[str]]:
             getattr(import_module(module), function)(commands)
     doctor = commands.add_parser("doctor", help="check what is installed and what this machine can do")
     doctor.set_defaults(run=_lazy("forge_env.cli.doctor", "run_doctor"))
-    for each in commands.choices.values():
-        if "--debug" not in each.format_usage():
-            each.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
     return parser, list(commands.choices)
 
 
@@ -107,6 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments or os.environ.get("FORGE_ENV_DEBUG", "") not in ("", "0")
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)  # last, so that `module:Class` of the person's own folder is found but hides nothing
     try:
         return _run(arguments, debug)
     except KeyboardInterrupt:
@@ -124,6 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str], debug: bool) -> int:
     parser, known = build_parser()
+    arguments = [argument for argument in arguments if argument != "--debug"]
     _check_command(known, arguments)
     args, extra = parser.parse_known_args(arguments)
     args.debug = debug

@@ -17,29 +17,10 @@ from pydantic import ValidationError
 
 from forge_env.config.models import RunConfig, Section
 from forge_env.config.problems import KeyPath, Source, problems, section_of
+from forge_env.config.yaml_format import Loader
 from forge_env.errors import ConfigError, UsageError, did_you_mean
 
 OVERRIDE = re.compile(r"^(?P<key>[A-Za-z_][\w-]*(\.[\w-]+)*)=(?P<value>.*)$", re.DOTALL)
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML with `1e-3` as a number, and without silently repeated keys."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Build a mapping; a key that stands twice is an error."""
-        seen = set()
-        for key_node, _ in node.value:
-            if key_node.value in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"the key {key_node.value!r} stands twice", problem_mark=key_node.start_mark
-                )
-            seen.add(key_node.value)
-        return super().construct_mapping(node, deep=deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
 
 
 def bundled_recipes() -> dict[str, Traversable]:
@@ -97,8 +78,8 @@ def parse(text: str, name: str) -> Source:
         ConfigError: it isn't YAML, or not a mapping.
     """
     try:
-        data = yaml.load(text, _Loader)
-        node = yaml.compose(text, _Loader)
+        data = yaml.load(text, Loader)
+        node = yaml.compose(text, Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
@@ -143,7 +124,7 @@ def parse_overrides(arguments: Iterable[str]) -> list[tuple[str, Any]]:
 
 def _value(argument: str, text: str) -> Any:
     try:
-        return yaml.load(text, _Loader)
+        return yaml.load(text, Loader)
     except yaml.YAMLError as error:
         raise UsageError(f"{argument}: {text!r} is not a YAML value", fix="put it in quotes") from error
 

@@ -6,10 +6,9 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-import yaml
-
 from forge_env.config.models import RunConfig, Section
 from forge_env.config.problems import section_of
+from forge_env.config.yaml_format import dump
 
 WIDTH = 110
 
@@ -38,5 +37,5 @@ def _section(section: Section, indent: int) -> Iterator[str]:
 
 
 def _plain(name: str, value: Any) -> list[str]:
-    text = yaml.safe_dump({name: value}, sort_keys=False, allow_unicode=True, width=WIDTH)
-    return text.rstrip("\n").splitlines()
+    text = dump({name: value}, WIDTH)
+    return text.rstrip("\n").split("\n")

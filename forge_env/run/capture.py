@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TextIO
 
@@ -55,7 +55,12 @@ def captured_output(path: Path) -> Iterator[TextIO]:
         for number in saved:
             os.dup2(target, number)
         faulthandler.enable(target)
-        yield terminal
+        with (
+            os.fdopen(os.dup(target), "a", encoding="utf-8", errors="replace", buffering=1) as log,
+            redirect_stdout(log),
+            redirect_stderr(log),
+        ):
+            yield terminal
     finally:
         faulthandler.disable()
         for stream in (sys.stdout, sys.stderr):

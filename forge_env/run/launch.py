@@ -87,6 +87,7 @@ def _play(run: Run, load_trainer: Callable[[], Trainer], earlier_s: float) -> Ou
     try:
         outcome = _outcome(run, load_trainer)
         run.end_stage()
+        run.state.exit = outcome.exit
         if outcome.error is not None:
             logger.error("the run failed", exc_info=outcome.error)
         _write_results(run, outcome, earlier_s)

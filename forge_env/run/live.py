@@ -68,16 +68,19 @@ class LiveDisplay(Display):
             parts += [Text(), self._curves()]
         if figures := status_text(state):
             parts.append(Text("  ".join(figures), style="cyan"))
-        if waiting := waiting_text(state):
+        if (waiting := waiting_text(state)) and not state.exit:
             parts.append(Text(waiting, style="yellow"))
         for text, count in list(state.warnings.items())[-SHOWN_WARNINGS:]:
             parts.append(Text(f"! {text}" + (f" (x{count})" if count > 1 else ""), style="bold yellow"))
         footer = "finishing; Ctrl-C again stops now" if state.stopping else "Ctrl-C finishes and saves"
+        colour = {"": "yellow" if state.stopping else "blue", "success": "green", "failed": "red"}.get(
+            state.exit, "yellow"
+        )
         return Panel(
             Group(*parts),
             title=f"forge-env · {escape(state.name)}",
-            subtitle=f"{duration(state.elapsed)} · {footer}",
-            border_style="yellow" if state.stopping else "blue",
+            subtitle=f"{duration(state.elapsed)} · {state.exit or footer}",
+            border_style=colour,
             padding=(0, 1),
         )
 

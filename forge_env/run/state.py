@@ -53,6 +53,8 @@ class RunState:
     warnings: dict[str, int] = field(default_factory=dict)
     """Message and how often it came."""
     stopping: bool = False
+    exit: str = ""
+    """How the run ended, once it has."""
 
     def __post_init__(self) -> None:
         self.started = self.clock()

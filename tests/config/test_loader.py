@@ -1,0 +1,181 @@
+"""Recipes: what loads, and what is said about mistakes."""
+
+from __future__ import annotations
+
+import contextlib
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_env.config import RunConfig, bundled_recipes, load_config
+from forge_env.config.loader import build_config, parse, parse_overrides, read_source
+from forge_env.config.problems import keys
+from forge_env.config.render import render
+from forge_env.errors import ConfigError, UsageError
+
+MINIMAL = "environment:\n  name: coding_rlvr\n"
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+def mistakes(text: str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        build_config(parse(text, "r.yaml"), parse_overrides(overrides))
+    return str(caught.value)
+
+
+def load(text: str, *overrides: str) -> RunConfig:
+    return build_config(parse(text, "r.yaml"), parse_overrides(overrides))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (MINIMAL + "grpo:\n  stepz: 3\n", "r.yaml:4: grpo.stepz: unknown key (did you mean grpo.steps?)"),
+        (
+            MINIMAL + "trainer:\n  optimizer:\n    learning: 3\n    beta_1: 0.9\n",
+            "r.yaml:6: trainer.optimizer.beta_1: unknown key (did you mean trainer.optimizer.beta1?)",
+        ),
+        (MINIMAL + "group_size: 4\n", "r.yaml:3: group_size: unknown key (did you mean grpo.group_size?)"),
+        (MINIMAL + "warmup:\n  stepps: 4\n", "r.yaml:4: warmup.stepps: unknown key (did you mean warmup.steps?)"),
+        ("seed: 1\n", "r.yaml: environment: missing (add it, for example `environment: {name: coding_rlvr}`)"),
+        ("environment: {}\n", "r.yaml:1: environment.name: missing"),
+        (MINIMAL + "grpo: {group_size: 1}\n", "grpo.group_size: input should be greater than or equal to 2, not 1"),
+        (MINIMAL + "grpo: {steps: many}\n", "grpo.steps: input should be a valid integer"),
+        (MINIMAL + "model: {tiny: {heads: 3}}\n", "model.tiny: heads must be a multiple of kv_heads"),
+        (MINIMAL + "model: {dtype: float16}\n", "input should be 'float32' or 'bfloat16', not 'float16'"),
+        (MINIMAL + "grpo: 3\n", "r.yaml:3: grpo: input should be a valid dictionary"),
+    ],
+)
+def test_a_mistake_is_named_with_file_line_key_and_fix(text: str, expected: str) -> None:
+    assert expected in mistakes(text)
+
+
+def test_every_mistake_is_listed_in_the_order_of_the_file() -> None:
+    text = mistakes(MINIMAL + "grpo: {stepz: 1}\nseeds: 3\n", "--trainer.procs", "0")
+    lines = text.splitlines()
+    assert lines[0] == "3 mistakes in r.yaml:"
+    assert [line.split(":")[-2].strip() for line in lines[1:]] == ["grpo.stepz", "seeds", "--trainer.procs"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: 1\na: 2\n", "r.yaml:2: not valid YAML: the key 'a' stands twice"),
+        ("a: [1\n", "not valid YAML"),
+        ("- 1\n", "a recipe is a mapping of keys to values, this is a list"),
+        ("", "r.yaml is empty"),
+        ("a: \x00\n", "not valid YAML"),
+    ],
+)
+def test_what_is_no_recipe_is_refused(text: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "r.yaml")
+    assert expected in str(caught.value)
+
+
+def test_numbers_in_scientific_notation_are_numbers() -> None:
+    config = load(MINIMAL + "environment:\n  name: a\n  options: {x: 1e-3}\n".replace("environment:\n  name: a\n", ""))
+    assert config.environment.options == {"x": 0.001}
+
+
+def test_overrides_in_every_spelling() -> None:
+    config = load(
+        MINIMAL, "--grpo.steps", "7", "--seed=3", "grpo.loss.options.clip_low=1e-1", "--generator.with-gpus", "true"
+    )
+    assert (config.grpo.steps, config.seed, config.generator.with_gpus) == (7, 3, True)
+    assert config.grpo.loss.options == {"clip_low": 0.1}
+
+
+def test_the_last_override_wins_and_values_are_yaml() -> None:
+    config = load(MINIMAL, "seed=1", "seed=2", "evaluation.extra_splits=[a, b]", "sandbox.base_image=null")
+    assert config.seed == 2
+    assert config.evaluation.extra_splits == ["a", "b"]
+    assert config.sandbox.base_image is None
+
+
+@pytest.mark.parametrize("arguments", [["--seed"], ["--seed", "--grpo.steps", "3"], ["seed"], ["=3"], ["seed=[1"]])
+def test_what_is_no_override_is_refused(arguments: list[str]) -> None:
+    with pytest.raises(UsageError):
+        parse_overrides(arguments)
+
+
+def test_an_override_is_named_as_it_was_written() -> None:
+    assert "--grpo.stepz: unknown key (did you mean grpo.steps?)" in mistakes(MINIMAL, "grpo.stepz=3")
+    assert "'seed' is a value, not a section" in mistakes(MINIMAL + "seed: 1\n", "seed.x=3")
+
+
+def test_giving_one_key_of_a_section_keeps_that_sections_own_defaults() -> None:
+    config = load(MINIMAL + "warmup: {}\n", "--warmup.optimizer.lr", "0.5")
+    assert config.warmup is not None
+    assert config.warmup.optimizer.lr == 0.5
+    assert config.warmup.optimizer.muon_lr == load(MINIMAL + "warmup: {}\n").warmup.optimizer.muon_lr != 0.0  # type: ignore[union-attr]
+
+
+def test_files_are_found_by_path_and_by_bundled_name(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(MINIMAL)
+    assert load_config(str(tmp_path / "mine.yaml")).environment.name == "coding_rlvr"
+    assert "coding_rlvr" in bundled_recipes()
+    assert read_source("coding_rlvr").data == read_source("coding_rlvr.yaml").data
+    assert read_source("coding_rlvr").stem == "coding_rlvr"
+
+
+@pytest.mark.parametrize("name", list(bundled_recipes()))
+def test_every_bundled_recipe_is_valid(name: str) -> None:
+    config = load_config(name)
+    assert build_config(parse(render(config), "again.yaml")) == config
+
+
+def test_a_missing_file_suggests_what_was_meant(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(MINIMAL)
+    for file, guess in ((str(tmp_path / "recipee.yaml"), "recipe.yaml"), ("coding_rvlr", "coding_rlvr")):
+        with pytest.raises(ConfigError, match=f"did you mean '{guess}'"):
+            read_source(file)
+    with pytest.raises(ConfigError, match="is a folder"):
+        read_source(str(tmp_path))
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not a text file"):
+        read_source(str(tmp_path / "binary.yaml"))
+
+
+def test_the_rendered_recipe_explains_every_key() -> None:
+    text = render(load(MINIMAL + "warmup: {}\n"))
+    lines = text.splitlines()
+    for key in keys():
+        name = key.rpartition(".")[2]
+        places = [index for index, line in enumerate(lines) if line.strip().startswith(f"{name}:")]
+        assert any(lines[index - 1].strip().startswith("#") for index in places), key
+
+
+@given(
+    st.dictionaries(
+        st.text(string.ascii_lowercase, min_size=1), st.integers() | st.floats(allow_nan=False) | st.text()
+    ),
+    st.integers(),
+    st.integers(min_value=1, max_value=10**6),
+)
+def test_rendering_and_reading_back_changes_nothing(options: dict[str, Any], seed: int, steps: int) -> None:
+    data = {"environment": {"name": "x", "options": options}, "seed": seed, "grpo": {"steps": steps}}
+    config = RunConfig.model_validate(data)
+    assert build_config(parse(render(config), "again.yaml")) == config
+
+
+@given(ANY)
+def test_any_yaml_either_loads_or_is_refused_in_words(data: Any) -> None:
+    with contextlib.suppress(ConfigError):
+        build_config(parse(yaml.safe_dump(data), "r.yaml"))
+
+
+@given(st.sampled_from(sorted(set(keys()))), st.text(string.ascii_lowercase, min_size=1, max_size=3))
+def test_any_unknown_key_is_named(key: str, extra: str) -> None:
+    wrong = f"{key}_{extra}zz"
+    with pytest.raises(ConfigError) as caught:
+        build_config(parse(MINIMAL, "r.yaml"), [(wrong, 1)])
+    assert wrong.split(".")[-1] in str(caught.value) or "is a value" in str(caught.value)

@@ -1,0 +1,173 @@
+"""How runs end: success, failure, one and two interruptions; and the files that remain."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from forge_env.config import RunConfig
+from forge_env.errors import ForgeError, SandboxError
+from forge_env.run import Run, RunFolder
+from forge_env.run.launch import launch
+from forge_env.run.outcome import Outcome
+
+
+def summary(folder: RunFolder) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(folder.summary.read_text())
+    return data
+
+
+async def learn(run: Run) -> None:
+    run.stage("training")
+    run.evaluation(0, "eval", 0.4, 128, 0.04)
+    for step in range(1, 4):
+        run.log(step, {"reward/mean": 0.4 + step / 10, "grpo_loss/total_loss": 0.1, "time/trainer/step": 1.0})
+    run.evaluation(3, "eval", 0.7, 128, 0.04)
+    run.summary["engine"] = "local"
+
+
+def test_success_leaves_a_complete_folder(config: RunConfig, folder: RunFolder) -> None:
+    assert launch(config, folder, lambda: learn) == Outcome("success", 0)
+    for path in (folder.config, folder.metrics, folder.summary, folder.report, folder.reward_curve, folder.log):
+        assert path.stat().st_size > 0
+    assert list(folder.tensorboard.iterdir())
+    assert summary(folder)["exit"] == "success"
+    page = folder.report.read_text()
+    for part in ("0.400 → 0.700", "Loss", "Where the time went", "training reward", "name: coding_rlvr"):
+        assert part in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert "https://" not in page
+
+
+def test_output_of_every_process_goes_to_the_log(
+    config: RunConfig, folder: RunFolder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def noisy(run: Run) -> None:
+        print("from python")
+        await asyncio.to_thread(subprocess.run, ["sh", "-c", "echo from a child; echo an error >&2"], check=True)
+        run.note("worth a line")
+
+    launch(config, folder, lambda: noisy)
+    print("after")
+    shown, log = capfd.readouterr().out, folder.log.read_text()
+    for text in ("from python", "from a child", "an error"):
+        assert text in log
+        assert text not in shown
+    assert "worth a line" in shown
+    assert "after" in shown
+
+
+def test_failure_is_recorded_with_its_traceback(config: RunConfig, folder: RunFolder) -> None:
+    async def fail(run: Run) -> None:
+        await learn(run)
+        raise RuntimeError("boom")
+
+    outcome = launch(config, folder, lambda: fail)
+    assert (outcome.exit, outcome.code, outcome.message) == ("failed", 1, "RuntimeError: boom")
+    assert (summary(folder)["exit"], summary(folder)["error"]) == ("failed", "RuntimeError: boom")
+    assert summary(folder)["heldout_end"] == 0.7
+    assert "Traceback" in folder.log.read_text()
+    assert "RuntimeError: boom" in folder.report.read_text()
+
+
+def test_the_deliberate_error_of_a_group_is_the_one_shown(config: RunConfig, folder: RunFolder) -> None:
+    async def fail(run: Run) -> None:
+        raise BaseExceptionGroup("tasks", [ValueError("noise"), ExceptionGroup("inner", [SandboxError("daemon lost")])])
+
+    outcome = launch(config, folder, lambda: fail)
+    assert outcome.message == "daemon lost"
+    assert isinstance(outcome.error, ForgeError)
+
+
+def test_a_trainer_that_cannot_be_imported_fails_the_run(config: RunConfig, folder: RunFolder) -> None:
+    def broken() -> Any:
+        raise ForgeError("no such trainer", fix="install it")
+
+    assert launch(config, folder, broken).message == "no such trainer (install it)"
+
+
+def test_one_interruption_finishes_cleanly(config: RunConfig, folder: RunFolder) -> None:
+    async def until_stopped(run: Run) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        await run.stop.wait()
+        await learn(run)
+
+    outcome = launch(config, folder, lambda: until_stopped)
+    assert (outcome.exit, outcome.code) == ("interrupted", 130)
+    assert (summary(folder)["exit"], summary(folder)["steps"]) == ("interrupted", 3)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_two_interruptions_cancel_the_trainer_which_still_cleans_up(config: RunConfig, folder: RunFolder) -> None:
+    cleaned = []
+
+    async def stubborn(run: Run) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await run.stop.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaned.append(True)
+
+    outcome = launch(config, folder, lambda: stubborn)
+    assert (outcome.exit, outcome.code, cleaned) == ("interrupted", 130, [True])
+
+
+def test_a_trainer_cancelled_from_within_is_a_failure(config: RunConfig, folder: RunFolder) -> None:
+    async def cancelled(run: Run) -> None:
+        raise asyncio.CancelledError
+
+    assert launch(config, folder, lambda: cancelled).exit == "failed"
+
+
+def test_a_resumed_run_goes_on_in_time_and_metrics(config: RunConfig, folder: RunFolder) -> None:
+    launch(config, folder, lambda: learn)
+    before = summary(folder)["wall_s"]
+
+    async def more(run: Run) -> None:
+        assert run.resume
+        assert run.state.step == 3
+        run.log(4, {"reward/mean": 0.9})
+        run.evaluation(4, "eval", 0.9, 128, 0.02)
+
+    launch(config, folder, lambda: more, resume=True)
+    rows = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 3, 4, 4]
+    assert rows[-1]["time"] >= rows[4]["time"]
+    assert summary(folder)["wall_s"] > before
+    assert (summary(folder)["heldout_start"], summary(folder)["heldout_end"]) == (0.4, 0.9)
+
+
+def test_a_run_that_says_nothing_still_leaves_summary_and_report(config: RunConfig, folder: RunFolder) -> None:
+    async def silent(run: Run) -> None:
+        return
+
+    launch(config, folder, lambda: silent)
+    assert summary(folder)["heldout_start"] is None
+    assert folder.report.exists()
+    assert not folder.reward_curve.exists()
+
+
+def test_a_killed_run_is_recognizable_and_can_be_resumed(config: RunConfig, folder: RunFolder) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "from forge_env.config import RunConfig\n"
+        "from forge_env.run.folder import RunFolder\n"
+        "from forge_env.run.launch import launch\n"
+        "async def train(run):\n"
+        "    run.log(1, {'reward/mean': 0.5})\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "config = RunConfig.model_validate({'environment': {'name': 'coding_rlvr'}})\n"
+        f"launch(config, RunFolder({str(folder.root)!r}), lambda: train)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    assert summary(folder)["exit"] == "running"
+    assert launch(config, folder, lambda: learn, resume=True).exit == "success"
