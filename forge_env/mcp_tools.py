@@ -125,7 +125,7 @@ class McpTool(Tool):
 
     def __init__(self, server: McpServer, name: str, description: str, parameters: dict[str, Any]) -> None:
         self._server = server
-        self.timeout_s = None
+        self.timeout_s = self.max_calls = None
         self.in_thread = False
         self.is_async = True
         self.spec = ToolSpec(

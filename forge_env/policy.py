@@ -36,7 +36,12 @@ class PolicySession(Protocol):
     """One conversation. It keeps the history, so that a turn passes only the messages that are new."""
 
     async def reply(self, observation: Observation) -> Reply:
-        """The assistant's answer to the new messages."""
+        """The assistant's answer to the new messages.
+
+        Raises:
+            ContextLengthExceeded: the conversation no longer fits; the episode is truncated.
+            GeneratorError: the model could not be asked; the episode is tried again.
+        """
 
 
 class Policy(Protocol):

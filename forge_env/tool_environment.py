@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -74,6 +75,7 @@ class ToolEnvironment(Environment):
         self.tool_errors = 0
         self._tools: dict[str, Tool] = tools_of(type(self))
         self._lasting_tools = self._tools
+        self._calls_of: Counter[str] = Counter()
         self._sync_tools = asyncio.Lock()
         self._submitted: str | None = None
         self._state = "new"  # new -> running -> ended
@@ -149,6 +151,7 @@ class ToolEnvironment(Environment):
         self.current_task = task
         self.messages = []
         self.turns = self.tool_calls = self.tool_errors = 0
+        self._calls_of.clear()
         self._submitted = None
         self._state = "new"
         self._holds_resources = True
@@ -256,6 +259,9 @@ class ToolEnvironment(Environment):
         found = self._tools.get(call.function.name)
         if found is None:
             return unknown_tool(call, self._tools)
+        self._calls_of[found.spec.name] += 1
+        if found.max_calls is not None and self._calls_of[found.spec.name] > found.max_calls:
+            return ToolResult(f"Error: {found.spec.name} can be called {found.max_calls} times only", error=True)
         timeout_s, task_id = self.config.tool_timeout_s, self.current_task.id
         if not found.in_thread:
             return await found.answer(self, call.function.arguments, timeout_s=timeout_s, task_id=task_id)

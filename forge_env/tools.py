@@ -19,10 +19,8 @@ text that it can act on. What the tool's own code does wrong is an `EnvironmentB
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
 import json
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints, overload
@@ -32,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 
+from forge_env.concurrency import run_in_thread
 from forge_env.docstrings import parse_docstring
 from forge_env.errors import ToolError, UsageError, did_you_mean, environment_code
 from forge_env.types import ToolCall, ToolSpec
@@ -47,6 +46,7 @@ class ToolOptions:
     name: str | None = None
     description: str | None = None
     timeout_s: float | None = None
+    max_calls: int | None = None
     thread: bool = True
 
 
@@ -54,7 +54,12 @@ class ToolOptions:
 def tool(function: Function, /) -> Function: ...
 @overload
 def tool(
-    *, name: str | None = None, description: str | None = None, timeout_s: float | None = None, thread: bool = True
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout_s: float | None = None,
+    max_calls: int | None = None,
+    thread: bool = True,
 ) -> Callable[[Function], Function]: ...
 def tool(function: Any = None, /, **options: Any) -> Any:
     """Make a method callable by the agent; the method itself stays as it is.
@@ -62,7 +67,8 @@ def tool(function: Any = None, /, **options: Any) -> Any:
     Args:
         function: the method, sync or async. Every parameter needs a type hint.
         options: `name` and `description` override the method's own; `timeout_s` is wall time in seconds (the
-            environment's `tool_timeout_s` when not given); `thread=False` runs a sync method on the event loop:
+            environment's `tool_timeout_s` when not given); `max_calls` bounds the calls in one episode, those
+            beyond are answered with an error; `thread=False` runs a sync method on the event loop:
             quicker, but it blocks every other episode while it runs and its timeout can't be enforced.
     """
 
@@ -95,6 +101,7 @@ class Tool:
         options = options or ToolOptions()
         self.function = function
         self.timeout_s = options.timeout_s
+        self.max_calls = options.max_calls
         self.is_async = inspect.iscoroutinefunction(function)
         self.in_thread = options.thread and not self.is_async
         self._method = method
@@ -214,12 +221,16 @@ def tools_of(cls: type) -> dict[str, Tool]:
     attributes = {name: None for base in reversed(cls.__mro__) for name in vars(base)}
     found: dict[str, Tool] = {}
     for attribute in attributes:
-        function = inspect.getattr_static(cls, attribute)
-        if options := getattr(function, MARK, None):
-            made = Tool(function, options, method=True)
-            if made.spec.name in found:
-                raise UsageError(f"{cls.__name__} has two tools named {made.spec.name!r}", fix="rename one")
-            found[made.spec.name] = made
+        # A method that overrides a tool without saying `@fe.tool` again is still that tool.
+        versions = [vars(base)[attribute] for base in cls.__mro__ if attribute in vars(base)]
+        options = next((getattr(version, MARK) for version in versions if hasattr(version, MARK)), None)
+        if options is None or not callable(versions[0]):
+            continue
+        static = isinstance(versions[0], staticmethod)
+        made = Tool(versions[0].__func__ if static else versions[0], options, method=not static)
+        if made.spec.name in found:
+            raise UsageError(f"{cls.__name__} has two tools named {made.spec.name!r}", fix="rename one")
+        found[made.spec.name] = made
     _TOOLS_OF[cls] = found
     return found
 
@@ -259,34 +270,3 @@ def clean_unicode(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
-
-
-async def run_in_thread(function: Callable[[], Any]) -> Any:
-    """Run `function` in a daemon thread of its own.
-
-    A pool would run dry when calls that timed out keep its threads, and would hold up the interpreter's exit;
-    Python can't end a thread, so such a call goes on in the background and its result is dropped.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def deliver(outcome: tuple[Any, BaseException | None]) -> None:
-        if not done.done():
-            done.set_result(outcome)
-
-    def work() -> None:
-        try:
-            outcome: tuple[Any, BaseException | None] = (context.run(function), None)
-        except BaseException as error:  # noqa: BLE001 - handed to the awaiting task, which raises it
-            outcome = (None, error)
-        try:
-            loop.call_soon_threadsafe(deliver, outcome)
-        except RuntimeError:
-            return  # the loop was closed: nobody waits any more
-
-    threading.Thread(target=work, name="forge-env-tool", daemon=True).start()
-    value, error = await done
-    if error is not None:
-        raise error
-    return value

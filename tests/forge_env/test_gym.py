@@ -39,7 +39,10 @@ def registered() -> Iterator[None]:
         deregister(name)
 
 
-@pytest.mark.parametrize("name", ["test_tools", "test_once"])
+BUNDLED = [entry.name for entry in fe.list_environments() if entry.source.startswith("forge-env ")]
+
+
+@pytest.mark.parametrize("name", ["test_tools", "test_once", *BUNDLED])
 def test_gymnasiums_checker_is_content(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -271,3 +271,37 @@ def test_bad_definitions_are_refused_early() -> None:
 
     with pytest.raises(UsageError, match="has no rubric"):
         NoRubric()
+
+
+class Derived(Arithmetic):
+    async def add(self, a: int, b: int = 1) -> int:
+        """Add, and one more."""
+        return a + b + 1
+
+    refuse = None  # type: ignore[assignment]
+
+    @fe.tool(name="half", max_calls=2)
+    @staticmethod
+    def halve(a: int) -> float:
+        """Half of it."""
+        return a / 2
+
+    async def judged(self, answer: str) -> float:
+        return float(self.tool_calls)
+
+    rubric = fe.Rubric([judged])
+
+
+async def test_inherited_tools_static_ones_and_their_budgets() -> None:
+    env = Derived()
+    await env.reset(seed=1)
+    names = [tool.name for tool in env.tools]
+    assert "refuse" not in names
+    assert names.index("add") == 0
+    observation, *_ = await env.step(calls(call("add", {"a": 1}), *[call("half", {"a": 3})] * 3))
+    texts = [message.content for message in observation]
+    assert texts == ["3", "1.5", "1.5", "Error: half can be called 2 times only"]
+    assert (await env.step("done"))[1] == 4.0  # a method in the class body as reward function
+    await env.reset(seed=1)
+    observation, *_ = await env.step(calls(call("half", {"a": 3})))
+    assert observation[0].content == "1.5"
