@@ -1,4 +1,4 @@
-"""The recipe: every knob of a run, validated before any process starts. The docstring under a field is its documentation."""
+"""The recipe: every knob of a run, validated before any process starts. A field's docstring is its documentation."""
 
 from __future__ import annotations
 
