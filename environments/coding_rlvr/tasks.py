@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from math import log2
 from random import Random
 from typing import Any
 
@@ -15,24 +17,47 @@ from forge_env.errors import UsageError
 from forge_env.types import Task
 
 SPLITS = ("train", "eval", "unseen")
-HELD_OUT = 8
+HELD_OUT = 5
 """One program in this many is held out for `eval`."""
-MIN_FAMILY = 6
+MIN_FAMILY = 4
 """Families with fewer programs than this are not split: holding out a program would hold out the family."""
-ATTEMPTS = 10_000
+ATTEMPTS = 200
+"""Programs tried in one topic, and topics tried."""
+
+
+@dataclass
+class Topic:
+    """The families of one topic at one level."""
+
+    families: list[Family] = field(default_factory=list)
+
+    @cached_property
+    def seen(self) -> list[Family]:
+        """The families that `train` and `eval` share."""
+        return [family for family in self.families if not family.unseen]
+
+    @cached_property
+    def unseen(self) -> list[Family]:
+        """The families held out as a whole."""
+        return [family for family in self.families if family.unseen]
+
+    @cached_property
+    def weight(self) -> float:
+        """Logarithm of its number of programs: small topics are neither drowned nor worn out."""
+        return log2(1 + sum(family.size for family in self.families))
 
 
 @cache
-def select_families(levels: tuple[int, ...], patterns: tuple[str, ...]) -> dict[int, dict[str, list[Family]]]:
-    """Families by level and topic, of those whose name begins with one of `patterns` (all when empty).
+def select_families(levels: tuple[int, ...], patterns: tuple[str, ...]) -> dict[int, dict[str, Topic]]:
+    """Topics by level, with the families whose name begins with one of `patterns` (all when empty).
 
     Raises:
         UsageError: nothing is left.
     """
-    chosen: dict[int, dict[str, list[Family]]] = {}
+    chosen: dict[int, dict[str, Topic]] = {}
     for family in all_families().values():
         if family.level in levels and (not patterns or family.name.startswith(patterns)):
-            chosen.setdefault(family.level, {}).setdefault(family.topic, []).append(family)
+            chosen.setdefault(family.level, {}).setdefault(family.topic, Topic()).families.append(family)
     if not chosen:
         raise UsageError(
             f"no family of levels {list(levels)} begins with {' or '.join(patterns)}",
@@ -57,17 +82,25 @@ def make_task(seed: int, split: str, index: int, levels: Sequence[int], patterns
     """
     if split not in SPLITS:
         raise UsageError(f"coding_rlvr has no split {split!r}", fix=f"use one of {', '.join(SPLITS)}")
-    families = select_families(tuple(levels), tuple(patterns))
+    by_level = select_families(tuple(levels), tuple(patterns))
     rng = Random(f"{seed}/{split}/{index}")
     for _ in range(ATTEMPTS):
-        topics = families[rng.choice(list(families))]
-        family = rng.choice(topics[rng.choice(list(topics))])
-        if (split == "unseen") != family.unseen:
-            continue
+        topics = list(by_level[rng.choice(list(by_level))].values())
+        topic = rng.choices(topics, [topic.weight for topic in topics])[0]
+        if (found := _find(topic, split, rng)) is not None:
+            return _as_task(f"{split}-{seed}-{index}", split, *found, rng)
+    raise UsageError(f"the chosen families have no task in split {split!r}", fix="choose more levels or families")
+
+
+def _find(topic: Topic, split: str, rng: Random) -> tuple[Family, Program, tuple[list[Test], list[Test]]] | None:
+    """A program of `split` from the topic, with its tests; None when there seems to be none."""
+    families = topic.unseen if split == "unseen" else topic.seen
+    for _ in range(ATTEMPTS if families else 0):
+        family = rng.choice(families)
         program = family.draw(rng)
         if split_of(family, program) == split and (tests := make_tests(program, rng)) is not None:
-            return _as_task(f"{split}-{seed}-{index}", split, family, program, tests, rng)
-    raise UsageError(f"the chosen families have no task in split {split!r}", fix="choose more levels or families")
+            return family, program, tests
+    return None
 
 
 def _as_task(
