@@ -1,0 +1,89 @@
+"""The engine's end of the channel to one runner: requests go out, answers come back by number."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+from forge_env.errors import SandboxError
+from sandboxes.images.runner.wire import FrameReader, Header, WireError, pack
+
+Answer = tuple[Header, bytes]
+
+
+class Connection(asyncio.Protocol):
+    """One runner. Everything fails with `SandboxError` from the moment the runner is gone."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.lost: asyncio.Future[None] = loop.create_future()
+        self._transport: asyncio.WriteTransport | None = None
+        self._reader = FrameReader()
+        self._answers: dict[int, asyncio.Future[Answer]] = {}
+        self._numbers = itertools.count(1)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the runner is there."""
+        return self._transport is not None and not self.lost.done()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the event loop."""
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the event loop."""
+        try:
+            for header, body in self._reader.feed(data):
+                if "ready" in header:
+                    if not self.ready.done():
+                        self.ready.set_result(None)
+                elif (answer := self._answers.pop(header.get("id", 0), None)) and not answer.done():
+                    answer.set_result((header, body))
+        except WireError:
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the event loop."""
+        if not self.lost.done():
+            self.lost.set_result(None)
+        if not self.ready.done():
+            self.ready.set_exception(SandboxError("the sandbox ended before it was ready"))
+            self.ready.exception()  # nobody may be waiting: no warning about it
+        answers, self._answers = self._answers, {}
+        for answer in answers.values():
+            if not answer.done():
+                answer.set_exception(SandboxError("the sandbox was lost in the middle of a call"))
+
+    async def request(self, header: Header, body: bytes = b"", *, timeout: float) -> Answer:
+        """Send one request and wait for its answer, at most `timeout` seconds.
+
+        A caller who stops waiting has the program killed. Raises `SandboxError` when the runner is lost or silent.
+        """
+        if not self.alive or self._transport is None:
+            raise SandboxError("the sandbox is gone")
+        number = next(self._numbers)
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        self._transport.write(pack({**header, "id": number}, body))
+        try:
+            async with asyncio.timeout(timeout):
+                return await answer
+        except TimeoutError:
+            self.close()
+            raise SandboxError(f"the sandbox did not answer within {timeout:.0f} s") from None
+        except asyncio.CancelledError:
+            if self.alive:
+                self._transport.write(pack({"op": "kill", "id": number}))
+            raise
+        finally:
+            self._answers.pop(number, None)
+
+    def close(self) -> None:
+        """Hang up: the runner ends itself."""
+        if self._transport is not None:
+            self._transport.abort()
+        elif not self.lost.done():
+            self.lost.set_result(None)

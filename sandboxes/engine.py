@@ -1,0 +1,76 @@
+"""What the engines share: a pool over boxes that each engine makes in its own way."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from typing import Any
+
+from forge_env.errors import SandboxError, UsageError
+from forge_env.sandbox import Sandbox, SandboxEngine, SandboxSpec
+from sandboxes.box import Box, BoxSandbox
+from sandboxes.pool import Pool
+
+SANDBOXES_PER_CPU = 4
+"""An episode holds its sandbox while the model thinks, so most are idle at any moment."""
+MAX_USES = 5000
+"""Executions after which a box is replaced."""
+
+
+class PooledEngine(SandboxEngine):
+    """A `SandboxEngine` whose sandboxes are boxes in a pool.
+
+    Args:
+        concurrency: most sandboxes alive at once; by default four per CPU.
+        warm: how many to start ahead; by default one per CPU.
+        max_uses: leases after which a box is replaced by a new one.
+    """
+
+    def __init__(self, *, concurrency: int | None = None, warm: int | None = None, max_uses: int = MAX_USES) -> None:
+        cpus = len(os.sched_getaffinity(0))
+        size = SANDBOXES_PER_CPU * cpus if concurrency is None else concurrency
+        if size < 1:
+            raise UsageError(f"concurrency is {size}", fix="use 1 or more")
+        self.concurrency = size
+        self.warm = min(size, cpus if warm is None else warm)
+        self._max_uses = max_uses
+        self._pool: Pool | None = None
+
+    @abstractmethod
+    async def _prepare(self) -> None:
+        """Build what is missing and remove what dead owners left."""
+
+    @abstractmethod
+    async def _make_box(self, spec: SandboxSpec) -> Box:
+        """Start one box and wait until its runner answers. Raises `SandboxError`."""
+
+    async def start(self) -> None:  # noqa: D102
+        if self._pool is not None:
+            return
+        await self._prepare()
+        self._pool = Pool(self._make_box, size=self.concurrency, max_uses=self._max_uses)
+        try:
+            await self._pool.warm(SandboxSpec(), self.warm)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:  # noqa: D102
+        if self._pool is None:
+            raise SandboxError("the sandbox engine was not started", fix="use it as 'async with engine:'")
+        return BoxSandbox(await self._pool.acquire(spec or SandboxSpec()))
+
+    async def release(self, sandbox: Sandbox) -> None:  # noqa: D102
+        if not isinstance(sandbox, BoxSandbox):
+            raise UsageError("this sandbox belongs to another engine")
+        box = sandbox.detach()
+        if box is not None and self._pool is not None:
+            self._pool.release(box)
+
+    async def close(self) -> None:  # noqa: D102
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await pool.close()
+
+    def stats(self) -> dict[str, Any]:  # noqa: D102
+        return {"engine": self.name, **(self._pool.stats() if self._pool else {})}

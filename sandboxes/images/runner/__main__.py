@@ -1,0 +1,7 @@
+"""`python -m runner CONFIG`."""
+
+import sys
+
+from .main import main
+
+main(sys.argv[1])

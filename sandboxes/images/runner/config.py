@@ -1,0 +1,42 @@
+"""How a runner is started: one JSON argument."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+
+PRELOAD = [
+    "bisect", "builtins", "collections", "contextlib", "copy", "dataclasses", "datetime", "decimal", "enum",
+    "fractions", "functools", "heapq", "io", "itertools", "json", "linecache", "math", "operator", "random", "re",
+    "statistics", "string", "sys", "time", "traceback", "types", "typing", "unittest",
+]  # fmt: skip
+"""What nearly every program imports: loaded once by the zygote, shared by every child."""
+
+
+@dataclass
+class RunnerConfig:
+    """Options of one runner."""
+
+    isolation: str
+    """`uid`: children get a user id of their own (needs CAP_SETUID and CAP_SETGID).
+    `ns`: children get pid, mount and ipc namespaces of their own (needs CAP_SYS_ADMIN in a user namespace)."""
+    connect: str = ""
+    """Unix socket of the engine to connect to, or empty: descriptor `control_fd` is the channel."""
+    control_fd: int = -1
+    uid: int = 0
+    """First of the user ids of children (`uid` isolation)."""
+    work: str = "/work"
+    scratch: list[str] = field(default_factory=lambda: ["/tmp", "/dev/shm", "/dev/mqueue"])
+    """Writable folders besides `work`, wiped with it."""
+    preload: list[str] = field(default_factory=lambda: list(PRELOAD))
+    drain_mb: int = 64
+    """MiB of output beyond the kept part after which a flooding program is killed."""
+
+    def dumps(self) -> str:
+        """The command-line argument."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def loads(cls, text: str) -> RunnerConfig:
+        """Parse the command-line argument."""
+        return cls(**json.loads(text))

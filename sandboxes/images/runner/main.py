@@ -1,0 +1,30 @@
+"""Entry point: `python -m runner CONFIG` inside a container or under the embedded engine's launcher."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+
+from . import kernel, zygote
+from .config import RunnerConfig
+from .supervisor import Supervisor
+
+
+def main(argument: str) -> None:
+    """Run until the engine hangs up."""
+    config = RunnerConfig.loads(argument)
+    sys.dont_write_bytecode = True
+    if config.connect:
+        engine = socket.socket(socket.AF_UNIX)
+        engine.connect(config.connect)
+    else:
+        kernel.die_with_parent()
+        engine = socket.socket(fileno=config.control_fd)
+    engine.set_inheritable(False)
+    kernel.forbid_new_privileges()
+    commands, _ = zygote.start(config, close=[engine.fileno()])
+    kernel.drop_capabilities()
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    Supervisor(config, engine, commands).run()

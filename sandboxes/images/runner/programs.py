@@ -1,0 +1,179 @@
+"""What a child can be asked to do. Each function ends the process."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import linecache
+import os
+import stat
+import sys
+import traceback
+import types
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from . import values
+
+if TYPE_CHECKING:
+    from .child import Request
+
+IO_ERROR = 74
+"""Exit status of a file request that failed; stderr begins with the errno."""
+NOT_EXECUTABLE, NOT_FOUND = 126, 127
+_MAX_MESSAGE = 2000
+
+
+def run(request: Request, work: str) -> NoReturn:
+    """Serve the request."""
+    kind = request.header["kind"]
+    if request.files:
+        _write_files(request)
+    if kind == "argv":
+        _run_argv(request)
+    if kind == "read":
+        _read_file(request)
+    if kind == "write":
+        os._exit(0)
+    sys.path.insert(0, work)
+    sys.argv = ["main.py"]
+    if kind == "calls":
+        _run_calls(request)
+    _run_python(request.code)
+
+
+def _run_argv(request: Request) -> NoReturn:
+    argv = request.header["argv"]
+    try:
+        os.execvp(argv[0], argv)
+    except FileNotFoundError:
+        os.write(2, f"{argv[0]}: not found\n".encode())
+        os._exit(NOT_FOUND)
+    except OSError as error:
+        os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
+        os._exit(NOT_EXECUTABLE)
+
+
+def _write_files(request: Request) -> None:
+    for name, data in request.files.items():
+        try:
+            if folder := os.path.dirname(name):
+                os.makedirs(folder, exist_ok=True)
+            descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o644)
+            with open(descriptor, "wb") as file:
+                file.write(data)
+        except OSError as error:
+            _fail(error, name)
+
+
+def _read_file(request: Request) -> NoReturn:
+    name = request.header["path"]
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            raise OSError(errno.EISDIR if stat.S_ISDIR(info.st_mode) else errno.EINVAL, "not a regular file")
+        if info.st_size > request.header["max_bytes"]:
+            raise OSError(errno.EFBIG, f"{info.st_size} bytes")
+        with open(descriptor, "rb") as file:
+            data = file.read(request.header["max_bytes"])
+        _send(request.channel, data)
+    except OSError as error:
+        _fail(error, name)
+    os._exit(0)
+
+
+def _fail(error: OSError, name: str) -> NoReturn:
+    os.write(2, f"{error.errno} {error.strerror}: {name}"[:_MAX_MESSAGE].encode("utf-8", "replace"))
+    os._exit(IO_ERROR)
+
+
+def _run_python(code: str) -> NoReturn:
+    """Execute `code` as a fresh `__main__`, the way `python main.py` would."""
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main
+    finish(_execute(code, "main.py", main.__dict__) or 0)
+
+
+def _run_calls(request: Request) -> NoReturn:
+    """Define the code, then send the value of every expression over the channel."""
+    module = types.ModuleType("solution")
+    sys.modules["solution"] = module
+    status = _execute(request.code, "solution.py", module.__dict__)
+    if status is not None:
+        finish(status)
+    for expression in request.header["calls"]:
+        try:
+            frame = values.pack_frame({"v": values.encode(eval(expression, module.__dict__))})
+        except BaseException as error:  # noqa: BLE001  whatever a call raises, SystemExit too, is its outcome
+            frame = values.pack_frame(_describe(error))
+        _send(request.channel, frame)
+    finish(0)
+
+
+def _describe(error: BaseException) -> dict[str, Any]:
+    kind = TypeError if isinstance(error, values.NotPlainDataError) else type(error)
+    try:
+        message = str(error)[:_MAX_MESSAGE]
+    except BaseException:  # noqa: BLE001  a hostile __str__
+        message = ""
+    return {"e": str(kind.__name__)[:200], "m": message}
+
+
+def _execute(code: str, name: str, namespace: dict[str, Any]) -> int | None:
+    """Run source text; None when it ran to its end, else the exit status that a real interpreter would give."""
+    linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+    try:
+        exec(compile(code, name, "exec"), namespace)
+    except SystemExit as error:
+        return _exit_status(error)
+    except BaseException:  # noqa: BLE001  shown as the interpreter would show it
+        _show(*sys.exc_info())
+        return 1
+    return None
+
+
+def _exit_status(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _show(kind: Any, error: Any, trace: Any) -> None:
+    """Print a traceback without the runner's own frame, through the program's excepthook if it has one."""
+    trace = trace.tb_next if trace is not None else None
+    try:
+        if sys.excepthook is sys.__excepthook__:
+            traceback.print_exception(kind, error, trace)
+        else:
+            sys.excepthook(kind, error, trace)
+    except BaseException as second:  # noqa: BLE001  a hostile __str__ or excepthook, or memory is gone
+        os.write(2, f"{kind.__name__} (its traceback raised {type(second).__name__})\n".encode("utf-8", "replace"))
+
+
+def finish(status: int) -> NoReturn:
+    """Leave as an interpreter does: join threads, run exit handlers, flush; then end at once."""
+    try:
+        threading = sys.modules.get("threading")
+        if threading is not None:
+            threading._shutdown()
+        atexit._run_exitfuncs()
+    except SystemExit as error:
+        status = _exit_status(error)
+    except BaseException:  # noqa: BLE001
+        _show(*sys.exc_info())
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:  # noqa: BLE001  stdout is closed or replaced by the program
+        status = status or 120
+    os._exit(status)
+
+
+def _send(channel: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(channel, view) :]

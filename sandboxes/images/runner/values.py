@@ -1,0 +1,125 @@
+"""Plain data over the judging channel: exact types only, never pickle.
+
+`encode` runs beside candidate code, which may forge whatever it likes: a forged value is simply a wrong (or
+right) answer. `decode` runs outside, so it must hold against any bytes: bounded depth and size, no class is
+ever looked up by name, and hash collisions crafted to stall the reader are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+MAX_DEPTH = 64
+MAX_TOTAL = 4 << 20
+"""Bytes of all values of one request."""
+_LENGTH = struct.Struct("!I")
+_SAFE_INT = 2**53
+_COLLISION_CHECK = 64
+
+
+class NotPlainDataError(TypeError):
+    """The value is of a type that does not travel, or is nested too deeply."""
+
+
+class MalformedValueError(ValueError):
+    """The bytes are not what `encode` makes."""
+
+
+def encode(value: Any, depth: int = 0) -> Any:
+    """`value` as JSON-compatible data that `decode` turns back into the same types."""
+    kind = type(value)
+    if value is None or kind is bool or kind is str:
+        return value
+    if kind is int:
+        return value if -_SAFE_INT < value < _SAFE_INT else {"i": hex(value)}
+    if kind is float:
+        return {"f": value.hex()}
+    if depth >= MAX_DEPTH:
+        raise NotPlainDataError(f"nested deeper than {MAX_DEPTH}")
+    if kind is list:
+        return [encode(item, depth + 1) for item in value]
+    if kind is tuple:
+        return {"t": [encode(item, depth + 1) for item in value]}
+    if kind is dict:
+        return {"d": [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in value.items()]}
+    if kind is set or kind is frozenset:
+        return {"z" if kind is frozenset else "s": [encode(item, depth + 1) for item in value]}
+    if kind is bytes or kind is bytearray:
+        return {"b" if kind is bytes else "a": value.hex()}
+    if kind is complex:
+        return {"c": [value.real.hex(), value.imag.hex()]}
+    raise NotPlainDataError(f"no plain value: {kind.__name__}")
+
+
+def decode(data: Any, depth: int = 0) -> Any:
+    """The value that `data` stands for. Raises `MalformedValueError`."""
+    if data is None or isinstance(data, (bool, str, int)):
+        return data
+    if depth > MAX_DEPTH:
+        raise MalformedValueError("too deep")
+    if isinstance(data, list):
+        return [decode(item, depth + 1) for item in data]
+    if not isinstance(data, dict) or len(data) != 1:
+        raise MalformedValueError("not a value")
+    ((tag, body),) = data.items()
+    try:
+        return _decode_tagged(tag, body, depth + 1)
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise MalformedValueError(f"bad {tag!r}") from error
+
+
+def _decode_tagged(tag: str, body: Any, depth: int) -> Any:
+    if tag == "i":
+        return int(body, 16)
+    if tag == "f":
+        return float.fromhex(body)
+    if tag == "c":
+        return complex(float.fromhex(body[0]), float.fromhex(body[1]))
+    if tag == "b":
+        return bytes.fromhex(body)
+    if tag == "a":
+        return bytearray.fromhex(body)
+    if not isinstance(body, list):
+        raise MalformedValueError("not a list")
+    if tag == "d":
+        pairs = [(decode(key, depth), decode(item, depth)) for key, item in body]
+        _refuse_collisions([key for key, _ in pairs])
+        return dict(pairs)
+    items = [decode(item, depth) for item in body]
+    if tag == "t":
+        return tuple(items)
+    if tag not in ("s", "z"):
+        raise MalformedValueError("unknown tag")
+    _refuse_collisions(items)
+    return set(items) if tag == "s" else frozenset(items)
+
+
+def _refuse_collisions(keys: list[Any]) -> None:
+    """Integers hash predictably: thousands that collide would take the reader quadratic time."""
+    if len(keys) > _COLLISION_CHECK and len({hash(key) for key in keys}) * 2 < len(keys):
+        raise MalformedValueError("too many equal hashes")
+
+
+def pack_frame(data: Any) -> bytes:
+    """One length-prefixed JSON frame of the channel."""
+    text = json.dumps(data, separators=(",", ":")).encode()
+    return _LENGTH.pack(len(text)) + text
+
+
+def unpack_frames(stream: bytes) -> list[Any]:
+    """The frames of `stream` up to the first that is cut off or malformed."""
+    frames: list[Any] = []
+    position = 0
+    while position + _LENGTH.size <= len(stream):
+        (length,) = _LENGTH.unpack_from(stream, position)
+        position += _LENGTH.size
+        if position + length > len(stream):
+            break
+        try:
+            frames.append(json.loads(stream[position : position + length]))
+        except (ValueError, RecursionError):
+            break
+        position += length
+    return frames

@@ -1,0 +1,141 @@
+"""The launcher of one embedded sandbox: namespaces, a root of its own, then the runner.
+
+Run as a program by `LocalEngine`, with the standard library only. As root it first becomes a user id that nobody
+else has, and from there does exactly what an ordinary user would do, so that even a broken sandbox is not root.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+
+TYPE_CHECKING = False  # importing typing would cost a third of the start
+if TYPE_CHECKING:
+    from typing import Any
+
+    from sandboxes.images.runner import kernel
+else:
+    sys.path.insert(0, os.path.abspath(json.loads(sys.argv[1])["runner"]))
+    from runner import kernel
+
+NEW_ROOT = "/tmp"
+INNER_ID = 1000
+REFUSED = 3
+"""Exit status when the kernel refuses; stderr says what."""
+INODES_PER_MB = 64
+DEVICES = ("null", "zero", "full", "random", "urandom")
+
+
+def main(options: dict[str, Any]) -> None:
+    """Set the stage, then be the parent that waits for the sandbox's init. The current folder is the cache."""
+    owner = os.pidfd_open(options["owner_pid"])
+    if options["uid"]:
+        os.setgroups([])
+        os.setresgid(options["uid"], options["uid"], options["uid"])
+        os.setresuid(options["uid"], options["uid"], options["uid"])
+        kernel.set_dumpable(True)  # else /proc/self/uid_map stays root's
+    user, group = os.getuid(), os.getgid()
+    kernel.unshare(
+        kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC
+        | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP | (0 if options["network"] else kernel.CLONE_NEWNET)
+    )  # fmt: skip
+    _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", f"{INNER_ID} {user} 1")
+    _write("/proc/self/gid_map", f"{INNER_ID} {group} 1")
+    kernel.set_dumpable(False)
+    init = os.fork()
+    if init == 0:
+        os.close(owner)
+        _become_sandbox(options)
+    os.close(options["control_fd"])
+    _wait(init, owner)
+
+
+def _wait(init: int, owner: int) -> None:
+    """Outlive neither the sandbox nor the engine's process."""
+    ended = os.pidfd_open(init)
+    poll = select.poll()
+    for fd in (ended, owner):
+        poll.register(fd, select.POLLIN)
+    if any(fd == owner for fd, _ in poll.poll()):
+        os.kill(init, 9)
+    _, status = os.waitpid(init, 0)
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def _become_sandbox(options: dict[str, Any]) -> None:
+    try:
+        kernel.die_with_parent()
+        kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+        _make_root(options)
+        _pivot()
+        kernel.set_host_name("sandbox")
+        kernel.keep_capabilities_across_exec()
+        if options["probe"]:
+            os._exit(0)
+        environment = {"PYTHONPATH": "/opt/forge_env", "PYTHONHASHSEED": "0", "LANG": "C.UTF-8"}
+        os.set_inheritable(options["control_fd"], True)
+        os.execve("/usr/bin/python3", ["python3", "-s", "-m", "runner", options["config"]], environment)
+    except OSError as error:
+        os.write(2, f"{error}\n".encode())
+    finally:
+        os._exit(REFUSED)
+
+
+def _make_root(options: dict[str, Any]) -> None:
+    """The cached root filesystem, read-only, with fresh /proc, /dev and work folders on it."""
+    hard = kernel.MS_NOSUID | kernel.MS_NODEV
+    _bind_read_only(options["rootfs"], NEW_ROOT)
+    _bind_read_only(options["runner"], f"{NEW_ROOT}/opt/forge_env")
+    kernel.mount("proc", f"{NEW_ROOT}/proc", "proc", hard | kernel.MS_NOEXEC)
+    kernel.mount("dev", f"{NEW_ROOT}/dev", "tmpfs", kernel.MS_NOSUID, "size=64k,mode=0755")
+    for name in DEVICES:
+        _write(f"{NEW_ROOT}/dev/{name}", "")
+        kernel.mount(f"/dev/{name}", f"{NEW_ROOT}/dev/{name}", None, kernel.MS_BIND)
+    for link, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
+        os.symlink(f"/proc/self/fd{target}", f"{NEW_ROOT}/dev/{link}")
+    os.mkdir(f"{NEW_ROOT}/dev/shm")
+    for folder, size_mb, mode in (
+        ("work", options["disk_mb"], "0700"),
+        ("work-judge", options["disk_mb"], "0700"),
+        ("tmp", options["scratch_mb"], "1777"),
+        ("dev/shm", options["scratch_mb"], "1777"),
+    ):
+        data = f"size={size_mb}m,nr_inodes={size_mb * INODES_PER_MB},mode={mode}"
+        kernel.mount("sandbox", f"{NEW_ROOT}/{folder}", "tmpfs", hard, data)
+    kernel.mount(None, f"{NEW_ROOT}/dev", None, kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID)
+
+
+def _bind_read_only(source: str, target: str) -> None:
+    kernel.mount(source, target, None, kernel.MS_BIND | kernel.MS_REC)
+    # An ordinary user may add restrictions to a mount, not lift those it has.
+    kept = kernel.mount_flags(target)
+    flags = kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV | kept
+    kernel.mount(None, target, None, flags)
+
+
+def _pivot() -> None:
+    """Make NEW_ROOT the root and let go of the old one, so that nothing can name it any more."""
+    os.chdir(NEW_ROOT)
+    kernel.pivot_root(".", ".")
+    kernel.detach(".")
+    os.chdir("/")
+
+
+def _write(path: str, text: str) -> None:
+    _write_bytes(path, text.encode())
+
+
+def _write_bytes(path: str, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+if __name__ == "__main__":
+    try:
+        main(json.loads(sys.argv[1]))
+    except OSError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(REFUSED)

@@ -1,0 +1,60 @@
+"""Who owns a container, process or temporary folder, and whether that owner still lives.
+
+An owner is one process, written as `MACHINE.BOOT.PIDNS.PID.START`: a process id alone is reused, and one seen from
+another machine or pid namespace says nothing, so whoever can't judge an owner leaves its things alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from functools import lru_cache
+from pathlib import Path
+
+LABEL = "forge_env"
+"""Label of everything this project makes; its value is the owner."""
+
+
+@lru_cache(maxsize=1)
+def _machine() -> str:
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        try:
+            return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:8]
+        except OSError:
+            continue
+    return hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:8]
+
+
+@lru_cache(maxsize=1)
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")[:8]
+
+
+def _pid_namespace() -> str:
+    return str(os.stat("/proc/self/ns/pid").st_ino)
+
+
+def _start_time(pid: int) -> str | None:
+    """Clock ticks from boot to the start of `pid`, None when there is no such live process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def this_process() -> str:
+    """The owner string of the calling process."""
+    pid = os.getpid()
+    return ".".join((_machine(), _boot(), _pid_namespace(), str(pid), _start_time(pid) or "0"))
+
+
+def is_dead(owner: str) -> bool:
+    """True only when it is certain that `owner` has ended."""
+    parts = owner.split(".")
+    if len(parts) != 5 or not parts[3].isdigit() or parts[0] != _machine():
+        return False
+    _, boot, namespace, pid, start = parts
+    if boot != _boot():
+        return True
+    return namespace == _pid_namespace() and _start_time(int(pid)) != start
