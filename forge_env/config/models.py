@@ -52,8 +52,8 @@ class TinyModel(Section):
     """Size of one head; vLLM wants a multiple of 32."""
     hidden_dim: Positive = 384
     """Width of the feed-forward layer."""
-    vocab_size: Positive = 768
-    """Tokens in the vocabulary, special ones included."""
+    vocab_size: Annotated[int, Field(ge=320)] = 1024
+    """Most tokens in the vocabulary; all 256 bytes, the chat format's tokens and its fixed phrases are among them."""
     rope_theta: float = 10_000.0
     """Base of the rotary position embedding."""
 
@@ -95,7 +95,7 @@ class OptimizerSection(Section):
     beta2: Fraction = 0.95
     """AdamW's second-moment decay."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Decoupled weight decay."""
+    """Decoupled weight decay; with Muon, of the hidden matrices only."""
     warmup_steps: NonNegative = 5
     """Steps of linear warm-up."""
     decay_start: Fraction = 0.5
@@ -115,7 +115,9 @@ class WarmupSection(Section):
     """Demonstrations in a step."""
     threads: Positive = 2
     """CPU threads of the trainer while it has the machine to itself."""
-    optimizer: OptimizerSection = OptimizerSection(lr=3e-3, muon_lr=3e-3, weight_decay=0.05, warmup_steps=40)
+    optimizer: OptimizerSection = OptimizerSection(
+        lr=3e-3, muon_lr=3e-3, beta2=0.99, weight_decay=0.05, warmup_steps=20, decay_start=0.6, min_lr_ratio=0.05
+    )
     """Its own optimizer."""
 
 

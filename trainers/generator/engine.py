@@ -29,6 +29,8 @@ def prepare_process(*, with_gpus: bool, threads: int, kv_cache_gb: int) -> None:
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(kv_cache_gb)
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     os.environ["OMP_NUM_THREADS"] = str(threads)
+    # vLLM compiles a few sampling helpers, which on a CPU takes seconds and gains nothing.
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
     import torch
     import vllm._custom_ops as custom_ops
 

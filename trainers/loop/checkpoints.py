@@ -17,36 +17,31 @@ TINY = "tiny"
 
 
 async def prepare_model(run: Run, stack: Stack, environment: Environment) -> tuple[TrainerHandle, GeneratorPool]:
-    """Start trainer and generators on the recipe's checkpoint, which is built and warmed up first if need be."""
-    folder = await asyncio.to_thread(_checkpoint_folder, run, environment)
+    """Start trainer and generators on the recipe's checkpoint, which is built and warmed up first if need be.
+
+    What needs nothing of the other starts beside it: the store, the generators' imports, the trainer.
+    """
+    run.stage("model", run.config.model.path)
     warm = _warm_folder(run, environment)
-    if warm is None or (warm / "model.safetensors").is_file():
-        if warm is not None:
-            run.note(f"Warmed-up model from the cache: {warm}")
-        return await _start_both(run, stack, warm or folder)
-    run.stage("trainer", "starting")
-    generators = await stack.launch_generators(warm)
-    # vLLM takes seconds to import: let it, while the trainer warms up the model it is to serve.
-    preloading = asyncio.create_task(generators.preload())
-    try:
-        trainer = await stack.start_trainer(folder)
-        run.stage("warm-up", "supervised fine-tuning on demonstrations")
-        await warm_up(run, environment, trainer, warm)
-    finally:
-        await preloading
-    if not run.stop.is_set():
-        run.stage("generator", "loading the warmed-up model")
-        await generators.setup()
-    return trainer, generators
-
-
-async def _start_both(run: Run, stack: Stack, folder: Path) -> tuple[TrainerHandle, GeneratorPool]:
-    run.stage("generator", "trainer and generators are starting")
-    generators = await stack.launch_generators(folder)
+    cached = warm is not None and (warm / "model.safetensors").is_file()
+    if cached:
+        run.note(f"Warmed-up model from the cache: {warm}")
+    start = warm if warm is not None and cached else await asyncio.to_thread(_checkpoint_folder, run, environment)
+    generators = await stack.launch_generators(warm or start)
+    run.stage("trainer", "trainer and generators are starting")
     async with asyncio.TaskGroup() as group:
-        starting = group.create_task(stack.start_trainer(folder))
-        group.create_task(generators.setup())
-    return starting.result(), generators
+        group.create_task(stack.open_store())
+        # vLLM takes seconds to import: let it, while the trainer warms up the model it is to serve.
+        serving = group.create_task(generators.setup() if warm is None or cached else generators.preload())
+        trainer = await stack.start_trainer(start)
+        if warm is not None and not cached:
+            run.stage("warm-up", "supervised fine-tuning on demonstrations")
+            await warm_up(run, environment, trainer, warm)
+            await serving
+            if not run.stop.is_set():
+                run.stage("generator", "loading the warmed-up model")
+                await generators.setup()
+    return trainer, generators
 
 
 def _checkpoint_folder(run: Run, environment: Environment) -> Path:

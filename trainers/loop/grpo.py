@@ -18,12 +18,14 @@ import forge_env as fe
 from forge_env.environment import Environment
 from forge_env.run import Run
 from forge_env.sandbox import SandboxEngine, open_engine
-from trainers.loop.stack import GeneratorPool, Stack, TrainerHandle, prepare_controller
+from trainers.loop.stack import Stack, prepare_controller
 
 
 async def train(run: Run) -> None:
     """Run the recipe `run.config` to its end, or until `run.stop`."""
     prepare_controller()
+    from trainers.loop.checkpoints import prepare_model
+
     config = run.config
     run.stage("sandbox", config.sandbox.engine)
     options = {"concurrency": config.sandbox.concurrency, "base_image": config.sandbox.base_image}
@@ -32,7 +34,7 @@ async def train(run: Run) -> None:
         run.summary["engine"] = engine.name
         run.note(f"Sandbox engine: {engine.name}")
         environment = _make_environment(run, engine)
-        trainer, generators = await _start(run, stack, environment)
+        trainer, generators = await prepare_model(run, stack, environment)
         if not run.stop.is_set():
             from trainers.loop.session import Session
 
@@ -45,13 +47,3 @@ def _make_environment(run: Run, engine: SandboxEngine) -> Environment:
     section = run.config.environment
     environment: Environment = fe.make(section.name, sandboxes=engine, **section.options)
     return environment
-
-
-async def _start(run: Run, stack: Stack, environment: Environment) -> tuple[TrainerHandle, GeneratorPool]:
-    """Model, processes, warm-up; what can start beside something else does."""
-    from trainers.loop.checkpoints import prepare_model
-
-    run.stage("model", run.config.model.path)
-    # Monarch's first use binds this process; the store and the actors' processes then start side by side.
-    await stack.open_store()
-    return await prepare_model(run, stack, environment)

@@ -21,8 +21,9 @@ CONTROL_TOKENS: tuple[str, ...] = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"),
     *("<tool_response>", "</tool_response>", "<think>", "</think>"),
 )
-# Words with their leading space, single digits, runs of spaces, punctuation, and the escapes of JSON strings.
-_WORDS = r'\\n|\\"| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}\\]+|\n|[ ]+(?=[ ])|[ ]+|\s+|\\'
+# Newlines with their indentation, also as JSON writes them, so that code in a tool call and in an answer is cut
+# alike; words and numbers with their leading space; runs of punctuation.
+_WORDS = r"\\n *|\n *|, | ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}\\]+|[ ]+|\s+"
 
 
 class CharacterTokenizer:
@@ -45,26 +46,28 @@ class CharacterTokenizer:
         return -CONTROL_TOKENS.index(tokens) - 1 if tokens in CONTROL_TOKENS else None
 
 
-def render_texts(demonstrations: Iterable[list[Message]], tools: list[ToolSpec], renderer: str) -> list[str]:
-    """The demonstrations as the text that the chat format makes of them."""
+def render_text(messages: list[Message], tools: list[ToolSpec], renderer: str) -> str:
+    """A conversation as the text that the chat format makes of it."""
     characters = CharacterTokenizer()
-    chat = Chat(characters, renderer)
-    return [characters.decode(chat.render_training(messages, tools)[0]) for messages in demonstrations]
+    return characters.decode(Chat(characters, renderer).render_training(messages, tools)[0])
 
 
-def fixed_phrases(texts: list[str], tools: list[ToolSpec]) -> list[str]:
-    """Phrases of the chat format that stand in every text: the preamble, the roles, the opening of a tool call."""
-    preamble = _common_prefix(texts)
-    phrases = {part for part in _split_control(preamble) if len(part) > 12}
-    phrases |= {"system\n", "user\n", "user", "assistant\n"}
+def fixed_phrases(demonstrations: list[list[Message]], tools: list[ToolSpec], renderer: str) -> list[str]:
+    """What stands in every conversation word for word: the preamble, the roles, how answers and tool calls begin."""
+    text = render_text(demonstrations[0], tools, renderer)
+    preamble = text.partition("<|im_start|>")[2].partition("<|im_end|>")[0]
+    phrases = {preamble, "user\n", "user", "assistant\n", "<think>\n\n</think>\n\n", '"}}\n'}
     for tool in tools:
         for argument in tool.parameters.get("properties", {}):
             phrases.add(f'\n{{"name": "{tool.name}", "arguments": {{"{argument}": "')
-    phrases.add('"}}\n')
+    answers = [messages[-1].content for messages in demonstrations]
+    opening = _common_prefix(answers)
+    closing = _common_prefix([answer[::-1] for answer in answers])[::-1]
+    phrases |= {opening[: opening.rfind("\n") + 1], closing[max(closing.find("\n"), 0) :]} - {"", "\n"}
     return sorted(phrases, key=lambda phrase: (-len(phrase), phrase))
 
 
-def train_tokenizer(texts: list[str], phrases: list[str], vocab_size: int) -> Tokenizer:
+def train_tokenizer(texts: Iterable[str], phrases: list[str], vocab_size: int) -> Tokenizer:
     """Byte-level BPE of `vocab_size` tokens over `texts`, with control tokens and `phrases` as tokens of their own."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -91,25 +94,34 @@ def _common_prefix(texts: list[str]) -> str:
     return first[:length]
 
 
-def _split_control(text: str) -> list[str]:
-    for token in CONTROL_TOKENS:
-        text = text.replace(token, "\0")
-    return text.split("\0")
+def _corpus(demonstrations: list[list[Message]]) -> Iterable[str]:
+    """What the vocabulary is learned from.
+
+    Of a user's message only the first line counts: what follows is data, and data that stays in single characters
+    can be copied character by character.
+    """
+    for messages in demonstrations:
+        for message in messages:
+            if message.role == "user":
+                yield message.content.split("\n")[0] + "\n"
+            elif message.role == "assistant":
+                yield from (call.function.arguments for call in message.tool_calls)
+                yield message.content
 
 
-def _without(texts: list[str], phrases: list[str]) -> Iterable[str]:
+def _without(texts: Iterable[str], phrases: list[str]) -> Iterable[str]:
     for text in texts:
         for phrase in phrases:
-            text = text.replace(phrase, "\n")
-        yield "\n".join(_split_control(text))
+            text = text.replace(phrase, "\0")
+        yield from filter(None, text.split("\0"))
 
 
 def build_tokenizer(environment: Any, renderer: str, vocab_size: int, seed: int, samples: int = 2000) -> Tokenizer:
     """A tokenizer for `environment`, learned from `samples` of its demonstrations on training tasks."""
     rng = random.Random(seed)
     demonstrations = [environment.demonstrate(environment.task("train", index), rng) for index in range(samples)]
-    texts = render_texts(demonstrations, environment.tools, renderer)
-    return train_tokenizer(texts, fixed_phrases(texts, environment.tools), vocab_size)
+    phrases = fixed_phrases(demonstrations, environment.tools, renderer)
+    return train_tokenizer(_corpus(demonstrations), phrases, vocab_size)
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

@@ -45,6 +45,7 @@ def build_optimizer(module: Any, section: OptimizerSection, device: Device) -> O
     }
     groups = [ParamGroupConfig(pattern=r".*", optimizer_name="AdamW", optimizer_kwargs=adamw)]
     if section.muon_lr > 0:
+        adamw["weight_decay"] = 0.0  # what is left to AdamW are embeddings and norms
         muon = {"lr": section.muon_lr, "weight_decay": section.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
         groups.insert(0, ParamGroupConfig(pattern=HIDDEN_MATRICES, optimizer_name="Muon", optimizer_kwargs=muon))
     config = Optimizers.Config(param_groups=groups, implementation=device.optimizer_implementation)
