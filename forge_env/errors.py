@@ -86,6 +86,14 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, list(choices), n=1, cutoff=0.6)), None)
 
 
+def root_cause(error: BaseException) -> BaseException:
+    """The exception to show for a group of them: a deliberate one where there is one, else the first."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    causes = [root_cause(inner) for inner in error.exceptions]
+    return next((cause for cause in causes if isinstance(cause, ForgeError)), causes[0])
+
+
 @contextmanager
 def environment_code(what: str, task_id: str) -> Iterator[None]:
     """Run an environment author's code: its unexpected exceptions become `EnvironmentBugError`, typed ones pass."""

@@ -4,20 +4,18 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-compile() { # compile STACK
+compile() { # compile STACK EXTRA...
   local out="requirements/$1.txt"
   {
-    echo "# Pinned set for \`make setup\` ($1 training stack, Python 3.11). Made by scripts/pins.sh; don't edit."
-    .venv/bin/uv pip compile pyproject.toml --quiet --extra "train-$1" --extra dev --extra wandb --python-version 3.11 \
+    echo "# Pinned set for \`make setup STACK=$1\` (Python 3.11). Made by scripts/pins.sh; don't edit."
+    .venv/bin/uv pip compile pyproject.toml --quiet ${@:2} --python-version 3.11 \
       --python-platform x86_64-manylinux_2_28 --no-header --no-annotate
   } >"$out.tmp"
   mv "$out.tmp" "$out"
 }
 
-for stack in ${*:-cpu gpu}; do
-  if [ "$stack" = cpu ]; then
-    UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}" compile cpu
-  else
-    env -u UV_FIND_LINKS bash -c "$(declare -f compile); compile $stack"
-  fi
-done
+compile platform
+UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}" compile cpu --extra train-cpu --extra dev --extra wandb
+unset UV_FIND_LINKS # a CPU wheel of torch there would win
+compile gpu --extra train-gpu --extra dev --extra wandb
+grep -q "^torch==.*+cpu$" requirements/cpu.txt || { echo "pins: no CPU build of torch found; set UV_FIND_LINKS to a place that has it" >&2; exit 1; }

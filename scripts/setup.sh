@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
 # Makes .venv with the pinned set of packages and forge-env itself. Quick when nothing changed.
-#   STACK=cpu|gpu  the training stack to install (default: gpu where nvidia-smi answers, else cpu)
-#   PYTHON=...     the interpreter to build on (default: python3.11, else python3)
+#   STACK=cpu|gpu|platform  what to install: a training stack (default: gpu where nvidia-smi answers, else cpu),
+#                           or the platform without torch
+#   PYTHON=...              the interpreter to build on (default: python3.11, else python3)
+#   VENV=...                where (default: .venv)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 UV_VERSION=0.13.9
-VENV=.venv
+VENV=${VENV:-.venv}
 
 say() { printf '%s\n' "setup: $*"; }
 die() { printf '%s\n' "setup: $*" >&2; exit 1; }
 
 choose_stack() {
   if [ -n "${STACK:-}" ]; then
-    [ -f "requirements/$STACK.txt" ] || die "STACK=$STACK is unknown; use cpu or gpu"
+    [ -f "requirements/$STACK.txt" ] || die "STACK=$STACK is unknown; use cpu, gpu or platform"
   elif command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
     STACK=gpu
   else
@@ -64,6 +66,8 @@ pass_on_pip_settings() {
   if [ -z "${UV_FIND_LINKS:-}" ] && [ -n "$links" ]; then export UV_FIND_LINKS="$links"; fi
   index="${PIP_INDEX_URL:-$(pip_setting global.index-url)}"
   if [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ] && [ -n "$index" ]; then export UV_DEFAULT_INDEX="$index"; fi
+  # Networks with a certificate authority of their own have it in the system's store, not in uv's.
+  if [ -f /etc/ssl/certs/ca-certificates.crt ]; then export UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-true}"; fi
 }
 
 # The CPU build of torch is not on the general index: when nothing configured here has it, uv knows where it is.

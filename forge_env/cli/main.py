@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from typing import Any, NoReturn
 
 from forge_env import __version__
-from forge_env.errors import ForgeError, UsageError, did_you_mean
+from forge_env.errors import ForgeError, UsageError, did_you_mean, root_cause
 
 DESCRIPTION = "Write an LLM agent environment once: evaluate it, train on it, run its code in sandboxes."
 EXAMPLES = """\
@@ -117,8 +117,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - the boundary of the program: one message instead of a traceback
         if debug:
             traceback.print_exc()
-        report_error(error)
-        return error.exit_code if isinstance(error, ForgeError) else 1
+        cause = root_cause(error)
+        report_error(cause)
+        return cause.exit_code if isinstance(cause, ForgeError) else 1
 
 
 def _run(arguments: list[str], debug: bool) -> int:

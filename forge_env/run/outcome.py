@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import forge_env
-from forge_env.errors import ForgeError
+from forge_env.errors import ForgeError, root_cause
 from forge_env.run.run import Run
 from forge_env.run.state import RunState
 
@@ -48,14 +48,6 @@ def failed(error: BaseException) -> Outcome:
     """The outcome of an exception; of a group, its cause."""
     cause = root_cause(error)
     return Outcome("failed", cause.exit_code if isinstance(cause, ForgeError) else 1, cause)
-
-
-def root_cause(error: BaseException) -> BaseException:
-    """The exception to show for a group of them: a deliberate one where there is one, else the first."""
-    if not isinstance(error, BaseExceptionGroup):
-        return error
-    causes = [root_cause(inner) for inner in error.exceptions]
-    return next((cause for cause in causes if isinstance(cause, ForgeError)), causes[0])
 
 
 def _describe(error: BaseException) -> str:

@@ -100,6 +100,7 @@ def raising(error: BaseException) -> object:
         (KeyboardInterrupt(), 130, "interrupted"),
         (UsageError("wrong", fix="do this"), 2, "forge-env: wrong\n  -> do this\n"),
         (OSError(28, "No space left on device", "/x"), 1, "forge-env: No space left on device: /x\n"),
+        (ExceptionGroup("tasks", [UsageError("wrong")]), 2, "forge-env: wrong\n"),
         (ValueError("odd"), 1, "forge-env: ValueError: odd\n  -> this is a bug; --debug shows where\n"),
     ],
 )
