@@ -7,6 +7,7 @@ import math
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -90,17 +91,8 @@ class WandbMetrics:
     """Weights & Biases; `WANDB_MODE=offline` and `disabled` are honoured, and a resumed run continues its record."""
 
     def __init__(self, folder: RunFolder, config: RunConfig) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise UsageError(
-                "logging.wandb is on, but wandb isn't installed", fix="pip install 'forge-env[wandb]'"
-            ) from error
-        if not os.environ.get("WANDB_MODE") and not (os.environ.get("WANDB_API_KEY") or _netrc_knows_wandb()):
-            raise UsageError(
-                "logging.wandb is on, but nobody is logged in to Weights & Biases",
-                fix="run `wandb login`, or set WANDB_MODE=offline",
-            )
+        import wandb
+
         identifier = folder.root / ".wandb_id"
         if not identifier.exists():
             identifier.write_text(secrets.token_hex(4))
@@ -128,21 +120,33 @@ def _netrc_knows_wandb() -> bool:
     return path.is_file() and "wandb" in path.read_text(errors="replace")
 
 
-def open_loggers(config: RunConfig, folder: RunFolder, clock: Callable[[], float]) -> list[MetricsLogger]:
-    """The loggers that the recipe asks for.
+def check_loggers(config: RunConfig) -> None:
+    """Refuse a recipe whose loggers can't work here.
 
     Raises:
-        UsageError: one of them isn't installed.
+        UsageError: one isn't installed, or has nobody to log for.
     """
+    if config.logging.tensorboard and find_spec("tensorboard") is None:
+        raise UsageError(
+            "logging.tensorboard is on, but tensorboard isn't installed",
+            fix="pip install tensorboard, or add logging.tensorboard=false",
+        )
+    if not config.logging.wandb:
+        return
+    if find_spec("wandb") is None:
+        raise UsageError("logging.wandb is on, but wandb isn't installed", fix="pip install 'forge-env[wandb]'")
+    if not (os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY") or _netrc_knows_wandb()):
+        raise UsageError(
+            "logging.wandb is on, but nobody is logged in to Weights & Biases",
+            fix="run `wandb login`, or set WANDB_MODE=offline",
+        )
+
+
+def open_loggers(config: RunConfig, folder: RunFolder, clock: Callable[[], float]) -> list[MetricsLogger]:
+    """The loggers that the recipe asks for (see `check_loggers`)."""
     loggers: list[MetricsLogger] = [JSONLMetrics(folder.metrics, clock)]
     if config.logging.tensorboard:
-        try:
-            loggers.append(TensorBoardMetrics(folder.tensorboard))
-        except ImportError as error:
-            raise UsageError(
-                "logging.tensorboard is on, but tensorboard isn't installed",
-                fix="pip install tensorboard, or add logging.tensorboard=false",
-            ) from error
+        loggers.append(TensorBoardMetrics(folder.tensorboard))
     if config.logging.wandb:
         loggers.append(WandbMetrics(folder, config))
     return loggers

@@ -10,6 +10,7 @@ from forge_env.config.models import RunConfig
 from forge_env.errors import ForgeError, NotRegisteredError, SandboxUnavailableError, did_you_mean
 from forge_env.plugins import installed
 from forge_env.run.folder import RunFolder
+from forge_env.run.metrics import check_loggers
 
 PROCESS_GB = 1.0
 """Resident memory of a process that has imported torch and vLLM or TorchTitan."""
@@ -25,6 +26,7 @@ def check(config: RunConfig, folder: RunFolder) -> str:
     """
     check_plugins(config)
     check_packages(config)
+    check_loggers(config)
     check_gpus(config)
     check_memory(config)
     check_disk(config, folder)

@@ -12,7 +12,7 @@ import pytest
 from forge_env import machine
 from forge_env.cli.main import main
 from forge_env.config import RunConfig
-from forge_env.run import preflight
+from forge_env.run import metrics, preflight
 from forge_env.sandbox import engines
 
 Capture = pytest.CaptureFixture[str]
@@ -130,6 +130,19 @@ def test_training_packages_are_missing(recipe: Path, monkeypatch: pytest.MonkeyP
     err = capfd.readouterr().err
     assert "packages that aren't installed: vLLM" in err
     assert "pip install 'forge-env[train-cpu]'" in err
+
+
+def test_a_logger_that_cannot_work(recipe: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
+    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(recipe.parent / "netrc"))
+    monkeypatch.setattr(metrics, "find_spec", lambda name: object())
+    assert main(["train", "recipe.yaml", "logging.wandb=true"]) == 2
+    assert "set WANDB_MODE=offline" in capfd.readouterr().err
+    monkeypatch.setattr(metrics, "find_spec", lambda name: None)
+    assert main(["train", "recipe.yaml"]) == 2
+    assert "tensorboard isn't installed" in capfd.readouterr().err
+    assert not Path("runs").exists()
 
 
 def test_an_unwritable_place(recipe: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
