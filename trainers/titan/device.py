@@ -31,11 +31,11 @@ CPU = Device("cpu", "foreach", "gloo")
 GPU = Device("cuda", "fused", "nccl")
 
 
-def use_device(with_gpus: bool, threads: int) -> Device:
+def use_device(with_gpus: bool) -> Device:
     """Choose the device and tell TorchTitan, which otherwise assumes an accelerator."""
     device = GPU if with_gpus else CPU
-    torch.set_num_threads(threads)
     if device is CPU:
+        torch.set_num_threads(1)  # `TitanEngine` runs whole microbatches side by side instead
         import torchtitan.distributed.utils as distributed
         from torchtitan.tools import utils
 

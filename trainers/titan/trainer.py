@@ -42,7 +42,7 @@ class TitanTrainer(ForgeActor):
         from trainers.titan.model import TitanModel
         from trainers.weights.store import WeightStore
 
-        self._device = use_device(self._with_gpus, self._threads)
+        self._device = use_device(self._with_gpus)
         self._model = TitanModel(self._folder, max_length=self._max_length, device=self._device.torch, seed=self._seed)
         self._store = WeightStore()
 
@@ -59,11 +59,8 @@ class TitanTrainer(ForgeActor):
         threads: int | None = None,
     ) -> None:
         """Begin a phase of training: a fresh optimizer and schedule over `steps`, and its loss."""
-        import torch
-
         from trainers.titan.engine import TitanEngine
 
-        torch.set_num_threads(threads or self._threads)
         self._loss = loss
         self._minibatches = minibatches
         self._engine = TitanEngine(
@@ -73,6 +70,7 @@ class TitanTrainer(ForgeActor):
             steps=steps,
             microbatch_tokens=microbatch_tokens,
             temperature=temperature,
+            threads=threads or self._threads,
             seed=self._seed,
         )
 
