@@ -6,14 +6,25 @@ import asyncio
 import posixpath
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from forge_env.errors import SandboxError, UsageError
-from forge_env.sandbox import CallOutcome, CallsResult, ExecResult, Limits, Sandbox, SandboxSpec, Usage
-from sandboxes.connection import Connection
+from forge_env.sandbox import (
+    CallsResult,
+    ExecResult,
+    Limits,
+    OutputChunk,
+    Process,
+    Sandbox,
+    SandboxSpec,
+    Session,
+    TestsResult,
+)
+from sandboxes.answers import call_outcome, exec_result, limits_header, raise_io_error, tests_result
+from sandboxes.connection import Connection, Listener
 from sandboxes.images.runner import values
-from sandboxes.images.runner.programs import IO_ERROR
 from sandboxes.images.runner.wire import Header
+from sandboxes.sessions import BoxProcess, BoxSession, open_persistent
 
 GRACE_S = 10.0
 """Seconds a runner may be late beyond a call's wall limit before it counts as lost."""
@@ -68,8 +79,32 @@ class BoxSandbox(Sandbox):
         if isinstance(argv, str) or not argv:
             raise UsageError("argv must be a non-empty list", fix="for a shell line use ['bash', '-c', line]")
         header: Header = {"kind": "argv", "argv": list(argv), "env": dict(env or {}), "cwd": cwd}
-        result, _ = await self._run(header, limits, stdin=stdin)
+        _, result, _ = await self._run(header, limits, stdin=stdin)
         return result
+
+    async def stream(  # noqa: D102
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: str = "",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        limits: Limits | None = None,
+    ) -> AsyncIterator[OutputChunk | ExecResult]:
+        chunks: asyncio.Queue[OutputChunk | None] = asyncio.Queue()
+        header: Header = {"kind": "argv", "argv": list(argv), "env": dict(env or {}), "cwd": cwd, "stream": True}
+
+        def listen(number: int, data: bytes) -> None:
+            chunks.put_nowait(OutputChunk("stdout" if number == 1 else "stderr", data))
+
+        call = asyncio.ensure_future(self._run(header, limits, stdin=stdin, listener=listen))
+        call.add_done_callback(lambda _: chunks.put_nowait(None))
+        try:
+            while (chunk := await chunks.get()) is not None:
+                yield chunk
+            yield (await call)[1]
+        finally:
+            call.cancel()
 
     async def run_python(  # noqa: D102
         self,
@@ -80,23 +115,57 @@ class BoxSandbox(Sandbox):
         limits: Limits | None = None,
     ) -> ExecResult:
         data = {checked_path(name): text.encode("utf-8", "surrogatepass") for name, text in (files or {}).items()}
-        result, _ = await self._run({"kind": "python"}, limits, code=code, stdin=stdin, files=data)
+        _, result, _ = await self._run({"kind": "python"}, limits, code=code, stdin=stdin, files=data)
         return result
 
     async def run_calls(self, code: str, calls: Sequence[str], *, limits: Limits | None = None) -> CallsResult:  # noqa: D102
-        execution, stream = await self._run({"kind": "calls", "calls": list(calls)}, limits, code=code)
+        _, execution, stream = await self._run({"kind": "calls", "calls": list(calls)}, limits, code=code)
         frames = values.unpack_frames(stream)[: len(calls)]
-        return CallsResult([_outcome(frame) for frame in frames], execution)
+        return CallsResult([call_outcome(frame) for frame in frames], execution)
 
     async def write_file(self, path: str, data: bytes) -> None:  # noqa: D102
-        result, _ = await self._run({"kind": "write"}, FILE_LIMITS, files={checked_path(path): data})
-        _raise_io_error(result, path)
+        await self.write_files({path: data})
+
+    async def write_files(self, files: Mapping[str, bytes]) -> None:  # noqa: D102
+        data = {checked_path(path): content for path, content in files.items()}
+        _, result, _ = await self._run({"kind": "write"}, FILE_LIMITS, files=data)
+        raise_io_error(result, ", ".join(files))
 
     async def read_file(self, path: str) -> bytes:  # noqa: D102
         header: Header = {"kind": "read", "path": checked_path(path), "max_bytes": MAX_FILE}
-        result, data = await self._run(header, FILE_LIMITS)
-        _raise_io_error(result, path)
+        _, result, data = await self._run(header, FILE_LIMITS)
+        raise_io_error(result, path)
         return data
+
+    async def run_tests(self, code: str, tests: str, *, limits: Limits | None = None) -> TestsResult:  # noqa: D102
+        header: Header = {"op": "judge", "kind": "judge"}
+        answer, execution, stream = await self._run(header, limits, code=code, tail=tests.encode("utf-8", "replace"))
+        return tests_result(execution, stream, answer.get("judge", {}))
+
+    async def shell(self, *, env: Mapping[str, str] | None = None, cwd: str | None = None) -> Session:  # noqa: D102
+        connection = self._held().connection
+        return BoxSession(connection, await open_persistent(connection, "shell", env=env, cwd=cwd))
+
+    async def python(self, *, env: Mapping[str, str] | None = None, cwd: str | None = None) -> Session:  # noqa: D102
+        connection = self._held().connection
+        return BoxSession(connection, await open_persistent(connection, "session", env=env, cwd=cwd))
+
+    async def spawn(  # noqa: D102
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        limits: Limits | None = None,
+    ) -> Process:
+        connection = self._held().connection
+        number = await open_persistent(connection, "process", argv=argv, env=env, cwd=cwd, limits=limits)
+        return BoxProcess(connection, number)
+
+    def _held(self) -> Box:
+        if self.box is None:
+            raise SandboxError("this sandbox was released", fix="acquire another one")
+        return self.box
 
     async def _run(
         self,
@@ -106,27 +175,24 @@ class BoxSandbox(Sandbox):
         code: str = "",
         stdin: str = "",
         files: Mapping[str, bytes] | None = None,
-    ) -> tuple[ExecResult, bytes]:
+        tail: bytes = b"",
+        listener: Listener | None = None,
+    ) -> tuple[Header, ExecResult, bytes]:
+        """Send a request and wait: the answer's header, the result, and the bytes of the value channel."""
         limits = limits or Limits()
         code_bytes, stdin_bytes = code.encode("utf-8", "surrogatepass"), stdin.encode("utf-8", "surrogatepass")
+        header.setdefault("op", "run")
         header.update(
-            op="run",
             limits=limits_header(limits),
             code=len(code_bytes),
             stdin=len(stdin_bytes),
             files=[[name, len(data)] for name, data in (files or {}).items()],
         )
-        body = b"".join((code_bytes, stdin_bytes, *(files or {}).values()))
+        body = b"".join((code_bytes, stdin_bytes, *(files or {}).values(), tail))
         async with self._turn:
-            if self.box is None:
-                raise SandboxError("this sandbox was released", fix="acquire another one")
-            answer, output = await self.box.connection.request(header, body, timeout=limits.wall_s + GRACE_S)
-        return _result(answer, output)
-
-
-def limits_header(limits: Limits) -> Header:
-    """The limits as the runner reads them."""
-    return {name: getattr(limits, name) for name in Limits.__slots__}
+            connection, timeout = self._held().connection, limits.wall_s + GRACE_S
+            answer, output = await connection.request(header, body, timeout=timeout, listener=listener)
+        return answer, *exec_result(answer, output)
 
 
 def checked_path(path: str) -> str:
@@ -135,40 +201,3 @@ def checked_path(path: str) -> str:
     if not path or posixpath.isabs(path) or clean == ".." or clean.startswith("../") or "\0" in path:
         raise UsageError(f"{path!r} is not inside the work folder", fix="use a relative path without '..'")
     return clean
-
-
-def _result(answer: Header, output: bytes) -> tuple[ExecResult, bytes]:
-    stdout, stderr, _ = answer["parts"]
-    usage = Usage(wall_s=answer["wall_s"], cpu_s=answer["cpu_s"], peak_memory_mb=answer["peak_kb"] / 1024)
-    result = ExecResult(
-        exit_code=answer["exit_code"],
-        signal=answer["signal"],
-        stdout=output[:stdout].decode("utf-8", "replace"),
-        stderr=output[stdout : stdout + stderr].decode("utf-8", "replace"),
-        timed_out=answer["timed_out"],
-        out_of_memory=answer["out_of_memory"],
-        truncated=answer["truncated"],
-        usage=usage,
-    )
-    return result, output[stdout + stderr :]
-
-
-def _outcome(frame: object) -> CallOutcome:
-    """One frame of the value channel; candidate code may have written anything there."""
-    if isinstance(frame, dict) and set(frame) == {"v"}:
-        try:
-            return CallOutcome(value=values.decode(frame["v"]))
-        except (values.MalformedValueError, RecursionError):
-            return CallOutcome(error="TypeError", message="not a plain value")
-    if isinstance(frame, dict) and isinstance(frame.get("e"), str):
-        return CallOutcome(error=frame["e"][:200], message=str(frame.get("m", ""))[:2000])
-    return CallOutcome(error="TypeError", message="not a plain value")
-
-
-def _raise_io_error(result: ExecResult, path: str) -> None:
-    if result.ok:
-        return
-    number, _, reason = result.stderr.partition(" ")
-    if result.exit_code == IO_ERROR and number.isdigit():
-        raise OSError(int(number), reason.rpartition(": ")[0] or reason, path)
-    raise OSError(5, "timed out" if result.timed_out else "the file could not be reached", path)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
 
 from forge_env.errors import SandboxError
 from sandboxes.images.runner.wire import FrameReader, Header, WireError, pack
 
 Answer = tuple[Header, bytes]
+Listener = Callable[[int, bytes], None]
+"""Called with 1 or 2 (stdout, stderr) and what was written there."""
 
 
 class Connection(asyncio.Protocol):
@@ -21,6 +24,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
         self._reader = FrameReader()
         self._answers: dict[int, asyncio.Future[Answer]] = {}
+        self._listeners: dict[int, Listener] = {}
         self._numbers = itertools.count(1)
 
     @property
@@ -40,6 +44,9 @@ class Connection(asyncio.Protocol):
                 if "ready" in header:
                     if not self.ready.done():
                         self.ready.set_result(None)
+                elif "stream" in header:
+                    if listener := self._listeners.get(header["id"]):
+                        listener(header["stream"], body)
                 elif (answer := self._answers.pop(header.get("id", 0), None)) and not answer.done():
                     answer.set_result((header, body))
         except WireError:
@@ -57,8 +64,10 @@ class Connection(asyncio.Protocol):
             if not answer.done():
                 answer.set_exception(SandboxError("the sandbox was lost in the middle of a call"))
 
-    async def request(self, header: Header, body: bytes = b"", *, timeout: float) -> Answer:
-        """Send one request and wait for its answer, at most `timeout` seconds.
+    async def request(
+        self, header: Header, body: bytes = b"", *, timeout: float, listener: Listener | None = None
+    ) -> Answer:
+        """Send one request and wait for its answer, at most `timeout` seconds; `listener` hears output at once.
 
         A caller who stops waiting has the program killed. Raises `SandboxError` when the runner is lost or silent.
         """
@@ -67,6 +76,8 @@ class Connection(asyncio.Protocol):
         number = next(self._numbers)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._answers[number] = answer
+        if listener is not None:
+            self._listeners[number] = listener
         self._transport.write(pack({**header, "id": number}, body))
         try:
             async with asyncio.timeout(timeout):
@@ -76,10 +87,16 @@ class Connection(asyncio.Protocol):
             raise SandboxError(f"the sandbox did not answer within {timeout:.0f} s") from None
         except asyncio.CancelledError:
             if self.alive:
-                self._transport.write(pack({"op": "kill", "id": number}))
+                self._transport.write(pack({"op": "kill", "target": number}))
             raise
         finally:
             self._answers.pop(number, None)
+            self._listeners.pop(number, None)
+
+    def notify(self, header: Header) -> None:
+        """Send a request that has no answer."""
+        if self.alive and self._transport is not None:
+            self._transport.write(pack(header))
 
     def close(self) -> None:
         """Hang up: the runner ends itself."""

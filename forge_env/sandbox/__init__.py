@@ -1,17 +1,30 @@
 """Sandboxes: where every line of model-written code runs. Engines are plug-ins behind `SandboxEngine`."""
 
 from forge_env.sandbox.engines import available_engines, open_engine, reap_abandoned
-from forge_env.sandbox.protocol import Sandbox, SandboxEngine
-from forge_env.sandbox.types import CallOutcome, CallsResult, ExecResult, Limits, SandboxSpec, Usage
+from forge_env.sandbox.protocol import Process, Sandbox, SandboxEngine, Session
+from forge_env.sandbox.types import (
+    CallOutcome,
+    CallsResult,
+    ExecResult,
+    Limits,
+    OutputChunk,
+    SandboxSpec,
+    TestsResult,
+    Usage,
+)
 
 __all__ = [
     "CallOutcome",
     "CallsResult",
     "ExecResult",
     "Limits",
+    "OutputChunk",
+    "Process",
     "Sandbox",
     "SandboxEngine",
     "SandboxSpec",
+    "Session",
+    "TestsResult",
     "Usage",
     "available_engines",
     "open_engine",

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self
 
-from forge_env.sandbox.types import CallsResult, ExecResult, Limits, SandboxSpec
+from forge_env.errors import UsageError
+from forge_env.sandbox.types import CallsResult, ExecResult, Limits, OutputChunk, SandboxSpec, TestsResult
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -64,6 +65,90 @@ class Sandbox(ABC):
     @abstractmethod
     async def read_file(self, path: str) -> bytes:
         """Read a file of the work folder; `FileNotFoundError` when there is none."""
+
+    async def write_files(self, files: Mapping[str, bytes]) -> None:
+        """Write several files into the work folder."""
+        for path, data in files.items():
+            await self.write_file(path, data)
+
+    async def run_tests(self, code: str, tests: str, *, limits: Limits | None = None) -> TestsResult:
+        """Judge `code` by `tests` (unittest cases, `test_*` functions or plain asserts that import `solution`).
+
+        The two run in processes, with users or namespaces, of their own; calls cross between them as plain data, and
+        the verdict leaves over a channel that `code` does not have.
+        """
+        raise UsageError(f"{type(self).__name__} can't run tests apart from the code they judge")
+
+    def stream(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: str = "",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        limits: Limits | None = None,
+    ) -> AsyncIterator[OutputChunk | ExecResult]:
+        """`exec`, with output as it comes: chunks up to `output_bytes`, then the result."""
+        raise UsageError(f"{type(self).__name__} does not stream")
+
+    async def shell(self, *, env: Mapping[str, str] | None = None, cwd: str | None = None) -> Session:
+        """A bash whose variables, functions and folder live on from one command to the next."""
+        raise UsageError(f"{type(self).__name__} has no shell sessions")
+
+    async def python(self, *, env: Mapping[str, str] | None = None, cwd: str | None = None) -> Session:
+        """A Python whose names live on from one cell to the next; the last expression's value is printed."""
+        raise UsageError(f"{type(self).__name__} has no Python sessions")
+
+    async def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        limits: Limits | None = None,
+    ) -> Process:
+        """Start a program that runs on in the background until it ends, is killed, or the sandbox is released."""
+        raise UsageError(f"{type(self).__name__} has no background processes")
+
+
+class Session(ABC):
+    """A persistent interpreter. It ends with `close`, with the sandbox, by itself, or when a time-out can't stop it."""
+
+    @property
+    @abstractmethod
+    def alive(self) -> bool:
+        """Whether it can run another command."""
+
+    @abstractmethod
+    async def run(self, source: str, *, limits: Limits | None = None) -> ExecResult:
+        """Run one command or cell. Of `limits`, wall time and output apply per command.
+
+        A time-out interrupts the command and keeps the session; one that resists ends with it (`alive` is False).
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End it and everything it started."""
+
+
+class Process(ABC):
+    """A program in the background."""
+
+    @abstractmethod
+    async def write(self, data: bytes, *, end: bool = False) -> None:
+        """Feed its standard input; `end` closes it."""
+
+    @abstractmethod
+    async def read(self) -> tuple[str, str]:
+        """Output and errors since the last time."""
+
+    @abstractmethod
+    async def wait(self, timeout: float) -> ExecResult | None:
+        """How it ended, with the output not read yet; None when it has not within `timeout` seconds."""
+
+    @abstractmethod
+    async def kill(self) -> None:
+        """End it and everything it started."""
 
 
 class SandboxEngine(ABC):

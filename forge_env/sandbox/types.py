@@ -93,3 +93,28 @@ class CallsResult:
 
     outcomes: list[CallOutcome]
     execution: ExecResult
+
+
+@dataclass(frozen=True, slots=True)
+class TestsResult:
+    """Verdict of `Sandbox.run_tests`: from the tests' own process, which the judged code can't reach."""
+
+    __test__ = False  # not a test class
+
+    passed: bool
+    """At least one test ran and none failed."""
+    total: int
+    """Tests that ran."""
+    failures: list[str]
+    """One line per failed test."""
+    execution: ExecResult
+    """How the judged code's process ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputChunk:
+    """A piece of output while a program runs."""
+
+    stream: str
+    """`stdout` or `stderr`."""
+    data: bytes

@@ -21,6 +21,7 @@ NICENESS = 5
 """The supervisor must win the CPU over the code it watches."""
 _HIGHEST_FD = 1 << 16
 _JOB_FD = 3
+PERSISTENT = ("shell", "session", "process")
 
 
 @dataclass
@@ -31,7 +32,9 @@ class Request:
     code: str
     files: dict[str, bytes]
     channel: int
-    """Descriptor of the value channel, -1 when the request has none."""
+    """Descriptor of the value or command channel, -1 when the request has none."""
+    verdict: int = -1
+    """Descriptor for the verdict of judging tests, -1 for everything else."""
 
 
 def enter(isolation: Isolation, slot: int, fds: list[int], null: int, seccomp_program: Any) -> NoReturn:
@@ -49,7 +52,7 @@ def enter(isolation: Isolation, slot: int, fds: list[int], null: int, seccomp_pr
     kernel.forbid_new_privileges()
     if seccomp_program is not None:
         kernel.install_seccomp(seccomp_program)
-    os.umask(0o022)
+    os.umask(0o022 if slot == 0 else 0o077)
     request, stdin = _receive(_JOB_FD)
     if request is None:
         os._exit(0)
@@ -61,6 +64,10 @@ def enter(isolation: Isolation, slot: int, fds: list[int], null: int, seccomp_pr
     _apply_limits(request.header["limits"], isolation.processes)
     os.environ.clear()
     os.environ.update(base_environment(work), **(request.header.get("env") or {}))
+    if slot:
+        os.environ["TMPDIR"] = work  # /tmp is in the solution's reach
+    if request.header["kind"] in PERSISTENT:
+        kernel.become_subreaper()  # its orphans stay its own, apart from those of other requests
     try:
         os.chmod(work, 0o700)  # an earlier program may have locked itself out
         os.chdir(os.path.join(work, request.header.get("cwd") or ""))
@@ -119,19 +126,19 @@ def _receive(fd: int) -> tuple[Request | None, int]:
     moved = [fcntl.fcntl(source, fcntl.F_DUPFD, 64) for source in passed]
     for source in passed:
         os.close(source)
-    stdin = moved.pop(0) if header.get("stdin") else -1
-    channel = -1
-    if moved:
-        os.dup2(moved[0], _JOB_FD, inheritable=False)
-        os.close(moved[0])
-        channel = _JOB_FD
+    stdin = moved.pop(0) if header.get("stdin") or header["kind"] == "process" else -1
+    fds = [-1, -1]
+    for index, source in enumerate(moved):
+        fds[index] = _JOB_FD + index
+        os.dup2(source, fds[index], inheritable=False)
+        os.close(source)
     code = frame[position : position + header.get("code", 0)].decode("utf-8", "surrogatepass")
     position += header.get("code", 0) + header.get("stdin", 0)
     files = {}
     for name, size in header.get("files", ()):
         files[name] = frame[position : position + size]
         position += size
-    return Request(header, code, files, channel), stdin
+    return Request(header, code, files, *fds), stdin
 
 
 def _apply_limits(limits: dict[str, Any], overhead: int) -> None:

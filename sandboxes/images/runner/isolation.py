@@ -32,8 +32,8 @@ class Isolation(ABC):
     """Processes of the runner that count against the child's own limit."""
 
     @abstractmethod
-    def fork(self) -> tuple[int, int]:
-        """Fork a child: `(pid, report descriptor or -1)` in the zygote, `(0, -1)` in the child."""
+    def fork(self, slot: int) -> tuple[int, int]:
+        """Fork a child of `slot`: `(pid, report descriptor or -1)` in the zygote, `(0, -1)` in the child."""
 
     @abstractmethod
     def confine(self, slot: int) -> None:
@@ -42,6 +42,10 @@ class Isolation(ABC):
     @abstractmethod
     def kill(self, pid: int, slot: int, alone: bool) -> None:
         """Kill a child and all it started; `alone`: nothing else of the slot has to survive."""
+
+    @abstractmethod
+    def interrupt(self, pid: int, slot: int) -> None:
+        """Interrupt a session: SIGINT for itself, SIGKILL for what it has running."""
 
     @abstractmethod
     def reap(self, slot: int, known: Collection[int], alone: bool) -> int:
@@ -64,7 +68,7 @@ class Isolation(ABC):
 class UserIsolation(Isolation):
     """One user id per slot. The zygote holds CAP_SETUID and CAP_SETGID, nothing else."""
 
-    def fork(self) -> tuple[int, int]:  # noqa: D102
+    def fork(self, slot: int) -> tuple[int, int]:  # noqa: D102
         return os.fork(), -1
 
     def confine(self, slot: int) -> None:  # noqa: D102
@@ -75,6 +79,9 @@ class UserIsolation(Isolation):
 
     def kill(self, pid: int, slot: int, alone: bool) -> None:  # noqa: D102
         self._signal_as_user(slot, None if alone else _tree([pid]))
+
+    def interrupt(self, pid: int, slot: int) -> None:  # noqa: D102
+        self._signal_as_user(slot, _tree(_all_children(pid)), interrupt=pid)
 
     def reap(self, slot: int, known: Collection[int], alone: bool) -> int:  # noqa: D102
         strays = self._strays(slot, known)
@@ -111,7 +118,7 @@ class UserIsolation(Isolation):
         """Orphans that this subreaper adopted from a slot."""
         return [pid for pid in _children(os.getpid()) if pid not in known and _owner(pid) == self.config.uid + slot]
 
-    def _signal_as_user(self, slot: int, pids: list[int] | None) -> None:
+    def _signal_as_user(self, slot: int, pids: list[int] | None, interrupt: int = 0) -> None:
         """SIGKILL `pids`, or with None everything of the slot's user: atomic, so nothing can fork away."""
         helper = os.fork()
         if helper == 0:
@@ -122,6 +129,8 @@ class UserIsolation(Isolation):
                         os.kill(pid, signal.SIGKILL)
                     except ProcessLookupError:
                         continue
+                if interrupt:
+                    os.kill(interrupt, signal.SIGINT)
             finally:
                 os._exit(0)
         _wait(helper)
@@ -136,7 +145,7 @@ class NamespaceIsolation(Isolation):
         super().__init__(config)
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
 
-    def fork(self) -> tuple[int, int]:  # noqa: D102
+    def fork(self, slot: int) -> tuple[int, int]:  # noqa: D102
         reading, writing = os.pipe2(os.O_CLOEXEC)
         kernel.unshare(kernel.CLONE_NEWPID)
         pid = os.fork()
@@ -148,6 +157,7 @@ class NamespaceIsolation(Isolation):
             kernel.die_with_parent()
             kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC)
             kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+            self._hide_the_other(slot)
             worker = os.fork()
         except OSError as error:
             os.write(2, f"runner: {error}\n".encode())
@@ -164,6 +174,23 @@ class NamespaceIsolation(Isolation):
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
+
+    def interrupt(self, pid: int, slot: int) -> None:  # noqa: D102
+        workers = _all_children(pid)[:1]
+        for target in _tree([child for worker in workers for child in _all_children(worker)]):
+            self.kill(target, slot, alone=False)
+        for worker in workers:
+            try:
+                os.kill(worker, signal.SIGINT)
+            except ProcessLookupError:
+                continue
+
+    def _hide_the_other(self, slot: int) -> None:
+        """In a child's own mounts: the judge's folders and the solution's are out of each other's sight."""
+        kernel.detach(self.folder(1 - slot))
+        if slot:
+            for folder in self.config.scratch:
+                kernel.mount("judge", folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=16m,mode=0700")
 
     def reap(self, slot: int, known: Collection[int], alone: bool) -> int:  # noqa: D102
         return 0  # the init was its pid namespace: the kernel has killed and reaped everything in it

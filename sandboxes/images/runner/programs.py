@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import atexit
 import errno
 import linecache
@@ -12,7 +13,7 @@ import traceback
 import types
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import values
+from . import judge, values
 
 if TYPE_CHECKING:
     from .child import Request
@@ -21,6 +22,10 @@ IO_ERROR = 74
 """Exit status of a file request that failed; stderr begins with the errno."""
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 _MAX_MESSAGE = 2000
+SHELL_LOOP = (
+    "trap : INT; while IFS= read -r -d '' __line <&{fd}; do "
+    'eval "$__line" {fd}<&- </dev/null; printf "%d\\0" "$?" >&{fd}; done'
+)
 
 
 def run(request: Request, work: str) -> NoReturn:
@@ -34,10 +39,21 @@ def run(request: Request, work: str) -> NoReturn:
         _read_file(request)
     if kind == "write":
         os._exit(0)
+    if kind == "process":
+        _run_argv(request)
+    if kind == "shell":
+        _run_shell(request)
     sys.path.insert(0, work)
     sys.argv = ["main.py"]
     if kind == "calls":
         _run_calls(request)
+    if kind == "session":
+        _run_session(request)
+    if kind == "serve":
+        judge.serve(request.code, request.channel)
+    if kind == "tests":
+        judge.run_tests(request.code, request.channel, request.verdict)
+        finish(0)
     _run_python(request.code)
 
 
@@ -51,6 +67,55 @@ def _run_argv(request: Request) -> NoReturn:
     except OSError as error:
         os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
         os._exit(NOT_EXECUTABLE)
+
+
+def _run_shell(request: Request) -> NoReturn:
+    """bash that reads NUL-ended commands from the channel and writes each one's status back."""
+    os.set_inheritable(request.channel, True)
+    loop = SHELL_LOOP.format(fd=request.channel)
+    try:
+        os.execvp("bash", ["bash", "--noprofile", "--norc", "-c", loop])
+    except OSError as error:
+        os.write(2, f"bash: {error.strerror}\n".encode())
+        os._exit(NOT_FOUND)
+
+
+def _run_session(request: Request) -> NoReturn:
+    """A Python whose names live on: NUL-ended sources come in, statuses go out; the last expression is shown."""
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    pending = b""
+    while True:
+        source, found, rest = pending.partition(b"\0")
+        if not found:
+            chunk = os.read(request.channel, 1 << 16)
+            if not chunk:
+                finish(0)
+            pending += chunk
+            continue
+        pending = rest
+        status = _run_cell(source.decode("utf-8", "surrogatepass"), main.__dict__)
+        sys.stdout.flush()
+        _send(request.channel, b"%d\0" % status)
+
+
+def _run_cell(source: str, namespace: dict[str, Any]) -> int:
+    name = "<cell>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    try:
+        tree = ast.parse(source, name)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, name, "exec"), namespace)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), name, "eval"), namespace)
+            if value is not None:
+                print(repr(value))
+    except SystemExit as error:
+        finish(_exit_status(error))
+    except BaseException:  # noqa: BLE001  shown; the session lives on
+        _show(*sys.exc_info())
+        return 1
+    return 0
 
 
 def _write_files(request: Request) -> None:

@@ -13,53 +13,19 @@ import select
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from . import kernel
 from .capture import Capture
 from .config import RunnerConfig
+from .jobs import SIGKILL, Job, MemoryWatch, Spare, ended_for_memory
+from .sessions import Sessions
 from .values import MAX_TOTAL
 from .wire import FrameReader, Header, pack
 from .zygote import COMMAND, EVENT, MAX_MESSAGE
 
 _CHUNK = 1 << 20
 _CHANNEL_KINDS = ("calls", "read")
-_SIGKILL, _SIGXCPU = 9, 24
-
-
-@dataclass
-class Spare:
-    """A forked child that waits for a request: our ends of its request socket, stdout and stderr."""
-
-    ticket: int
-    job: socket.socket
-    stdout: int
-    stderr: int
-
-    def close(self) -> None:
-        """Close our ends."""
-        self.job.close()
-        os.close(self.stdout)
-        os.close(self.stderr)
-
-
-@dataclass
-class Job:
-    """A request under way."""
-
-    id: int
-    ticket: int
-    slot: int
-    started: float
-    deadline: float
-    stdout: Capture
-    stderr: Capture
-    channel: int = -1
-    channel_limit: int = 0
-    values: bytearray = field(default_factory=bytearray)
-    timed_out: bool = False
-    killed: bool = False
-    flooded: bool = False
+FOREVER = float("inf")
 
 
 class Supervisor:
@@ -72,19 +38,30 @@ class Supervisor:
         self.reader = FrameReader()
         self.poll = select.epoll()
         self.handlers: dict[int, Callable[[], None]] = {}
-        self.jobs: dict[int, Job] = {}
-        self.spares: dict[int, Spare] = {}
+        self.jobs: dict[int, Job] = {}  # by ticket
+        self.spares: dict[int, Spare] = {}  # by slot
         self.tickets = 0
-        self.oom_kills = _oom_kills()
-        self.resets: list[int] = []
+        self.memory = MemoryWatch()
+        self.resets: list[int] = []  # requests for a reset under way
+        self.sessions = Sessions(self)
+        self.operations: dict[str, Callable[[Header, bytes], None]] = {
+            "run": self._run,
+            "judge": self._judge,
+            "open": self.sessions.open,
+            "turn": self.sessions.turn,
+            "feed": self.sessions.feed,
+            "take": self.sessions.take,
+            "kill": self._kill_request,
+            "reset": self._reset,
+        }
 
     def run(self) -> None:
         """Serve until the engine is gone."""
         kernel.set_dumpable(False)
-        self._watch(self.engine.fileno(), self._from_engine)
-        self._watch(self.zygote.fileno(), self._from_zygote)
+        self.watch(self.engine.fileno(), self._from_engine)
+        self.watch(self.zygote.fileno(), self._from_zygote)
         self._spare(0)
-        self._send({"ready": os.getpid()})
+        self.send({"ready": os.getpid()})
         while True:
             for fd, _ in self.poll.poll(self._timeout()):
                 if handler := self.handlers.get(fd):
@@ -93,24 +70,31 @@ class Supervisor:
 
     # ---- plumbing -------------------------------------------------------------------------------------
 
-    def _watch(self, fd: int, handler: Callable[[], None]) -> None:
+    def watch(self, fd: int, handler: Callable[[], None], events: int = select.EPOLLIN) -> None:
+        """Call `handler` whenever `fd` is ready."""
         self.handlers[fd] = handler
-        self.poll.register(fd, select.EPOLLIN)
+        self.poll.register(fd, events)
 
-    def _unwatch(self, fd: int) -> None:
+    def unwatch(self, fd: int) -> None:
+        """Stop watching; fine when it was not watched."""
         if self.handlers.pop(fd, None):
             self.poll.unregister(fd)
 
-    def _send(self, header: Header, body: bytes = b"") -> None:
+    def send(self, header: Header, body: bytes = b"") -> None:
+        """One frame to the engine."""
         try:
             self.engine.sendall(pack(header, body))
         except OSError:
             os._exit(0)  # the engine is gone: everything here goes with it
 
+    def command(self, operation: bytes, slot: int, ticket: int, fds: list[int] | None = None) -> None:
+        """One message to the zygote."""
+        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        self.zygote.sendmsg([COMMAND.pack(operation, slot, ticket)], passed)
+
     def _timeout(self) -> float:
-        if not self.jobs:
-            return -1.0
-        return max(0.0, min(job.deadline for job in self.jobs.values()) - time.monotonic())
+        soonest = min((job.next_deadline() for job in self.jobs.values()), default=FOREVER)
+        return -1.0 if soonest == FOREVER else max(0.0, soonest - time.monotonic())
 
     def _from_engine(self) -> None:
         try:
@@ -120,21 +104,12 @@ class Supervisor:
         if not chunk:
             os._exit(0)
         for header, body in self.reader.feed(chunk):
-            operation = header["op"]
-            if operation == "run":
-                self._start(header, body)
-            elif operation == "kill":
-                self._kill_request(header["id"])
-            elif operation == "reset":
-                self._reset(header["id"])
-            elif operation == "ping":
-                self._send({"id": header["id"], "time": time.time()})
+            self.operations[header["op"]](header, body)
 
     # ---- requests -------------------------------------------------------------------------------------
 
     def _spare(self, slot: int) -> Spare:
         """Have a child forked ahead of its request."""
-        theirs: list[int] = []
         ours, job = socket.socketpair()
         stdout, stdout_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         stderr, stderr_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -142,44 +117,22 @@ class Supervisor:
         os.set_blocking(stdout_end, True)
         os.set_blocking(stderr_end, True)
         self.tickets += 1
-        self._command(b"S", slot, self.tickets, theirs)
+        self.command(b"S", slot, self.tickets, theirs)
         for fd in theirs:
             os.close(fd)
         self.spares[slot] = Spare(self.tickets, ours, stdout, stderr)
         return self.spares[slot]
 
-    def _command(self, operation: bytes, slot: int, ticket: int, fds: list[int] | None = None) -> None:
-        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        self.zygote.sendmsg([COMMAND.pack(operation, slot, ticket)], passed)
-
-    def _start(self, header: Header, body: bytes) -> None:
-        slot = header.get("slot", 0)
+    def begin(self, header: Header, body: bytes, passed: list[int], *, slot: int = 0, wall_s: float = FOREVER) -> Job:
+        """Hand a request and the child's descriptors to a child of `slot`."""
         spare = self.spares.get(slot) or self._spare(slot)
         del self.spares[slot]
-        limits, now = header["limits"], time.monotonic()
-        output = limits["output_bytes"]
-        job = Job(
-            header["id"], spare.ticket, slot, now, now + limits["wall_s"],
-            Capture(spare.stdout, output), Capture(spare.stderr, output),
-        )  # fmt: skip
-        passed: list[int] = []
-        if size := header.get("stdin"):
-            passed.append(_stdin(body[header.get("code", 0) : header.get("code", 0) + size]))
-        if header["kind"] in _CHANNEL_KINDS:
-            job.channel, writing = os.pipe2(os.O_CLOEXEC)
-            os.set_blocking(job.channel, False)
-            job.channel_limit = header.get("max_bytes", MAX_TOTAL)
-            passed.append(writing)
-            self._watch(job.channel, lambda: self._channel(job))
-        self._deliver(spare, pack(header, body), passed)
-        for fd in passed:
-            os.close(fd)
-        self.jobs[job.ticket] = job
-        self._watch(spare.stdout, lambda: self._output(job, job.stdout))
-        self._watch(spare.stderr, lambda: self._output(job, job.stderr))
-
-    def _deliver(self, spare: Spare, frame: bytes, passed: list[int]) -> None:
+        now, output = time.monotonic(), header["limits"]["output_bytes"]
+        stdout, stderr = Capture(spare.stdout, output), Capture(spare.stderr, output)
+        job = Job(header["id"], spare.ticket, slot, header["kind"], now, now + wall_s, stdout, stderr)
+        job.stream = bool(header.get("stream"))
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", passed))] if passed else []
+        frame = pack(header, body)
         try:
             sent = spare.job.sendmsg([frame], rights)
             if sent < len(frame):
@@ -187,14 +140,51 @@ class Supervisor:
         except OSError:
             pass  # the child is gone already; its exit is on the way
         spare.job.close()
+        for fd in passed:
+            os.close(fd)
+        self.jobs[job.ticket] = job
+        for number, capture in enumerate((stdout, stderr), 1):
+            self.watch(capture.fd, lambda number=number: self._output(job, number))  # type: ignore[misc]
+        return job
 
-    def _output(self, job: Job, capture: Capture) -> None:
+    def _run(self, header: Header, body: bytes) -> None:
+        passed: list[int] = []
+        if size := header.get("stdin"):
+            passed.append(_stdin(body[header["code"] : header["code"] + size]))
+        reading = -1
+        if header["kind"] in _CHANNEL_KINDS:
+            reading, writing = os.pipe2(os.O_CLOEXEC)
+            passed.append(writing)
+        job = self.begin(header, body, passed, wall_s=header["limits"]["wall_s"])
+        if reading >= 0:
+            self._collect_values(job, reading, header.get("max_bytes", MAX_TOTAL))
+
+    def _judge(self, header: Header, body: bytes) -> None:
+        """Split judgement: the solution as slot 0, its tests as slot 1, nothing between them but plain values."""
+        solution_end, tests_end = socket.socketpair()
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        split, wall_s = header["code"], header["limits"]["wall_s"]
+        solution = self.begin({**header, "kind": "serve"}, body[:split], [solution_end.detach()], wall_s=wall_s)
+        judge_header = {**header, "kind": "tests", "code": len(body) - split}
+        tests = self.begin(judge_header, body[split:], [tests_end.detach(), writing], slot=1, wall_s=wall_s)
+        self._collect_values(tests, reading, MAX_TOTAL)
+        solution.partner, tests.partner = tests, solution
+
+    def _collect_values(self, job: Job, reading: int, limit: int) -> None:
+        os.set_blocking(reading, False)
+        job.channel, job.channel_limit = reading, limit
+        self.watch(reading, lambda: self._channel(job))
+
+    def _output(self, job: Job, number: int) -> None:
+        capture = job.stdout if number == 1 else job.stderr
         chunk = capture.read()
         if chunk == b"":
-            self._unwatch(capture.fd)
+            self.unwatch(capture.fd)
+        elif job.stream and chunk and capture.total <= capture.head_size + capture.tail_size:
+            self.send({"id": job.id, "stream": number}, chunk)
         elif capture.dropped > self.config.drain_mb << 20 and not job.flooded:
             job.flooded = True
-            self._kill(job)
+            self.kill(job)
 
     def _channel(self, job: Job) -> None:
         try:
@@ -202,21 +192,22 @@ class Supervisor:
         except BlockingIOError:
             return
         if not chunk:
-            self._unwatch(job.channel)
+            self.unwatch(job.channel)
         elif len(job.values) + len(chunk) <= job.channel_limit + 4:
             job.values += chunk
         else:  # what came so far stays whole frames; the rest is refused with the program
-            self._unwatch(job.channel)
-            self._kill(job)
+            self.unwatch(job.channel)
+            self.kill(job)
 
-    def _kill(self, job: Job) -> None:
+    def kill(self, job: Job) -> None:
+        """Have a job's child killed with all it started."""
         job.killed = True
-        self._command(b"K", job.slot, job.ticket)
+        self.command(b"K", job.slot, job.ticket)
 
-    def _kill_request(self, request: int) -> None:
+    def _kill_request(self, header: Header, _: bytes) -> None:
         for job in self.jobs.values():
-            if job.id == request:
-                self._kill(job)
+            if header["target"] in (job.id, job.turn.id if job.turn else None):
+                self.kill(job)
 
     def _enforce_deadlines(self) -> None:
         now = time.monotonic()
@@ -224,14 +215,17 @@ class Supervisor:
             if now >= job.deadline:
                 job.timed_out = True
                 job.deadline = now + 1.0  # ask again, should a kill ever be lost
-                self._kill(job)
+                self.kill(job)
+            elif job.turn and now >= job.turn.deadline:
+                self.sessions.overdue(job, job.turn, now)
 
-    def _reset(self, request: int) -> None:
-        self.resets.append(request)
+    def _reset(self, header: Header, _: bytes) -> None:
+        self.resets.append(header["id"])
+        self.sessions.ended_jobs.clear()
         for job in self.jobs.values():
-            self._kill(job)
+            self.kill(job)
         if not self.jobs:
-            self._command(b"W", 0, 0)
+            self.command(b"W", 0, 0)
 
     # ---- from the zygote ------------------------------------------------------------------------------
 
@@ -241,29 +235,52 @@ class Supervisor:
             os._exit(1)
         operation, ticket, status, cpu_us, peak_kb, strays = EVENT.unpack_from(message)
         if operation == b"X":
-            self._exited(ticket, status, cpu_us, peak_kb, strays)
+            if job := self.jobs.pop(ticket, None):
+                self._ended(job, job.describe(status, cpu_us, peak_kb, strays))
+            else:
+                self._replace_spare(ticket)
         elif operation == b"W":
             dirty = json.loads(message[EVENT.size :])
             for request in self.resets:
-                self._send({"id": request, "dirty": dirty, "time": time.time()})
+                self.send({"id": request, "dirty": dirty, "time": time.time()})
             self.resets.clear()
 
-    def _exited(self, ticket: int, status: int, cpu_us: int, peak_kb: int, strays: int) -> None:
-        job = self.jobs.pop(ticket, None)
-        if job is None:
-            self._replace_spare(ticket)
-            return
+    def _ended(self, job: Job, report: Header) -> None:
         for capture in (job.stdout, job.stderr):
             capture.drain()
-            self._unwatch(capture.fd)
-            os.close(capture.fd)
+            self.unwatch(capture.fd)
         if job.channel >= 0:
-            self._finish_channel(job)
-        self._answer(job, status, cpu_us, peak_kb, strays)
-        if job.slot == 0 and 0 not in self.spares:
-            self._spare(0)
+            if not job.persistent:
+                self._finish_channel(job)
+            self.unwatch(job.channel)
+        self.unwatch(job.stdin)
+        job.close()
+        if report["signal"] == SIGKILL and not job.killed:
+            report["out_of_memory"] = self.memory.killed_one()
+        job.report = report
+        if job.persistent:
+            self.sessions.ended(job)
+        elif job.partner is None:
+            self.answer(job, job.id, report)
+        else:
+            self._judged(job, job.partner)
+        if job.slot not in self.spares:
+            self._spare(job.slot)
         if self.resets and not self.jobs:
-            self._command(b"W", 0, 0)
+            self.command(b"W", 0, 0)
+
+    def _judged(self, job: Job, partner: Job) -> None:
+        if partner.report is None:
+            if job.kind == "tests":  # the verdict is in: the solution has nothing more to say
+                self.kill(partner)
+            return
+        solution, tests = (job, partner) if job.kind == "serve" else (partner, job)
+        assert solution.report is not None
+        assert tests.report is not None
+        solution.values = tests.values
+        judge = {"exit_code": tests.report["exit_code"], "stderr": tests.stderr.text().decode("utf-8", "replace")}
+        timed_out = solution.timed_out or tests.timed_out
+        self.answer(solution, solution.id, {**solution.report, "timed_out": timed_out, "judge": judge})
 
     def _finish_channel(self, job: Job) -> None:
         while len(job.values) <= job.channel_limit:
@@ -274,8 +291,6 @@ class Supervisor:
             if not chunk:
                 break
             job.values += chunk
-        self._unwatch(job.channel)
-        os.close(job.channel)
 
     def _replace_spare(self, ticket: int) -> None:
         """An idle child was killed along with its user's processes: fork another."""
@@ -285,30 +300,18 @@ class Supervisor:
                 del self.spares[slot]
                 self._spare(slot)
 
-    def _answer(self, job: Job, status: int, cpu_us: int, peak_kb: int, strays: int) -> None:
-        exit_code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
-        signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+    def answer(self, job: Job, request: int, report: Header) -> None:
+        """Send the outcome of `request` with the output captured for it."""
         stdout, stderr = job.stdout.text(), job.stderr.text()
-        out_of_memory = exit_code == 1 and stderr.rstrip().rpartition(b"\n")[2].startswith(b"MemoryError")
-        if signal == _SIGKILL and not job.killed:
-            before, self.oom_kills = self.oom_kills, _oom_kills()
-            out_of_memory = self.oom_kills > before
-        self._send(
-            {
-                "id": job.id,
-                "exit_code": exit_code,
-                "signal": signal,
-                "timed_out": job.timed_out or signal == _SIGXCPU,
-                "out_of_memory": out_of_memory,
-                "truncated": bool(job.stdout.dropped or job.stderr.dropped),
-                "wall_s": time.monotonic() - job.started,
-                "cpu_s": cpu_us / 1e6,
-                "peak_kb": peak_kb,
-                "strays": strays,
-                "parts": [len(stdout), len(stderr), len(job.values)],
-            },
-            stdout + stderr + bytes(job.values),
-        )
+        outcome = {
+            **report,
+            "id": request,
+            "truncated": bool(job.stdout.dropped or job.stderr.dropped),
+            "parts": [len(stdout), len(stderr), len(job.values)],
+        }
+        if ended_for_memory(report["exit_code"], stderr):
+            outcome["out_of_memory"] = True
+        self.send(outcome, stdout + stderr + bytes(job.values))
 
 
 def _stdin(data: bytes) -> int:
@@ -321,16 +324,3 @@ def _stdin(data: bytes) -> int:
         return os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(writable)
-
-
-def _oom_kills() -> int:
-    """How many processes of this container the kernel killed for memory (cgroup v1 or v2); 0 where unknown."""
-    for path in ("/sys/fs/cgroup/memory/memory.oom_control", "/sys/fs/cgroup/memory.events"):
-        try:
-            with open(path) as file:
-                for line in file:
-                    if line.startswith("oom_kill "):
-                        return int(line.split()[1])
-        except OSError:
-            continue
-    return 0

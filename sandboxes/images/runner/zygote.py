@@ -25,7 +25,7 @@ from .config import RunnerConfig
 from .isolation import REPORT, Isolation, NamespaceIsolation, UserIsolation
 
 COMMAND = struct.Struct("=cii")
-"""Operation, slot, ticket. `S`pawn (with descriptors), `K`ill, `W`ipe and check."""
+"""Operation, slot, ticket. `S`pawn (with descriptors), `K`ill, `I`nterrupt, `W`ipe and check."""
 EVENT = struct.Struct("=ciiqqq")
 """Operation, ticket, wait status, CPU microseconds, peak KiB, leftovers. `R`eady, e`X`it, `W`iped (JSON follows)."""
 SLOTS = 2
@@ -96,11 +96,13 @@ class Zygote:
             self._spawn(slot, ticket, list(passed))
         elif operation == b"K":
             self._kill(ticket)
+        elif operation == b"I":
+            self._interrupt(ticket)
         elif operation == b"W":
             self._wipe()
 
     def _spawn(self, slot: int, ticket: int, fds: list[int]) -> None:
-        pid, report = self.isolation.fork()
+        pid, report = self.isolation.fork(slot)
         if pid == 0:
             status = 1
             try:
@@ -125,6 +127,12 @@ class Zygote:
         for pid, entry in self.children.items():
             if entry.ticket == ticket:
                 self.isolation.kill(pid, entry.slot, self._alone(pid, entry.slot))
+                return
+
+    def _interrupt(self, ticket: int) -> None:
+        for pid, entry in self.children.items():
+            if entry.ticket == ticket:
+                self.isolation.interrupt(pid, entry.slot)
                 return
 
     def _exited(self, pid: int) -> None:

@@ -1,0 +1,241 @@
+"""Split judgement: tests in one process, the code they judge in another, plain values in between.
+
+The tests import `solution` and find stand-ins that forward calls. What comes back is decoded to exact plain types,
+or is a handle to an object that stays on the other side: a handle forwards methods, never operators, so that no
+object of the solution can answer a comparison in its own favour. The verdict leaves over a descriptor that the
+solution's process does not have.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import json
+import os
+import struct
+import sys
+import types
+import unittest
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from . import values
+
+_LENGTH = struct.Struct("!I")
+_MAX_MESSAGE = 2000
+_MAX_FAILURES = 50
+_EXCEPTIONS = {
+    name: kind for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, Exception)
+}
+
+
+class SolutionError(Exception):
+    """The solution raised something that is not a built-in exception."""
+
+
+class SolutionGoneError(Exception):
+    """The solution's process ended, or answered nonsense."""
+
+
+def _send(fd: int, data: Any) -> None:
+    view = memoryview(values.pack_frame(data))
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _receive(fd: int) -> Any:
+    (length,) = _LENGTH.unpack(_read(fd, _LENGTH.size))
+    if length > values.MAX_TOTAL:
+        raise SolutionGoneError("the solution's answer is too long")
+    return json.loads(_read(fd, length))
+
+
+def _read(fd: int, size: int) -> bytes:
+    chunks = b""
+    while len(chunks) < size:
+        chunk = os.read(fd, size - len(chunks))
+        if not chunk:
+            raise SolutionGoneError("the solution ended")
+        chunks += chunk
+    return chunks
+
+
+# ---- the solution's side --------------------------------------------------------------------------------
+
+
+def serve(code: str, channel: int) -> NoReturn:
+    """Define the code, then answer calls until the tests hang up."""
+    module = types.ModuleType("solution")
+    sys.modules["solution"] = module
+    objects: list[Any] = []
+    try:
+        exec(compile(code, "solution.py", "exec"), module.__dict__)
+    except BaseException as error:  # noqa: BLE001  whatever the code raises is the tests' to hear of
+        _send(channel, {"error": f"{type(error).__name__}: {error}"[:_MAX_MESSAGE]})
+        os._exit(1)
+    names = {name: _encode(value, objects) for name, value in vars(module).items() if not name.startswith("__")}
+    _send(channel, {"names": names})
+    while True:
+        request = _receive(channel)
+        try:
+            answer = {"v": _encode(_perform(request, objects), objects)}
+        except BaseException as error:  # noqa: BLE001  SystemExit too is an answer
+            answer = {"e": [kind.__name__ for kind in type(error).__mro__], "m": _text(error)}
+        sys.stdout.flush()
+        _send(channel, answer)
+
+
+def _perform(request: Any, objects: list[Any]) -> Any:
+    target = objects[request["o"]]
+    if request.get("a") is not None:
+        target = getattr(target, request["a"])
+    if "args" not in request:
+        return target
+
+    def back(data: Any) -> Any:
+        return objects[data["o"]] if isinstance(data, dict) and set(data) == {"o"} else values.decode(data)
+
+    return target(*map(back, request["args"]), **{name: back(item) for name, item in request["kwargs"].items()})
+
+
+def _encode(value: Any, objects: list[Any]) -> Any:
+    """A plain value, or a handle to what stays here."""
+    try:
+        return values.encode(value)
+    except (values.NotPlainDataError, RecursionError):
+        objects.append(value)
+        return {"o": len(objects) - 1, "k": callable(value)}
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)[:_MAX_MESSAGE]
+    except BaseException:  # noqa: BLE001  a hostile __str__
+        return ""
+
+
+# ---- the tests' side ------------------------------------------------------------------------------------
+
+
+class Remote:
+    """A handle to an object of the solution."""
+
+    __slots__ = ("_channel", "_number")
+
+    def __init__(self, channel: int, number: int) -> None:
+        object.__setattr__(self, "_channel", channel)
+        object.__setattr__(self, "_number", number)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the object."""
+        return _ask(self._channel, self._number, None, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        return _request(self._channel, {"o": self._number, "a": name})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Remote) and other._number == self._number
+
+    def __hash__(self) -> int:
+        return hash(self._number)
+
+    def __bool__(self) -> bool:
+        raise TypeError("an object of the solution has no truth value here")
+
+
+def _ask(channel: int, number: int, name: str | None, args: Any, kwargs: Any) -> Any:
+    def out(value: Any) -> Any:
+        return {"o": value._number} if isinstance(value, Remote) else values.encode(value)
+
+    request = {"o": number, "a": name, "args": list(map(out, args)), "kwargs": {k: out(v) for k, v in kwargs.items()}}
+    return _request(channel, request)
+
+
+def _request(channel: int, request: dict[str, Any]) -> Any:
+    _send(channel, request)
+    try:
+        answer = _receive(channel)
+    except (ValueError, RecursionError) as error:
+        raise SolutionGoneError("the solution answered nonsense") from error
+    if isinstance(answer, dict) and "v" in answer:
+        return _decode(answer["v"], channel)
+    if not isinstance(answer, dict) or not isinstance(answer.get("e"), list):
+        raise SolutionGoneError("the solution answered nonsense")
+    for name in answer["e"]:
+        if isinstance(name, str) and name in _EXCEPTIONS:
+            raise _EXCEPTIONS[name](str(answer.get("m", "")))
+    raise SolutionError(str(answer.get("m", "")))
+
+
+def _decode(data: Any, channel: int) -> Any:
+    if isinstance(data, dict) and isinstance(data.get("o"), int):
+        return Remote(channel, data["o"])
+    return values.decode(data)
+
+
+def run_tests(code: str, channel: int, verdict: int) -> None:
+    """Run the tests against the solution behind `channel`; the verdict goes to `verdict`."""
+    failures: list[str] = []
+    total = 0
+    try:
+        module = _stand_in(channel)
+        sys.modules["solution"] = module
+        offered = [name for name in vars(module) if not name.startswith("__")]
+        # The solution's `abs` must not become the tests' own.
+        namespace = {name: getattr(module, name) for name in offered if not hasattr(builtins, name)}
+        namespace["__name__"] = "tests"
+        exec(compile(code, "tests.py", "exec"), namespace)
+        total, failures = _run_all(namespace)
+    except BaseException as error:  # noqa: BLE001  a broken solution or test file is a verdict too
+        failures.append(f"{type(error).__name__}: {_text(error)}")
+    _send(verdict, {"total": total, "failures": failures[:_MAX_FAILURES], "passed": not failures})
+
+
+def _stand_in(channel: int) -> types.ModuleType:
+    try:
+        ready = _receive(channel)
+    except (ValueError, RecursionError) as error:
+        raise SolutionGoneError("the solution answered nonsense") from error
+    if not isinstance(ready, dict) or not isinstance(ready.get("names"), dict):
+        raise SolutionGoneError(str(ready.get("error") if isinstance(ready, dict) else "no names"))
+    module = types.ModuleType("solution")
+    for name, data in ready["names"].items():
+        setattr(module, name, _decode(data, channel))
+    return module
+
+
+def _run_all(namespace: dict[str, Any]) -> tuple[int, list[str]]:
+    """unittest cases, then `test_*` functions; plain asserts have run already and count as one test."""
+    cases = [value for value in namespace.values() if isinstance(value, type) and issubclass(value, unittest.TestCase)]
+    functions = {
+        name: value
+        for name, value in namespace.items()
+        if name.startswith("test") and isinstance(value, types.FunctionType)
+    }
+    failures: list[str] = []
+    total = 0
+    if cases:
+        loader = unittest.defaultTestLoader
+        suite = unittest.TestSuite(loader.loadTestsFromTestCase(case) for case in cases)
+        result = unittest.TextTestRunner(stream=io.StringIO(), verbosity=0).run(suite)
+        total += result.testsRun
+        for test, trace in result.failures + result.errors:
+            failures.append(f"{test}: {trace.strip().splitlines()[-1]}")
+        failures += [f"{test}: unexpected success" for test in result.unexpectedSuccesses]
+    for name, function in functions.items():
+        if not name.startswith("test"):
+            continue
+        total += 1
+        if (failure := _run_one(function)) is not None:
+            failures.append(f"{name}: {failure}")
+    return max(total, 1), failures
+
+
+def _run_one(function: Callable[[], Any]) -> str | None:
+    try:
+        function()
+    except BaseException as error:  # noqa: BLE001  any exception fails the test
+        return f"{type(error).__name__}: {_text(error)}"
+    return None
