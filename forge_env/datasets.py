@@ -113,7 +113,8 @@ def _is_held_out(task: Task, fraction: float) -> bool:
 
 def _as_task(config: DatasetConfig, split: str, number: int, row: Mapping[str, Any]) -> Task:
     mapped: dict[str, Any] = {name: row[name] for name in TASK_FIELDS if name in row and name not in config.columns}
-    data = {key: value for key, value in row.items() if key not in mapped}
+    shown = config.columns.get("prompt")  # what the agent reads is no hidden data
+    data = {key: value for key, value in row.items() if key not in mapped and key != shown}
     for field, column in config.columns.items():
         if column not in row:
             guess = did_you_mean(column, row)

@@ -1,0 +1,105 @@
+"""The environment: one question, one message that ends with the number, scored by `MathReward`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any, ClassVar
+
+from pydantic import Field, field_validator
+
+import forge_env as fe
+from environments.gsm8k.problems import LEVELS, make_problem
+from forge_env.datasets import DatasetConfig, StreamedTasks, load_tasks
+from forge_env.environment import EnvironmentConfig
+from forge_env.errors import UsageError
+from forge_env.rewards.math import marked_answer
+from forge_env.single_turn import SingleTurnConfig
+from forge_env.types import Task
+
+HUB = "openai/gsm8k"
+HUB_DEFAULTS = {"path": HUB, "name": "main", "splits": {"train": "train", "eval": "test"}}
+COLUMNS = {"prompt": "question", "gold": "answer", "answer": "answer"}
+ATTEMPTS = 200
+"""Problems drawn until one belongs to the split."""
+
+
+class GSM8KConfig(SingleTurnConfig):
+    """Where the problems come from, and what is rewarded."""
+
+    dataset: DatasetConfig | None = None
+    """None: generated problems, offline. Or openai/gsm8k, or a file with the columns question and answer."""
+    levels: list[int] = Field(default_factory=lambda: [1, 2, 3], min_length=1)
+    """Steps of a generated problem, 1 to 6, drawn evenly."""
+    partial_credit: float = Field(0.1, ge=0.0, lt=1.0)
+    """Reward for the right number that is not marked as the answer."""
+
+    @field_validator("dataset", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        """A name or path alone stands for a dataset with gsm8k's columns."""
+        if value == "generated":
+            return None
+        given: dict[str, Any] = {"path": value} if isinstance(value, str) else value
+        if not isinstance(given, dict):
+            return value
+        defaults = HUB_DEFAULTS if given.get("path") == HUB else {}
+        return {"columns": COLUMNS, **defaults, **given}
+
+    @field_validator("levels")
+    @classmethod
+    def _known_levels(cls, levels: list[int]) -> list[int]:
+        if wrong := [level for level in levels if level not in LEVELS]:
+            raise ValueError(f"no level {wrong[0]}; levels are {LEVELS[0]} to {LEVELS[-1]}")
+        return sorted(set(levels))
+
+
+class GSM8K(fe.SingleTurnEnvironment):
+    """Grade school word problems, answered with one number after `####`."""
+
+    config_class: ClassVar[type[EnvironmentConfig]] = GSM8KConfig
+    system_prompt: ClassVar[str | None] = (
+        "Solve the problem step by step. End with the answer, a number alone, on a line of its own: #### 42"
+    )
+    config: GSM8KConfig
+
+    def __init__(self, config: GSM8KConfig | None = None, **context: Any) -> None:
+        reward = fe.rewards.MathReward(partial_credit=(config or GSM8KConfig()).partial_credit)
+        self.rubric = fe.Rubric([reward], metrics=[answered])
+        super().__init__(config, **context)
+
+    def task(self, split: str, index: int) -> Task:
+        """Row `index` of the dataset, or the problem generated for `(seed, split, index)`."""
+        if self.config.dataset is not None:
+            return load_tasks(self.config.dataset, split)[index]
+        return generated_task(self.config.seed, split, index, self.config.levels)
+
+    def num_tasks(self, split: str) -> int | None:
+        """Rows of the dataset; None where problems are generated or streamed."""
+        if self.config.dataset is None:
+            return None
+        tasks = load_tasks(self.config.dataset, split)
+        return None if isinstance(tasks, StreamedTasks) else len(tasks)
+
+
+def answered(response: str) -> float:
+    """Whether the response marks an answer."""
+    return float(marked_answer(response) is not None)
+
+
+def generated_task(seed: int, split: str, index: int, levels: Sequence[int]) -> Task:
+    """The `index`-th generated problem of `split`; one problem in ten belongs to `eval`, whatever the seed."""
+    rng = Random(f"gsm8k/{seed}/{split}/{index}")
+    for _ in range(ATTEMPTS):
+        problem = make_problem(rng, rng.choice(levels))
+        if problem.held_out == (split == "eval"):
+            return Task(
+                id=f"{split}-{seed}-{index}",
+                prompt=problem.question,
+                data={"answer": str(problem.answer)},
+                gold=problem.solution,
+                difficulty=problem.level,
+                tags=[problem.story],
+                split=split,
+            )
+    raise UsageError(f"no problem of levels {list(levels)} belongs to split {split!r}", fix="choose more levels")

@@ -1,0 +1,144 @@
+"""Word problems made from parts: someone has a number of things, and a few sentences change it.
+
+Every sentence knows what it does to the count, so the answer and a worked solution come with the question.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+LEVELS = (1, 2, 3, 4, 5, 6)
+PEOPLE = ("Ada", "Ben", "Clara", "Dan", "Elif", "Farid", "Grace", "Hugo", "Ines", "Jun", "Kofi", "Lena", "Mira", "Noor")
+LARGEST = 5_000
+"""Counts stay below this, so that the arithmetic is a child's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What is counted, and the words for it."""
+
+    name: str
+    things: str
+    start: str
+    gain: str
+    gain_groups: str
+    lose: str
+    other: str
+
+
+STORIES = (
+    Story("apples", "apples", "{who} has {n} apples.", "{who} picks {n} more.",
+          "{who} buys {a} bags with {b} apples each.", "{who} eats {n} of them.", "a neighbour"),
+    Story("stamps", "stamps", "{who} owns {n} stamps.", "{who} finds {n} more in the attic.",
+          "{who} is given {a} envelopes that hold {b} stamps each.", "{who} sells {n} of them.", "a friend"),
+    Story("coins", "coins", "There are {n} coins in {who}'s jar.", "{who} drops in {n} more.",
+          "On each of {a} days {who} adds {b} coins.", "{who} takes out {n} of them.", "a sister"),
+    Story("books", "books", "{who} starts a library with {n} books.", "A visitor donates {n} books.",
+          "{who} unpacks {a} boxes of {b} books.", "{n} books are worn out and thrown away.", "another library"),
+    Story("tiles", "tiles", "{who} has {n} tiles for a floor.", "{who} finds {n} more in the shed.",
+          "A truck brings {a} crates of {b} tiles.", "{n} tiles break.", "a builder next door"),
+    Story("pages", "pages", "{who} has written {n} pages.", "In the evening {who} writes {n} more.",
+          "On {a} mornings {who} writes {b} pages each.", "{who} throws {n} of the pages away.", "a colleague"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A question with its answer; `level` is the number of changes in it."""
+
+    question: str
+    answer: int
+    solution: str
+    level: int
+    story: str
+
+    @property
+    def held_out(self) -> bool:
+        """Whether it is kept for evaluation, decided by its text alone."""
+        return hashlib.sha256(self.question.encode()).digest()[0] < 26  # 26 of 256: one in ten
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One sentence, and what it makes of the count."""
+
+    sentence: str
+    working: str
+    count: int
+
+
+Maker = Callable[[Random, Story, str, int], Change | None]
+
+
+def _gain(rng: Random, story: Story, who: str, count: int) -> Change | None:
+    n = rng.randint(2, 60)
+    return Change(story.gain.format(who=who, n=n), f"{count} + {n} = {count + n}", count + n)
+
+
+def _gain_groups(rng: Random, story: Story, who: str, count: int) -> Change | None:
+    a, b = rng.randint(2, 9), rng.randint(2, 12)
+    total = count + a * b
+    return Change(story.gain_groups.format(who=who, a=a, b=b), f"{count} + {a} * {b} = {total}", total)
+
+
+def _lose(rng: Random, story: Story, who: str, count: int) -> Change | None:
+    if count < 4:
+        return None
+    n = rng.randint(2, count - 1)
+    return Change(story.lose.format(who=who, n=n), f"{count} - {n} = {count - n}", count - n)
+
+
+def _give_share(rng: Random, story: Story, who: str, count: int) -> Change | None:
+    parts, word = rng.choice(((2, "half"), (3, "a third"), (4, "a quarter"), (5, "a fifth")))
+    if count % parts or count // parts < 1:
+        return None
+    left = count - count // parts
+    sentence = f"{who} gives {word} of all the {story.things} to {story.other}."
+    return Change(sentence, f"{count} - {count} / {parts} = {left}", left)
+
+
+def _percent(rng: Random, story: Story, who: str, count: int) -> Change | None:
+    percent = rng.choice((10, 20, 25, 50, 75))
+    if count * percent % 100:
+        return None
+    total = count + count * percent // 100
+    sentence = f"Then the number of {story.things} grows by {percent} percent."
+    return Change(sentence, f"{count} + {count} * {percent} / 100 = {total}", total)
+
+
+def _times(rng: Random, story: Story, who: str, count: int) -> Change | None:
+    factor, word = rng.choice(((2, "twice"), (3, "three times"), (4, "four times")))
+    sentence = f"After a while there are {word} as many {story.things} as before."
+    return Change(sentence, f"{count} * {factor} = {count * factor}", count * factor)
+
+
+def _join(rng: Random, story: Story, who: str, count: int) -> Change | None:
+    more = rng.randint(1, 20)
+    sentence = (
+        f"{story.other.capitalize()} has {more} more {story.things} than {who} has by now, and they put all together."
+    )
+    return Change(sentence, f"{count} + ({count} + {more}) = {2 * count + more}", 2 * count + more)
+
+
+MAKERS: Sequence[Maker] = (_gain, _gain, _gain_groups, _gain_groups, _lose, _lose, _give_share, _percent, _times, _join)
+
+
+def make_problem(rng: Random, level: int) -> Problem:
+    """A problem with `level` changes; no two in a row are of the same kind."""
+    story, who = rng.choice(STORIES), rng.choice(PEOPLE)
+    count = rng.randint(4, 90)
+    sentences = [story.start.format(who=who, n=count)]
+    workings: list[str] = []
+    previous: Maker | None = None
+    while len(workings) < level:
+        maker = rng.choice(MAKERS)
+        if maker is previous or (change := maker(rng, story, who, count)) is None or change.count > LARGEST:
+            continue
+        previous, count = maker, change.count
+        sentences.append(change.sentence)
+        workings.append(change.working)
+    question = " ".join([*sentences, f"How many {story.things} are there in the end?"])
+    return Problem(question, count, "\n".join([*workings, f"#### {count}"]), level, story.name)
