@@ -14,7 +14,7 @@ stop_dockerd() {
 }
 
 start_dockerd() {
-  local log=/var/log/forge-env-dockerd.log waited=0
+  local log="${DOCKERD_LOG:-/var/log/forge-env-dockerd.log}" waited=0
   if ! command -v dockerd >/dev/null; then
     echo "test: no Docker daemon answers; installing docker.io with apt-get"
     { apt-get update -qq && apt-get install -y -qq --no-install-recommends docker.io; } >"$log" 2>&1 </dev/null || {

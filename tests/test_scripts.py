@@ -1,0 +1,86 @@
+"""scripts/test.sh with stand-ins for docker, dockerd and pytest: who starts the daemon, and what is said."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCKER = '#!/bin/sh\n[ -e "$STUBS/up" ]\n'
+DOCKERD = """\
+#!/bin/sh
+trap 'rm -f "$STUBS/up"; touch "$STUBS/stopped"; exit 0' TERM
+touch "$STUBS/up"
+while :; do sleep 0.05; done
+"""
+BROKEN = "#!/bin/sh\necho no cgroups >&2\nexit 1\n"
+PYTEST = '#!/bin/sh\n[ -e "$STUBS/up" ] && echo with a daemon\necho "args: $*"\nexit ${PYTEST_EXIT:-0}\n'
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "test.sh", tmp_path / "scripts")
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    stub(tmp_path / ".venv/bin/python", PYTEST)
+    (tmp_path / "stubs").mkdir()
+    stub(tmp_path / "stubs/docker", DOCKER)
+    return tmp_path
+
+
+def stub(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def run(checkout: Path, *arguments: str, user: int = 0, **environ: str) -> subprocess.CompletedProcess[str]:
+    stubs = checkout / "stubs"
+    stub(stubs / "id", f"#!/bin/sh\necho {user}\n")
+    stub(stubs / "apt-get", "#!/bin/sh\nexit 1\n")
+    base = {"PATH": f"{stubs}:{os.environ['PATH']}", "STUBS": str(stubs), "DOCKERD_LOG": str(stubs / "log")}
+    command = ["bash", str(checkout / "scripts/test.sh"), *arguments]
+    return subprocess.run(command, env={**base, **environ}, capture_output=True, text=True, check=False)
+
+
+def test_a_daemon_that_answers_is_used(checkout: Path) -> None:
+    (checkout / "stubs/up").touch()
+    result = run(checkout, "-k", "name")
+    assert result.stdout.splitlines() == ["with a daemon", "args: -m pytest -k name"]
+    assert (checkout / "stubs/up").exists()
+
+
+def test_root_gets_a_daemon_which_is_stopped_at_the_end(checkout: Path) -> None:
+    stub(checkout / "stubs/dockerd", DOCKERD)
+    result = run(checkout, PYTEST_EXIT="3")
+    assert result.returncode == 3
+    assert "starting dockerd" in result.stdout
+    assert result.stdout.splitlines()[-1] == "args: -m pytest"
+    assert "with a daemon" in result.stdout
+    assert (checkout / "stubs/stopped").exists()
+    assert not (checkout / "stubs/up").exists()
+
+
+def test_others_are_told_loudly_what_is_not_run(checkout: Path) -> None:
+    result = run(checkout, user=1000)
+    assert result.returncode == 0
+    assert "NOT RUN" in result.stderr
+    assert "args: -m pytest" in result.stdout
+
+
+def test_a_daemon_that_does_not_start_is_no_silence(checkout: Path) -> None:
+    stub(checkout / "stubs/dockerd", BROKEN)
+    result = run(checkout)
+    assert "no cgroups" in result.stderr
+    assert "NOT RUN" in result.stderr
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_in_ci_no_daemon_is_a_failure(checkout: Path, user: int) -> None:
+    stub(checkout / "stubs/dockerd", BROKEN)
+    result = run(checkout, user=user, CI="true")
+    assert result.returncode == 1
+    assert "args:" not in result.stdout
