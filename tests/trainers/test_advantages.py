@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from forge_env.trajectory import Trajectory, Turn  # noqa: E402
-from forge_env.types import Message  # noqa: E402
-from trainers.loop.advantages import Group, advantages, training_sequences  # noqa: E402
+from forge_env.trajectory import Trajectory, Turn
+from forge_env.types import Message
+from trainers.loop.advantages import Group, advantages, training_sequences
 
 pytestmark = pytest.mark.stack
 

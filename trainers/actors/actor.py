@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar, Self
 
-from monarch.actor import Actor, ProcMesh, endpoint, this_host
+from monarch.actor import Actor, concurrent_endpoint, endpoint
+
+from trainers.actors.processes import start_processes
+
+__all__ = ["ForgeActor", "concurrent_endpoint", "endpoint"]
 
 # Libraries whose start-up chatter would otherwise appear in every run's log.
 QUIET = {"TQDM_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore"}
-
-
-def _set_environment(variables: Mapping[str, str]) -> None:
-    os.environ.update(variables)
 
 
 class ForgeActor(Actor):  # type: ignore[misc]
@@ -68,12 +66,7 @@ class ForgeActor(Actor):  # type: ignore[misc]
     async def launch(cls, *args: Any, **kwargs: Any) -> Any:
         """Start the processes of one replica and spawn the actor in them (not yet set up)."""
         name = cls.mesh_name or cls.__name__.lower()
-        mesh: ProcMesh = this_host().spawn_procs(
-            per_host={"procs": cls.procs},
-            bootstrap=partial(_set_environment, {**QUIET, **cls.environment}),
-            name=name,
-        )
-        await mesh.initialized
+        mesh = await start_processes(cls.procs, name, {**QUIET, **cls.environment})
         actor = mesh.spawn(name, cls._actor_class(), *args, **kwargs)
         actor._forge_proc_mesh = mesh
         return actor

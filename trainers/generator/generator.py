@@ -6,9 +6,7 @@ import asyncio
 import time
 from typing import Any
 
-from monarch.actor import concurrent_endpoint
-
-from trainers.actors.actor import ForgeActor
+from trainers.actors.actor import ForgeActor, concurrent_endpoint
 from trainers.generator.types import Completion, SamplingOptions
 
 

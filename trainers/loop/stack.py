@@ -132,7 +132,7 @@ class Stack:
         self._config = config
         self._trainers: list[Any] = []
         self._generators: list[Any] = []
-        self._store_open = False
+        self._store: Any = None
 
     async def __aenter__(self) -> Stack:
         return self
@@ -144,8 +144,8 @@ class Stack:
         """Start the weight store."""
         from trainers.weights.store import WeightStore
 
-        await WeightStore.open()
-        self._store_open = True
+        self._store = WeightStore()
+        await self._store.open()
 
     async def start_trainer(self, folder: Path) -> TrainerHandle:
         """Start the trainer on a checkpoint folder."""
@@ -198,8 +198,6 @@ class Stack:
         actors = [*self._generators, *self._trainers]
         self._generators, self._trainers = [], []
         await asyncio.gather(*(ForgeActor.shutdown(actor) for actor in actors), return_exceptions=True)
-        if self._store_open:
-            from trainers.weights.store import WeightStore
-
-            self._store_open = False
-            await WeightStore.close()
+        if self._store is not None:
+            store, self._store = self._store, None
+            await store.close()

@@ -6,10 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from monarch.actor import endpoint
-
 from forge_env.config.models import OptimizerSection
-from trainers.actors.actor import ForgeActor
+from trainers.actors.actor import ForgeActor, endpoint
 
 
 class TitanTrainer(ForgeActor):

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import torchstore.api
-from monarch.actor import endpoint
 from torchstore.controller import Controller
+
+from trainers.actors.actor import endpoint
 
 _PLAIN = ("get_controller_strategy", "locate_volumes", "notify_put", "keys", "notify_delete")
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 import torchstore
 
 import trainers.weights.compat  # noqa: F401  (patches torchstore before its first use)
+from trainers.actors.processes import start_processes
 from trainers.weights.flat import Layout
 
 LAYOUT_KEY = "weights/layout"
@@ -22,16 +24,19 @@ class WeightStore:
 
     def __init__(self) -> None:
         self._layout: Layout | None = None
+        self._volumes: Any = None
 
-    @staticmethod
-    async def open() -> None:
-        """Start the store's volumes."""
-        await torchstore.initialize()
+    async def open(self) -> None:
+        """Start the process that holds the weights."""
+        self._volumes = await start_processes(1, "weights")
+        await torchstore.initialize(mesh=self._volumes)
 
-    @staticmethod
-    async def close() -> None:
-        """Stop the store."""
-        await torchstore.shutdown()
+    async def close(self) -> None:
+        """Stop the store and its process."""
+        if self._volumes is not None:
+            await torchstore.shutdown()
+            await self._volumes.stop()
+            self._volumes = None
 
     async def push(self, state: Mapping[str, torch.Tensor], version: int) -> int:
         """Publish `state` as `version`; returns the bytes moved."""

@@ -1,0 +1,100 @@
+"""The real stack: Monarch processes, vLLM, TorchTitan and TorchStore, weights swapped while requests are in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest.importorskip("torch")
+
+import forge_env as fe
+from forge_env.config import RunConfig
+from forge_env.config.models import EnvironmentSection, OptimizerSection
+from forge_env.errors import GeneratorError
+from trainers.generator.types import Completion, SamplingOptions
+from trainers.loop.stack import Stack, prepare_controller
+from trainers.losses.sft import SFTLoss
+from trainers.model.tiny import build_tiny_folder
+from trainers.titan.batch import TokenSequence
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
+UPDATES = 24
+MISMATCH = 1e-4
+
+
+def sequence(completion: Completion) -> TokenSequence:
+    sampled = len(completion.token_ids)
+    return TokenSequence(
+        completion.prompt_ids + completion.token_ids, [False] * len(completion.prompt_ids) + [True] * sampled
+    )
+
+
+def children() -> set[int]:
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+async def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreement(tmp_path: Path) -> None:
+    prepare_controller()
+    before = children()
+    config = RunConfig(environment=EnvironmentSection(name="coding_rlvr"))
+    folder = build_tiny_folder(config.model, fe.make("coding_rlvr"), 0, tmp_path / "tiny")
+    rng = random.Random(0)
+    prompts = [[rng.randrange(10, 300) for _ in range(40)] for _ in range(16)]
+    async with Stack(config) as stack:
+        await stack.open_store()
+        trainer = await stack.start_trainer(folder)
+        await trainer.save_model(str(tmp_path / "model"))
+        generators = await stack.launch_generators(tmp_path / "model")
+        await generators.setup()
+        await trainer.configure(OptimizerSection(lr=1e-2), loss=SFTLoss(), steps=100, microbatch_tokens=4096)
+
+        async def sample(tokens: int) -> list[Completion]:
+            options = SamplingOptions(max_tokens=tokens)
+            return await asyncio.gather(*(generators.generate(prompt, options) for prompt in prompts))
+
+        first = await sample(30)
+        assert await largest_mismatch(trainer, first) <= MISMATCH
+
+        in_flight = asyncio.ensure_future(sample(400))
+        for version in range(1, UPDATES + 1):
+            await trainer.train_step([sequence(completion) for completion in first])
+            await trainer.push_weights(version)
+            await generators.update_weights(version)
+        long = await in_flight
+        assert any(len(set(completion.versions)) > 1 for completion in long), "no request was in flight over an update"
+        assert all(completion.versions == sorted(completion.versions) for completion in long)
+
+        after = await sample(30)
+        assert {version for completion in after for version in completion.versions} == {UPDATES}
+        assert await largest_mismatch(trainer, after) <= MISMATCH
+        moved = max(
+            abs(old - new)
+            for before_update, now in zip(
+                [completion.logprobs for completion in first],
+                await trainer.logprobs([sequence(completion) for completion in first]),
+                strict=True,
+            )
+            for old, new in zip(before_update, now, strict=True)
+        )
+        assert moved > 0.1, "the updates changed nothing, so agreement proves nothing"
+
+        # A caller's bad argument is the caller's error, and the generator goes on.
+        with pytest.raises(GeneratorError):
+            await generators.generate([1] * 10_000, SamplingOptions(max_tokens=5))
+        assert len((await generators.generate(prompts[0], SamplingOptions(max_tokens=5))).token_ids) <= 5
+        await generators.halt()
+    left = [psutil.Process(pid) for pid in children() - before if psutil.pid_exists(pid)]
+    assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
+
+
+async def largest_mismatch(trainer: object, completions: list[Completion]) -> float:
+    theirs = await trainer.logprobs([sequence(completion) for completion in completions])  # type: ignore[attr-defined]
+    return max(
+        abs(a - b)
+        for completion, values in zip(completions, theirs, strict=True)
+        for a, b in zip(completion.logprobs, values, strict=True)
+    )
