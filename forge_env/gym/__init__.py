@@ -10,6 +10,8 @@
 Options of the environment are keyword arguments; `sandboxes` names the engine ("auto", "docker", "local").
 """
 
+import gymnasium  # noqa: F401 - first: its import hook needs `registration`, which would be half imported otherwise
+
 from forge_env.gym.registration import register_all
 from forge_env.gym.spaces import AssistantMessage, Messages
 from forge_env.gym.twin import GymEnvironment
