@@ -58,3 +58,10 @@ def is_dead(owner: str) -> bool:
     if boot != _boot():
         return True
     return namespace == _pid_namespace() and _start_time(int(pid)) != start
+
+
+def pid_of(owner: str) -> int | None:
+    """The owner's process id, None when it means nothing on this machine."""
+    parts = owner.split(".")
+    known = len(parts) == 5 and parts[:2] == [_machine(), _boot()] and parts[3].isdigit()
+    return int(parts[3]) if known else None

@@ -17,7 +17,15 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from forge_env.errors import UsageError
-from forge_env.sandbox.types import CallsResult, ExecResult, Limits, OutputChunk, SandboxSpec, TestsResult
+from forge_env.sandbox.types import (
+    CallsResult,
+    ExecResult,
+    Limits,
+    OutputChunk,
+    RunningSandbox,
+    SandboxSpec,
+    TestsResult,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -165,6 +173,15 @@ class SandboxEngine(ABC):
     def reap_abandoned(cls) -> int:
         """Remove what dead owners left on this machine; returns how many things. Quick, and starts nothing."""
         return 0
+
+    @classmethod
+    def running(cls) -> list[RunningSandbox]:
+        """Sandboxes alive on this machine, whoever owns them."""
+        return []
+
+    async def build(self, image: str | None = None) -> str:
+        """Build what `image` needs where it is missing, without starting anything; returns what it is called."""
+        raise UsageError(f"the {self.name} engine has nothing to build")
 
     @abstractmethod
     async def start(self) -> None:

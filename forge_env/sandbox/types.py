@@ -118,3 +118,17 @@ class OutputChunk:
     stream: str
     """`stdout` or `stderr`."""
     data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RunningSandbox:
+    """A sandbox alive on this machine."""
+
+    id: str
+    image: str
+    owner_pid: int | None
+    """Process that owns it, None when it belongs to another machine."""
+    abandoned: bool
+    """Its owner is certainly dead: the next reaping removes it."""
+    started: float | None = None
+    """Seconds since the epoch."""

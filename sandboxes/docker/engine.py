@@ -8,16 +8,17 @@ import functools
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from forge_env.errors import SandboxError, SandboxUnavailableError
-from forge_env.sandbox import SandboxSpec
+from forge_env.sandbox import RunningSandbox, SandboxSpec
 from sandboxes import owner
 from sandboxes.box import Box
 from sandboxes.connection import Connection
 from sandboxes.docker.options import SOCKET_NAME, container_options, random_uid
-from sandboxes.docker.reaper import FOLDER_PREFIX, reap, remove_stale_folders
+from sandboxes.docker.reaper import FOLDER_PREFIX, reap, remove_stale_folders, running
 from sandboxes.engine import PooledEngine
 from sandboxes.images.build import ensure_image
 
@@ -83,32 +84,35 @@ class DockerEngine(PooledEngine):
 
     @classmethod
     def reap_abandoned(cls) -> int:  # noqa: D102
-        import docker
-        import docker.errors
-
         remove_stale_folders()
-        try:
-            client = docker.from_env(timeout=5)
-            try:
-                return len(reap(client))
-            finally:
-                client.close()
-        except (docker.errors.DockerException, OSError):  # no daemon, so no containers
-            return 0
+        with _daemon() as client:
+            return len(reap(client)) if client else 0
+
+    @classmethod
+    def running(cls) -> list[RunningSandbox]:  # noqa: D102
+        with _daemon() as client:
+            return running(client) if client else []
+
+    async def build(self, image: str | None = None) -> str:  # noqa: D102
+        await self._connect()
+        return await self._image(image or SandboxSpec().image)
 
     async def _prepare(self) -> None:
+        await self._connect()
+        await asyncio.to_thread(reap, self._client)
+        await asyncio.to_thread(remove_stale_folders)
+        await self._image(SandboxSpec().image)
+
+    async def _connect(self) -> None:
         import docker
         import docker.errors
 
-        try:
-            self._client = await asyncio.to_thread(docker.from_env, max_pool_size=self.concurrency + 4)
-            await asyncio.to_thread(reap, self._client)
-            await asyncio.to_thread(remove_stale_folders)
-        except docker.errors.DockerException as error:
-            raise SandboxUnavailableError(
-                f"no Docker daemon answers: {error}", fix="start it or set DOCKER_HOST"
-            ) from error
-        await self._image(SandboxSpec().image)
+        if self._client is None:
+            try:
+                self._client = await asyncio.to_thread(docker.from_env, max_pool_size=self.concurrency + 4)
+            except docker.errors.DockerException as error:
+                fix = "start it or set DOCKER_HOST"
+                raise SandboxUnavailableError(f"no Docker daemon answers: {error}", fix=fix) from error
 
     async def close(self) -> None:  # noqa: D102
         await super().close()
@@ -192,7 +196,24 @@ async def _finish(work: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _socket_folder() -> Any:
+def _daemon() -> Iterator[Any]:
+    """A client for a moment, or None when no daemon answers."""
+    import docker
+    import docker.errors
+
+    try:
+        client = docker.from_env(timeout=5)
+    except (docker.errors.DockerException, OSError):
+        yield None
+        return
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@contextlib.contextmanager
+def _socket_folder() -> Iterator[str]:
     """A folder for one socket, there only until the runner has connected; the container sees it, others can't."""
     parent = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{owner.this_process()}-")
     if len(parent) > _MAX_SOCKET_PATH - 4:

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from forge_env.sandbox import RunningSandbox
 from sandboxes import owner
 
 FOLDER_PREFIX = "forge-env-"
@@ -37,3 +38,16 @@ def remove_stale_folders() -> int:
                 shutil.rmtree(folder, ignore_errors=True)
                 removed += 1
     return removed
+
+
+def running(client: Any) -> list[RunningSandbox]:
+    """Every labelled container of the daemon."""
+    found = []
+    for container in client.api.containers(all=True, filters={"label": owner.LABEL}):
+        name = container["Labels"].get(owner.LABEL, "")
+        found.append(
+            RunningSandbox(
+                container["Id"][:12], container["Image"], owner.pid_of(name), owner.is_dead(name), container["Created"]
+            )
+        )
+    return found

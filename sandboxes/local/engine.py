@@ -8,11 +8,12 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from forge_env.errors import SandboxError, SandboxUnavailableError, UsageError
-from forge_env.sandbox import SandboxSpec
+from forge_env.sandbox import RunningSandbox, SandboxSpec
 from sandboxes.box import Box
 from sandboxes.connection import Connection
 from sandboxes.engine import PooledEngine
@@ -70,6 +71,16 @@ class LocalEngine(PooledEngine):
                 process.wait()
                 return "the kernel did not answer"
             return None if status == 0 else f"the kernel forbids namespaces: {_read(log)}; {_advice()}"
+
+    @classmethod
+    def running(cls) -> list[RunningSandbox]:  # noqa: D102
+        return list(_launchers())
+
+    async def build(self, image: str | None = None) -> str:  # noqa: D102
+        if image not in (None, BUNDLED):
+            raise UsageError(f"the local engine has no image {image!r}", fix="use the docker engine")
+        await self._prepare()
+        return str(self._rootfs)
 
     async def _prepare(self) -> None:
         try:
@@ -154,6 +165,21 @@ def _process_end(process: subprocess.Popen[bytes]) -> asyncio.Future[None]:
 
     loop.add_reader(pidfd, reap)
     return ended
+
+
+def _launchers() -> Iterator[RunningSandbox]:
+    """The launchers of this machine, by their command lines. They never outlive their owners."""
+    for folder in Path("/proc").iterdir():
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0") if folder.name.isdigit() else []
+            if len(words) > 4 and words[3].endswith(b"sandboxes/local/launch.py"):
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                options = json.loads(words[4])
+                if parent == options["owner_pid"]:  # the launcher itself, not the processes it forks
+                    started = folder.stat().st_mtime
+                    yield RunningSandbox(folder.name, BUNDLED, options["owner_pid"], False, started)
+        except (OSError, ValueError, KeyError):
+            continue
 
 
 def _read(log: Any) -> str:

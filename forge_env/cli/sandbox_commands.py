@@ -1,0 +1,193 @@
+"""What `forge-env sandbox ...` does."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+
+from forge_env.errors import ForgeError, UsageError, did_you_mean
+from forge_env.plugins import installed
+from forge_env.sandbox import ExecResult, Limits, SandboxEngine, SandboxSpec, open_engine
+from forge_env.sandbox.engines import GROUP, load_engine
+
+TIMED_OUT = 124
+_SIGNALLED = 128
+
+
+def run_program(args: argparse.Namespace) -> int:
+    """`sandbox run`: the program's output and exit code, with limits that it met on stderr."""
+    limits = parse_limits(args.limit)
+    source = sys.stdin.read() if args.file == "-" else Path(args.file).read_text(encoding="utf-8", errors="replace")
+    stdin = "" if args.file == "-" or sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
+    spec = SandboxSpec(image=args.image, network=args.network)
+    result = asyncio.run(_run_once(args.engine, spec, source, stdin, limits, shell=args.file.endswith(".sh")))
+    sys.stdout.write(result.stdout)
+    sys.stdout.flush()
+    sys.stderr.write(result.stderr)
+    return _report(result, limits)
+
+
+async def _run_once(
+    engine_name: str, spec: SandboxSpec, source: str, stdin: str, limits: Limits, *, shell: bool
+) -> ExecResult:
+    async with open_engine(engine_name, concurrency=1, warm=0) as engine, engine.session(spec) as sandbox:
+        if not shell:
+            return await sandbox.run_python(source, stdin=stdin, limits=limits)
+        return await sandbox.exec(["bash", "-c", source], stdin=stdin, limits=limits)
+
+
+def _report(result: ExecResult, limits: Limits) -> int:
+    """Say on stderr which limit was met; the exit code a shell would give."""
+    usage = result.usage
+    spent = f"{usage.wall_s:.2f} s wall, {usage.cpu_s:.2f} s CPU, {usage.peak_memory_mb:.0f} MB"
+    if result.truncated:
+        print(f"forge-env: output was cut to {limits.output_bytes} bytes (output_bytes)", file=sys.stderr)
+    if result.timed_out:
+        print(f"forge-env: timed out after {spent} (wall_s={limits.wall_s:g}, cpu_s={limits.cpu_s:g})", file=sys.stderr)
+        return TIMED_OUT
+    if result.out_of_memory:
+        print(f"forge-env: out of memory after {spent} (memory_mb={limits.memory_mb})", file=sys.stderr)
+    if result.signal is not None:
+        print(f"forge-env: ended by signal {result.signal} after {spent}", file=sys.stderr)
+        return _SIGNALLED + result.signal
+    return result.exit_code or 0
+
+
+def parse_limits(assignments: list[str]) -> Limits:
+    """`Limits` from `key=value` words. Raises `UsageError` that names the key."""
+    kinds: dict[str, type[int] | type[float]] = {
+        field.name: float if isinstance(field.default, float) else int for field in fields(Limits)
+    }
+    values: dict[str, float | int] = {}
+    for assignment in assignments:
+        key, _, text = assignment.partition("=")
+        if key not in kinds:
+            guess = did_you_mean(key, kinds)
+            raise UsageError(f"no limit {key!r}", fix=f"did you mean {guess!r}?" if guess else ", ".join(kinds))
+        try:
+            values[key] = kinds[key](text)
+        except ValueError:
+            raise UsageError(f"{assignment!r} is not a number", fix=f"write {key}=10") from None
+        if values[key] <= 0:
+            raise UsageError(f"limit {assignment!r} is not positive", fix="every call has every limit")
+    return Limits(**values)  # type: ignore[arg-type]
+
+
+def run_build(args: argparse.Namespace) -> int:
+    """`sandbox build`: the name of the image that is now there."""
+    options = {"base_image": args.base_image} if args.base_image else {}
+    started = time.monotonic()
+    name = asyncio.run(open_engine(args.engine, **options).build(args.image))
+    print(f"{name}  ({time.monotonic() - started:.1f} s)")
+    return 0
+
+
+def run_ps(args: argparse.Namespace) -> int:
+    """`sandbox ps`: every sandbox of every engine."""
+    rows = [("ENGINE", "ID", "OWNER", "AGE", "IMAGE")]
+    for name in installed(GROUP):
+        for box in load_engine(name).running():
+            owner = "abandoned" if box.abandoned else f"pid {box.owner_pid}" if box.owner_pid else "elsewhere"
+            age = f"{time.time() - box.started:.0f} s" if box.started else "?"
+            rows.append((name, box.id, owner, age, box.image))
+    for row in rows:
+        print(f"{row[0]:<8} {row[1]:<14} {row[2]:<12} {row[3]:<10} {row[4]}")
+    return 0
+
+
+def run_reap(args: argparse.Namespace) -> int:
+    """`sandbox reap`: remove what dead owners left."""
+    for name in installed(GROUP):
+        print(f"{name}: {load_engine(name).reap_abandoned()} removed")
+    return 0
+
+
+def run_audit(args: argparse.Namespace) -> int:
+    """`sandbox audit`: 0 when every attack was contained."""
+    return asyncio.run(_audit(args.engine, args.group))
+
+
+async def _audit(engine_name: str, groups: list[str] | None) -> int:
+    from forge_env.sandbox.attacks import ATTACKS
+    from forge_env.sandbox.audit import audit
+
+    attacks = [attack for attack in ATTACKS if not groups or attack.group in groups]
+    if not attacks:
+        raise UsageError(f"no group {groups}", fix=", ".join(sorted({attack.group for attack in ATTACKS})))
+    broken = 0
+    async with open_engine(engine_name, concurrency=2, warm=2) as engine:
+        print(f"{len(attacks)} attacks on the {engine.name} engine")
+        async for finding in audit(engine, attacks):
+            broken += bool(finding.problems)
+            verdict = "; ".join(finding.problems) or "held"
+            print(f"  {finding.attack.group:<11} {finding.attack.tries:<66} {verdict}", flush=True)
+    print(f"{len(attacks) - broken} of {len(attacks)} held")
+    return 1 if broken else 0
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    """`sandbox bench`: latency of the parts and throughput, on this machine, now."""
+    concurrency = args.concurrency or 2 * len(os.sched_getaffinity(0))
+    asyncio.run(_bench(args.engine, concurrency, args.seconds))
+    return 0
+
+
+async def _bench(engine_name: str, concurrency: int, seconds: float) -> None:
+    started = time.perf_counter()
+    async with open_engine(engine_name, concurrency=concurrency, warm=concurrency) as engine:
+        print(f"{engine.name} engine, {concurrency} sandboxes, started in {time.perf_counter() - started:.2f} s")
+        for what, step in _steps(engine):
+            times = sorted([await _timed(step) for _ in range(200)])
+            print(f"  {what:<34} p50 {times[100]:6.2f} ms   p99 {times[197]:6.2f} ms")
+        for what, step in _steps(engine):
+            print(f"  {what:<34} {await _rate(step, concurrency, seconds / 3):6.0f} /s", flush=True)
+
+
+def _steps(engine: SandboxEngine) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
+    cases = "".join(f"    def test_{n}(self): self.assertEqual({n} + 1, {n + 1})\n" for n in range(20))
+    unittest = f"import unittest\nclass T(unittest.TestCase):\n{cases}unittest.main()"
+    calls = [f"f({n})" for n in range(20)]
+
+    async def program(source: str) -> None:
+        async with engine.session() as sandbox:
+            _check(await sandbox.run_python(source))
+
+    async def judged() -> None:
+        async with engine.session() as sandbox:
+            _check((await sandbox.run_calls("def f(x): return x + 1", calls)).execution)
+
+    yield "acquire, print(1+1), release", lambda: program("print(1+1)")
+    yield "acquire, 20 unittest cases, release", lambda: program(unittest)
+    yield "acquire, 20 judged calls, release", judged
+
+
+def _check(result: ExecResult) -> None:
+    if not result.ok:
+        raise ForgeError(f"the benchmark's program failed: {result.stderr[-300:]}")
+
+
+async def _timed(step: Callable[[], Awaitable[None]]) -> float:
+    start = time.perf_counter()
+    await step()
+    return (time.perf_counter() - start) * 1e3
+
+
+async def _rate(step: Callable[[], Awaitable[None]], concurrency: int, seconds: float) -> float:
+    """Executions per second with `concurrency` callers."""
+    start = time.perf_counter()
+
+    async def caller() -> int:
+        count = 0
+        while time.perf_counter() - start < seconds:
+            await step()
+            count += 1
+        return count
+
+    done = await asyncio.gather(*(caller() for _ in range(concurrency)))
+    return sum(done) / (time.perf_counter() - start)
