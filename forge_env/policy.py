@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from forge_env.errors import ForgeError
 from forge_env.types import Message, Observation, ToolSpec
 
 
@@ -20,6 +21,7 @@ class Reply:
         versions: policy version that sampled each token, [N].
         stop_reason: "stop" (the model ended its turn) or "length".
         forked: the prompt does not continue the previous turn's tokens.
+        metadata: JSON-ready facts worth recording: "usage", "latency_s", "attempts", ...
     """
 
     message: Message
@@ -32,6 +34,17 @@ class Reply:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
+class LimitReached(ForgeError):
+    """A policy's session says that a limit (tokens, cost, tool calls) ends the episode: it is truncated.
+
+    The message is the limit's name. `reply` is the turn that went beyond; it is recorded and not acted on.
+    """
+
+    def __init__(self, message: str, *, fix: str | None = None, reply: Reply | None = None) -> None:
+        super().__init__(message, fix=fix)
+        self.reply = reply
+
+
 class PolicySession(Protocol):
     """One conversation. It keeps the history, so that a turn passes only the messages that are new."""
 
@@ -40,6 +53,7 @@ class PolicySession(Protocol):
 
         Raises:
             ContextLengthExceeded: the conversation no longer fits; the episode is truncated.
+            LimitReached: another limit; the episode is truncated.
             GeneratorError: the model could not be asked; the episode is tried again.
         """
 

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 
 from forge_env.environment import Environment
 from forge_env.errors import ContextLengthExceeded, InfrastructureError, environment_code
-from forge_env.policy import Policy, PolicySession, Reply
+from forge_env.policy import LimitReached, Policy, PolicySession, Reply
 from forge_env.trajectory import Trajectory, Turn
 from forge_env.types import Observation, Task
+from forge_env.working_time import WorkingTime
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ class EpisodeLimits:
     """Tokens the policy samples in the episode; reached, the episode ends after the turn in progress."""
     wall_s: float | None = None
     """Wall seconds from the end of reset on; reached, the turn in progress is cancelled."""
+    working_s: float | None = None
+    """As `wall_s`, without the time spent waiting for what is shared: rate limits, a free sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +133,17 @@ async def _play(
         trajectory.final_observation, _ = await env.reset(seed=seed, options={"task": task})
     session = open_session(policy, env, task, seed=seed)
     deadline = asyncio.timeout(limits.wall_s)  # from here on: waiting for a free sandbox is not the agent's doing
+    working = WorkingTime(limits.working_s)
     limit: str | None
     try:
-        async with deadline:
+        async with deadline, working:
             limit = await _take_turns(env, session, trajectory, limits, clock)
     except TimeoutError:
-        if not deadline.expired():
+        if not deadline.expired() and not working.expired:
             raise
-        limit = "time"
+        limit = "working_time" if working.expired else "time"
+    finally:
+        trajectory.waited_s = working.waited_s
     if limit is not None:
         await _truncate(env, trajectory, limit, limits)
 
@@ -159,6 +165,11 @@ async def _take_turns(
             reply = await session.reply(observation)
         except ContextLengthExceeded:
             return "tokens"
+        except LimitReached as reached:
+            if reached.reply is not None:
+                trajectory.turns.append(_turn(observation, reached.reply))
+                trajectory.final_observation = []
+            return reached.message
         answered = clock()
         turn = _turn(observation, reply)
         turn.generate_s = answered - asked
@@ -220,6 +231,7 @@ def _turn(observation: Observation, reply: Reply) -> Turn:
         versions=reply.versions,
         stop_reason=reply.stop_reason,
         forked=reply.forked,
+        metadata=reply.metadata,
     )
 
 

@@ -25,6 +25,8 @@ class Turn:
     """Seconds from asking the policy to its answer."""
     step_s: float = 0.0
     """Seconds in the environment (tools, scoring)."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """What else the policy tells of this turn, JSON-ready (`forge_env.policy.Reply.metadata`)."""
 
 
 @dataclass(slots=True)
@@ -68,8 +70,12 @@ class Trajectory:
     error: str | None = None
     retries: int = 0
     wall_s: float = 0.0
+    waited_s: float = 0.0
+    """Seconds of the last try spent waiting for shared things (rate limits, a free sandbox), after reset."""
     difficulty: int = 1
     tags: list[str] = field(default_factory=list)
+    info: dict[str, Any] = field(default_factory=dict)
+    """What else whoever played it records, JSON-ready: sample, usage, cost, ..."""
 
     @property
     def num_sampled_tokens(self) -> int:

@@ -1,0 +1,268 @@
+"""A model behind an OpenAI-compatible chat endpoint (vLLM's server, hosted ones) as a policy.
+
+    async with EndpointPolicy(EndpointOptions(model="qwen3", base_url="http://localhost:8000/v1")) as policy:
+        trajectory = await fe.run_episode(make_env, policy, task=task)
+
+A request that fails for a passing reason is asked again with growing, jittered delays; what still fails, and what
+can't succeed, is a `GeneratorError` of a class that names it (`endpoint_errors`), never an empty answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from forge_env.errors import ContextLengthExceeded, UsageError, did_you_mean
+from forge_env.policies.endpoint_answers import read_answer
+from forge_env.policies.endpoint_errors import (
+    EndpointError,
+    EndpointUnreachableError,
+    MalformedAnswerError,
+    NoSuchModelError,
+    RequestRefusedError,
+)
+from forge_env.policies.endpoint_http import Connections
+from forge_env.policies.endpoint_limiter import AdaptiveLimiter
+from forge_env.policies.endpoint_stream import assemble
+from forge_env.policies.endpoint_text_tools import as_plain_chat, parse_calls
+from forge_env.policy import PolicySession, Reply
+from forge_env.types import Message, Observation, ToolSpec
+from forge_env.working_time import waiting
+
+CHECK_S = 30.0
+_CONTEXT_FULL = re.compile(
+    r"context_length_exceeded|context length|context window|max_model_len|maximum.{0,40}tokens|prompt is too long", re.I
+)
+
+
+class EndpointOptions(BaseModel):
+    """How an endpoint is asked."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    model: str
+    """The model's name at the endpoint."""
+    base_url: str = "http://localhost:8000/v1"
+    """Address, up to and including `/v1`."""
+    uds: str | None = None
+    """Unix socket to connect to instead of the address's host."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key; none is sent when it is not set."""
+    tools: Literal["native", "text"] = "native"
+    """`native`: the endpoint's own tool calls; `text`: described in the system message, parsed from text."""
+    stream: bool = False
+    """Ask for server-sent events: keeps proxies from closing a connection that is silent for minutes."""
+    exact_tokens: bool | None = None
+    """Ask for token ids and log-probs as vLLM gives them; None asks where the endpoint says it is vLLM."""
+    temperature: float | None = Field(None, ge=0)
+    """Sampling temperature; the endpoint's default when not given."""
+    top_p: float | None = Field(None, gt=0, le=1)
+    """Nucleus sampling; the endpoint's default when not given."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Tokens of one reply; the endpoint's default when not given."""
+    send_seed: bool = False
+    """Send every sample's own seed."""
+    extra: dict[str, Any] = Field(default_factory=dict)
+    """More fields of the request, as they are."""
+    timeout_s: float = Field(600.0, gt=0)
+    """Seconds until an answer must be complete."""
+    retries: int = Field(6, ge=0)
+    """Times a request is asked again after a passing failure."""
+    first_delay_s: float = Field(0.5, ge=0)
+    """Delay before the first of them; doubled each time, varied by half to either side."""
+    longest_delay_s: float = Field(60.0, ge=0)
+    """Bound on that delay before it is varied."""
+    concurrency: int = Field(256, ge=1)
+    """Most requests in flight."""
+    start_concurrency: int = Field(16, ge=1)
+    """Requests in flight before anything is known of the endpoint."""
+
+
+class EndpointPolicy:
+    """Sessions with one endpoint, which share its connections, its rate and its counters."""
+
+    def __init__(
+        self,
+        options: EndpointOptions,
+        *,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.options = options
+        self.exact_tokens = bool(options.exact_tokens)
+        self.limiter = AdaptiveLimiter(start=options.start_concurrency, maximum=options.concurrency)
+        self.errors: Counter[str] = Counter()
+        """Failed requests by kind, those that were then repeated with success included."""
+        self.fatal: EndpointError | None = None
+        """An error that every other request would meet as well."""
+        self._connections = Connections(
+            options.base_url, api_key=os.environ.get(options.api_key_env, ""), uds=options.uds
+        )
+        self._sleep = sleep
+        self._rng = rng or random.Random()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._connections.close()
+
+    async def check(self) -> None:
+        """Ask for the list of models, so that a wrong address, key or name shows before anything is started.
+
+        Raises:
+            EndpointError: nothing answers, or the key is refused.
+            UsageError: a vLLM server has no such model.
+        """
+        try:
+            data = await self._connections.exchange("GET", "models", timeout_s=CHECK_S)
+        except EndpointUnreachableError as error:
+            raise EndpointUnreachableError(error.message, fix="start the server, or check --base-url") from error
+        except (NoSuchModelError, MalformedAnswerError):
+            return  # not every endpoint has such a list
+        except RequestRefusedError as error:
+            if error.fatal:
+                raise
+            return
+        listed = data.get("data") if isinstance(data, dict) else None
+        models = [item for item in listed or [] if isinstance(item, dict)]
+        if not any(item.get("owned_by") == "vllm" for item in models):
+            return
+        names = [str(item.get("id")) for item in models]
+        if self.options.model not in names:
+            guess = did_you_mean(self.options.model, names)
+            fix = f"did you mean {guess!r}?" if guess else f"it serves {', '.join(names)}"
+            raise UsageError(f"the server has no model {self.options.model!r}", fix=fix)
+        self.exact_tokens = self.options.exact_tokens is not False
+
+    def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
+        """A conversation with these tools."""
+        return _Session(self, tools, seed)
+
+    async def ask(self, body: dict[str, Any]) -> Reply:
+        """One request, repeated while it fails for passing reasons.
+
+        Raises:
+            ContextLengthExceeded: the conversation doesn't fit.
+            EndpointError: what the last try met.
+        """
+        options = self.options
+        for attempt in range(options.retries + 1):
+            try:
+                reply = await self._ask_once(body)
+            except EndpointError as error:
+                if isinstance(error, RequestRefusedError) and _CONTEXT_FULL.search(error.message):
+                    raise ContextLengthExceeded(error.message) from error
+                self.errors[type(error).__name__] += 1
+                if error.fatal:
+                    self.fatal = error
+                if not error.transient or attempt == options.retries:
+                    raise
+                delay = min(options.longest_delay_s, options.first_delay_s * 2.0**attempt) * self._rng.uniform(0.5, 1.5)
+                with waiting():
+                    await self._sleep(max(delay, error.retry_after_s or 0.0))
+            else:
+                reply.metadata["attempts"] = attempt + 1
+                return reply
+        raise AssertionError("unreachable")
+
+    async def _ask_once(self, body: dict[str, Any]) -> Reply:
+        async with self.limiter.slot() as epoch:
+            asked = time.perf_counter()
+            try:
+                data = await self._connections.exchange(
+                    "POST", "chat/completions", body, timeout_s=self.options.timeout_s
+                )
+                reply = read_answer(assemble(data) if isinstance(data, bytes) else data)
+            except EndpointError as error:
+                if error.overload:
+                    self.limiter.overloaded(epoch)
+                raise
+            latency = time.perf_counter() - asked
+            self.limiter.succeeded(epoch, latency)
+        reply.metadata["latency_s"] = round(latency, 6)
+        return reply
+
+    def request(self, tools: list[ToolSpec], seed: int | None) -> dict[str, Any]:
+        """The fields that all requests of a session share."""
+        options = self.options
+        body: dict[str, Any] = {"model": options.model}
+        for name in ("temperature", "top_p", "max_tokens"):
+            if (value := getattr(options, name)) is not None:
+                body[name] = value
+        if options.send_seed and seed is not None:
+            body["seed"] = seed
+        if tools and options.tools == "native":
+            body["tools"] = [tool.to_openai() for tool in tools]
+        if options.stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        if self.exact_tokens:
+            body |= {"return_token_ids": True, "logprobs": True}
+        return {**body, **options.extra}
+
+
+class _Session:
+    """One conversation: the messages, and the last turn's tokens where the endpoint gives them."""
+
+    def __init__(self, policy: EndpointPolicy, tools: list[ToolSpec], seed: int | None) -> None:
+        self._policy = policy
+        self._tools = tools
+        self._body = policy.request(tools, seed)
+        self._as_text = policy.options.tools == "text"
+        self._messages: list[Message] = []
+        self._sent: list[dict[str, Any]] = []
+        self._tokens: list[int] = []
+        self._turn = 0
+
+    async def reply(self, observation: Observation) -> Reply:
+        """The model's answer; see `EndpointPolicy.ask`."""
+        self._add(observation)
+        messages = as_plain_chat(self._messages, self._tools) if self._as_text else self._sent
+        reply = await self._policy.ask({**self._body, "messages": messages})
+        if self._as_text:
+            reply.message = parse_calls(reply.message, turn=self._turn)
+        reply.forked = bool(self._tokens) and reply.prompt_ids[: len(self._tokens)] != self._tokens
+        self._tokens = reply.prompt_ids + reply.token_ids
+        self._add([reply.message])
+        self._turn += 1
+        return reply
+
+    def _add(self, messages: Observation) -> None:
+        if self._as_text:
+            self._messages += messages
+        else:
+            self._sent += [_wire(message) for message in messages]
+
+
+def _wire(message: Message) -> dict[str, Any]:
+    """A message as endpoints take it: several refuse reasoning, and names in tool messages."""
+    data: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        data["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": call.function.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        data["tool_call_id"] = message.tool_call_id
+    if message.name is not None and message.role != "tool":
+        data["name"] = message.name
+    return data
