@@ -66,7 +66,7 @@ class LiveDisplay(Display):
         parts: list[RenderableType] = [*self._stages(), *self._progress()]
         if state.rewards or state.evaluations:
             parts += [Text(), self._curves()]
-        if figures := status_text(state):
+        if (figures := status_text(state)) and not state.exit:
             parts.append(Text("  ".join(figures), style="cyan"))
         if (waiting := waiting_text(state)) and not state.exit:
             parts.append(Text(waiting, style="yellow"))

@@ -10,8 +10,8 @@ QUIET_S = 15.0
 """Progress is shown at most this often."""
 
 
-def status_text(state: RunState) -> list[str]:
-    """The live figures in words, in a fixed order, only those that are known."""
+def score_text(state: RunState) -> list[str]:
+    """Reward and held-out score in words, where known."""
     status = state.status
     parts: list[str] = []
     reward = status.get("reward", state.rewards[-1] if state.rewards else None)
@@ -19,6 +19,13 @@ def status_text(state: RunState) -> list[str]:
         parts.append(f"reward {float(reward):.3f}")
     if state.scores():
         parts.append(f"held-out {state.scores()[-1].score:.3f}")
+    return parts
+
+
+def status_text(state: RunState) -> list[str]:
+    """The other live figures in words, in a fixed order, only those that are known."""
+    status = state.status
+    parts: list[str] = []
     if (staleness := status.get("staleness")) is not None:
         bound = "" if state.max_staleness is None else f"/{state.max_staleness}"
         parts.append(f"staleness {staleness:g}{bound}")
@@ -68,7 +75,7 @@ class PlainDisplay(Display):
             return
         self._last = self._state.elapsed
         state = self._state
-        parts = [*field_text(state), *status_text(state)]
+        parts = [*field_text(state), *score_text(state), *status_text(state)]
         if waiting := waiting_text(state):
             parts.append(waiting)
         if (eta := state.eta_s) is not None:
