@@ -1,0 +1,83 @@
+"""Which room may import which: the arrows of the architecture, read from the code itself."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAVY = {"torch", "vllm", "torchtitan", "torchstore", "monarch"}
+ROOMS = ("forge_env", "sandboxes", "environments", "trainers", "apps")
+MAY_IMPORT = {
+    "forge_env": {"forge_env"},
+    "sandboxes": {"sandboxes", "forge_env"},
+    "environments": {"environments", "forge_env"},
+    "trainers": {"trainers", "forge_env"},
+    "apps": {"apps", "trainers", "forge_env"},
+}
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Top-level names of everything that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+
+
+def files(room: str) -> list[Path]:
+    return [path for path in sorted((ROOT / room).rglob("*.py")) if "templates" not in path.parts]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_arrows_point_inwards(room: str) -> None:
+    for path in files(room):
+        known = {name.split(".")[0] for name in imports(path)} & set(ROOMS)
+        assert known <= MAY_IMPORT[room], f"{path.relative_to(ROOT)} imports {known - MAY_IMPORT[room]}"
+
+
+@pytest.mark.parametrize("room", [room for room in ROOMS if room != "trainers"])
+def test_only_trainers_import_torch(room: str) -> None:
+    for path in files(room):
+        heavy = {name.split(".")[0] for name in imports(path)} & {
+            "torch",
+            "vllm",
+            "torchtitan",
+            "torchstore",
+            "monarch",
+        }
+        assert not heavy, f"{path.relative_to(ROOT)} imports {heavy}"
+
+
+def test_only_actors_import_monarch() -> None:
+    for path in files("trainers"):
+        if "actors" not in path.parts:
+            assert not [name for name in imports(path) if name.split(".")[0] == "monarch"], path
+
+
+def test_importing_the_platform_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, forge_env;"
+        "heavy = ('torch', 'docker', 'gymnasium', 'vllm', 'httpx', 'matplotlib');"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_no_tracked_file_names_a_registry_or_a_path_of_this_machine() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    words = ["files.python" + "hosted", "pypi" + ".org", "index-url" + " http", "/root/" + ".pyenv"]
+    for name in listed.stdout.split():
+        path = ROOT / name
+        if path.suffix in {".py", ".toml", ".txt", ".md", ".yaml", ".sh", ".cfg", ""} and path.is_file():
+            text = path.read_text(errors="replace")
+            assert not [word for word in words if word in text], name
