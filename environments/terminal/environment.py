@@ -1,0 +1,148 @@
+"""The environment: one tool that runs shell commands, and a reward for the state of the files in the end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import AsyncExitStack
+from random import Random
+from typing import ClassVar
+
+from pydantic import Field, field_validator
+
+import forge_env as fe
+from environments.terminal.families import FAMILIES, Work
+from environments.terminal.state import look, problems
+from forge_env.environment import EnvironmentConfig
+from forge_env.errors import UsageError
+from forge_env.sandbox import Limits, Sandbox, SandboxSpec
+from forge_env.tool_environment import ToolEnvironmentConfig
+from forge_env.types import Action, FunctionCall, Message, Task, ToolCall
+
+ATTEMPTS = 200
+
+
+class TerminalConfig(ToolEnvironmentConfig):
+    """Which tasks, and what a command may take."""
+
+    max_turns: int = Field(10, ge=1)
+    """Assistant messages in one episode before it is truncated."""
+    families: list[str] = Field(default_factory=list)
+    """Only these kinds of tasks; empty: all."""
+    wall_s: float = Field(10.0, gt=0)
+    """Wall seconds of one command."""
+    cpu_s: float = Field(5.0, gt=0)
+    """CPU seconds of one command."""
+    memory_mb: int = Field(256, ge=32)
+    """Memory of one command, MiB."""
+
+    @field_validator("families")
+    @classmethod
+    def _known(cls, families: list[str]) -> list[str]:
+        if wrong := [name for name in families if name not in FAMILIES]:
+            raise ValueError(f"there is no kind {wrong[0]!r}; there are {', '.join(FAMILIES)}")
+        return families
+
+
+class Terminal(fe.ToolEnvironment):
+    """Small jobs at a Linux shell: searching, counting, moving and editing files. The final state decides."""
+
+    config_class: ClassVar[type[EnvironmentConfig]] = TerminalConfig
+    system_prompt: ClassVar[str | None] = (
+        "You work at a Linux shell through the tool bash. When the job is done, answer with a short message."
+    )
+    config: TerminalConfig
+
+    def __init__(self, config: TerminalConfig | None = None, **context: object) -> None:
+        self.rubric = fe.Rubric([done], metrics=[commands])
+        self.box: Sandbox | None = None
+        self._holding = AsyncExitStack()
+        super().__init__(config, **context)
+
+    def task(self, split: str, index: int) -> Task:
+        """The `index`-th job of `split`; one job in five belongs to `eval`, whatever the seed."""
+        rng = Random(f"terminal/{self.config.seed}/{split}/{index}")
+        names = self.config.families or list(FAMILIES)
+        for _ in range(ATTEMPTS):
+            name = rng.choice(names)
+            work = FAMILIES[name](rng)
+            if is_held_out(work) == (split == "eval"):
+                hidden, told = work.divided()
+                return Task(
+                    id=f"{split}-{self.config.seed}-{index}",
+                    prompt=work.prompt,
+                    data={"public_files": work.files, "public_state": told, "state": hidden},
+                    gold=work.gold,
+                    difficulty=work.difficulty,
+                    tags=[name],
+                    split=split,
+                )
+        raise UsageError(f"the chosen families have no task in split {split!r}", fix="choose more families")
+
+    def gold_actions(self, task: Task) -> list[Action] | None:
+        """The command, then a message that ends the episode."""
+        if task.gold is None:
+            return None
+        call = FunctionCall(name="bash", arguments=json.dumps({"command": task.gold}))
+        return [Message(role="assistant", tool_calls=[ToolCall(id="gold", function=call)]), "Done."]
+
+    async def setup(self, task: Task) -> None:
+        """A clean sandbox with the task's files."""
+        if self.sandboxes is None:
+            raise UsageError("terminal runs commands and was given no sandboxes", fix="pass an engine: open_engine()")
+        self.box = await self._holding.enter_async_context(self.sandboxes.session(SandboxSpec()))
+        for path, text in task.data["public_files"].items():
+            await self.box.write_file(path, text.encode())
+
+    async def cleanup(self) -> None:
+        """Give the sandbox back."""
+        self.box = None
+        await self._holding.aclose()
+
+    @fe.tool
+    async def bash(self, command: str) -> str:
+        """Run a shell command in the work folder and return its output.
+
+        Each command starts in the work folder; files stay, variables and background processes don't.
+
+        Args:
+            command: what bash runs, such as "ls -l".
+        """
+        if "\0" in command:
+            raise fe.ToolError("a command can't hold a NUL character")
+        limits = Limits(wall_s=self.config.wall_s, cpu_s=self.config.cpu_s, memory_mb=self.config.memory_mb)
+        result = await self._sandbox.exec(["bash", "-s"], stdin=command + "\n", limits=limits)
+        output = result.stdout + result.stderr
+        if result.timed_out:
+            return f"{output}\n[stopped: it took too long]"
+        if not result.ok:
+            ended = f"exit code {result.exit_code}" if result.signal is None else f"signal {result.signal}"
+            return f"{output}\n[{ended}]".lstrip("\n")
+        return output or "[no output]"
+
+    async def what_is_wrong(self) -> list[str]:
+        """What differs from the expected state, each in a few words; empty when the job is done."""
+        data = self.current_task.data
+        return problems({**data["public_state"], **data["state"]}, await look(self._sandbox))
+
+    @property
+    def _sandbox(self) -> Sandbox:
+        if self.box is None:
+            raise UsageError("there is no running episode", fix="call reset() first")
+        return self.box
+
+
+def is_held_out(work: Work) -> bool:
+    """Whether a job is of the split `eval`, decided by its files and text alone."""
+    text = json.dumps([work.prompt, sorted(work.files.items())])
+    return hashlib.sha256(text.encode()).digest()[0] < 51  # 51 of 256: one in five
+
+
+async def done(env: Terminal) -> float:
+    """Whether everything is as it should be."""
+    return float(not await env.what_is_wrong())
+
+
+def commands(env: Terminal) -> float:
+    """How many commands were run."""
+    return float(env.tool_calls)
