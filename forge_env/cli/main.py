@@ -145,9 +145,11 @@ def _run(arguments: list[str], debug: bool) -> int:
 
 
 def _tidy() -> None:
-    """Remove sandboxes that a killed process left, beside the command."""
+    """Remove what a killed process left, beside the command."""
+    from forge_env.run.scratch import reap_scratch
     from forge_env.sandbox import reap_abandoned
 
+    reap_scratch()
     reap_abandoned()
 
 

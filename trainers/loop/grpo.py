@@ -17,13 +17,19 @@ from __future__ import annotations
 import forge_env as fe
 from forge_env.environment import Environment
 from forge_env.run import Run
+from forge_env.run.scratch import scratch_folder
 from forge_env.sandbox import SandboxEngine, open_engine
 from trainers.loop.stack import Stack, prepare_controller
 
 
 async def train(run: Run) -> None:
     """Run the recipe `run.config` to its end, or until `run.stop`."""
-    prepare_controller()
+    with scratch_folder():
+        prepare_controller()
+        await _train(run)
+
+
+async def _train(run: Run) -> None:
     from trainers.loop.checkpoints import prepare_model
 
     config = run.config

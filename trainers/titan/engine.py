@@ -53,7 +53,8 @@ class TitanEngine:
         totals: dict[str, float] = defaultdict(float)
         parts = split(sequences, minibatches, self._rng)
         for part in parts:
-            self._accumulate(part, loss, totals)
+            for name, value in self._accumulate(part, loss).items():
+                totals[name] += value / len(parts)
             totals["grad_norm"] += self.optim_step() / len(parts)
         self.schedule.step()
         tokens = sum(len(sequence.token_ids) for sequence in sequences)
@@ -66,12 +67,13 @@ class TitanEngine:
             **self.learning_rate(),
         }
 
-    def _accumulate(self, part: Sequence[TokenSequence], loss: Loss, totals: dict[str, float]) -> None:
-        """Gradients of one minibatch, microbatch by microbatch."""
-        targets = sum(sequence.num_targets for sequence in part)
-        for metrics in self._passes(part, loss, targets):
+    def _accumulate(self, part: Sequence[TokenSequence], loss: Loss) -> dict[str, float]:
+        """Gradients of one minibatch, microbatch by microbatch; returns means over its target tokens."""
+        totals: dict[str, float] = defaultdict(float)
+        for metrics in self._passes(part, loss, sum(sequence.num_targets for sequence in part)):
             for name, value in metrics.items():
                 totals[name] += value
+        return totals
 
     def _passes(self, part: Sequence[TokenSequence], loss: Loss, targets: int) -> Iterator[dict[str, float]]:
         """Forward and backward over the microbatches of `part`; yields each one's share of the metrics.

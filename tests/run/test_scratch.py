@@ -1,0 +1,58 @@
+"""Temporary files go with the run that made them, or with the next command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from forge_env.run.scratch import PREFIX, reap_scratch, scratch_folder
+
+
+@pytest.fixture
+def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
+
+
+def test_temporary_files_of_process_and_children_lie_in_it_and_go_with_it(parent: Path) -> None:
+    with scratch_folder() as folder:
+        assert Path(tempfile.mkdtemp()).parent == folder
+        code = "import tempfile; print(tempfile.gettempdir())"
+        said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        assert Path(said.strip()) == folder
+    assert list(parent.iterdir()) == []
+    assert os.environ["TMPDIR"] == str(parent)
+
+
+def test_a_living_run_keeps_its_folder(parent: Path) -> None:
+    with scratch_folder() as folder:
+        os.environ["TMPDIR"] = tempfile.tempdir = str(parent)
+        assert reap_scratch() == 0
+        assert folder.is_dir()
+
+
+def test_a_killed_run_leaves_its_folder_to_the_next_command(parent: Path) -> None:
+    code = (
+        "import os, signal, tempfile\n"
+        "from forge_env.run.scratch import scratch_folder\n"
+        "with scratch_folder():\n"
+        "    tempfile.mkdtemp()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=False)
+    assert [path.name.startswith(PREFIX) for path in parent.iterdir()] == [True]
+    assert reap_scratch() == 1
+    assert list(parent.iterdir()) == []
+
+
+def test_folders_that_are_not_ours_stay(parent: Path) -> None:
+    (parent / f"{PREFIX}without-a-lock").mkdir()
+    (parent / "other").mkdir()
+    assert reap_scratch() == 0
+    assert len(list(parent.iterdir())) == 2
