@@ -53,21 +53,18 @@ def _attempt(program: Program, rng: Random, slip: float) -> str:
 
 
 def _slip(step: Step, rng: Random) -> str:
-    """A misunderstanding of the step, or another step of the same kind in its place."""
-    others = _alternatives(step)
-    if others and rng.random() < 0.5:
-        other = OPERATIONS[rng.choice(others)]
-        return Step(other, other.draw(rng)).expression
-    return rng.choice(step.slips())
-
-
-def _alternatives(step: Step) -> list[str]:
+    """A misunderstanding of the step, or another operation on the same parameters in its place."""
     mine = step.operation
-    return [
-        other.name
+    others = [
+        other
         for other in OPERATIONS.values()
-        if (other.takes, other.gives) == (mine.takes, mine.gives) and other is not mine
+        if (other.takes, other.gives) == (mine.takes, mine.gives)
+        and other is not mine
+        and other.params.keys() <= mine.params.keys()
     ]
+    if others and rng.random() < 0.5:
+        return Step(rng.choice(others), step.params).expression
+    return rng.choice(mine.slips).format(**step.params)
 
 
 def _try(code: str, tests: Sequence[Test]) -> str:

@@ -41,11 +41,6 @@ class Topic:
         """The families held out as a whole."""
         return [family for family in self.families if family.unseen]
 
-    @cached_property
-    def weight(self) -> float:
-        """Logarithm of its number of programs: small topics are neither drowned nor worn out."""
-        return log2(1 + sum(family.size for family in self.families))
-
 
 @cache
 def select_families(levels: tuple[int, ...], patterns: tuple[str, ...]) -> dict[int, dict[str, Topic]]:
@@ -86,7 +81,7 @@ def make_task(seed: int, split: str, index: int, levels: Sequence[int], patterns
     rng = Random(f"{seed}/{split}/{index}")
     for _ in range(ATTEMPTS):
         topics = list(by_level[rng.choice(list(by_level))].values())
-        topic = rng.choices(topics, [topic.weight for topic in topics])[0]
+        topic = rng.choice(topics)
         if (found := _find(topic, split, rng)) is not None:
             return _as_task(f"{split}-{seed}-{index}", split, *found, rng)
     raise UsageError(f"the chosen families have no task in split {split!r}", fix="choose more levels or families")
@@ -96,7 +91,7 @@ def _find(topic: Topic, split: str, rng: Random) -> tuple[Family, Program, tuple
     """A program of `split` from the topic, with its tests; None when there seems to be none."""
     families = topic.unseen if split == "unseen" else topic.seen
     for _ in range(ATTEMPTS if families else 0):
-        family = rng.choice(families)
+        family = rng.choices(families, [1 + log2(family.size) for family in families])[0]
         program = family.draw(rng)
         if split_of(family, program) == split and (tests := make_tests(program, rng)) is not None:
             return family, program, tests

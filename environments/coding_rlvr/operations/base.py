@@ -11,9 +11,9 @@ from typing import Any
 
 Params = dict[str, Any]
 
-SMALL = range(1, 16)
-FACTORS = range(2, 10)
-COUNTS = range(1, 6)
+SMALL = range(1, 13)
+FACTORS = range(2, 8)
+COUNTS = range(1, 5)
 LETTERS = "bceghkm"
 
 COMMON = frozenset(
@@ -100,13 +100,13 @@ OPENERS: dict[str, Sequence[str]] = {
 def sample_arguments(kind: str, rng: Random) -> tuple[Any, ...]:
     """Arguments for a function whose input has type `kind`, small enough to be read at a glance."""
     if kind == "numbers":
-        return ([rng.randint(0, 15) for _ in range(rng.randint(2, 5))],)
+        return ([rng.randint(0, 12) for _ in range(rng.randint(2, 5))],)
     if kind == "text":
         return ("".join(rng.choice(LETTERS + LETTERS[:3].upper()) for _ in range(rng.randint(3, 6))),)
     if kind == "dictionary":
         keys = rng.sample(LETTERS, rng.randint(2, 3))
-        return ({key: rng.randint(0, 15) for key in keys},)
+        return ({key: rng.randint(0, 12) for key in keys},)
     if kind == "number":
-        return (rng.randint(1, 18),)
-    x = rng.randint(0, 15)
-    return (x, x if rng.random() < 0.2 else rng.randint(0, 15))
+        return (rng.randint(1, 15),)
+    x = rng.randint(0, 12)
+    return (x, x if rng.random() < 0.2 else rng.randint(0, 12))
