@@ -6,9 +6,10 @@ import json
 from dataclasses import asdict, dataclass, field
 
 PRELOAD = [
-    "bisect", "builtins", "collections", "contextlib", "copy", "dataclasses", "datetime", "decimal", "enum",
-    "fractions", "functools", "heapq", "io", "itertools", "json", "linecache", "math", "operator", "random", "re",
-    "statistics", "string", "sys", "time", "traceback", "types", "typing", "unittest",
+    "argparse", "bisect", "builtins", "collections", "contextlib", "copy", "dataclasses", "datetime",
+    "decimal", "enum", "fractions", "functools", "gettext", "heapq", "inspect", "io", "itertools", "json",
+    "linecache", "locale", "math", "operator", "random", "re", "shutil", "signal", "statistics", "string",
+    "sys", "textwrap", "time", "traceback", "types", "typing", "unittest",
 ]  # fmt: skip
 """What nearly every program imports: loaded once by the zygote, shared by every child."""
 

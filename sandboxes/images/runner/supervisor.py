@@ -264,8 +264,8 @@ class Supervisor:
             self.answer(job, job.id, report)
         else:
             self._judged(job, job.partner)
-        if job.slot not in self.spares:
-            self._spare(job.slot)
+        if 0 not in self.spares:
+            self._spare(0)
         if self.resets and not self.jobs:
             self.command(b"W", 0, 0)
 
