@@ -9,9 +9,11 @@ from environments.coding_rlvr.judging import Test, expected, same
 from forge_env.sandbox import CallOutcome
 
 SYSTEM_PROMPT = (
-    "Write the Python function f. Call python(code) to try your code on the tests, "
-    "then answer with the function in one ```python block."
+    "Write the Python function f. Call python(code) to try your code on the tests. Then answer with the function "
+    "in one ```python block, or say Done to submit what you tried last."
 )
+DONE = "Done"
+"""What submits the code that was tried last: any answer without code does."""
 MAX_VALUE = 60
 """Characters shown of a returned value, an exception's text and of what the code printed."""
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
 
-from environments.coding_rlvr.conversation import as_answer, report
+from environments.coding_rlvr.conversation import DONE, as_answer, report
 from environments.coding_rlvr.judging import Test, arguments_of, trusted_call, trusted_function
 from environments.coding_rlvr.operations import OPERATIONS
 from environments.coding_rlvr.programs import Program, Step
@@ -18,29 +19,40 @@ from environments.coding_rlvr.tasks import program_of
 from forge_env.types import FunctionCall, Message, Task, ToolCall
 
 
-def demonstrate(
-    task: Task, rng: Random, opening: Sequence[Message], *, slip: float, repair: float, tool: float
-) -> list[Message]:
-    """A whole conversation about `task`.
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How likely the demonstrator does what.
 
-    Args:
-        task: of this environment.
-        rng: decides the slips.
-        opening: the messages that the episode begins with.
-        slip: how likely an attempt has one wrong step.
-        repair: how likely a failed attempt is followed by the right program, else by another attempt.
-        tool: how likely the first attempt is tried with the tool, else it is the answer.
+    Attributes:
+        slip: an attempt has one wrong step.
+        repair: a failed attempt is followed by the right program, else by another attempt.
+        give_up: a failed attempt is submitted all the same.
+        tool: the tool is used at all; without it the first attempt is the answer.
+        tries: most tool calls.
     """
+
+    slip: float
+    repair: float
+    give_up: float
+    tool: float
+    tries: int
+
+
+def demonstrate(task: Task, rng: Random, opening: Sequence[Message], habits: Habits) -> list[Message]:
+    """A whole conversation about `task`, which begins with the messages `opening`."""
     program = program_of(task)
-    attempt = _attempt(program, rng, slip)
+    attempt = _attempt(program, rng, habits.slip)
+    if rng.random() >= habits.tool:
+        return [*opening, Message(role="assistant", content=as_answer(attempt))]
     messages = list(opening)
-    if rng.random() < tool:
+    total = len(task.data["public"])
+    for number in range(habits.tries):
         result = _try(attempt, task.data["public"])
-        messages += [_tool_call(attempt), Message(role="tool", tool_call_id="call_0", name="python", content=result)]
-        total = len(task.data["public"])
-        if not result.startswith(f"{total}/{total}"):
-            attempt = program.code() if rng.random() < repair else _attempt(program, rng, slip)
-    return [*messages, Message(role="assistant", content=as_answer(attempt))]
+        messages += _tool_call(attempt, f"call_{number}", result)
+        if result.startswith(f"{total}/{total}") or rng.random() < habits.give_up:
+            break
+        attempt = program.code() if rng.random() < habits.repair else _attempt(program, rng, habits.slip)
+    return [*messages, Message(role="assistant", content=DONE)]
 
 
 def _attempt(program: Program, rng: Random, slip: float) -> str:
@@ -73,8 +85,9 @@ def _try(code: str, tests: Sequence[Test]) -> str:
     return report(tests, [trusted_call(function, arguments_of(test)) for test in tests])
 
 
-def _tool_call(code: str) -> Message:
-    arguments = json.dumps({"code": code})
-    return Message(
-        role="assistant", tool_calls=[ToolCall(id="call_0", function=FunctionCall(name="python", arguments=arguments))]
-    )
+def _tool_call(code: str, call_id: str, result: str) -> list[Message]:
+    call = ToolCall(id=call_id, function=FunctionCall(name="python", arguments=json.dumps({"code": code})))
+    return [
+        Message(role="assistant", tool_calls=[call]),
+        Message(role="tool", tool_call_id=call_id, name="python", content=result),
+    ]

@@ -38,10 +38,12 @@ class CodingRLVRConfig(ToolEnvironmentConfig):
     """CPU seconds that one run of the code may take."""
     memory_mb: int = Field(256, ge=32)
     """Memory that one run of the code may take, MiB."""
-    demo_slip: float = Field(0.6, ge=0.0, le=1.0)
+    demo_slip: float = Field(0.5, ge=0.0, le=1.0)
     """How likely an attempt in a demonstration has one wrong step."""
     demo_repair: float = Field(0.3, ge=0.0, le=1.0)
     """How likely a failed attempt in a demonstration is repaired after the tool's report."""
+    demo_give_up: float = Field(0.5, ge=0.0, le=1.0)
+    """How likely a failed attempt in a demonstration is submitted all the same."""
     demo_tool: float = Field(0.85, ge=0.0, le=1.0)
     """How likely a demonstration uses the tool."""
 
@@ -68,6 +70,7 @@ class CodingRLVR(fe.ToolEnvironment):
         share = (config or CodingRLVRConfig()).tool_share
         self.rubric = fe.Rubric([_solved, _tool_then_answer], weights=[1.0 - share, share])
         super().__init__(config, **context)
+        self._tried: str | None = None
         select_families(tuple(self.config.levels), tuple(self.config.families))  # an empty choice fails here
 
     def task(self, split: str, index: int) -> Task:
@@ -79,13 +82,28 @@ class CodingRLVR(fe.ToolEnvironment):
         if task.split != "train":
             raise UsageError(f"task {task.id} is held out", fix="demonstrate tasks of split 'train' only")
         config = self.config
-        return demonstrator.demonstrate(
-            task, rng, self.prompt(task), slip=config.demo_slip, repair=config.demo_repair, tool=config.demo_tool
+        habits = demonstrator.Habits(
+            slip=config.demo_slip,
+            repair=config.demo_repair,
+            give_up=config.demo_give_up,
+            tool=config.demo_tool,
+            tries=max(1, min(config.max_tool_calls, config.max_turns - 1)),
         )
+        return demonstrator.demonstrate(task, rng, self.prompt(task), habits)
+
+    async def setup(self, task: Task) -> None:
+        """Forget what the last episode tried."""
+        self._tried = None
+
+    @property
+    def submission(self) -> str | None:
+        """The code that counts: of the answer's last block, or what was tried last where the answer has none."""
+        return code_of(self.answer) or self._tried
 
     @fe.tool
     async def python(self, code: str) -> str:
         """Run code on the tests."""
+        self._tried = code
         tests: list[Test] = self.current_task.data["public"]
         result = await self._run(code, tests)
         return report(tests, result.outcomes, printed=result.execution.stdout, ended=_why_ended(result))
@@ -104,13 +122,13 @@ class CodingRLVR(fe.ToolEnvironment):
             return await sandbox.run_calls(code, [test["call"] for test in tests], limits=limits)
 
 
-async def _solved(env: CodingRLVR, answer: str) -> float:
-    code = code_of(answer)
+async def _solved(env: CodingRLVR) -> float:
+    code = env.submission
     return float(code is not None and await env.hidden_tests_pass(code))
 
 
-def _tool_then_answer(env: CodingRLVR, answer: str) -> float:
-    return float(env.tool_calls > 0 and code_of(answer) is not None)
+def _tool_then_answer(env: CodingRLVR) -> float:
+    return float(env.tool_calls > 0 and env.submission is not None)
 
 
 _solved.__name__, _tool_then_answer.__name__ = "solved", "used_tool"

@@ -1,0 +1,101 @@
+"""Learning: held-out pass@1 of the default recipe from start to end, one run a seed, as a picture and a table.
+
+python -m benchmarks.learning --seeds 1 2 3             trains, then draws
+python -m benchmarks.learning --runs runs/a runs/b      draws what is there
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from forge_env.run.curves import Curve, curve, merge_rows, score_curve
+from forge_env.run.metrics import read_metrics
+
+COLORS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626")
+
+
+def train(seed: int, recipe: str, overrides: list[str]) -> Path:
+    """One run of the recipe; its folder."""
+    name = f"learning-{seed}"
+    command = [sys.executable, "-m", "forge_env.cli.main", "train", recipe, f"seed={seed}", "--name", name, *overrides]
+    subprocess.run(command, check=True)
+    return Path("runs") / name
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Summary and curves of a run."""
+    rows = merge_rows(read_metrics(folder / "metrics.jsonl"))
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return {
+        "summary": summary,
+        "heldout": score_curve(rows, "eval"),
+        "reward": curve(rows, "training reward", ("reward/mean",)),
+    }
+
+
+def draw(runs: list[dict[str, Any]], path: Path) -> None:
+    """Held-out score with its standard error, and the training reward behind it, a colour a seed."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=150)
+    for color, run in zip(COLORS, runs, strict=False):
+        reward, heldout = run["reward"], run["heldout"]
+        axes.plot(reward.x, smooth(reward), color=color, alpha=0.25, linewidth=1)
+        label = f"seed {run['summary']['seed']}"
+        axes.errorbar(heldout.x, heldout.y, heldout.error, color=color, marker="o", capsize=2, label=label)
+    axes.set_xlabel("training step")
+    axes.set_ylabel("held-out pass@1, temperature 1")
+    axes.set_ylim(0, 1)
+    axes.grid(alpha=0.25)
+    axes.legend(loc="lower right", frameon=False)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def smooth(values: Curve, width: int = 5) -> list[float]:
+    """Running mean."""
+    return [
+        sum(values.y[max(0, i - width + 1) : i + 1]) / (i + 1 - max(0, i - width + 1)) for i in range(len(values.y))
+    ]
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """One Markdown row a run."""
+    lines = [
+        "| seed | held-out start | end | held-out families start | end | steps | wall s | engine | max staleness |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for run in runs:
+        s = run["summary"]
+        lines.append(
+            f"| {s['seed']} | {s['heldout_start']:.3f} | {s['heldout_end']:.3f} | {s['heldout_unseen_start']:.3f} "
+            f"| {s['heldout_unseen_end']:.3f} | {s['steps']} | {s['wall_s']:.0f} | {s['engine']} | {s['max_staleness']} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Train or read, draw, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--runs", type=Path, nargs="*", default=[])
+    parser.add_argument("--recipe", default="coding_rlvr.yaml")
+    parser.add_argument("--out", type=Path, default=Path("docs/curves.png"))
+    parser.add_argument("overrides", nargs="*")
+    args = parser.parse_args()
+    folders = args.runs or [train(seed, args.recipe, args.overrides) for seed in args.seeds]
+    runs = [read(folder) for folder in folders]
+    draw(runs, args.out)
+    print(table(runs))
+
+
+if __name__ == "__main__":
+    main()
