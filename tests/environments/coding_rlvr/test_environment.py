@@ -130,8 +130,26 @@ async def test_a_share_of_the_reward_for_using_the_tool() -> None:
     await env.step(call("x = 1"))
     assert (await env.step(gold))[1] == pytest.approx(1.0)
     await env.reset(options={"task": env.current_task})
-    await env.step(call("x = 1"))
-    assert (await env.step("no code"))[1] == 0.0
+    assert (await env.step("no code, and nothing tried"))[1] == 0.0
+
+
+async def test_an_answer_without_code_submits_what_was_tried_last() -> None:
+    env, _ = await start()
+    gold = code_of(env.current_task.gold or "")
+    assert gold is not None
+    await env.step(call("def f(*a): return None"))
+    await env.step(call(gold))
+    assert (await env.step("Done"))[1] == 1.0
+    await env.reset(options={"task": env.current_task})
+    assert (await env.step("Done"))[1] == 0.0, "the episode before has left its code behind"
+
+
+async def test_code_in_the_answer_counts_rather_than_what_was_tried() -> None:
+    env, _ = await start()
+    gold = code_of(env.current_task.gold or "")
+    assert gold is not None
+    await env.step(call(gold))
+    assert (await env.step(as_answer("def f(*a): return None")))[1] == 0.0
 
 
 async def test_a_lost_sandbox_is_an_infrastructure_error_and_not_a_zero() -> None:
