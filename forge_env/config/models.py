@@ -74,7 +74,7 @@ class ModelSection(Section):
     renderer: str = "qwen3"
     """Chat format, by its name in the `renderers` library."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of weights and arithmetic in generator and trainer."""
+    """Precision of the generator's weights and of all arithmetic; the trainer keeps its weights in float32."""
     max_length: Positive = 512
     """Tokens of a whole conversation; an episode that reaches it is truncated."""
     tiny: TinyModel = TinyModel()

@@ -36,7 +36,9 @@ async def _train(run: Run) -> None:
     run.stage("sandbox", config.sandbox.engine)
     options = {"concurrency": config.sandbox.concurrency, "base_image": config.sandbox.base_image}
     engine = open_engine(config.sandbox.engine, **{key: value for key, value in options.items() if value is not None})
-    async with engine, Stack(config) as stack:
+    stack = Stack(config)
+    stack.check()
+    async with engine, stack:
         run.summary["engine"] = engine.name
         run.note(f"Sandbox engine: {engine.name}")
         environment = _make_environment(run, engine)

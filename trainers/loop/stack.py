@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.config.models import OptimizerSection, RunConfig
-from forge_env.errors import GeneratorError
+from forge_env.errors import GeneratorError, UsageError
 from trainers.generator.types import Completion, SamplingOptions
 
 # Settings that torchstore, Monarch and torch read once, when they start, in this process and in its children.
@@ -140,6 +140,16 @@ class Stack:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    def check(self) -> None:
+        """Refuse what these actors can't do yet, before anything is started."""
+        for name in ("trainer", "generator"):
+            procs = getattr(self._config, name).procs
+            if procs != 1:
+                raise UsageError(
+                    f"{name}.procs={procs}: one {name} over several processes is not supported yet",
+                    fix=f"use {name}.procs=1" + (" and generator.num_replicas" if name == "generator" else ""),
+                )
+
     async def open_store(self) -> None:
         """Start the weight store."""
         from trainers.weights.store import WeightStore
@@ -160,6 +170,7 @@ class Stack:
             threads=section.threads,
             with_gpus=section.with_gpus,
             seed=config.seed,
+            dtype=config.model.dtype,
         )
         self._trainers.append(actor)
         await actor.setup.call()

@@ -85,8 +85,12 @@ def titan_config(hf: dict[str, Any], max_length: int) -> Qwen3Model.Config:
 class TitanModel:
     """A TorchTitan model together with the adapter to Hugging Face names."""
 
-    def __init__(self, folder: str | Path, *, max_length: int, device: torch.device, seed: int = 0) -> None:
+    def __init__(
+        self, folder: str | Path, *, max_length: int, device: torch.device, seed: int = 0, dtype: str = "float32"
+    ) -> None:
         self.folder = Path(folder)
+        self._device = device
+        self._dtype = getattr(torch, dtype)
         config = titan_config(read_hf_config(folder), max_length)
         self.config = config
         self._adapter = Qwen3StateDictAdapter(config, None)
@@ -105,13 +109,19 @@ class TitanModel:
     def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
         """Final hidden states of right-padded rows: [B, T] int64 -> [B, T, D]."""
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
-        hidden: torch.Tensor = self.module(tokens, attention_masks=None, positions=positions)
+        with self._precision():
+            hidden: torch.Tensor = self.module(tokens, attention_masks=None, positions=positions)
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores over the vocabulary in float32: [..., D] -> [..., V]."""
-        logits: torch.Tensor = self.module.lm_head(hidden)
+        with self._precision():
+            logits: torch.Tensor = self.module.lm_head(hidden)
         return logits.float()
+
+    def _precision(self) -> torch.autocast:
+        """Weights and optimizer stay in float32; arithmetic is in the recipe's precision."""
+        return torch.autocast(self._device.type, dtype=self._dtype, enabled=self._dtype != torch.float32)
 
     def state_dict_hf(self) -> dict[str, torch.Tensor]:
         """Weights under Hugging Face names; a tied head is left out."""

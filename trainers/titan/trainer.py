@@ -18,14 +18,25 @@ class TitanTrainer(ForgeActor):
         max_length: longest row.
         threads: CPU threads.
         seed: of initial weights and minibatch order.
+        dtype: precision of the arithmetic; weights are float32.
     """
 
-    def __init__(self, folder: str, *, max_length: int, threads: int, with_gpus: bool = False, seed: int = 0) -> None:
+    def __init__(
+        self,
+        folder: str,
+        *,
+        max_length: int,
+        threads: int = 1,
+        with_gpus: bool = False,
+        seed: int = 0,
+        dtype: str = "float32",
+    ) -> None:
         self._folder = folder
         self._max_length = max_length
         self._threads = threads
         self._with_gpus = with_gpus
         self._seed = seed
+        self._dtype = dtype
         self._model: Any = None
         self._engine: Any = None
         self._device: Any = None
@@ -41,7 +52,9 @@ class TitanTrainer(ForgeActor):
         from trainers.weights.store import WeightStore
 
         self._device = use_device(self._with_gpus)
-        self._model = TitanModel(self._folder, max_length=self._max_length, device=self._device.torch, seed=self._seed)
+        self._model = TitanModel(
+            self._folder, max_length=self._max_length, device=self._device.torch, seed=self._seed, dtype=self._dtype
+        )
         self._store = WeightStore()
 
     @endpoint
