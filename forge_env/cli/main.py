@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -31,10 +30,12 @@ first steps:
 
 `forge-env COMMAND --help` explains a command.
 """
-OTHER_PARSERS = (("forge_env.cli.environments", "add_parsers"), ("forge_env.cli.sandbox", "add_parser"))
+OTHER_PARSERS = (
+    ("forge_env.cli.environments", "add_parsers"),
+    ("forge_env.cli.evaluate", "add_parsers"),
+    ("forge_env.cli.sandbox", "add_parser"),
+)
 INTERRUPTED = 130
-TIDY_S = 1.0
-"""How long a command that is done waits for left sandboxes to be removed."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -135,22 +136,12 @@ def _run(arguments: list[str], debug: bool) -> int:
         args.overrides = extra
     elif extra:
         raise UsageError(f"unknown argument {extra[0]!r}", fix=f"see forge-env {args.command} --help")
-    tidying = threading.Thread(target=_tidy, name="reap", daemon=True)
-    tidying.start()
-    try:
-        code: int = args.run(args)
-    finally:
-        tidying.join(TIDY_S)
+    code: int = args.run(args)
+    if args.command != "train":
+        from forge_env.cli.tidy import tidy
+
+        tidy()
     return code
-
-
-def _tidy() -> None:
-    """Remove what a killed process left, beside the command."""
-    from forge_env.run.scratch import reap_scratch
-    from forge_env.sandbox import reap_abandoned
-
-    reap_scratch()
-    reap_abandoned()
 
 
 def _check_command(known: Sequence[str], arguments: Sequence[str]) -> None:

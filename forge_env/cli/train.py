@@ -25,7 +25,10 @@ def run_train(args: argparse.Namespace) -> int:
         for change in preflight.changed_keys(config, folder.config):
             print(f"changed on resume: {change}", flush=True)
 
+    from forge_env.cli.tidy import tidy
     from forge_env.run.launch import launch
+
+    tidy()
 
     outcome = launch(
         config,

@@ -25,7 +25,7 @@ def recipe(tmp_path: Path, clean_environ: pytest.MonkeyPatch) -> Path:
     clean_environ.chdir(tmp_path)
     clean_environ.setenv("FORGE_ENV_CACHE", str(tmp_path / "cache"))
     clean_environ.setattr(engines, "available_engines", lambda: {"docker": "no daemon", "local": None})
-    clean_environ.setattr(engines, "reap_abandoned", lambda: 0)
+    clean_environ.setattr("forge_env.sandbox.reap_abandoned", lambda: 0)
     clean_environ.setattr(machine, "free_memory_gb", lambda: 64.0)
     clean_environ.setattr(machine, "free_disk_gb", lambda path: 64.0)
     clean_environ.setattr(machine, "gpus", list)

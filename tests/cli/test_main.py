@@ -121,6 +121,17 @@ def test_tracebacks_are_for_debugging(recipe: Path, monkeypatch: pytest.MonkeyPa
     assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("arguments", [["config"], ["train", "recipe.yaml"]])
+def test_every_command_removes_what_killed_processes_left(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    reaped = []
+    monkeypatch.setattr("forge_env.run.scratch.reap_scratch", lambda: reaped.append("files"))
+    monkeypatch.setattr("forge_env.sandbox.reap_abandoned", lambda: reaped.append("sandboxes"))
+    assert main(arguments) == 0
+    assert reaped == ["files", "sandboxes"]
+
+
 def ready(monkeypatch: pytest.MonkeyPatch) -> None:
     good = machine.Requirement("pkg", "==1", "1", True)
     monkeypatch.setattr(machine, "requirements", lambda extra="": [good])
