@@ -7,12 +7,13 @@ from abc import abstractmethod
 from typing import Any
 
 from forge_env.errors import SandboxError, UsageError
-from forge_env.sandbox import Sandbox, SandboxEngine, SandboxSpec
+from forge_env.sandbox import TENANT, Sandbox, SandboxEngine, SandboxSpec
 from sandboxes.box import Box, BoxSandbox
 from sandboxes.pool import Pool
 
 SANDBOXES_PER_CPU = 4
 """An episode holds its sandbox while the model thinks, so most are idle at any moment."""
+RESERVE_MB = 256
 MAX_USES = 5000
 """Executions after which a box is replaced."""
 
@@ -48,9 +49,12 @@ class PooledEngine(SandboxEngine):
         if self._pool is not None:
             return
         await self._prepare()
-        self._pool = Pool(self._make_box, size=self.concurrency, max_uses=self._max_uses)
+        pool = Pool(
+            self._make_box, size=self.concurrency, warm=self.warm, max_uses=self._max_uses, room=_machine_has_room
+        )
+        self._pool = pool
         try:
-            await self._pool.warm(SandboxSpec(), self.warm)
+            await pool.start(SandboxSpec())
         except BaseException:
             await self.close()
             raise
@@ -58,7 +62,7 @@ class PooledEngine(SandboxEngine):
     async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:  # noqa: D102
         if self._pool is None:
             raise SandboxError("the sandbox engine was not started", fix="use it as 'async with engine:'")
-        return BoxSandbox(await self._pool.acquire(spec or SandboxSpec()))
+        return BoxSandbox(await self._pool.acquire(spec or SandboxSpec(), TENANT.get()))
 
     async def release(self, sandbox: Sandbox) -> None:  # noqa: D102
         if not isinstance(sandbox, BoxSandbox):
@@ -74,3 +78,12 @@ class PooledEngine(SandboxEngine):
 
     def stats(self) -> dict[str, Any]:  # noqa: D102
         return {"engine": self.name, **(self._pool.stats() if self._pool else {})}
+
+
+def _machine_has_room(spec: SandboxSpec) -> bool:
+    """Whether a sandbox that uses all it may still leaves the machine some memory."""
+    with open("/proc/meminfo") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) // 1024 > spec.memory_mb + RESERVE_MB
+    return True

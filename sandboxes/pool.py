@@ -1,17 +1,19 @@
-"""A pool of warm boxes: bounded, first come first served, self-healing.
+"""A pool of warm boxes: bounded, fair, self-healing, as large as demand and the machine ask for.
 
     starting --ready--> idle <--> leased --release--> resetting --clean--> idle
-                                     |                    |
-                                     +------ lost --------+-- dirty, worn out --> destroyed
+                         |           |                    |
+                  too long idle      +------ lost --------+-- dirty, worn out --> destroyed
 
-Every box is in exactly one of these states and their number never exceeds `size`.
+Every box is in exactly one of these states and their number never exceeds `size`. Whoever waits is served first
+come, first served, except that a tenant (an environment) that holds fewer boxes goes before one that holds more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections import Counter, deque
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -19,42 +21,66 @@ from typing import Any
 from forge_env.errors import ForgeError, SandboxError
 from forge_env.sandbox import SandboxSpec
 from sandboxes.box import Box
+from sandboxes.metrics import Phases
 
 _START_ATTEMPTS = 2
+IDLE_S = 60.0
+"""After this long without work a box beyond the warm ones is given up."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Waiter:
     spec: SandboxSpec
+    tenant: str
     box: asyncio.Future[Box]
 
 
 class Pool:
-    """Hands out clean boxes. Used from one event loop."""
+    """Hands out clean boxes. Used from one event loop.
 
-    def __init__(self, make: Callable[[SandboxSpec], Awaitable[Box]], *, size: int, max_uses: int) -> None:
+    Args:
+        make: starts a box and waits until it answers; raises `SandboxError`.
+        size: most boxes alive at once.
+        warm: boxes kept when nothing is to do.
+        max_uses: leases after which a box is replaced.
+        room: whether the machine has memory for one more box; asked before growing beyond the first.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[SandboxSpec], Awaitable[Box]],
+        *,
+        size: int,
+        warm: int = 0,
+        max_uses: int = 5000,
+        room: Callable[[SandboxSpec], bool] = lambda spec: True,
+    ) -> None:
         self._make = make
         self.size = size
+        self.warm = warm
         self.max_uses = max_uses
+        self._room = room
         self.counters: Counter[str] = Counter()
-        self._idle: list[Box] = []
-        self._leased: set[Box] = set()
-        self._pending: Counter[SandboxSpec] = Counter()  # starting or resetting
-        self._waiters: deque[_Waiter] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._closed = False
+        self.phases = Phases()
         self.last_dirt: list[str] = []
-        """What the most recently poisoned box was found with."""
+        self._idle: dict[Box, float] = {}  # since when
+        self._leased: dict[Box, str] = {}  # by which tenant
+        self._pending: Counter[SandboxSpec] = Counter()  # starting or resetting
+        self._dying = 0
+        self._waiters: list[_Waiter] = []
+        self._tasks: set[asyncio.Future[None]] = set()
+        self._shrinking: asyncio.TimerHandle | None = None
+        self._closed = False
 
     @property
     def total(self) -> int:
-        """Boxes in any state."""
-        return len(self._idle) + len(self._leased) + self._pending.total()
+        """Boxes in any state, those being destroyed included."""
+        return len(self._idle) + len(self._leased) + self._pending.total() + self._dying
 
-    async def warm(self, spec: SandboxSpec, count: int) -> None:
-        """Start up to `count` boxes and wait for them. Raises what starting them raised."""
-        count = min(count, self.size - self.total)
-        boxes = await asyncio.gather(*(self._started(spec) for _ in range(count)), return_exceptions=True)
+    async def start(self, spec: SandboxSpec) -> None:
+        """Start the warm boxes and wait for them. Raises what starting them raised."""
+        self._pending[spec] += self.warm
+        boxes = await asyncio.gather(*(self._pending_start(spec) for _ in range(self.warm)), return_exceptions=True)
         for box in boxes:
             if isinstance(box, Box):
                 self._offer(box)
@@ -62,34 +88,39 @@ class Pool:
             if isinstance(box, BaseException):
                 raise box
 
-    async def acquire(self, spec: SandboxSpec) -> Box:
+    async def acquire(self, spec: SandboxSpec, tenant: str = "") -> Box:
         """A clean box; waits for its turn while all are taken."""
         if self._closed:
             raise SandboxError("the sandbox engine is closed")
+        asked = time.monotonic()
         waited = any(waiter.spec == spec for waiter in self._waiters)
-        box = None if waited else self._take_idle(spec)
-        self.counters["warm" if box else "waited"] += 1
+        box = None if waited else self._take_idle(spec, tenant)
+        self.counters["hits" if box else "misses"] += 1
         if box is None:
-            waiter = _Waiter(spec, asyncio.get_running_loop().create_future())
-            self._waiters.append(waiter)
-            self._grow()
-            try:
-                box = await waiter.box
-            except asyncio.CancelledError:
-                if waiter.box.done() and not waiter.box.cancelled() and waiter.box.exception() is None:
-                    self._leased.discard(waiter.box.result())
-                    self._offer(waiter.box.result())
-                elif waiter in self._waiters:
-                    self._waiters.remove(waiter)
-                raise
+            box = await self._wait(spec, tenant)
         box.uses += 1
+        self.phases.add("acquire", time.monotonic() - asked)
         return box
+
+    async def _wait(self, spec: SandboxSpec, tenant: str) -> Box:
+        waiter = _Waiter(spec, tenant, asyncio.get_running_loop().create_future())
+        self._waiters.append(waiter)
+        self._grow()
+        try:
+            return await waiter.box
+        except asyncio.CancelledError:
+            if waiter.box.done() and not waiter.box.cancelled() and waiter.box.exception() is None:
+                box = waiter.box.result()  # it came at the very moment of giving up
+                del self._leased[box]
+                self._offer(box)
+            elif waiter in self._waiters:
+                self._waiters.remove(waiter)
+            raise
 
     def release(self, box: Box) -> None:
         """Take a box back: it is wiped and checked in the background, then offered again or replaced."""
-        if box not in self._leased:
+        if self._leased.pop(box, None) is None:
             return
-        self._leased.discard(box)
         if self._closed or not box.connection.alive:
             self._discard(box, "lost")
         else:
@@ -99,6 +130,8 @@ class Pool:
     async def close(self) -> None:
         """Destroy every box and refuse whoever waits."""
         self._closed = True
+        if self._shrinking is not None:
+            self._shrinking.cancel()
         for waiter in self._waiters:
             if not waiter.box.done():
                 waiter.box.set_exception(SandboxError("the sandbox engine was closed"))
@@ -109,38 +142,54 @@ class Pool:
         self._idle.clear()
         self._leased.clear()
         await asyncio.gather(*self._tasks, *(box.destroy() for box in boxes), return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)  # what the cancelled ones had to destroy
 
     def stats(self) -> dict[str, Any]:
-        """Counters and the number of boxes in each state."""
-        states = {"idle": len(self._idle), "leased": len(self._leased), "pending": self._pending.total()}
-        return {**states, "waiting": len(self._waiters), "size": self.size, "dirt": self.last_dirt, **self.counters}
+        """Counters, boxes in each state, hit rate, and percentiles of the phases."""
+        asked = self.counters["hits"] + self.counters["misses"]
+        return {
+            "idle": len(self._idle),
+            "leased": len(self._leased),
+            "pending": self._pending.total(),
+            "waiting": len(self._waiters),
+            "size": self.size,
+            "hit_rate": self.counters["hits"] / asked if asked else 1.0,
+            "dirt": self.last_dirt,
+            "phases": self.phases.summary(),
+            **self.counters,
+        }
 
-    # ---- inside ---------------------------------------------------------------------------------------
+    # ---- handing out ----------------------------------------------------------------------------------
 
-    def _take_idle(self, spec: SandboxSpec) -> Box | None:
-        for box in self._idle:
+    def _take_idle(self, spec: SandboxSpec, tenant: str) -> Box | None:
+        for box in reversed(self._idle):  # the most recently used: its memory is warm, the others may go
             if box.spec == spec and box.connection.alive:
-                self._idle.remove(box)
-                self._leased.add(box)
+                del self._idle[box]
+                self._leased[box] = tenant
                 return box
         return None
 
     def _offer(self, box: Box) -> None:
-        """Give a clean box to the first who waits for its kind, or keep it."""
+        """Give a clean box to whoever is next for its kind, or keep it."""
         if self._closed or not box.connection.alive:
             self._discard(box, "lost")
             return
-        for waiter in self._waiters:
-            if waiter.spec == box.spec and not waiter.box.done():
-                self._waiters.remove(waiter)
-                self._leased.add(box)
-                waiter.box.set_result(box)
-                return
-        self._idle.append(box)
+        held = Counter(self._leased.values())
+        candidates = [waiter for waiter in self._waiters if waiter.spec == box.spec and not waiter.box.done()]
+        if candidates:
+            waiter = min(candidates, key=lambda waiter: held[waiter.tenant])  # the first among equals
+            self._waiters.remove(waiter)
+            self._leased[box] = waiter.tenant
+            waiter.box.set_result(box)
+            return
+        self._idle[box] = time.monotonic()
         self._grow()  # someone may wait for another kind: this one can make room
+        self._schedule_shrinking()
+
+    # ---- growing and shrinking ------------------------------------------------------------------------
 
     def _grow(self) -> None:
-        """Start boxes for those who wait, as far as the bound allows."""
+        """Start boxes for those who wait, as far as the bound and the machine allow."""
         if self._closed:
             return
         coming = self._pending.copy()
@@ -148,21 +197,43 @@ class Pool:
             if coming[waiter.spec] > 0:
                 coming[waiter.spec] -= 1
                 continue
-            if self.total >= self.size and not self._make_room(waiter.spec):
+            if self.total >= self.size:
+                self._make_room(waiter.spec)  # when its place is free, growing is tried again
                 return
-            self._pending[waiter.spec] += 1
+            if self.total and not self._room(waiter.spec):
+                self.counters["no memory to grow"] += 1
+                return
+            self._pending[waiter.spec] += 1  # it counts from now on, not from when its task first runs
             self._background(self._start_for(waiter.spec))
 
-    def _make_room(self, spec: SandboxSpec) -> bool:
+    def _make_room(self, spec: SandboxSpec) -> None:
+        """Give up an idle box of another kind, unless one is on its way out already."""
+        if self._dying:
+            return
         for box in self._idle:
             if box.spec != spec:
-                self._idle.remove(box)
+                del self._idle[box]
                 self._discard(box, "evicted")
-                return True
-        return False
+                return
 
-    async def _started(self, spec: SandboxSpec) -> Box:
-        self._pending[spec] += 1
+    def _schedule_shrinking(self) -> None:
+        if self._shrinking is None and len(self._idle) > self.warm:
+            oldest = next(iter(self._idle.values()))
+            delay = max(0.0, oldest + IDLE_S - time.monotonic())
+            self._shrinking = asyncio.get_running_loop().call_later(delay, self._shrink)
+
+    def _shrink(self) -> None:
+        self._shrinking = None
+        for box, since in list(self._idle.items()):
+            if len(self._idle) > self.warm and since + IDLE_S <= time.monotonic():
+                del self._idle[box]
+                self._discard(box, "shrunk")
+        self._schedule_shrinking()
+
+    # ---- lives of boxes -------------------------------------------------------------------------------
+
+    async def _pending_start(self, spec: SandboxSpec) -> Box:
+        """Start a box that already counts as pending."""
         try:
             return await self._start(spec)
         finally:
@@ -170,6 +241,7 @@ class Pool:
 
     async def _start(self, spec: SandboxSpec) -> Box:
         for attempt in range(_START_ATTEMPTS):
+            begun = time.monotonic()
             try:
                 box = await self._make(spec)
             except SandboxError:
@@ -178,15 +250,15 @@ class Pool:
                     raise
             else:
                 self.counters["started"] += 1
+                self.phases.add("start", time.monotonic() - begun)
                 box.connection.lost.add_done_callback(functools.partial(self._lost, box))
                 return box
         raise AssertionError("unreachable")
 
     async def _start_for(self, spec: SandboxSpec) -> None:
         try:
-            box = await self._start(spec)
+            box = await self._pending_start(spec)
         except ForgeError as error:
-            self._pending[spec] -= 1
             for waiter in self._waiters:
                 if waiter.spec == spec:
                     self._waiters.remove(waiter)
@@ -194,14 +266,11 @@ class Pool:
                         waiter.box.set_exception(error)
                     break
             self._grow()
-        except BaseException:
-            self._pending[spec] -= 1
-            raise
         else:
-            self._pending[spec] -= 1
             self._offer(box)
 
     async def _reset(self, box: Box) -> None:
+        begun = time.monotonic()
         try:
             dirty = await box.reset()
         except SandboxError:
@@ -211,35 +280,53 @@ class Pool:
             self._discard(box, "lost")
             raise
         self._pending[box.spec] -= 1
+        self.phases.add("reset", time.monotonic() - begun)
         if dirty:
             self.last_dirt = dirty
             self._discard(box, "poisoned")
         elif box.uses >= self.max_uses:
-            self._discard(box, "worn out")
+            self._discard(box, "recycled")
         else:
             self._offer(box)
 
     def _lost(self, box: Box, _: asyncio.Future[None]) -> None:
         """An idle box died: forget it. A leased or resetting one is dealt with where it is used."""
-        if box in self._idle:
-            self._idle.remove(box)
+        if self._idle.pop(box, None) is not None:
             self._discard(box, "lost")
 
     def _discard(self, box: Box, why: str) -> None:
-        self.counters[why] += 1
-        self._background(box.destroy(), survives_close=True)
-        self._grow()
+        """Destroy a box; its place is free when it is gone."""
+        if not self._closed:
+            self.counters[why] += 1
+        self._dying += 1
+        self._background(self._destroy(box), survives_close=True)
+
+    async def _destroy(self, box: Box) -> None:
+        try:
+            await box.destroy()
+        finally:
+            self._dying -= 1
+            self._grow()
+            if not self._closed and self.total < self.warm:
+                self._pending[box.spec] += 1
+                self._background(self._replace(box.spec))
+
+    async def _replace(self, spec: SandboxSpec) -> None:
+        """Keep the warm ones warm; a failure here shows again when somebody asks for a box."""
+        try:
+            self._offer(await self._pending_start(spec))
+        except SandboxError:
+            return
 
     def _background(self, work: Coroutine[Any, Any, None], *, survives_close: bool = False) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        tasks = self._tasks
+        task: asyncio.Future[None] = asyncio.get_running_loop().create_task(work)
         if survives_close:
-            task = asyncio.ensure_future(_shielded(task))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+            task = asyncio.ensure_future(_to_the_end(task))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
-async def _shielded(task: asyncio.Task[None]) -> None:
+async def _to_the_end(task: asyncio.Future[None]) -> None:
     """Wait for `task` even when cancelled: a destruction is never left half done."""
     while not task.done():
         try:

@@ -1,7 +1,7 @@
 """Sandboxes: where every line of model-written code runs. Engines are plug-ins behind `SandboxEngine`."""
 
 from forge_env.sandbox.engines import available_engines, open_engine, reap_abandoned
-from forge_env.sandbox.protocol import Process, Sandbox, SandboxEngine, Session
+from forge_env.sandbox.protocol import TENANT, Process, Sandbox, SandboxEngine, Session
 from forge_env.sandbox.types import (
     CallOutcome,
     CallsResult,
@@ -15,6 +15,7 @@ from forge_env.sandbox.types import (
 )
 
 __all__ = [
+    "TENANT",
     "CallOutcome",
     "CallsResult",
     "ExecResult",

@@ -36,7 +36,7 @@ class Attack:
     tries: str
     """What it attempts, in a few words."""
     code: str
-    limits: Limits = field(default_factory=lambda: Limits(wall_s=1.5, memory_mb=256))
+    limits: Limits = field(default_factory=lambda: Limits(wall_s=0.8, memory_mb=256))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
 from forge_env.errors import UsageError
@@ -30,6 +31,10 @@ from forge_env.sandbox.types import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from types import TracebackType
+
+
+TENANT: ContextVar[str] = ContextVar("sandbox_tenant", default="")
+"""On whose behalf sandboxes are acquired, such as an environment's name: pools share them out evenly."""
 
 
 class Sandbox(ABC):

@@ -24,6 +24,7 @@ from sandboxes.images.runner.config import RunnerConfig
 START_TIMEOUT_S = 30.0
 PROBE_TIMEOUT_S = 20.0
 SCRATCH_MB = 32
+SCRATCH = ["/tmp", "/dev/shm"]
 FIRST_UID = 0x60000000
 """As root, a sandbox runs as FIRST_UID plus a random number: an id that no account has."""
 _LAUNCHER = Path(__file__).with_name("launch.py")
@@ -96,6 +97,8 @@ class LocalEngine(PooledEngine):
         assert self._runner is not None
         if spec.image != BUNDLED:
             raise UsageError(f"the local engine has no image {spec.image!r}", fix="use the docker engine")
+        if spec.network:  # it would be the host's own, with everything that listens on its loopback
+            raise UsageError("the local engine gives no network", fix="use the docker engine")
         process, ours, log = _launch(self._rootfs, self._runner, spec)
         with log:
             connection = Connection()
@@ -119,7 +122,7 @@ def _launch(
     """Start the launcher. Returns it, our end of the channel, and the file that its errors go to."""
     ours, theirs = socket.socketpair()
     log = os.fdopen(os.memfd_create("launcher"), "w+b")
-    config = RunnerConfig(isolation="ns", control_fd=theirs.fileno(), scratch=["/tmp", "/dev/shm"])
+    config = RunnerConfig("ns", control_fd=theirs.fileno(), scratch=SCRATCH, memory_mb=spec.memory_mb)
     options = {
         "rootfs": root.name,
         "runner": runner.name,
@@ -127,7 +130,6 @@ def _launch(
         "control_fd": theirs.fileno(),
         "owner_pid": os.getpid(),
         "uid": FIRST_UID + int.from_bytes(os.urandom(3), "big") if os.geteuid() == 0 else 0,
-        "network": spec.network,
         "disk_mb": spec.disk_mb,
         "scratch_mb": SCRATCH_MB,
         "probe": probe,

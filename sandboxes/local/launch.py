@@ -39,7 +39,7 @@ def main(options: dict[str, Any]) -> None:
     user, group = os.getuid(), os.getgid()
     kernel.unshare(
         kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC
-        | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP | (0 if options["network"] else kernel.CLONE_NEWNET)
+        | kernel.CLONE_NEWUTS | kernel.CLONE_NEWCGROUP | kernel.CLONE_NEWNET
     )  # fmt: skip
     _write("/proc/self/setgroups", "deny")
     _write("/proc/self/uid_map", f"{INNER_ID} {user} 1")

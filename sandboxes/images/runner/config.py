@@ -30,6 +30,8 @@ class RunnerConfig:
     scratch: list[str] = field(default_factory=lambda: ["/tmp", "/dev/shm", "/dev/mqueue"])
     """Writable folders besides `work`, wiped with it."""
     preload: list[str] = field(default_factory=lambda: list(PRELOAD))
+    memory_mb: int = 0
+    """Memory of all programs of the sandbox together, MiB; 0: a cgroup outside sees to it."""
     drain_mb: int = 64
     """MiB of output beyond the kept part after which a flooding program is killed."""
 

@@ -58,6 +58,8 @@ class Job:
     timed_out: bool = False
     killed: bool = False
     flooded: bool = False
+    starved: bool = False
+    """The sandbox's memory was used up and this is one of those that paid for it."""
     stream: bool = False
     stdin: int = -1
     """Writing end of a background process's standard input."""
@@ -85,7 +87,7 @@ class Job:
             "exit_code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
             "signal": signal,
             "timed_out": self.timed_out or signal == SIGXCPU,
-            "out_of_memory": False,
+            "out_of_memory": self.starved,
             "wall_s": time.monotonic() - self.started,
             "cpu_s": cpu_us / 1e6,
             "peak_kb": peak_kb,
@@ -102,15 +104,36 @@ class Job:
 
 
 class MemoryWatch:
-    """Counts the processes of this container that the kernel killed for want of memory."""
+    """Memory of the whole sandbox: the kernel's kills where it has a cgroup, a sum over processes where not."""
 
-    def __init__(self) -> None:
+    PERIOD_S = 0.1
+
+    def __init__(self, limit_mb: int) -> None:
         self._seen = _oom_kills()
+        self._limit = limit_mb << 20
+        self._page = os.sysconf("SC_PAGE_SIZE")
+        self.due = time.monotonic() + self.PERIOD_S if limit_mb else float("inf")
 
     def killed_one(self) -> bool:
-        """Whether there was one since the last question."""
+        """Whether the kernel has killed one of this container's processes since the last question."""
         before, self._seen = self._seen, _oom_kills()
         return self._seen > before
+
+    def exhausted(self, now: float) -> bool:
+        """Whether the programs together hold more than they may; looks at most every `PERIOD_S` seconds."""
+        if now < self.due:
+            return False
+        self.due = now + self.PERIOD_S
+        total = 0
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                try:
+                    with open(f"/proc/{name}/statm") as file:
+                        fields = file.read().split()
+                except OSError:
+                    continue
+                total += (int(fields[1]) - int(fields[2])) * self._page
+        return total > self._limit
 
 
 def _oom_kills() -> int:

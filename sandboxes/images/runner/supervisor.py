@@ -41,7 +41,7 @@ class Supervisor:
         self.jobs: dict[int, Job] = {}  # by ticket
         self.spares: dict[int, Spare] = {}  # by slot
         self.tickets = 0
-        self.memory = MemoryWatch()
+        self.memory = MemoryWatch(config.memory_mb)
         self.resets: list[int] = []  # requests for a reset under way
         self.sessions = Sessions(self)
         self.operations: dict[str, Callable[[Header, bytes], None]] = {
@@ -93,7 +93,9 @@ class Supervisor:
         self.zygote.sendmsg([COMMAND.pack(operation, slot, ticket)], passed)
 
     def _timeout(self) -> float:
-        soonest = min((job.next_deadline() for job in self.jobs.values()), default=FOREVER)
+        if not self.jobs:
+            return -1.0
+        soonest = min(self.memory.due, *(job.next_deadline() for job in self.jobs.values()))
         return -1.0 if soonest == FOREVER else max(0.0, soonest - time.monotonic())
 
     def _from_engine(self) -> None:
@@ -211,7 +213,11 @@ class Supervisor:
 
     def _enforce_deadlines(self) -> None:
         now = time.monotonic()
+        exhausted = bool(self.jobs) and self.memory.exhausted(now)
         for job in self.jobs.values():
+            if exhausted and not job.killed:
+                job.starved = True
+                self.kill(job)
             if now >= job.deadline:
                 job.timed_out = True
                 job.deadline = now + 1.0  # ask again, should a kill ever be lost
