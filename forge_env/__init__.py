@@ -25,6 +25,9 @@ _EXPORTS = {
     "DatasetConfig": "forge_env.datasets",
     "load_tasks": "forge_env.datasets",
     "run_episode": "forge_env.rollout",
+    "evaluate": "forge_env.evaluation.api",
+    "evaluate_async": "forge_env.evaluation.api",
+    "EvaluationResult": "forge_env.evaluation.result",
     "make": "forge_env.registry",
     "register": "forge_env.registry",
     "list_environments": "forge_env.registry",
@@ -70,6 +73,9 @@ if TYPE_CHECKING:
     from forge_env.errors import SandboxError as SandboxError
     from forge_env.errors import ToolError as ToolError
     from forge_env.errors import UsageError as UsageError
+    from forge_env.evaluation.api import evaluate as evaluate
+    from forge_env.evaluation.api import evaluate_async as evaluate_async
+    from forge_env.evaluation.result import EvaluationResult as EvaluationResult
     from forge_env.registry import list_environments as list_environments
     from forge_env.registry import make as make
     from forge_env.registry import register as register

@@ -24,7 +24,7 @@ class TrajectoryWriter:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("ab+")
-        self._file.truncate(_end_of_last_record(self._file.fileno()))
+        self._file.truncate(end_of_last_record(self._file.fileno()))
 
     def write(self, trajectory: Trajectory) -> None:
         """Append one record. Raises `OSError` when the disk is full."""
@@ -60,7 +60,7 @@ def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
                 raise UsageError(f"{path}, line {number} is no trajectory: {str(error)[:200]}") from error
 
 
-def _end_of_last_record(descriptor: int) -> int:
+def end_of_last_record(descriptor: int) -> int:
     """Offset just behind the last line feed, searched from the end."""
     end = os.fstat(descriptor).st_size
     while end > 0:

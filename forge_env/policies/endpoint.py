@@ -38,6 +38,7 @@ from forge_env.policy import PolicySession, Reply
 from forge_env.types import Message, Observation, ToolSpec
 from forge_env.working_time import waiting
 
+LOCAL = "http://localhost:8000/v1"
 CHECK_S = 30.0
 _CONTEXT_FULL = re.compile(
     r"context_length_exceeded|context length|context window|max_model_len|maximum.{0,40}tokens|prompt is too long", re.I
@@ -51,8 +52,8 @@ class EndpointOptions(BaseModel):
 
     model: str
     """The model's name at the endpoint."""
-    base_url: str = "http://localhost:8000/v1"
-    """Address, up to and including `/v1`."""
+    base_url: str = Field(default_factory=lambda: os.environ.get("OPENAI_BASE_URL", LOCAL))
+    """Address, up to and including `/v1`; else OPENAI_BASE_URL, else a server on this machine at port 8000."""
     uds: str | None = None
     """Unix socket to connect to instead of the address's host."""
     api_key_env: str = "OPENAI_API_KEY"

@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_env.policies.endpoint_limiter import AdaptiveLimiter
@@ -54,7 +54,8 @@ def test_it_does_not_queue_where_more_completes_no_more() -> None:
     assert 24 <= limiter.size <= 80
 
 
-@given(st.lists(st.tuples(st.booleans(), st.floats(0, 100)), max_size=300), st.integers(1, 64))
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, 100)), max_size=80), st.integers(1, 64))
 def test_the_window_stays_within_its_bounds(events: list[tuple[bool, float]], maximum: int) -> None:
     limiter = AdaptiveLimiter(start=16, maximum=maximum)
     for good, latency in events:

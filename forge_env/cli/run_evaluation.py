@@ -1,0 +1,189 @@
+"""What `forge-env eval`, `score` and `compare` do."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from forge_env.cli.evaluate import FLAGS
+from forge_env.cli.main import INTERRUPTED, report_error
+from forge_env.errors import ConfigError, UsageError, did_you_mean
+from forge_env.evaluation.config import EvaluationConfig, build, parse_value, read_yaml
+from forge_env.evaluation.display import print_tables
+from forge_env.evaluation.evaluation import Evaluation
+from forge_env.evaluation.result import EvaluationResult
+from forge_env.evaluation.store import ResultsFolder
+
+T = TypeVar("T")
+
+
+def run_eval(args: argparse.Namespace) -> int:
+    """Evaluate; 0 when every sample was played and none was lost."""
+    evaluation = Evaluation(read_config(args), resume=args.resume, stream=sys.stderr)
+    print(f"{len(evaluation.samples)} samples; results in {evaluation.folder.root}", file=sys.stderr, flush=True)
+    try:
+        result = asyncio.run(_with_signals(evaluation.run(), lambda: [evaluation]))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return _interrupted(evaluation)
+    if args.json:
+        print(json.dumps(result.summary.to_dict(), indent=2))
+    else:
+        _show(result)
+    if result.error is not None:
+        report_error(result.error)
+        return 1
+    if evaluation.stopped and result.summary.status != "complete":
+        return _interrupted(evaluation)
+    if result.summary.status != "complete":
+        lost = sum(sum(item.invalid.values()) for item in result.summary.environments.values())
+        print(f"forge-env: {lost} samples were lost to infrastructure, see {evaluation.folder.log}", file=sys.stderr)
+        print(f"  -> {_resume_hint(evaluation)} plays them again", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _show(result: EvaluationResult) -> None:
+    from forge_env.evaluation.tables import footnotes, tables
+
+    print_tables(tables(result.summary), [*footnotes(result.summary), f"results: {result.folder}"], sys.stdout)
+
+
+def _interrupted(evaluation: Evaluation) -> int:
+    print(f"interrupted; every finished sample is kept. Continue: {_resume_hint(evaluation)}", file=sys.stderr)
+    return INTERRUPTED
+
+
+def _resume_hint(evaluation: Evaluation) -> str:
+    return f"forge-env eval --out {evaluation.folder.root} --resume"
+
+
+def read_config(args: argparse.Namespace) -> EvaluationConfig:
+    """The evaluation that the command line asks for: file or resumed folder first, flags over it."""
+    words = [*args.words, *args.overrides]
+    if unknown := [word for word in words if word.startswith("-")]:
+        known = [f"--{name.replace('_', '-')}" for flags in FLAGS.values() for name in flags]
+        guess = did_you_mean(unknown[0], [*known, "--model", "--out", "--resume"])
+        raise UsageError(
+            f"unknown argument {unknown[0]!r}", fix=f"did you mean {guess}?" if guess else "see forge-env eval --help"
+        )
+    names = [word for word in words if "=" not in word]
+    data: dict[str, Any] = {}
+    if args.resume:
+        if args.out is None:
+            raise UsageError("--resume needs to know which evaluation", fix="add --out DIR")
+        folder = ResultsFolder(args.out)
+        if not folder.config.exists():
+            raise UsageError(f"{args.out} holds no evaluation to resume")
+        data = read_yaml(folder.config)
+    files = [name for name in names if name.endswith((".yaml", ".yml"))]
+    if files:
+        data |= read_yaml(Path(files[0]))
+    if chosen := [name for word in names if word not in files for name in word.split(",") if name]:
+        data["environments"] = [{"name": name} for name in chosen]
+    if "environments" not in data:
+        raise UsageError("nothing to evaluate on", fix="name an environment (forge-env list) or a YAML file")
+    if isinstance(data["environments"], str):
+        data["environments"] = data["environments"].split(",")
+    data |= _flags(args)
+    if data.get("model") is None:
+        raise UsageError("no model is given", fix="add --model NAME, vllm:PATH, gold or random")
+    _set_options(data, [word for word in words if "=" in word])
+    return build(data)
+
+
+def _flags(args: argparse.Namespace) -> dict[str, Any]:
+    names = [name for flags in FLAGS.values() for name in flags]
+    given = {name: parse_value(text) for name in names if (text := getattr(args, name)) is not None}
+    given |= {name: text for name in ("model", "out") if (text := getattr(args, name)) is not None}
+    if args.n is not None:
+        given["n"] = parse_value(args.n)
+    return given
+
+
+def _set_options(data: dict[str, Any], words: list[str]) -> None:
+    """Put `key=value` (one environment) and `ENV.key=value` (several) into the environments' options."""
+    entries: list[dict[str, Any]] = [
+        {"name": item} if isinstance(item, str) else dict(item) for item in data["environments"]
+    ]
+    by_label = {entry.get("label") or entry.get("name"): entry for entry in entries}
+    for word in words:
+        key, _, text = word.partition("=")
+        label, dot, rest = key.partition(".")
+        if dot and label in by_label:
+            entry, key = by_label[label], rest
+        elif len(entries) == 1:
+            entry = entries[0]
+        else:
+            raise ConfigError(f"{word!r} is an option of which environment?", fix=f"write ENV.{word}")
+        *sections, last = key.replace("-", "_").split(".")
+        place: dict[str, Any] = dict(entry.get("options") or {})
+        entry["options"] = place
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = parse_value(text)
+    data["environments"] = entries
+
+
+async def _with_signals(work: Awaitable[T], running: Callable[[], list[Evaluation]]) -> T:
+    """The first Ctrl-C lets what is under way finish, the second cancels it."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(work)
+    pressed = 0
+
+    def on_signal() -> None:
+        nonlocal pressed
+        pressed += 1
+        if pressed == 1 and running():
+            for evaluation in running():
+                evaluation.stop()
+            print("finishing the samples under way; Ctrl-C again stops now", file=sys.stderr, flush=True)
+        else:
+            task.cancel()
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        return await task
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+def run_score(args: argparse.Namespace) -> int:
+    """Score the transcripts of a folder again."""
+    from forge_env.evaluation.rescoring import rescore
+
+    out = args.out or f"{args.folder.rstrip('/')}-rescored"
+    running: list[Evaluation] = []
+    work = rescore(args.folder, out, stream=sys.stderr, on_start=running.append)
+    try:
+        rescored = asyncio.run(_with_signals(work, lambda: running))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    _show(rescored.result)
+    print(f"{len(rescored.changed)} scores changed; forge-env compare {args.folder} {out}")
+    for name, before, now in rescored.changed[:20]:
+        print(f"  {name}: {before:g} -> {now:g}")
+    if rescored.diverged:
+        print(f"in {len(rescored.diverged)} samples the environment answered otherwise than it did")
+    return 0 if rescored.result.summary.status == "complete" else 1
+
+
+def run_compare(args: argparse.Namespace) -> int:
+    """Compare two folders."""
+    from forge_env.evaluation import comparison
+
+    found = comparison.compare_folders(args.a, args.b, score=args.score, confidence=args.confidence)
+    if args.json:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        print_tables(comparison.tables(found), comparison.FOOTNOTES, sys.stdout)
+    return 0

@@ -1,0 +1,102 @@
+"""Evaluating from Python.
+
+result = fe.evaluate("coding_rlvr", "qwen3-8b", base_url="http://localhost:8000/v1", n=100, epochs=4)
+print(result.summary.environments["coding_rlvr"].score)
+frame = result.to_frame()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from forge_env.environment import Environment
+from forge_env.evaluation.config import EnvironmentChoice, build
+from forge_env.evaluation.evaluation import Evaluation
+from forge_env.policy import Policy
+
+if TYPE_CHECKING:
+    from forge_env.evaluation.result import EvaluationResult
+    from forge_env.sandbox.protocol import SandboxEngine
+
+EnvironmentLike = str | type[Environment] | EnvironmentChoice | dict[str, Any]
+
+
+def evaluate(
+    environments: EnvironmentLike | Sequence[EnvironmentLike],
+    model: str | Policy,
+    *,
+    resume: bool = False,
+    show: bool = False,
+    sandboxes: SandboxEngine | None = None,
+    **settings: Any,
+) -> EvaluationResult:
+    """Evaluate a model or policy. Also usable where an event loop runs already (a notebook): it then has a thread.
+
+    Args:
+        environments: names, classes, or `EnvironmentChoice`s.
+        model: an endpoint's model, `vllm:PATH`, a scripted policy (`gold`, `random`, `module:function`), or any policy.
+        resume: continue what the folder `out` holds: what is missing, and what was lost to infrastructure.
+        show: draw progress on stderr.
+        sandboxes: a started engine to use; else one is opened when first needed.
+        settings: keys of `EvaluationConfig`.
+
+    Raises:
+        UsageError: something asked for can't be; nothing was started.
+        EndpointError: the endpoint doesn't answer at all.
+    """
+    job = partial(evaluate_async, environments, model, resume=resume, show=show, sandboxes=sandboxes, **settings)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(job())
+    return _in_a_thread(lambda: asyncio.run(job()))
+
+
+async def evaluate_async(
+    environments: EnvironmentLike | Sequence[EnvironmentLike],
+    model: str | Policy,
+    *,
+    resume: bool = False,
+    show: bool = False,
+    sandboxes: SandboxEngine | None = None,
+    **settings: Any,
+) -> EvaluationResult:
+    """`evaluate` as a coroutine."""
+    single = isinstance(environments, str | type | EnvironmentChoice | dict)
+    given: list[Any] = [environments] if single else list(environments)  # type: ignore[arg-type]
+    classes = {cls.__name__: cls for cls in given if isinstance(cls, type)}
+    names = [name for item in given for name in (item.split(",") if isinstance(item, str) else [item])]
+    chosen = [item.__name__ if isinstance(item, type) else item for item in names]
+    name = model if isinstance(model, str) else getattr(model, "name", type(model).__name__)
+    config = build({"environments": chosen, "model": name, **settings})
+    evaluation = Evaluation(
+        config,
+        policy=None if isinstance(model, str) else model,
+        classes=classes,
+        resume=resume,
+        sandboxes=sandboxes,
+        stream=sys.stderr if show else None,
+    )
+    return await evaluation.run()
+
+
+def _in_a_thread(function: Callable[[], EvaluationResult]) -> EvaluationResult:
+    outcome: list[EvaluationResult | BaseException] = []
+
+    def work() -> None:
+        try:
+            outcome.append(function())
+        except BaseException as error:  # noqa: BLE001 - raised again by the caller's thread
+            outcome.append(error)
+
+    thread = threading.Thread(target=work, name="forge-env-evaluate")
+    thread.start()
+    thread.join()
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]

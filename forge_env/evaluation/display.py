@@ -1,0 +1,173 @@
+"""The progress of an evaluation, drawn: a live table on a terminal, sparse lines elsewhere. Tables alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TextIO
+
+from forge_env.evaluation.progress import EvaluationProgress
+from forge_env.evaluation.tables import Table, counts
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table as RichTable
+
+QUIET_S = 15.0
+"""Plain lines come at most this often."""
+
+
+def clock_text(seconds: float) -> str:
+    """`8.3s`, `2m05s`, `1h04m`."""
+    from forge_env.run.state import duration
+
+    return duration(seconds)
+
+
+class Display:
+    """Draws nothing (tests, embedding)."""
+
+    def open(self) -> None:
+        """Begin."""
+
+    def update(self) -> None:
+        """A sample is done."""
+
+    def note(self, text: str) -> None:
+        """Something worth a line."""
+
+    def close(self) -> None:
+        """End."""
+
+
+def figures(progress: EvaluationProgress) -> list[str]:
+    """The figures of the whole run in words."""
+    parts = [f"{progress.usage.completion:,} tokens"]
+    if progress.tokens_per_s >= 1:
+        parts.append(f"{progress.tokens_per_s:,.0f} tokens/s")
+    if progress.priced:
+        bound = "" if progress.budget is None else f" of {progress.budget:g}"
+        parts.append(f"cost {progress.usage.cost:.4g}{bound}")
+    if progress.window:
+        parts.append(f"{progress.in_flight}/{progress.window} requests in flight")
+    if (eta := progress.eta_s) is not None and progress.done < progress.total:
+        parts.append(f"{clock_text(eta)} left")
+    return parts
+
+
+def _mean(progress: EvaluationProgress, label: str) -> str:
+    found = progress.environments[label].mean(progress.confidence)
+    return "" if found is None else f"{found[0]:.3f} ± {found[1]:.3f}"
+
+
+def _errors(progress: EvaluationProgress) -> list[str]:
+    lines = [f"samples lost: {counts(progress.lost)}"] if progress.lost else []
+    return lines + ([f"failed requests: {counts(progress.request_errors)}"] if progress.request_errors else [])
+
+
+class PlainDisplay(Display):
+    """A line now and then."""
+
+    def __init__(self, progress: EvaluationProgress, stream: TextIO) -> None:
+        self._progress = progress
+        self._stream = stream
+        self._last = 0.0
+
+    def note(self, text: str) -> None:
+        """The text, with the time in front."""
+        self._stream.write(f"[{clock_text(self._progress.elapsed):>7}] {text}\n")
+        self._stream.flush()
+
+    def update(self) -> None:
+        """A line, when none came for a while."""
+        progress = self._progress
+        if progress.elapsed - self._last < QUIET_S:
+            return
+        self._last = progress.elapsed
+        means = [
+            f"{label} {item.done}/{item.total} {_mean(progress, label)}"
+            for label, item in progress.environments.items()
+        ]
+        self.note("  ".join(["; ".join(means), ", ".join(figures(progress)), *_errors(progress)]))
+
+
+class LiveDisplay(Display):
+    """A panel that redraws itself four times a second."""
+
+    def __init__(self, progress: EvaluationProgress, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._progress = progress
+        self._console = Console(file=stream, highlight=False)
+        self._live = Live(
+            get_renderable=self._draw,
+            console=self._console,
+            refresh_per_second=4,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+    def open(self) -> None:
+        """Begin to draw."""
+        self._live.start()
+
+    def note(self, text: str) -> None:
+        """A line above the panel."""
+        from rich.markup import escape
+
+        self._console.print(escape(text))
+
+    def close(self) -> None:
+        """Draw once more and leave it on the screen."""
+        self._live.stop()
+
+    def _draw(self) -> RenderableType:
+        from rich.console import Group
+        from rich.panel import Panel
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table as Grid
+        from rich.text import Text
+
+        progress = self._progress
+        grid = Grid.grid(padding=(0, 2))
+        for label, item in progress.environments.items():
+            notes = [f"{item.running} running"]
+            notes += [f"{item.truncated} truncated"] if item.truncated else []
+            notes += [f"{item.invalid} lost"] if item.invalid else []
+            bar = ProgressBar(total=item.total, completed=item.done, width=24)
+            grid.add_row(label, bar, f"{item.done}/{item.total}", _mean(progress, label), ", ".join(notes))
+        parts: list[RenderableType] = [grid, Text("  ".join(figures(progress)), style="cyan")]
+        parts += [Text(line, style="yellow") for line in _errors(progress)]
+        if progress.notice:
+            parts.append(Text(progress.notice, style="bold yellow"))
+        return Panel(Group(*parts), title=f"{progress.name} · {progress.model}", subtitle=clock_text(progress.elapsed))
+
+
+def open_display(progress: EvaluationProgress, stream: TextIO) -> Display:
+    """The display that fits the stream."""
+    return LiveDisplay(progress, stream) if stream.isatty() else PlainDisplay(progress, stream)
+
+
+def print_tables(tables: Iterable[Table], notes: Iterable[str], stream: TextIO) -> None:
+    """Tables for a person to read."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(file=stream, highlight=False, width=None if stream.isatty() else 160)
+    for table in tables:
+        console.print(_rich(table))
+    for note in notes:
+        console.print(f"[dim]{escape(note)}[/]")
+
+
+def _rich(table: Table) -> RichTable:
+    from rich.box import SIMPLE
+    from rich.markup import escape
+    from rich.table import Table as RichTable
+
+    drawn = RichTable(title=escape(table.title), box=SIMPLE, title_justify="left")
+    for number, column in enumerate(table.columns):
+        drawn.add_column(escape(column), justify="left" if number == 0 else "right")
+    for row in table.rows:
+        drawn.add_row(*map(escape, row))
+    return drawn

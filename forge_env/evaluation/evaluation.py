@@ -1,0 +1,245 @@
+"""One evaluation from its configuration to its summary.
+
+folder (locked, perhaps resumed) --> plan less what is done --> policy, sandboxes --> runner --> summary, report
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from forge_env.environment import Environment
+from forge_env.errors import UsageError
+from forge_env.evaluation.config import EnvironmentChoice, EvaluationConfig, build, changes, read_yaml, write_yaml
+from forge_env.evaluation.display import Display, open_display
+from forge_env.evaluation.metering import Meter, Usage, read_price
+from forge_env.evaluation.progress import EnvironmentProgress, EvaluationProgress
+from forge_env.evaluation.runner import Runner, Source
+from forge_env.evaluation.samples import Sample, SampleResult, plan, result_of
+from forge_env.evaluation.store import ResultsFolder, SampleWriter
+from forge_env.evaluation.watched_engine import WatchedEngine
+from forge_env.policies.endpoint import EndpointPolicy
+from forge_env.policies.scripted import scripted_policy
+from forge_env.policy import Policy
+from forge_env.registry import environment_class, make, make_config
+from forge_env.sandbox.lazy import LazyEngine
+
+if TYPE_CHECKING:
+    from forge_env.evaluation.result import EvaluationResult
+    from forge_env.sandbox.protocol import SandboxEngine
+
+VLLM = "vllm:"
+
+
+@dataclass
+class Evaluation:
+    """One evaluation, ready to run. Creating it checks everything that can be checked without starting anything."""
+
+    config: EvaluationConfig
+    policy: Policy | None = None
+    classes: dict[str, type[Environment]] = field(default_factory=dict)
+    """Environments given as classes, by name."""
+    resume: bool = False
+    sandboxes: SandboxEngine | None = None
+    stream: TextIO | None = None
+    """Where progress is drawn."""
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.folder = ResultsFolder(config.out or _new_folder(config))
+        if self.folder.exists() and not self.resume:
+            raise UsageError(
+                f"{self.folder.root} holds an evaluation", fix="continue it with --resume, or choose another --out"
+            )
+        if self.resume and not self.folder.exists():
+            raise UsageError(f"{self.folder.root} holds no evaluation to resume")
+        if self.resume and (changed := changes(build(read_yaml(self.folder.config)), config)):
+            raise UsageError(
+                f"{self.folder.root} was begun with another {', '.join(changed)}", fix="choose another --out"
+            )
+        self._meter = Meter(read_price(config.prices, config.model) if config.prices else None, config.budget)
+        self._engine = WatchedEngine(self.sandboxes or LazyEngine(config.sandbox))
+        self._sources = {choice.label: Source(self._maker(choice)) for choice in config.environments}
+        self.samples = plan(config, {label: source.environment for label, source in self._sources.items()})
+        self._scripted = None if self.policy is not None else _scripted(config.model)
+        self.progress = self._new_progress()
+        self._runner: Runner | None = None
+        self.stopped = False
+        """Whether `stop` was called."""
+
+    def _maker(self, choice: EnvironmentChoice) -> Callable[[], Environment]:
+        cls = self.classes.get(choice.name)
+        if cls is None:
+            make_config(choice.name, environment_class(choice.name), choice.options)
+            return partial(make, choice.name, sandboxes=self._engine, **choice.options)
+        return partial(cls, make_config(choice.name, cls, choice.options), sandboxes=self._engine)
+
+    def _new_progress(self) -> EvaluationProgress:
+        progress = EvaluationProgress(
+            self.folder.root.name, self.config.model, self.config.confidence, budget=self.config.budget
+        )
+        progress.priced = self._meter.price is not None
+        progress.usage = self._meter.total
+        for sample in self.samples:
+            progress.environments.setdefault(sample.label, EnvironmentProgress(0)).total += 1
+        return progress
+
+    def stop(self) -> None:
+        """Start no more samples; `run` returns when those under way are done."""
+        self.stopped = True
+        self.progress.notice = "finishing the samples under way"
+        if self._runner is not None:
+            self._runner.stop()
+
+    async def run(self) -> EvaluationResult:
+        """Play what is missing and sum up, also when it ends early.
+
+        Cancelled, it gives up the samples under way, sums up, and raises `CancelledError`.
+        """
+        with self.folder, _log_to(self.folder.log):
+            write_yaml(self.config, self.folder.config)
+            results = self._earlier()
+            self.progress.begin()
+            display = open_display(self.progress, self.stream) if self.stream is not None else Display()
+            writer = SampleWriter(self.folder.samples)
+            try:
+                await self._play(results, writer, display)
+            except BaseExceptionGroup as failures:
+                raise failures.exceptions[0] from failures.exceptions[0].__cause__
+            finally:
+                writer.close()
+                if self._runner is not None:
+                    results |= self._runner.results
+                result = self._sum_up(results)
+            return result
+
+    async def _play(self, results: dict[str, SampleResult], writer: SampleWriter, display: Display) -> None:
+        done = {name for name, result in results.items() if result.valid}
+        pending = [sample for sample in self.samples if sample.id not in done]
+        if not pending:
+            return
+        async with AsyncExitStack() as stack:
+            display.open()
+            stack.callback(display.close)
+            policy = await self._open_policy(stack, display)
+            if self.sandboxes is None:
+                await stack.enter_async_context(self._engine)
+            self._runner = Runner(self.config, policy, self._sources, self._engine, writer, self._meter, self.progress)
+            if self.stopped:
+                return
+            self._runner.on_result = partial(self._show, policy, display)
+            await self._runner.run(pending)
+
+    def _show(self, policy: Policy, display: Display) -> None:
+        if isinstance(policy, EndpointPolicy):
+            self.progress.in_flight, self.progress.window = policy.limiter.in_flight, policy.limiter.size
+            self.progress.request_errors = policy.errors
+        display.update()
+
+    async def _open_policy(self, stack: AsyncExitStack, display: Display) -> Policy:
+        if self.policy is not None or self._scripted is not None:
+            chosen = self.policy or self._scripted
+            assert chosen is not None
+            return chosen
+        options = self.config.endpoint
+        if options.model.startswith(VLLM):
+            from forge_env.evaluation.vllm_server import VLLMServer
+
+            display.note("starting vLLM")
+            server = VLLMServer(options.model.removeprefix(VLLM), self.folder.root / "vllm.log", self.config.vllm_args)
+            await stack.enter_async_context(server)
+            options = options.model_copy(
+                update={"model": server.name, "base_url": server.base_url, "uds": server.uds, "api_key_env": ""}
+            )
+        policy = await stack.enter_async_context(EndpointPolicy(options))
+        await policy.check()
+        return policy
+
+    def _earlier(self) -> dict[str, SampleResult]:
+        """Results of earlier processes, the later record of a sample counting; their usage goes to the meter."""
+        results: dict[str, SampleResult] = {}
+        planned = {sample.id for sample in self.samples}
+        for trajectory in self.folder.trajectories():
+            usage = trajectory.info.get("usage", {})
+            self._meter.total.add(Usage(**usage))
+            if trajectory.id in planned:
+                results[trajectory.id] = result_of(trajectory, self.config.score)
+        for result in results.values():
+            if result.valid:
+                self.progress.environments[result.environment].add(result)
+        return results
+
+    def _sum_up(self, results: dict[str, SampleResult]) -> EvaluationResult:
+        from forge_env.evaluation.result import EvaluationResult
+        from forge_env.evaluation.summary import summarize
+        from forge_env.evaluation.tables import markdown
+
+        total = self._meter.total
+        summary = summarize(
+            self.config,
+            results.values(),
+            _planned(self.samples),
+            totals=(total.cost, total.prompt, total.completion),
+            wall_s=self.progress.elapsed,
+            request_errors=dict(self.progress.request_errors),
+        )
+        try:
+            summary.write(self.folder.summary)
+            self.folder.report.write_text(markdown(summary), encoding="utf-8")
+        except OSError as error:  # a full disk must not hide the result; --resume writes both again
+            logging.getLogger(__name__).error("summary and report can't be written: %s", error)
+        samples = [results[sample.id] for sample in self.samples if sample.id in results]
+        return EvaluationResult(self.folder.root, summary, samples, self._runner.error if self._runner else None)
+
+
+def _planned(samples: Sequence[Sample]) -> dict[str, tuple[str, int]]:
+    planned: dict[str, tuple[str, int]] = {}
+    for sample in samples:
+        planned[sample.label] = (sample.split, planned.get(sample.label, ("", 0))[1] + 1)
+    return planned
+
+
+def _scripted(model: str) -> Policy | None:
+    """The scripted policy of that name; `name:tag` of an endpoint's model is none."""
+    module, colon, attribute = model.partition(":")
+    if colon and (model.startswith(VLLM) or not attribute.isidentifier() or "/" in module or not _importable(module)):
+        return None
+    return scripted_policy(model)
+
+
+def _importable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _new_folder(config: EvaluationConfig) -> Path:
+    """A folder under runs/ that doesn't exist yet, named by what is evaluated and when."""
+    words = [*(choice.label for choice in config.environments), config.model.rstrip("/").rpartition("/")[2]]
+    stem = "-".join("".join(c if c.isalnum() or c in "._" else "_" for c in word) for word in words)[:80]
+    wanted = Path("runs") / f"eval-{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    numbered = (wanted if number == 1 else Path(f"{wanted}-{number}") for number in range(1, 1000))
+    return next(path for path in numbered if not path.exists())
+
+
+@contextmanager
+def _log_to(path: Path) -> Iterator[None]:
+    """Warnings and errors of the platform go to a file while the block runs."""
+    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    logger = logging.getLogger("forge_env")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()

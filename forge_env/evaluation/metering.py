@@ -1,0 +1,171 @@
+"""Counting what a sample uses, and ending it where it has used enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from forge_env.environment import Environment
+from forge_env.errors import ConfigError, ForgeError, did_you_mean
+from forge_env.evaluation.config import EvaluationConfig, read_yaml
+from forge_env.policy import LimitReached, Policy, PolicySession, Reply
+from forge_env.rollout import open_session
+from forge_env.trajectory import Turn
+from forge_env.types import Observation, Task, ToolSpec
+
+
+class Price(BaseModel):
+    """Price of a million tokens, in any unit."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    input: float = Field(ge=0)
+    output: float = Field(ge=0)
+    cached_input: float | None = Field(None, ge=0)
+
+
+def read_price(path: Path, model: str) -> Price:
+    """The price of `model` in a file of prices; `ConfigError` when it has none."""
+    data = read_yaml(path)
+    if model not in data:
+        guess = did_you_mean(model, map(str, data))
+        fix = f"did you mean {guess!r}?" if guess else f"add `{model}: {{input: 0.5, output: 1.5}}`"
+        raise ConfigError(f"{path} has no price for {model!r}", fix=fix)
+    try:
+        return Price.model_validate(data[model])
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise ConfigError(f"{path}: {model}: {where}: {problem['msg']}", fix="give input and output") from error
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens and their cost."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+    """Of the prompt, those that the endpoint had cached."""
+    cost: float = 0.0
+    requests: int = 0
+
+    def add(self, other: Usage) -> None:
+        """Add another's figures."""
+        self.prompt += other.prompt
+        self.completion += other.completion
+        self.cached += other.cached
+        self.cost += other.cost
+        self.requests += other.requests
+
+
+class BudgetExhaustedError(ForgeError):
+    """The run has cost what it may: the sample is left unfinished, and run anew when resumed with more."""
+
+
+@dataclass(slots=True)
+class Meter:
+    """What the whole run has used."""
+
+    price: Price | None = None
+    budget: float | None = None
+    total: Usage = field(default_factory=Usage)
+    asking: int = 0
+    """Replies awaited."""
+    early: int = 0
+    """Samples under way that have not asked yet."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the budget is used up."""
+        return self.budget is not None and self.total.cost >= self.budget
+
+    def of(self, reply: Reply) -> Usage:
+        """What one reply used; where the endpoint doesn't say, its tokens are counted."""
+        told = reply.metadata.get("usage") or {}
+        usage = Usage(
+            prompt=told.get("prompt", len(reply.prompt_ids)),
+            completion=told.get("completion", len(reply.token_ids)),
+            cached=told.get("cached", 0),
+            requests=1,
+        )
+        if (price := self.price) is not None:
+            cached = price.input if price.cached_input is None else price.cached_input
+            fresh = (usage.prompt - usage.cached) * price.input
+            usage.cost = (fresh + usage.cached * cached + usage.completion * price.output) / 1e6
+        return usage
+
+
+class MeteredPolicy:
+    """A policy for one sample: every reply is counted, and limits end the episode."""
+
+    def __init__(
+        self, policy: Policy, meter: Meter, config: EvaluationConfig, *, on_turn: Callable[[], object] = lambda: None
+    ) -> None:
+        self.policy = policy
+        self.meter = meter
+        self.config = config
+        self.on_turn = on_turn
+        """Called before and after every reply."""
+        self.usage = Usage()
+        """Of all tries of the sample."""
+        self.turns: list[Turn] = []
+        """Of the last try: what is recorded when the environment's own code fails."""
+        self._early = True
+        meter.early += 1
+
+    def begun(self) -> None:
+        """The sample has asked for its first reply, or is over without."""
+        self.meter.early -= self._early
+        self._early = False
+
+    def session_inside(self, env: Environment, task: Task, *, seed: int | None = None) -> PolicySession:
+        """A counted session; scripted policies are shown the task as usual."""
+        return _MeteredSession(self, open_session(self.policy, env, task, seed=seed))
+
+    def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
+        """A counted session."""
+        return _MeteredSession(self, self.policy.session(tools, seed=seed))
+
+
+class _MeteredSession:
+    def __init__(self, owner: MeteredPolicy, inner: PolicySession) -> None:
+        self._owner = owner
+        self._inner = inner
+        self._usage = Usage()
+        self._tool_calls = 0
+        owner.turns = []
+
+    async def reply(self, observation: Observation) -> Reply:
+        owner = self._owner
+        self._check()
+        owner.begun()
+        owner.meter.asking += 1
+        owner.on_turn()
+        try:
+            reply = await self._inner.reply(observation)
+        finally:
+            owner.meter.asking -= 1
+            owner.on_turn()
+        used = owner.meter.of(reply)
+        for usage in (self._usage, owner.usage, owner.meter.total):
+            usage.add(used)
+        owner.turns.append(Turn(observation=observation, message=reply.message, metadata=reply.metadata))
+        self._tool_calls += len(reply.message.tool_calls)
+        limit = owner.config.tool_call_limit
+        if limit is not None and self._tool_calls > limit:
+            raise LimitReached("tool_calls", reply=reply)
+        return reply
+
+    def _check(self) -> None:
+        owner, used = self._owner, self._usage
+        config = owner.config
+        if owner.meter.exhausted:
+            raise BudgetExhaustedError(f"the budget of {config.budget:g} is used up")
+        if config.token_limit is not None and used.completion >= config.token_limit:
+            raise LimitReached("tokens")
+        if config.cost_limit is not None and used.cost >= config.cost_limit:
+            raise LimitReached("cost")

@@ -1,0 +1,134 @@
+"""Scoring stored transcripts again, without asking the model.
+
+The recorded assistant messages are played into the environment as it is now: tools run again in fresh sandboxes
+and the rubric scores what results. Where a tool answers otherwise than it did, the sample is counted as diverged,
+for the model might have gone on differently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from forge_env.environment import Environment
+from forge_env.errors import UsageError
+from forge_env.evaluation.config import EvaluationConfig, build, read_yaml
+from forge_env.evaluation.evaluation import Evaluation
+from forge_env.evaluation.result import EvaluationResult
+from forge_env.evaluation.store import open_folder
+from forge_env.policy import LimitReached, PolicySession, Reply
+from forge_env.trajectory import Trajectory, Turn
+from forge_env.types import Observation, Task, ToolSpec
+
+
+@dataclass(slots=True)
+class Rescored:
+    """The new evaluation, and how the transcripts fared."""
+
+    result: EvaluationResult
+    diverged: list[str]
+    """Samples whose environment answered otherwise than recorded."""
+    changed: list[tuple[str, float, float]]
+    """(sample, score before, score now) where they differ."""
+
+
+class TranscriptPolicy:
+    """Says in every task what was said before; samples of one task are told apart by their seed."""
+
+    def __init__(self, transcripts: dict[tuple[str, int | None], Trajectory]) -> None:
+        self._transcripts = transcripts
+        self.diverged: set[str] = set()
+
+    def session_inside(self, env: Environment, task: Task, *, seed: int | None = None) -> PolicySession:
+        """A session for the sample with this task and seed."""
+        return _Transcript(self, self._transcripts[task.id, seed])
+
+    def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
+        """Refused: without the task there is nothing to say."""
+        raise UsageError("transcripts play through run_episode only")
+
+
+class _Transcript:
+    def __init__(self, owner: TranscriptPolicy, trajectory: Trajectory) -> None:
+        self._owner = owner
+        self._trajectory = trajectory
+        self._next = 0
+
+    async def reply(self, observation: Observation) -> Reply:
+        turns = self._trajectory.turns
+        if self._next >= len(turns):
+            raise LimitReached(self._trajectory.truncation or "transcript")
+        turn = turns[self._next]
+        if observation != turn.observation:
+            self._owner.diverged.add(self._trajectory.id)
+        self._next += 1
+        reply = _reply(turn)
+        # a limit ended the episode before the environment was shown this message
+        if self._next == len(turns) and self._trajectory.truncation == "tool_calls" and not self._answered():
+            raise LimitReached("tool_calls", reply=reply)
+        return reply
+
+    def _answered(self) -> bool:
+        last = self._trajectory.turns[-1]
+        return bool(self._trajectory.final_observation) or not last.message.tool_calls
+
+
+def _reply(turn: Turn) -> Reply:
+    return Reply(
+        message=turn.message,
+        prompt_ids=turn.prompt_ids,
+        token_ids=turn.token_ids,
+        logprobs=turn.logprobs,
+        versions=turn.versions,
+        stop_reason=turn.stop_reason,
+        forked=turn.forked,
+        metadata=turn.metadata,
+    )
+
+
+async def rescore(
+    source: Path | str, out: Path | str, *, stream: TextIO | None = None, on_start: Callable[[Evaluation], object] = id
+) -> Rescored:
+    """Score the valid samples of `source` again into the folder `out`.
+
+    Args:
+        source: folder of an evaluation.
+        out: a new folder, which `forge-env compare` can set against the old one.
+        stream: where progress is drawn.
+        on_start: is given the evaluation before it runs, to be able to stop it.
+    """
+    folder = open_folder(source)
+    config: EvaluationConfig = build(read_yaml(folder.config))
+    latest = {trajectory.id: trajectory for trajectory in folder.trajectories()}
+    kept = {name: trajectory for name, trajectory in latest.items() if trajectory.valid}
+    if not kept:
+        raise UsageError(f"{source} holds no valid sample to score")
+    again = config.model_copy(
+        update={
+            "out": Path(out),
+            "max_samples": config.max_samples or 64,
+            **dict.fromkeys(("turn_limit", "token_limit", "tool_call_limit", "cost_limit", "budget", "prices")),
+        }
+    )
+    evaluation = Evaluation(again, policy=TranscriptPolicy({}), stream=stream)
+    evaluation.samples = [sample for sample in evaluation.samples if sample.id in kept]
+    seeds = {sample.id: sample.seed(config.seed) for sample in evaluation.samples}
+    policy = TranscriptPolicy({(kept[name].task_id, seed): kept[name] for name, seed in seeds.items()})
+    evaluation.policy = policy
+    on_start(evaluation)
+    result = await evaluation.run()
+    changed = []
+    for sample in result.samples:
+        before = kept[sample.id]
+        old = before.reward if config.score == "reward" else before.metrics.get(config.score, 0.0)
+        if sample.valid and abs(sample.score - old) > 1e-9:
+            changed.append((sample.id, old, sample.score))
+    return Rescored(result, sorted(policy.diverged), changed)
+
+
+def rescore_sync(source: Path | str, out: Path | str) -> Rescored:
+    """`rescore` for programs without an event loop."""
+    return asyncio.run(rescore(source, out))

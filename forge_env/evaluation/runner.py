@@ -1,0 +1,216 @@
+"""Playing the samples of an evaluation: as many at once as endpoint, sandboxes and configuration allow.
+
+A sample starts when the endpoint has room for another request (its window less what is in flight and what has
+started but not yet asked), when the queue for sandboxes is short, and while fewer than `max_samples` are under way.
+Whoever changes one of these sets one event; nothing is polled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import lru_cache
+
+from forge_env.environment import Environment
+from forge_env.errors import EnvironmentBugError, ForgeError, environment_code
+from forge_env.evaluation.config import EvaluationConfig
+from forge_env.evaluation.metering import BudgetExhaustedError, Meter, MeteredPolicy
+from forge_env.evaluation.progress import EvaluationProgress
+from forge_env.evaluation.samples import Sample, SampleResult, result_of
+from forge_env.evaluation.store import DiskFullError, SampleWriter
+from forge_env.evaluation.watched_engine import WatchedEngine
+from forge_env.policies.endpoint import EndpointPolicy
+from forge_env.policy import Policy
+from forge_env.rollout import EpisodeLimits, Retry, run_episode
+from forge_env.trajectory import Trajectory
+from forge_env.types import Task
+
+log = logging.getLogger(__name__)
+ROOM_S = 2.0
+"""How often a full disk is tried again; no event tells when there is room."""
+
+
+class RunAbortedError(ForgeError):
+    """The run was given up: every sample would fail in the same way."""
+
+
+class Source:
+    """Where the samples of one environment come from."""
+
+    def __init__(self, make: Callable[[], Environment]) -> None:
+        template = make()
+        self.make = make
+        self.max_reward = template.max_reward
+        self.environment = template
+        self.task: Callable[[str, int], Task] = lru_cache(maxsize=4096)(template.task)
+        """Task by split and index; the last few thousand are kept for their next epoch."""
+
+
+class Runner:
+    """One process's part of an evaluation. Used from one event loop."""
+
+    def __init__(
+        self,
+        config: EvaluationConfig,
+        policy: Policy,
+        sources: dict[str, Source],
+        engine: WatchedEngine,
+        writer: SampleWriter,
+        meter: Meter,
+        progress: EvaluationProgress,
+    ) -> None:
+        self.config = config
+        self.policy = policy
+        self.writer = writer
+        self.meter = meter
+        self.progress = progress
+        self.results: dict[str, SampleResult] = {}
+        """Of this process's samples, by id."""
+        self.error: ForgeError | None = None
+        """Why the run ends early, where it does."""
+        self.stopping = False
+        self.on_result: Callable[[], object] = lambda: None
+        """Called when a sample is done."""
+        self._sources = sources
+        self._engine = engine
+        self._limiter = policy.limiter if isinstance(policy, EndpointPolicy) else None
+        self._changed = asyncio.Event()
+        self._running = 0
+        self._lost = 0  # samples lost since the last that wasn't
+        engine.on_change = self._changed.set
+        if self._limiter is not None:
+            self._limiter.on_change = self._changed.set
+        self._limits = EpisodeLimits(
+            max_turns=config.turn_limit, wall_s=config.time_limit, working_s=config.working_limit
+        )
+        self._retry = Retry(attempts=config.sample_retries)
+
+    def stop(self) -> None:
+        """Start no more samples; those under way are played to their end."""
+        self.stopping = True
+        self._changed.set()
+
+    async def run(self, samples: Iterable[Sample]) -> None:
+        """Play `samples` in order. Cancelled, it gives up those under way; whatever finished is written."""
+        pending = iter(samples)
+        while True:
+            await self._play_all(pending)
+            if not await self._has_room():
+                return
+
+    async def _play_all(self, pending: Iterator[Sample]) -> None:
+        async with asyncio.TaskGroup() as group:
+            while not self.stopping and not self.writer.full and not self.meter.exhausted:
+                if not self._may_start():
+                    self._changed.clear()
+                    await self._changed.wait()
+                    continue
+                sample = next(pending, None)
+                if sample is None:
+                    return
+                metered = MeteredPolicy(self.policy, self.meter, self.config, on_turn=self._changed.set)
+                self._running += 1
+                group.create_task(self._play(sample, metered))
+        if self.meter.exhausted and self.error is None:
+            self.error = BudgetExhaustedError(
+                f"the budget of {self.config.budget:g} is used up", fix="resume with a larger --budget"
+            )
+
+    def _may_start(self) -> bool:
+        if not self._running:
+            return True  # someone must notice when things get better
+        if self._running >= self.config.running or self._engine.saturated:
+            return False
+        return self._limiter is None or self.meter.asking + self.meter.early < self._limiter.size
+
+    async def _has_room(self) -> bool:
+        """After the disk ran full: write what is held as soon as that is possible; whether to go on then."""
+        if not self.writer.full or self.error is not None:
+            return False
+        waited = False
+        while not self.writer.flush() and not self.stopping:
+            waited = True
+            self.progress.notice = f"the disk is full: {self.writer.held} finished samples wait; free some space"
+            self._changed.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), ROOM_S)
+        self.progress.notice = ""
+        if waited and not self.stopping:
+            self.writer.full = False
+            return True
+        self.error = DiskFullError("the disk is full; every finished sample is written", fix="free some space, resume")
+        return False
+
+    async def _play(self, sample: Sample, metered: MeteredPolicy) -> None:
+        environment = self.progress.environments[sample.label]
+        environment.running += 1
+        source = self._sources[sample.label]
+        trajectory = Trajectory(
+            id=sample.id, environment=sample.label, task_id=f"{sample.split}/{sample.index}", split=sample.split
+        )
+        try:
+            with environment_code(f"{sample.label}.task", f"{sample.split}/{sample.index}"):
+                task = source.task(sample.split, sample.index)
+            _describe(trajectory, task)
+            trajectory = await run_episode(
+                source.make,
+                metered,
+                task=task,
+                seed=sample.seed(self.config.seed),
+                limits=self._limits,
+                environment_name=sample.label,
+                trajectory_id=sample.id,
+                retry=self._retry,
+            )
+        except (EnvironmentBugError, BudgetExhaustedError) as error:
+            trajectory.valid, trajectory.error = False, f"{type(error).__name__}: {error}"
+            trajectory.turns = metered.turns
+            log.error("sample %s: %s", sample.id, error)
+        finally:
+            environment.running -= 1
+            self._running -= 1
+            metered.begun()
+            self._changed.set()
+        self._record(sample, trajectory, metered)
+
+    def _record(self, sample: Sample, trajectory: Trajectory, metered: MeteredPolicy) -> None:
+        used = metered.usage
+        trajectory.info = {
+            "index": sample.index,
+            "epoch": sample.epoch,
+            "max_reward": self._sources[sample.label].max_reward,
+            "usage": {name: getattr(used, name) for name in used.__slots__},
+        }
+        self.writer.write(trajectory)
+        if self.writer.full:
+            self._changed.set()
+        result = result_of(trajectory, self.config.score)
+        self.results[result.id] = result
+        self.progress.environments[sample.label].add(result)
+        if result.error_kind is not None:
+            self.progress.lost[result.error_kind] += 1
+        self._watch_losses(result)
+        self.on_result()
+
+    def _watch_losses(self, result: SampleResult) -> None:
+        """Give up when nothing but losses come in, at once where the endpoint says that it is hopeless."""
+        fatal = self.policy.fatal if isinstance(self.policy, EndpointPolicy) else None
+        unfinished = result.error_kind == BudgetExhaustedError.__name__
+        self._lost = 0 if result.valid else self._lost + (not unfinished)
+        if self.error is not None or (fatal is None and self._lost < self.config.max_failures):
+            return
+        if fatal is not None:
+            self.error = RunAbortedError(f"the endpoint refuses every request: {fatal.message}", fix=fatal.fix)
+        else:
+            self.error = RunAbortedError(
+                f"the last {self._lost} samples were all lost; the last one: {result.error}",
+                fix="when that is mended, --resume plays what is missing",
+            )
+        self.stop()
+
+
+def _describe(trajectory: Trajectory, task: Task) -> None:
+    trajectory.task_id, trajectory.split = task.id, task.split
+    trajectory.difficulty, trajectory.tags = task.difficulty, list(task.tags)

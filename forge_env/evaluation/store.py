@@ -1,0 +1,172 @@
+"""The folder of an evaluation. A sample that has finished is never lost, whatever happens next.
+
+config.yaml               the evaluation as it was asked for
+trajectories/eval.jsonl   one sample a line, transcripts included, only ever appended to; of two lines with one id
+                          (a sample lost to infrastructure and played again) the later counts
+summary.json, report.md   what came of it
+run.log                   warnings and errors
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from forge_env.errors import ForgeError, UsageError
+from forge_env.trajectory import Trajectory
+from forge_env.trajectory_io import end_of_last_record, read_trajectories
+
+BALLAST_BYTES = 4 * 2**20
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+class DiskFullError(ForgeError):
+    """The results can't be written: samples that have finished are held in memory until there is room."""
+
+
+class ResultsFolder:
+    """Paths of one evaluation, held by one process at a time while it is open."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root).absolute()
+        self.config = self.root / "config.yaml"
+        self.samples = self.root / "trajectories" / "eval.jsonl"
+        self.summary = self.root / "summary.json"
+        self.report = self.root / "report.md"
+        self.log = self.root / "run.log"
+        self._lock: int | None = None
+
+    def exists(self) -> bool:
+        """Whether an evaluation has been written here."""
+        return self.config.exists() or self.samples.exists()
+
+    def trajectories(self) -> Iterator[Trajectory]:
+        """Every record in order, superseded ones included."""
+        return read_trajectories(self.samples) if self.samples.exists() else iter(())
+
+    def __enter__(self) -> Self:
+        try:
+            self.samples.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise ForgeError(f"can't create {self.root}: {error.strerror}", fix="choose another --out") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._release()
+            raise UsageError(
+                f"another process is writing to {self.root}", fix="wait for it, or choose another --out"
+            ) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def open_folder(path: Path | str) -> ResultsFolder:
+    """A folder that holds an evaluation; `UsageError` when it doesn't."""
+    folder = ResultsFolder(path)
+    if not folder.exists():
+        raise UsageError(f"{path} holds no evaluation", fix="give the folder that forge-env eval wrote")
+    return folder
+
+
+class SampleWriter:
+    """Appends whole records. Each is with the operating system when `write` returns, so a kill loses none.
+
+    A few megabytes are set aside when it opens: when the disk is full they are given up, so that what is under way
+    can still be written.
+    """
+
+    def __init__(self, path: Path, *, write: Callable[[int, bytes], int] = os.write) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._write = write
+        self._ballast = path.with_name(path.name + ".reserve")
+        self._held: list[bytes] = []
+        self.full = False
+        """Whether the disk has run full; nothing new should be started then."""
+        end = end_of_last_record(self._file)
+        os.ftruncate(self._file, end)
+        os.lseek(self._file, end, os.SEEK_SET)
+        self._reserve()
+
+    @property
+    def held(self) -> int:
+        """Records that wait for room."""
+        return len(self._held)
+
+    def write(self, trajectory: Trajectory) -> None:
+        """Append a record, or hold it when the disk is full."""
+        record = json.dumps(trajectory.to_dict(), separators=(",", ":")).encode() + b"\n"
+        self._held.append(record)
+        self.flush()
+
+    def flush(self) -> bool:
+        """Write what is held, oldest first; whether all of it could be."""
+        while self._held:
+            try:
+                self._append(self._held[0])
+            except OSError as error:
+                if error.errno not in NO_SPACE:
+                    raise
+                self.full = True
+                if self._ballast.exists():
+                    self._ballast.unlink()
+                    continue
+                return False
+            self._held.pop(0)
+        return True
+
+    def close(self) -> None:
+        """Close the file and give the reserve back.
+
+        Raises:
+            DiskFullError: records are still held; they are lost.
+        """
+        if self._file < 0:
+            return
+        written = self.flush()
+        with suppress(FileNotFoundError):
+            self._ballast.unlink()
+        written = written or self.flush()
+        os.close(self._file)
+        self._file = -1
+        if not written:
+            raise DiskFullError(f"the disk is full: {self.held} finished samples could not be written")
+
+    def _append(self, record: bytes) -> None:
+        start = os.lseek(self._file, 0, os.SEEK_CUR)
+        done = 0
+        try:
+            while done < len(record):
+                done += self._write(self._file, record[done:])
+        except OSError:
+            os.ftruncate(self._file, start)
+            os.lseek(self._file, start, os.SEEK_SET)
+            raise
+
+    def _reserve(self) -> None:
+        """Set the ballast aside; without room for it, go on without."""
+        try:
+            descriptor = os.open(self._ballast, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.posix_fallocate(descriptor, 0, BALLAST_BYTES)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            with suppress(OSError):
+                self._ballast.unlink()

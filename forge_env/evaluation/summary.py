@@ -1,0 +1,214 @@
+"""What came of an evaluation, as typed figures; `summary.json` is their JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forge_env.evaluation.config import EvaluationConfig
+from forge_env.evaluation.estimates import Estimate, mean, passes
+from forge_env.evaluation.samples import SampleResult
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSummary:
+    """Score of the samples of one difficulty or tag."""
+
+    tasks: int
+    samples: int
+    score: Estimate
+    solved: float
+    """Share of samples at or above the threshold of success."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentSummary:
+    """One environment's figures. Samples lost to infrastructure are counted in `invalid` and enter nothing else."""
+
+    label: str
+    split: str
+    planned: int
+    """Samples asked for."""
+    samples: int
+    """Valid ones."""
+    tasks: int
+    """Tasks with at least one valid sample."""
+    missing: int
+    """Samples that were not played."""
+    invalid: dict[str, int]
+    """Lost samples by kind of error."""
+    truncated: dict[str, int]
+    """Valid samples that a limit ended, by limit; their score is what they had by then."""
+    score: Estimate | None
+    untruncated: Estimate | None
+    """Score of those that no limit ended."""
+    success_threshold: float
+    pass_at: dict[int, Estimate]
+    pass_all: dict[int, Estimate]
+    by_difficulty: dict[str, GroupSummary]
+    by_tag: dict[str, GroupSummary]
+    metrics: dict[str, float]
+    """Mean of every metric over valid samples."""
+    turns: float
+    """Mean a valid sample."""
+    cut_replies: int
+    """Replies that ended at the limit of one reply's tokens."""
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    cost: float
+    requests: int
+    wall_s: float
+    """Mean seconds of a valid sample."""
+    waited_s: float
+    generate_s: float
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The whole evaluation."""
+
+    model: str
+    score_name: str
+    epochs: int
+    confidence: float
+    status: str
+    """"complete", "incomplete" (samples are missing) or "lossy" (all played, some lost)."""
+    environments: dict[str, EnvironmentSummary]
+    cost: float
+    """Of everything, samples that were lost and played again included."""
+    prompt_tokens: int
+    completion_tokens: int
+    wall_s: float
+    """Of the process that wrote this."""
+    request_errors: dict[str, int] = field(default_factory=dict)
+    """Failed requests of that process by kind, those repeated with success included."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return dataclasses.asdict(self)
+
+    def write(self, path: Path) -> None:
+        """Write as JSON, whole or not at all."""
+        staging = path.with_name(path.name + ".partial")
+        staging.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        staging.replace(path)
+
+
+def summarize(
+    config: EvaluationConfig,
+    results: Iterable[SampleResult],
+    planned: dict[str, tuple[str, int]],
+    *,
+    totals: tuple[float, int, int] = (0.0, 0, 0),
+    wall_s: float = 0.0,
+    request_errors: dict[str, int] | None = None,
+) -> Summary:
+    """Figures of the samples that are there.
+
+    Args:
+        config: the evaluation.
+        results: one for each sample.
+        planned: split and number of samples by label.
+        totals: cost, prompt and completion tokens of everything that was asked.
+        wall_s: seconds of this process.
+        request_errors: failed requests of this process by kind.
+    """
+    by_label: dict[str, list[SampleResult]] = {label: [] for label in planned}
+    for result in results:
+        if result.environment in by_label:
+            by_label[result.environment].append(result)
+    environments = {
+        label: _environment(config, label, split, count, by_label[label]) for label, (split, count) in planned.items()
+    }
+    lost = any(environment.invalid for environment in environments.values())
+    missing = any(environment.missing for environment in environments.values())
+    return Summary(
+        model=config.model,
+        score_name=config.score,
+        epochs=config.epochs,
+        confidence=config.confidence,
+        status="incomplete" if missing else "lossy" if lost else "complete",
+        environments=environments,
+        cost=totals[0],
+        prompt_tokens=totals[1],
+        completion_tokens=totals[2],
+        wall_s=wall_s,
+        request_errors=dict(request_errors or {}),
+    )
+
+
+def _environment(
+    config: EvaluationConfig, label: str, split: str, planned: int, results: list[SampleResult]
+) -> EnvironmentSummary:
+    valid = [result for result in results if result.valid]
+    best = max((result.max_score for result in valid), default=1.0)
+    threshold = best if config.success is None else config.success
+    passed = passes(_by_task(valid), threshold, confidence=config.confidence)
+    names = dict.fromkeys(name for result in valid for name in result.metrics)
+
+    def average(value: Callable[[SampleResult], float]) -> float:
+        return sum(map(value, valid)) / len(valid) if valid else 0.0
+
+    return EnvironmentSummary(
+        label=label,
+        split=split,
+        planned=planned,
+        samples=len(valid),
+        tasks=len({result.task_id for result in valid}),
+        missing=max(0, planned - len(results)),
+        invalid=dict(Counter(result.error_kind or "unknown" for result in results if not result.valid)),
+        truncated=dict(Counter(result.truncation for result in valid if result.truncation)),
+        score=mean(_by_task(valid), confidence=config.confidence),
+        untruncated=mean(_by_task([item for item in valid if not item.truncation]), confidence=config.confidence),
+        success_threshold=threshold,
+        pass_at={k: at for k, (at, _) in passed.items()},
+        pass_all={k: all_of for k, (_, all_of) in passed.items()},
+        by_difficulty=_groups(config, valid, threshold, lambda result: [str(result.difficulty)]),
+        by_tag=_groups(config, valid, threshold, lambda result: result.tags),
+        metrics={name: average(lambda result, name=name: result.metrics.get(name, 0.0)) for name in names},  # type: ignore[misc]
+        turns=average(lambda result: result.turns),
+        cut_replies=sum(result.cut_replies for result in valid),
+        prompt_tokens=sum(result.prompt_tokens for result in results),
+        completion_tokens=sum(result.completion_tokens for result in results),
+        cached_tokens=sum(result.cached_tokens for result in results),
+        cost=sum(result.cost for result in results),
+        requests=sum(result.requests for result in results),
+        wall_s=average(lambda result: result.wall_s),
+        waited_s=average(lambda result: result.waited_s),
+        generate_s=average(lambda result: result.generate_s),
+        step_s=average(lambda result: result.step_s),
+    )
+
+
+def _by_task(results: Sequence[SampleResult]) -> list[list[float]]:
+    tasks: dict[str, list[float]] = {}
+    for result in sorted(results, key=lambda result: result.id):
+        tasks.setdefault(result.task_id, []).append(result.score)
+    return list(tasks.values())
+
+
+def _groups(
+    config: EvaluationConfig,
+    results: Sequence[SampleResult],
+    threshold: float,
+    names_of: Callable[[SampleResult], Sequence[str]],
+) -> dict[str, GroupSummary]:
+    groups: dict[str, list[SampleResult]] = {}
+    for result in results:
+        for name in dict.fromkeys(names_of(result)):
+            groups.setdefault(name, []).append(result)
+    found = {}
+    for name in sorted(groups, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name)):
+        members = groups[name]
+        score = mean(_by_task(members), confidence=config.confidence)
+        assert score is not None
+        solved = sum(member.score >= threshold - 1e-9 for member in members) / len(members)
+        found[name] = GroupSummary(len({member.task_id for member in members}), len(members), score, solved)
+    return found

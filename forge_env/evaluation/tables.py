@@ -1,0 +1,123 @@
+"""A summary as tables: Markdown for the folder, the same cells for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from forge_env.evaluation.estimates import Estimate
+from forge_env.evaluation.summary import EnvironmentSummary, GroupSummary, Summary
+
+SHOWN_TAGS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Title, column names, rows of text."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def figure(estimate: Estimate | None) -> str:
+    """`0.812 ± 0.013`, or a dash."""
+    return "-" if estimate is None else f"{estimate.value:.3f} ± {estimate.stderr:.3f}"
+
+
+def interval(estimate: Estimate | None) -> str:
+    """`0.786 to 0.836`, or nothing."""
+    return "" if estimate is None else f"{estimate.low:.3f} to {estimate.high:.3f}"
+
+
+def counts(named: Mapping[str, int]) -> str:
+    """`2 time, 1 tokens`."""
+    return ", ".join(f"{number} {name}" for name, number in sorted(named.items())) or "0"
+
+
+def tables(summary: Summary) -> list[Table]:
+    """The result, then pass@k, difficulties and tags where there is more than one."""
+    found = [_scores(summary)]
+    for environment in summary.environments.values():
+        if len(environment.pass_at) > 1:
+            found.append(_passes(environment))
+        for kind, groups in (("difficulty", environment.by_difficulty), ("tag", environment.by_tag)):
+            if len(groups) > 1:
+                found.append(_groups(environment, kind, groups))
+    return found
+
+
+def _scores(summary: Summary) -> Table:
+    percent = f"{100 * summary.confidence:g} % interval"
+    columns = ["environment", "tasks", "samples", summary.score_name, percent, "solved", "truncated", "lost", "missing"]
+    rows = []
+    for label, item in summary.environments.items():
+        solved = item.pass_at.get(1)
+        rows.append(
+            [
+                f"{label} ({item.split})",
+                str(item.tasks),
+                str(item.samples),
+                figure(item.score),
+                interval(item.score),
+                "-" if solved is None else f"{solved.value:.3f}",
+                counts(item.truncated),
+                counts(item.invalid),
+                str(item.missing),
+            ]
+        )
+    return Table(f"{summary.model}", columns, rows)
+
+
+def _passes(item: EnvironmentSummary) -> Table:
+    rows = [[str(k), figure(at), interval(at), figure(item.pass_all[k])] for k, at in item.pass_at.items()]
+    title = f"{item.label}: solved means at least {item.success_threshold:g}"
+    return Table(title, ["k", "pass@k", "interval", "pass^k"], rows)
+
+
+def _groups(item: EnvironmentSummary, kind: str, groups: Mapping[str, GroupSummary]) -> Table:
+    rows = [
+        [name, str(group.tasks), str(group.samples), figure(group.score), f"{group.solved:.3f}"]
+        for name, group in list(groups.items())[:SHOWN_TAGS]
+    ]
+    if len(groups) > SHOWN_TAGS:
+        rows.append([f"... {len(groups) - SHOWN_TAGS} more in summary.json", "", "", "", ""])
+    return Table(f"{item.label} by {kind}", [kind, "tasks", "samples", "score", "solved"], rows)
+
+
+def footnotes(summary: Summary) -> list[str]:
+    """What the tables can't say."""
+    notes = [
+        "± is the standard error, clustered by task; intervals are bootstrapped over tasks. Samples lost to "
+        "infrastructure are counted and enter no figure; truncated ones count with what they had scored."
+    ]
+    tokens = f"{summary.prompt_tokens:,} prompt and {summary.completion_tokens:,} completion tokens"
+    notes.append(tokens + (f", cost {summary.cost:.4g}" if summary.cost else ""))
+    for item in summary.environments.values():
+        if item.samples:
+            notes.append(
+                f"{item.label}: a sample took {item.wall_s:.2f} s on average (model {item.generate_s:.2f} s, "
+                f"environment {item.step_s:.2f} s, waiting {item.waited_s:.2f} s of these), {item.turns:.1f} turns"
+            )
+        if item.cut_replies:
+            notes.append(f"{item.label}: {item.cut_replies} replies ended at the limit of tokens for one reply")
+    if summary.request_errors:
+        notes.append(f"failed requests, retries included: {counts(summary.request_errors)}")
+    return notes
+
+
+def markdown(summary: Summary) -> str:
+    """The report."""
+    lines = ["# Evaluation", ""]
+    for table in tables(summary):
+        lines += [f"## {_cell(table.title)}", "", _row(table.columns), _row(["---"] * len(table.columns))]
+        lines += [*(_row(row) for row in table.rows), ""]
+    return "\n".join([*lines, *(f"- {note}" for note in footnotes(summary))]) + "\n"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(map(_cell, cells))} |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,128 @@
+"""A vLLM server of our own for one checkpoint: started, waited for, and surely gone afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from forge_env.errors import GeneratorError, UsageError
+from forge_env.policies.endpoint_errors import EndpointError
+from forge_env.policies.endpoint_http import Connections
+
+READY_POLL_S = 0.2
+"""How often the server is asked whether it is up; it has no event that says so."""
+STOP_S = 20.0
+_PR_SET_PDEATHSIG = 1
+
+
+class VLLMServer:
+    """`vllm serve` on a Unix socket in a private folder: no port to choose, nobody else can ask it."""
+
+    base_url = "http://localhost/v1"
+
+    def __init__(self, model: str, log: Path, args: Sequence[str] = (), *, ready_s: float = 900.0) -> None:
+        if find_spec("vllm") is None:
+            raise UsageError("vLLM is not installed", fix="install forge-env[train-cpu] or [train-gpu]")
+        if not model:
+            raise UsageError("--model vllm: names no checkpoint", fix="write --model vllm:PATH")
+        self.model = model
+        self.name = model.rstrip("/").rpartition("/")[2]
+        """The model's name at the server."""
+        self._log = log
+        self._args = list(args)
+        self._ready_s = ready_s
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> Self:
+        self._folder = tempfile.mkdtemp(prefix="forge-env-vllm-")
+        self.uds = f"{self._folder}/socket"
+        try:
+            with self._log.open("ab") as log:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._command(),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # Ctrl-C is ours: samples under way still need the server
+                    preexec_fn=_die_with_parent,
+                    env={"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", **os.environ},
+                )
+            async with asyncio.timeout(self._ready_s):
+                await self._ready(self._process)
+        except TimeoutError:
+            await self._stop()
+            raise GeneratorError(f"vLLM was not up after {self._ready_s:g} s", fix=f"see {self._log}") from None
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stop()
+
+    def _command(self) -> list[str]:
+        defaults = {
+            "--served-model-name": [self.name],
+            "--enable-auto-tool-choice": [],
+            "--tool-call-parser": ["hermes"],
+        }
+        chosen = [item for flag, values in defaults.items() if flag not in self._args for item in (flag, *values)]
+        serve = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", self.model, "--uds", self.uds]
+        return [*serve, *chosen, *self._args]
+
+    async def _ready(self, process: asyncio.subprocess.Process) -> None:
+        connections = Connections(self.base_url, uds=self.uds)
+        ended = asyncio.ensure_future(process.wait())
+        try:
+            while not ended.done():
+                try:
+                    await connections.exchange("GET", "models", timeout_s=10.0)
+                except EndpointError:
+                    await asyncio.wait([ended], timeout=READY_POLL_S)
+                else:
+                    return
+            raise GeneratorError(f"vLLM ended while starting: {self._last_words()}", fix=f"see {self._log}")
+        finally:
+            ended.cancel()
+            await connections.close()
+
+    def _last_words(self) -> str:
+        lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        errors = [line for line in lines[-80:] if "Error" in line]
+        return (errors or lines or ["it said nothing"])[-1][:300]
+
+    async def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            _signal_group(process.pid, signal.SIGTERM)
+            try:
+                async with asyncio.timeout(STOP_S):
+                    await process.wait()
+            except TimeoutError:
+                pass
+            _signal_group(process.pid, signal.SIGKILL)  # also what it left behind
+            await process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

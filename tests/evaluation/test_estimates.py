@@ -1,0 +1,99 @@
+"""Statistics against brute force and known formulas."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_env.evaluation.estimates import (
+    bootstrap,
+    clustered_stderr,
+    compare,
+    mean,
+    pass_all,
+    pass_at,
+    passes,
+    sign_flip_test,
+)
+
+outcomes = st.lists(st.booleans(), min_size=1, max_size=7)
+
+
+@given(outcomes, st.data())
+def test_pass_at_k_is_the_share_of_subsets_with_a_success(solved: list[bool], data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, len(solved)))
+    subsets = list(itertools.combinations(solved, k))
+    assert pass_at(len(solved), sum(solved), k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+    assert pass_all(len(solved), sum(solved), k) == pytest.approx(sum(map(all, subsets)) / len(subsets))
+
+
+def test_one_sample_a_task_gives_the_usual_error() -> None:
+    values = [0.1, 0.5, 0.4, 0.9, 1.0]
+    found = mean([[value] for value in values])
+    assert found is not None
+    assert found.value == pytest.approx(statistics.mean(values))
+    assert found.stderr == pytest.approx(statistics.stdev(values) / math.sqrt(len(values)))
+    assert found.low <= found.value <= found.high
+
+
+def test_repeating_samples_of_a_task_does_not_shrink_the_error() -> None:
+    once, often = mean([[0.0], [1.0], [1.0]]), mean([[0.0] * 50, [1.0] * 50, [1.0] * 50])
+    assert once is not None
+    assert often is not None
+    assert often.stderr == pytest.approx(once.stderr)
+    assert (often.low, often.high) == pytest.approx((once.low, once.high))
+
+
+def test_the_bootstrap_agrees_with_the_clustered_error() -> None:
+    rng = np.random.default_rng(1)
+    counts = rng.integers(1, 5, size=200).astype(float)
+    sums = rng.normal(0.5, 0.3, size=200) * counts
+    low, high = bootstrap(sums, counts, confidence=0.95)
+    assert (high - low) / (2 * 1.96) == pytest.approx(clustered_stderr(sums, counts), rel=0.15)
+
+
+def test_tasks_with_too_few_valid_samples_are_left_out_of_larger_k() -> None:
+    found = passes([[1.0, 0.0, 1.0], [0.0], []], 1.0)
+    assert list(found) == [1, 2, 3]
+    assert found[1][0].value == pytest.approx((2 / 3 + 0) / 2)
+    assert found[2][0].value == pytest.approx(1.0)
+    assert found[2][1].value == pytest.approx(1 / 3)
+
+
+def test_nothing_gives_nothing() -> None:
+    assert mean([]) is None
+    assert mean([[], []]) is None
+    assert passes([], 1.0) == {}
+    assert compare({"a": [1.0]}, {"b": [1.0]}) is None
+
+
+def test_a_comparison_pairs_tasks() -> None:
+    a = {f"t{i}": [i / 10] for i in range(10)} | {"only_a": [0.0]}
+    b = {f"t{i}": [i / 10 + 0.1] for i in range(10)}
+    found = compare(a, b)
+    assert found is not None
+    assert (found.tasks, found.better, found.worse) == (10, 10, 0)
+    assert found.difference.value == pytest.approx(0.1)
+    assert found.difference.stderr == pytest.approx(0.0, abs=1e-9)
+    assert found.p_value == pytest.approx(2 / 2**10)
+
+
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=7))
+def test_the_permutation_test_is_symmetric_and_a_probability(differences: list[float]) -> None:
+    values = np.array(differences)
+    p = sign_flip_test(values)
+    assert 0 < p <= 1
+    assert sign_flip_test(-values) == pytest.approx(p)
+
+
+def test_random_flips_agree_with_all_of_them() -> None:
+    rng = np.random.default_rng(2)
+    values = rng.normal(0.3, 1.0, size=14)
+    extra = np.append(values, 1e-6)  # one more than is tried exactly, which changes next to nothing
+    assert sign_flip_test(extra) == pytest.approx(sign_flip_test(values), abs=0.02)

@@ -1,0 +1,124 @@
+"""Small environments and policies whose results are known beforehand."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import Any
+
+import forge_env as fe
+from forge_env.errors import EnvironmentBugError, GeneratorError, SandboxError
+from forge_env.policy import Reply
+
+__all__ = ["Sums", "answer_even", "model_answer"]
+
+
+class Sums(fe.ToolEnvironment):
+    """Adding one, with a tool that does it."""
+
+    rubric = fe.Rubric(fe.rewards.exact_match)
+
+    def task(self, split: str, index: int) -> fe.Task:
+        """Task `index`."""
+        return fe.Task(
+            id=f"{split}-{index}",
+            prompt=f"{index} + 1 = ?",
+            data={"answer": str(index + 1)},
+            gold=str(index + 1),
+            difficulty=1 + index % 2,
+            tags=["all", f"mod{index % 3}"],
+            split=split,
+        )
+
+    def num_tasks(self, split: str) -> int | None:
+        """Twelve."""
+        return 12
+
+    @fe.tool
+    async def add(self, a: int) -> int:
+        """Add one.
+
+        Args:
+            a: a number.
+        """
+        return a + 1
+
+
+class Broken(Sums):
+    """Its prompt fails for one task."""
+
+    def prompt(self, task: fe.Task) -> list[fe.Message]:
+        """Fails on task 3."""
+        if task.id.endswith("-3"):
+            raise KeyError("no such picture")
+        return super().prompt(task)
+
+
+class Unlucky(Sums):
+    """Its sandbox is always lost on odd tasks."""
+
+    async def setup(self, task: fe.Task) -> None:
+        """Fails on odd tasks."""
+        if int(task.id.rpartition("-")[2]) % 2:
+            raise SandboxError("the box was lost")
+
+
+def model_answer(prompt: str, seed: int | None) -> str:
+    """Right for about half of all samples, always the same for the same prompt and seed."""
+    number = int(prompt.split()[0])
+    digest = hashlib.blake2b(f"{number}/{seed}".encode(), digest_size=1).digest()[0]
+    return str(number + 1) if digest < 128 else "no idea"
+
+
+def answer_even(messages: list[fe.Message], tools: list[fe.ToolSpec]) -> str:
+    """Solves the even tasks."""
+    number = int(messages[-1].content.split()[0])
+    return str(number + 1) if number % 2 == 0 else "no"
+
+
+class Counted:
+    """Calls the tool until `turns`, then answers right; every reply has the given usage."""
+
+    def __init__(self, turns: int = 2, *, calls: int = 1, completion: int = 100, prompt: int = 1000) -> None:
+        self.turns, self.calls = turns, calls
+        self.usage = {"prompt": prompt, "completion": completion}
+
+    def session(self, tools: list[fe.ToolSpec], *, seed: int | None = None) -> Any:
+        owner, state = self, {"turn": 0, "number": 0}
+
+        class Session:
+            async def reply(self, observation: list[fe.Message]) -> Reply:
+                await asyncio.sleep(0)
+                state["turn"] += 1
+                if state["turn"] == 1:
+                    state["number"] = int(observation[-1].content.split()[0])
+                message = fe.Message(role="assistant", content=str(state["number"] + 1))
+                if state["turn"] < owner.turns:
+                    call = {"function": {"name": "add", "arguments": '{"a": 1}'}}
+                    calls = [{"id": f"c{number}", **call} for number in range(owner.calls)]
+                    message = fe.Message(role="assistant", tool_calls=calls)  # type: ignore[arg-type]
+                return Reply(message=message, metadata={"usage": dict(owner.usage)})
+
+        return Session()
+
+
+class Dying:
+    """Solves `lives` samples, then every request fails."""
+
+    def __init__(self, lives: int) -> None:
+        self.lives = lives
+        self.asked = 0
+
+    def session(self, tools: list[fe.ToolSpec], *, seed: int | None = None) -> Any:
+        return self
+
+    async def reply(self, observation: list[fe.Message]) -> Reply:
+        self.asked += 1
+        if self.asked > self.lives:
+            raise GeneratorError("it died")
+        return Reply(message=fe.Message(role="assistant", content=str(int(observation[-1].content.split()[0]) + 1)))
+
+
+def bug(messages: list[fe.Message], tools: list[fe.ToolSpec]) -> str:
+    """A policy with a bug of its own."""
+    raise EnvironmentBugError("never seen")
