@@ -22,7 +22,7 @@ COLORS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626")
 def train(seed: int, recipe: str, overrides: list[str]) -> Path:
     """One run of the recipe; its folder."""
     name = f"learning-{seed}"
-    command = [sys.executable, "-m", "forge_env.cli.main", "train", recipe, f"seed={seed}", "--name", name, *overrides]
+    command = [sys.executable, "-m", "forge_env", "train", recipe, f"seed={seed}", "--name", name, *overrides]
     subprocess.run(command, check=True)
     return Path("runs") / name
 
@@ -75,10 +75,9 @@ def table(runs: list[dict[str, Any]]) -> str:
     ]
     for run in runs:
         s = run["summary"]
-        lines.append(
-            f"| {s['seed']} | {s['heldout_start']:.3f} | {s['heldout_end']:.3f} | {s['heldout_unseen_start']:.3f} "
-            f"| {s['heldout_unseen_end']:.3f} | {s['steps']} | {s['wall_s']:.0f} | {s['engine']} | {s['max_staleness']} |"
-        )
+        scores = [s[key] for key in ("heldout_start", "heldout_end", "heldout_unseen_start", "heldout_unseen_end")]
+        cells = [s["seed"], *(f"{score:.3f}" for score in scores), s["steps"], f"{s['wall_s']:.0f}", s["engine"]]
+        lines.append("| " + " | ".join(str(cell) for cell in [*cells, s["max_staleness"]]) + " |")
     return "\n".join(lines)
 
 

@@ -44,7 +44,7 @@ class Training:
         self.run = folder / "runs" / name
         self.output = folder / f"{name}.out"
         environment = {**os.environ, "FORGE_ENV_CACHE": str(cache), "TMPDIR": str(folder)}
-        command = [sys.executable, "-m", "forge_env.cli.main", "train", "coding_rlvr.yaml", "--name", name]
+        command = [sys.executable, "-m", "forge_env", "train", "coding_rlvr.yaml", "--name", name]
         with self.output.open("w") as output:
             self.process = subprocess.Popen(
                 [*command, *SHORT, *overrides], cwd=folder, stdout=output, stderr=output, env=environment
@@ -161,4 +161,4 @@ def test_a_killed_run_leaves_nothing(tmp_path: Path, cache: Path, nothing_left: 
     training.wait(30)
     assert not alive(family)
     # Any next command removes what only a command can.
-    subprocess.run([sys.executable, "-m", "forge_env.cli.main", "list"], check=True, capture_output=True, cwd=tmp_path)
+    subprocess.run([sys.executable, "-m", "forge_env", "list"], check=True, capture_output=True, cwd=tmp_path)

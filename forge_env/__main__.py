@@ -1,0 +1,8 @@
+"""`python -m forge_env`: the command line without the console script."""
+
+import sys
+
+from forge_env.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())
