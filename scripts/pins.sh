@@ -1,21 +1,25 @@
 #!/usr/bin/env bash
-# Resolves pyproject.toml into requirements/*.txt: every package at one version, no registry address.
-# Run it after changing a dependency, then `make setup test`.
+# Resolves pyproject.toml into requirements/*.txt: every package at one version, no registry address. Versions that
+# still fit are kept; `make pins ARGS=--upgrade` takes the newest. Run it after changing a dependency, then `make test`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+upgrade=("$@")
 
-compile() { # compile STACK EXTRA...
+compile() { # compile STACK --extra NAME...
   local out="requirements/$1.txt"
-  {
-    echo "# Pinned set for \`make setup STACK=$1\` (Python 3.11). Made by scripts/pins.sh; don't edit."
-    .venv/bin/uv pip compile pyproject.toml --quiet ${@:2} --python-version 3.11 \
-      --python-platform x86_64-manylinux_2_28 --no-header --no-annotate
-  } >"$out.tmp"
-  mv "$out.tmp" "$out"
+  .venv/bin/uv pip compile pyproject.toml --quiet "${@:2}" "${upgrade[@]}" --python-version 3.11 \
+    --python-platform x86_64-manylinux_2_28 --no-header --no-annotate --output-file "$out" >/dev/null
+  sed -i "1i # Pinned set for \`make setup STACK=$1\` (Python 3.11). Made by scripts/pins.sh; don't edit." "$out"
 }
 
+# What tests and developers use besides the training stack. `verifiers` contradicts vLLM and stays out.
+extras=(--extra dev --extra wandb --extra data --extra mcp --extra openenv)
+
 compile platform
-UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}" compile cpu --extra train-cpu --extra dev --extra wandb
+UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}" compile cpu --extra train-cpu "${extras[@]}"
 unset UV_FIND_LINKS # a CPU wheel of torch there would win
-compile gpu --extra train-gpu --extra dev --extra wandb
-grep -q "^torch==.*+cpu$" requirements/cpu.txt || { echo "pins: no CPU build of torch found; set UV_FIND_LINKS to a place that has it" >&2; exit 1; }
+compile gpu --extra train-gpu "${extras[@]}"
+grep -q "^torch==.*+cpu$" requirements/cpu.txt || {
+  echo "pins: no CPU build of torch found; set UV_FIND_LINKS to a place that has it" >&2
+  exit 1
+}

@@ -55,6 +55,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_sep("!", f"{count} tests NOT RUN: {reason}", red=True, bold=True)
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In CI a skipped test is a failure, whatever it was skipped for."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if IN_CI and reporter is not None and reporter.stats.get("skipped") and session.exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.fixture
 def clean_environ(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """No forge-env setting of the person running the tests reaches the test."""
