@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,7 @@ class Training:
     """One `forge-env train` in a process of its own."""
 
     def __init__(self, folder: Path, cache: Path, name: str, *overrides: str) -> None:
+        self.folder = folder
         self.run = folder / "runs" / name
         self.output = folder / f"{name}.out"
         environment = {**os.environ, "FORGE_ENV_CACHE": str(cache), "TMPDIR": str(folder)}
@@ -76,37 +76,37 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
 
 
-def containers() -> set[str]:
+def containers(owner: int) -> set[str]:
+    """Containers of the process `owner`, running or not."""
     if not docker_version()[0]:
         return set()
     listed = subprocess.run(
-        ["docker", "ps", "-aq", "--filter", "label=forge_env"], capture_output=True, text=True, check=True
+        ["docker", "ps", "-a", "--filter", "label=forge_env", "--format", '{{.ID}} {{.Label "forge_env"}}'],
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    return set(listed.stdout.split())
+    return {line.split()[0] for line in listed.stdout.splitlines() if f".{owner}." in line}
 
 
 def shared_memory() -> set[str]:
     return set(os.listdir("/dev/shm"))
 
 
-@pytest.fixture
-def nothing_left(tmp_path: Path) -> Iterator[None]:
-    """No container, shared memory or temporary file more than before."""
-    before = containers(), shared_memory()
-    yield
+def assert_nothing_left(training: Training, family: list[psutil.Process], shm_before: set[str]) -> None:
+    """No process, container, shared memory or temporary file of the run remains."""
+    assert not alive(family)
     deadline = time.monotonic() + 60
-    while containers() - before[0] and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert not containers() - before[0]
-    assert not shared_memory() - before[1]
-    assert {path.name for path in tmp_path.iterdir()} <= {"runs", *(f"{name}.out" for name in NAMES)}
-
-
-NAMES = ("done", "stopped", "killed", "after")
+    while (containers(training.process.pid) or shared_memory() - shm_before) and time.monotonic() < deadline:
+        time.sleep(0.5)  # Docker removes a container some time after its last process has ended
+    assert not containers(training.process.pid)
+    assert not shared_memory() - shm_before
+    assert {path.name for path in training.folder.iterdir()} == {"runs", training.output.name}
 
 
 @pytest.mark.parametrize("engine", [pytest.param("docker", marks=pytest.mark.docker), "local"])
-def test_a_run_to_its_end(engine: str, tmp_path: Path, cache: Path, nothing_left: None) -> None:
+def test_a_run_to_its_end(engine: str, tmp_path: Path, cache: Path) -> None:
+    shm = shared_memory()
     training = Training(tmp_path, cache, "done", f"sandbox.engine={engine}")
     assert training.wait() == 0, training.output.read_text()
     summary = training.summary
@@ -125,13 +125,15 @@ def test_a_run_to_its_end(engine: str, tmp_path: Path, cache: Path, nothing_left
     assert "WARNING" not in log
     assert "Pushing weights for policy version 3" in log
     assert "Reached training limit (3 steps)" in training.output.read_text()
+    assert_nothing_left(training, [], shm)
 
 
 def test_held_out_tasks_are_never_trained_on(tmp_path: Path, cache: Path) -> None:
     training = Training(tmp_path, cache, "done", "sandbox.engine=local", "grpo.max_off_policy_steps=0")
     assert training.wait() == 0, training.output.read_text()
     assert training.summary["max_staleness"] == 0  # the synchronous twin
-    trained, held_out = set(), set()
+    trained: set[tuple[str, str]] = set()
+    held_out: set[tuple[str, str]] = set()
     for path in (training.run / "trajectories").glob("*.jsonl"):
         for line in path.read_text().splitlines():
             record = json.loads(line)
@@ -141,7 +143,8 @@ def test_held_out_tasks_are_never_trained_on(tmp_path: Path, cache: Path) -> Non
     assert not {task for _, task in trained} & {task for _, task in held_out}
 
 
-def test_one_interrupt_saves_and_leaves_nothing(tmp_path: Path, cache: Path, nothing_left: None) -> None:
+def test_one_interrupt_saves_and_leaves_nothing(tmp_path: Path, cache: Path) -> None:
+    shm = shared_memory()
     training = Training(tmp_path, cache, "stopped", "sandbox.engine=local", "grpo.steps=500")
     training.wait_for("training: 500 steps")
     family = training.family()
@@ -149,16 +152,19 @@ def test_one_interrupt_saves_and_leaves_nothing(tmp_path: Path, cache: Path, not
     assert training.wait(120) == 130, training.output.read_text()
     assert training.summary["exit"] == "interrupted"
     assert list((training.run / "checkpoints").glob("step-*/progress.json"))
-    assert not alive(family)
+    assert_nothing_left(training, family, shm)
 
 
 @pytest.mark.docker
-def test_a_killed_run_leaves_nothing(tmp_path: Path, cache: Path, nothing_left: None) -> None:
+def test_a_killed_run_leaves_nothing(tmp_path: Path, cache: Path) -> None:
+    shm = shared_memory()
     training = Training(tmp_path, cache, "killed", "sandbox.engine=docker", "grpo.steps=500")
     training.wait_for("training: 500 steps")
     family = training.family()
     training.process.kill()
     training.wait(30)
     assert not alive(family)
-    # Any next command removes what only a command can.
-    subprocess.run([sys.executable, "-m", "forge_env", "list"], check=True, capture_output=True, cwd=tmp_path)
+    # Containers go by themselves; temporary files go with the next command, whatever it is.
+    command = [sys.executable, "-m", "forge_env", "list"]
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert_nothing_left(training, family, shm)
