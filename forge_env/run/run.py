@@ -16,10 +16,9 @@ displays and the report know are in `forge_env.run.curves`.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 
 from forge_env.config.models import RunConfig
 from forge_env.run.curves import REWARD_KEYS, first_of
@@ -27,6 +26,7 @@ from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import MetricsLogger, read_metrics
 from forge_env.run.state import Display, Evaluation, RunState, Stage
 from forge_env.trajectory import Trajectory
+from forge_env.trajectory_io import TrajectoryWriter
 
 logger = logging.getLogger("forge_env.run")
 
@@ -62,7 +62,7 @@ class Run:
         self.state = state or RunState(folder.name, config.evaluation.split, config.grpo.max_off_policy_steps)
         self.display = display or Display()
         self._loggers = list(loggers)
-        self._trajectory_files: dict[str, IO[str]] = {}
+        self._trajectory_files: dict[str, TrajectoryWriter] = {}
         if resume:
             self._restore()
 
@@ -120,13 +120,10 @@ class Run:
         keep = self.config.logging.trajectories
         if keep == "none" or (keep == "eval" and kind == "train"):
             return
-        file = self._trajectory_files.get(kind)
-        if file is None:
-            self.folder.trajectories.mkdir(parents=True, exist_ok=True)
-            path = self.folder.trajectories / f"{kind}.jsonl"
-            file = self._trajectory_files[kind] = path.open("a", encoding="utf-8")
-        file.write(json.dumps(trajectory.to_dict()) + "\n")
-        file.flush()
+        writer = self._trajectory_files.get(kind)
+        if writer is None:
+            writer = self._trajectory_files[kind] = TrajectoryWriter(self.folder.trajectories / f"{kind}.jsonl")
+        writer.write(trajectory)
 
     def note(self, text: str) -> None:
         """A line worth showing on the terminal and keeping in the log."""
@@ -151,8 +148,8 @@ class Run:
         self.end_stage()
         for sink in self._loggers:
             sink.close()
-        for file in self._trajectory_files.values():
-            file.close()
+        for writer in self._trajectory_files.values():
+            writer.close()
         self._loggers.clear()
         self._trajectory_files.clear()
 
