@@ -15,9 +15,6 @@ SMALL = range(1, 13)
 FACTORS = range(2, 8)
 COUNTS = range(1, 5)
 LETTERS = "bceghkm"
-"""What strings and keys are made of."""
-MARKS = "pqrvwz"
-"""Letters that strings are never made of, to be put before or after them."""
 
 COMMON = frozenset(
     (
@@ -32,8 +29,8 @@ COMMON = frozenset(
             "square_each",
         ),
         *("sort_up", "backwards", "first", "skip", "total", "largest", "smallest", "count"),
-        *("reverse", "upper", "lower", "head", "repeat", "append", "prepend", "length"),
-        *("keep_values_above", "add_values", "sum_values", "largest_value", "entries", "sorted_keys"),
+        *("reverse", "upper", "lower", "head", "repeat", "append", "prepend", "length", "occurrences"),
+        *("keep_values_above", "add_values", "sum_values", "largest_value", "entries", "sorted_keys", "lookup"),
         *("plus", "minus", "times", "square", "sum_of", "difference", "product", "larger", "smaller"),
         *("x_over_y", "x_over", "y_even", "add_up", "count_all", "add_squares", "multiples", "above"),
     )

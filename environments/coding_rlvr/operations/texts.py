@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from environments.coding_rlvr.operations.base import COUNTS, LETTERS, MARKS, Operation
+from environments.coding_rlvr.operations.base import COUNTS, LETTERS, Operation
 
 TIMES = range(2, 6)
 
@@ -42,13 +42,13 @@ STEPS = (
     _step(
         "repeat", ("repeat it {k} times", "write it {k} times in a row"), "s * {k}", ("s + {k}", "s ** {k}"), k=TIMES
     ),
-    _step("append", ("append '{c}'", "add '{c}' at the end"), "s + '{c}'", ("'{c}' + s", "s.append('{c}')"), c=MARKS),
+    _step("append", ("append '{c}'", "add '{c}' at the end"), "s + '{c}'", ("'{c}' + s", "s.append('{c}')"), c=LETTERS),
     _step(
         "prepend",
         ("put '{c}' in front", "add '{c}' at the start"),
         "'{c}' + s",
         ("s + '{c}'", "s.insert('{c}')"),
-        c=MARKS,
+        c=LETTERS,
     ),
     _step(
         "replace",
