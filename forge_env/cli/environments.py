@@ -1,4 +1,4 @@
-"""`forge-env list`, `info`, `validate`, `new` and `play`: environments at the command line."""
+"""`forge-env list`, `info`, `validate`, `new`, `play` and `serve`: environments at the command line."""
 
 from __future__ import annotations
 
@@ -27,6 +27,17 @@ def add_parsers(commands: Any) -> None:
     play.add_argument("--split", help="split of the task (default: the first)")
     play.add_argument("--index", type=int, default=0, metavar="I", help="index of the task (default: 0)")
     play.set_defaults(run=_lazy("forge_env.cli.play", "run_play"), takes_overrides=True)
+
+    serve = _on_environment(commands, "serve", "serve it over OpenEnv's protocol")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    serve.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default: 8000)")
+    serve.add_argument("--max-sessions", type=int, default=64, metavar="N", help="episodes at once (default: 64)")
+    serve.add_argument(
+        "--step-timeout", type=float, default=300.0, metavar="S", help="seconds of a step (default: 300)"
+    )
+    serve.add_argument("--idle-timeout", type=float, default=1800.0, metavar="S", help="seconds of silence (1800)")
+    serve.add_argument("--reconnect", type=float, default=60.0, metavar="S", help="seconds to come back in (60)")
+    serve.set_defaults(run=_lazy("forge_env.cli.serve", "run_serve"), takes_overrides=True)
 
     new = commands.add_parser("new", help="write an installable package with a new environment")
     new.add_argument("name", metavar="NAME", help="name of the environment and its package")

@@ -82,7 +82,7 @@ async def test_an_episode_with_both_tools(engine: SandboxEngine) -> None:
 
 
 async def test_what_the_tools_say_when_it_goes_wrong(engine: SandboxEngine) -> None:
-    env = await start(engine, max_turns=20, wall_s=1.0)
+    env = await start(engine, max_turns=20, wall_s=60.0, cpu_s=1.0)
     for tool, text, said in [
         ("sql", "SELECT * FROM nowhere", "OperationalError: no such table: nowhere"),
         ("sql", "DELETE FROM orders", "OperationalError: attempt to write a readonly database"),

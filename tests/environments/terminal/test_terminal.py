@@ -62,7 +62,7 @@ async def test_every_kind_is_done_by_its_command_and_by_nothing_less(engine: San
 
 
 async def test_the_agent_reads_output_and_errors(engine: SandboxEngine) -> None:
-    env = await start(engine, wall_s=0.5)
+    env = await start(engine, wall_s=60.0, cpu_s=1.0)
     for command, said in [
         ("echo hello; cd /tmp", "hello\n"),
         ("pwd", "/work\n"),
@@ -100,7 +100,7 @@ async def test_the_agent_reads_output_and_errors(engine: SandboxEngine) -> None:
     ],
 )  # fmt: skip
 async def test_tricks_give_nothing(engine: SandboxEngine, trick: str) -> None:
-    env = await start(engine, families=["count_lines"], wall_s=3.0)
+    env = await start(engine, families=["count_lines"], wall_s=30.0, cpu_s=1.0)
     await env.step(bash(trick))
     _, reward, terminated, _, info = await env.step("Done.")
     assert (reward, terminated, info["metrics"]["commands"]) == (0.0, True, 1.0)

@@ -1,0 +1,1 @@
+"""Other frameworks' environments here, and ours there: OpenEnv (both ways) and verifiers."""
