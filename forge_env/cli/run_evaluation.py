@@ -111,12 +111,12 @@ def _set_options(data: dict[str, Any], words: list[str]) -> None:
     entries: list[dict[str, Any]] = [
         {"name": item} if isinstance(item, str) else dict(item) for item in data["environments"]
     ]
-    by_label = {entry.get("label") or entry.get("name"): entry for entry in entries}
+    by_label = {str(entry.get("label") or entry.get("name")): entry for entry in entries}
     for word in words:
         key, _, text = word.partition("=")
-        label, dot, rest = key.partition(".")
-        if dot and label in by_label:
-            entry, key = by_label[label], rest
+        named = [label for label in by_label if key.startswith(f"{label}.")]
+        if named:
+            entry, key = by_label[named[0]], key.removeprefix(f"{named[0]}.")
         elif len(entries) == 1:
             entry = entries[0]
         else:

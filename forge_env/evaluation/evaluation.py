@@ -58,7 +58,7 @@ class Evaluation:
             raise UsageError(
                 f"{self.folder.root} holds an evaluation", fix="continue it with --resume, or choose another --out"
             )
-        if self.resume and not self.folder.exists():
+        if self.resume and not self.folder.config.exists():
             raise UsageError(f"{self.folder.root} holds no evaluation to resume")
         if self.resume and (changed := changes(build(read_yaml(self.folder.config)), config)):
             raise UsageError(

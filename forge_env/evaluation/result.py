@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge_env.errors import ForgeError, UsageError
 from forge_env.evaluation.samples import SampleResult
 from forge_env.evaluation.store import open_folder
-from forge_env.evaluation.summary import Summary
 from forge_env.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from forge_env.evaluation.summary import Summary
 
 
 @dataclass(slots=True)

@@ -44,8 +44,8 @@ class ResultsFolder:
         self._lock: int | None = None
 
     def exists(self) -> bool:
-        """Whether an evaluation has been written here."""
-        return self.config.exists() or self.samples.exists()
+        """Whether an evaluation has been written here, if only one sample of it."""
+        return self.samples.exists() and self.samples.stat().st_size > 0
 
     def trajectories(self) -> Iterator[Trajectory]:
         """Every record in order, superseded ones included."""
@@ -80,7 +80,7 @@ class ResultsFolder:
 def open_folder(path: Path | str) -> ResultsFolder:
     """A folder that holds an evaluation; `UsageError` when it doesn't."""
     folder = ResultsFolder(path)
-    if not folder.exists():
+    if not folder.config.exists():
         raise UsageError(f"{path} holds no evaluation", fix="give the folder that forge-env eval wrote")
     return folder
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from forge_env.evaluation.estimates import Estimate
-from forge_env.evaluation.summary import EnvironmentSummary, GroupSummary, Summary
+if TYPE_CHECKING:
+    from forge_env.evaluation.estimates import Estimate
+    from forge_env.evaluation.summary import EnvironmentSummary, GroupSummary, Summary
 
 SHOWN_TAGS = 40
 

@@ -1,0 +1,127 @@
+"""The commands: flags, files, exit codes, what is imported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from forge_env.cli.evaluate import FLAGS
+from forge_env.cli.main import build_parser, main
+from forge_env.cli.run_evaluation import read_config
+from forge_env.evaluation.config import EvaluationConfig
+
+TOY = "tests.evaluation.toys:Sums"
+OTHER = "tests.evaluation.toys:Broken"
+
+
+@pytest.fixture
+def out(tmp_path: Path, clean_environ: pytest.MonkeyPatch) -> str:
+    return str(tmp_path / "results")
+
+
+def config_of(*words: str) -> EvaluationConfig:
+    parser, _ = build_parser()
+    args, args.overrides = parser.parse_known_args(["eval", *words])  # type: ignore[name-defined]
+    return read_config(args)
+
+
+def test_every_key_has_a_flag_and_every_flag_a_key() -> None:
+    flags = {name for group in FLAGS.values() for name in group}
+    assert flags | {"environments", "model", "n", "out"} == set(EvaluationConfig.model_fields)
+
+
+def test_a_file_says_the_same_as_flags(tmp_path: Path) -> None:
+    data = {
+        "environments": [{"name": TOY, "options": {"max_turns": 3}}],
+        "model": "m",
+        "base_url": "http://localhost:1/v1",
+        "n": 5,
+        "epochs": 2,
+        "temperature": 0.5,
+        "extra": {"top_k": 4},
+        "turn_limit": 7,
+    }
+    path = tmp_path / "evaluation.yaml"
+    path.write_text(yaml.safe_dump(data))
+    flags = ["--model", "m", "--base-url", data["base_url"], "-n", "5", "--epochs", "2"]
+    flags += ["--temperature", "0.5", "--turn-limit", "7"]
+    assert config_of(str(path)) == config_of(TOY, "max_turns=3", *flags, "--extra", "{top_k: 4}")
+    assert config_of(str(path), "--epochs", "9").epochs == 9
+
+
+def test_options_of_several_environments(out: str) -> None:
+    config = config_of(f"{TOY},{OTHER}", "--model", "gold", f"{OTHER}.max_turns=4")
+    assert [choice.options for choice in config.environments] == [{}, {"max_turns": 4}]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["coding_rlv", "--model", "gold"], "did you mean 'coding_rlvr'?"),
+        ([TOY, "--model", "gold", "--temprature", "1"], "did you mean --temperature?"),
+        ([TOY, "--model", "gold", "max_turn=1"], "did you mean 'max_turns'?"),
+        ([f"{TOY},{OTHER}", "--model", "gold", "max_turns=1"], "write ENV.max_turns=1"),
+        ([TOY], "add --model"),
+        (["--model", "gold"], "name an environment"),
+        ([TOY, "--model", "gold", "--resume"], "add --out DIR"),
+        ([TOY, "--model", "gold", "-n", "0"], "greater than or equal to 1"),
+        (["missing.yaml"], "can't read missing.yaml"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2_with_the_fix(words: list[str], message: str, capsys: Any, tmp_path: Path) -> None:
+    assert main(["eval", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_eval_score_and_compare(out: str, capsys: Any) -> None:
+    assert main(["eval", TOY, "--model", "tests.evaluation.toys:answer_even", "--out", out, "--epochs", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "0.500 ± " in shown
+    assert "pass@k" in shown
+    assert main(["score", out]) == 0
+    assert "0 scores changed" in capsys.readouterr().out
+    assert main(["compare", out, f"{out}-rescored", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["environments"][TOY]["difference"]["value"] == 0.0
+    assert main(["compare", out, "nowhere"]) == 2
+    assert "holds no evaluation" in capsys.readouterr().err
+
+
+def test_json_and_resume_from_the_folder_alone(out: str, capsys: Any) -> None:
+    assert main(["eval", TOY, "--model", "gold", "--out", out, "-n", "2"]) == 0
+    capsys.readouterr()
+    assert main(["eval", "--out", out, "--resume", "-n", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["environments"][TOY]["samples"] == 3
+
+
+def test_lost_samples_are_exit_code_1(out: str, capsys: Any) -> None:
+    assert (
+        main(["eval", "tests.evaluation.toys:Unlucky", "--model", "gold", "--out", out, "--sample-retries", "0"]) == 1
+    )
+    captured = capsys.readouterr()
+    assert "6 SandboxError" in captured.out
+    assert "6 samples were lost to infrastructure" in captured.err
+    assert f"forge-env eval --out {out} --resume plays them again" in captured.err
+
+
+def test_a_dead_endpoint_is_named_at_once(out: str, capsys: Any) -> None:
+    assert main(["eval", TOY, "--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--out", out]) == 1
+    assert "start the server, or check --base-url" in capsys.readouterr().err
+
+
+def test_evaluating_an_endpoint_loads_nothing_heavy() -> None:
+    code = f"""
+import sys
+from forge_env.cli.main import main
+main(["eval", "{TOY}", "--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--out", "/dev/null/x"])
+import forge_env.evaluation.evaluation
+heavy = {{"torch", "vllm", "docker", "gymnasium", "matplotlib", "pandas", "numpy", "transformers"}} & set(sys.modules)
+sys.exit(f"loaded {{heavy}}" if heavy else 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
