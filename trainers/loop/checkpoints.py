@@ -9,9 +9,10 @@ from pathlib import Path
 
 from forge_env.environment import Environment
 from forge_env.errors import UsageError
+from forge_env.machine import cache_dir
 from forge_env.run import Run
 from trainers.loop.stack import GeneratorPool, Stack, TrainerHandle
-from trainers.loop.warmup import cache_key, cache_root, warm_up
+from trainers.loop.warmup import cache_key, warm_up
 
 TINY = "tiny"
 
@@ -48,7 +49,7 @@ def _checkpoint_folder(run: Run, environment: Environment) -> Path:
     """The folder of `model.path`: built here, local, or fetched from the hub."""
     config = run.config
     if config.model.path == TINY:
-        folder = cache_root(config) / "models" / f"tiny-{cache_key(config, environment, warm=False)}"
+        folder = cache_dir(config.model.cache_dir) / "models" / f"tiny-{cache_key(config, environment, warm=False)}"
         if not (folder / "config.json").is_file():
             from trainers.model.tiny import build_tiny_folder
 
@@ -81,7 +82,7 @@ def _warm_folder(run: Run, environment: Environment) -> Path | None:
         return None
     if config.model.path != TINY:
         raise UsageError("warmup is for a model built here", fix="use model.path=tiny, or warmup=null")
-    return cache_root(config) / "models" / f"warm-{cache_key(config, environment, warm=True)}"
+    return cache_dir(config.model.cache_dir) / "models" / f"warm-{cache_key(config, environment, warm=True)}"
 
 
 class Checkpoints:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,6 @@ from trainers.titan.batch import TokenSequence
 
 MICROBATCH_TOKENS = 8192
 SORT_WINDOW = 16
-
-
-def cache_root(config: RunConfig) -> Path:
-    """Where built and warmed-up checkpoints are kept."""
-    chosen = config.model.cache_dir or os.environ.get("FORGE_ENV_CACHE")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "forge-env"
 
 
 def cache_key(config: RunConfig, environment: Environment, *, warm: bool) -> str:
