@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from forge_env.config.models import RunConfig, Section
 from forge_env.config.problems import KeyPath, Source, problems, section_of
-from forge_env.config.yaml_format import Loader
+from forge_env.config.yaml_format import read
 from forge_env.errors import ConfigError, UsageError, did_you_mean
 
 OVERRIDE = re.compile(r"^(?P<key>[A-Za-z_][\w-]*(\.[\w-]+)*)=(?P<value>.*)$", re.DOTALL)
@@ -78,8 +78,7 @@ def parse(text: str, name: str) -> Source:
         ConfigError: it isn't YAML, or not a mapping.
     """
     try:
-        data = yaml.load(text, Loader)
-        node = yaml.compose(text, Loader)
+        data, node = read(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
@@ -124,7 +123,7 @@ def parse_overrides(arguments: Iterable[str]) -> list[tuple[str, Any]]:
 
 def _value(argument: str, text: str) -> Any:
     try:
-        return yaml.load(text, Loader)
+        return read(text)[0]
     except yaml.YAMLError as error:
         raise UsageError(f"{argument}: {text!r} is not a YAML value", fix="put it in quotes") from error
 

@@ -73,6 +73,17 @@ def test_every_mistake_is_listed_in_the_order_of_the_file() -> None:
         ("- 1\n", "a recipe is a mapping of keys to values, this is a list"),
         ("", "r.yaml is empty"),
         ("a: \x00\n", "not valid YAML"),
+        ("? [a, b]\n: 1\n", "r.yaml:1: not valid YAML: a key is a name"),
+        ("a: 2020-13-45\n", "not valid YAML: month must be in 1..12"),
+        ("a: " + "1" * 5000, "not valid YAML"),
+        ("a: " + "[" * 3000, "not valid YAML: it is nested too deeply"),
+        ("a: &a {b: *a}\n", "its aliases make it endless"),
+        ("a: &a [*a]\n", "its aliases make it endless"),
+        (
+            "a0: &a0 {x: 1, y: 2}\n" + "".join(f"a{n}: &a{n} {{x: *a{n - 1}, y: *a{n - 1}}}\n" for n in range(1, 40)),
+            "its aliases make it endless, or nearly so",
+        ),
+        ("a: 1\n---\nb: 2\n", "found another document"),
     ],
 )
 def test_what_is_no_recipe_is_refused(text: str, expected: str) -> None:
@@ -179,3 +190,15 @@ def test_any_unknown_key_is_named(key: str, extra: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build_config(parse(MINIMAL, "r.yaml"), [(wrong, 1)])
     assert wrong.split(".")[-1] in str(caught.value) or "is a value" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["2020-13-45", "1" * 5000, "[" * 3000, "{a: 1", "&a [*a]"])
+def test_an_override_that_is_no_value_is_refused(value: str) -> None:
+    with pytest.raises(UsageError, match="is not a YAML value"):
+        parse_overrides([f"seed={value}"])
+
+
+def test_sections_may_share_a_value() -> None:
+    config = load(MINIMAL + "trainer: {optimizer: &adam {lr: 0.5}}\nwarmup: {optimizer: *adam}\n")
+    assert config.warmup is not None
+    assert (config.trainer.optimizer.lr, config.warmup.optimizer.lr) == (0.5, 0.5)
