@@ -65,6 +65,7 @@ class Pool:
         self.last_dirt: list[str] = []
         self._idle: dict[Box, float] = {}  # since when
         self._leased: dict[Box, str] = {}  # by which tenant
+        self._resetting: set[Box] = set()
         self._pending: Counter[SandboxSpec] = Counter()  # starting or resetting
         self._dying = 0
         self._waiters: list[_Waiter] = []
@@ -125,6 +126,7 @@ class Pool:
             self._discard(box, "lost")
         else:
             self._pending[box.spec] += 1
+            self._resetting.add(box)
             self._background(self._reset(box))
 
     async def close(self) -> None:
@@ -138,9 +140,10 @@ class Pool:
         self._waiters.clear()
         for task in list(self._tasks):
             task.cancel()
-        boxes = [*self._idle, *self._leased]
+        boxes = [*self._idle, *self._leased, *self._resetting]
         self._idle.clear()
         self._leased.clear()
+        self._resetting.clear()
         await asyncio.gather(*self._tasks, *(box.destroy() for box in boxes), return_exceptions=True)
         await asyncio.gather(*self._tasks, return_exceptions=True)  # what the cancelled ones had to destroy
 
@@ -275,11 +278,11 @@ class Pool:
             dirty = await box.reset()
         except SandboxError:
             dirty = ["no answer"]
-        except BaseException:
+        finally:
             self._pending[box.spec] -= 1
-            self._discard(box, "lost")
-            raise
-        self._pending[box.spec] -= 1
+        if box not in self._resetting:
+            return  # closed meanwhile: whoever closed the pool destroys it
+        self._resetting.discard(box)
         self.phases.add("reset", time.monotonic() - begun)
         if dirty:
             self.last_dirt = dirty

@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from forge_env.errors import SandboxError, SandboxUnavailableError
+from forge_env.errors import SandboxError, SandboxUnavailableError, UsageError
 from forge_env.sandbox import RunningSandbox, SandboxSpec
 from sandboxes import owner
 from sandboxes.box import Box
 from sandboxes.connection import Connection
-from sandboxes.docker.options import SOCKET_NAME, container_options, random_uid
-from sandboxes.docker.reaper import FOLDER_PREFIX, reap, remove_stale_folders, running
+from sandboxes.docker import seccomp as own_seccomp
+from sandboxes.docker.options import SOCKET_NAME, Daemon, container_options, random_uid
+from sandboxes.docker.reaper import FOLDER_PREFIX, end_container, reap, remove_stale_folders, running
 from sandboxes.engine import PooledEngine
 from sandboxes.images.build import ensure_image
 
@@ -38,7 +39,7 @@ class DockerBox(Box):
     async def destroy(self) -> None:  # noqa: D102
         self.connection.close()
         if self._removal is None:
-            self._removal = asyncio.ensure_future(asyncio.to_thread(remove_container, self._client, self._container))
+            self._removal = asyncio.ensure_future(asyncio.to_thread(end_container, self._client, self._container))
         await asyncio.shield(self._removal)
 
 
@@ -49,19 +50,30 @@ class DockerEngine(PooledEngine):
         base_image: public base of the bundled image (default: $FORGE_ENV_BASE_IMAGE, else this machine's Python).
         runtime: an OCI runtime the daemon knows, such as `runsc`.
         cpus: CPUs one sandbox may use.
+        seccomp: `own` (an allow-list tighter than Docker's), or `docker` for Docker's default profile.
         options: see `PooledEngine`.
     """
 
     name = "docker"
 
     def __init__(
-        self, *, base_image: str | None = None, runtime: str | None = None, cpus: float = 1.0, **options: Any
+        self,
+        *,
+        base_image: str | None = None,
+        runtime: str | None = None,
+        cpus: float = 1.0,
+        seccomp: str = "own",
+        **options: Any,
     ) -> None:
         super().__init__(**options)
+        if seccomp not in ("own", "docker"):
+            raise UsageError(f"seccomp is {seccomp!r}", fix="use 'own' or 'docker'")
         self.base_image = base_image
         self.runtime = runtime
         self.cpus = cpus
         self.owner = owner.this_process()
+        self.seccomp = seccomp
+        self._daemon = Daemon(seccomp=False, remapped=False)
         self._client: Any = None
         self._images: dict[str, asyncio.Task[str]] = {}
 
@@ -110,6 +122,7 @@ class DockerEngine(PooledEngine):
         if self._client is None:
             try:
                 self._client = await asyncio.to_thread(docker.from_env, max_pool_size=self.concurrency + 4)
+                self._daemon = Daemon.of(await asyncio.to_thread(self._client.info))
             except docker.errors.DockerException as error:
                 fix = "start it or set DOCKER_HOST"
                 raise SandboxUnavailableError(f"no Docker daemon answers: {error}", fix=fix) from error
@@ -119,6 +132,11 @@ class DockerEngine(PooledEngine):
         client, self._client = self._client, None
         if client is not None:
             await asyncio.to_thread(client.close)
+
+    def _seccomp_profile(self) -> str | None:
+        return (
+            own_seccomp.profile() if self._daemon.seccomp and self.seccomp == "own" and self.runtime is None else None
+        )
 
     async def _image(self, name: str) -> str:
         if name not in self._images or (self._images[name].done() and self._images[name].exception()):
@@ -135,9 +153,15 @@ class DockerEngine(PooledEngine):
             server = await loop.create_unix_server(lambda: connection, path=path)
             os.chmod(path, 0o666)  # the folder's parent is ours alone; the container's root has no right to override
             options = container_options(
-                image, spec, owner=self.owner, uid=random_uid(), socket_folder=folder, cpus=self.cpus,
+                image,
+                spec,
+                owner=self.owner,
+                uid=random_uid(self._daemon),
+                socket_folder=folder,
+                cpus=self.cpus,
                 runtime=self.runtime,
-            )  # fmt: skip
+                seccomp_profile=self._seccomp_profile(),
+            )
             container = await _finish(asyncio.to_thread(self._start_container, options))
             box = DockerBox(container, spec, connection, self._client)
             try:
@@ -163,26 +187,13 @@ class DockerEngine(PooledEngine):
             try:
                 api.start(container)
             except BaseException:
-                remove_container(self._client, container)
+                api.remove_container(container, force=True)
                 raise
         except docker.errors.APIError as error:
             raise SandboxError(f"Docker refused a container: {error.explanation or error}") from error
         except (docker.errors.DockerException, requests.RequestException) as error:
             raise SandboxError(f"the Docker daemon is lost: {error}") from error
         return container
-
-
-def remove_container(client: Any, container: str) -> None:
-    """Kill and remove a container; fine when it is gone already."""
-    import docker.errors
-    import requests
-
-    try:
-        client.api.remove_container(container, force=True, v=True)
-    except (docker.errors.DockerException, requests.RequestException):
-        # Gone, going, or the daemon is away. The runner ends by itself when the connection closes, the container
-        # removes itself with it, and the reaper takes what is left.
-        return
 
 
 async def _finish(work: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
 from forge_env.sandbox import SandboxSpec
@@ -24,8 +25,32 @@ def tmpfs(size_mb: int, uid: int | None, mode: str) -> str:
     return f"rw,nosuid,nodev,size={size_mb}m,nr_inodes={size_mb * INODES_PER_MB},mode={mode}{owner}"
 
 
+@dataclass(frozen=True)
+class Daemon:
+    """What the daemon can do."""
+
+    seccomp: bool
+    remapped: bool
+    """User ids of containers are mapped to others of the host, and few (userns-remap, rootless)."""
+
+    @classmethod
+    def of(cls, info: dict[str, Any]) -> Daemon:
+        """From `docker info`."""
+        options = info.get("SecurityOptions") or []
+        remapped = any(option.startswith(("name=userns", "name=rootless")) for option in options)
+        return cls(any(option.startswith("name=seccomp") for option in options), remapped)
+
+
 def container_options(
-    image: str, spec: SandboxSpec, *, owner: str, uid: int, socket_folder: str, cpus: float, runtime: str | None
+    image: str,
+    spec: SandboxSpec,
+    *,
+    owner: str,
+    uid: int,
+    socket_folder: str,
+    cpus: float,
+    runtime: str | None,
+    seccomp_profile: str | None,
 ) -> dict[str, Any]:
     """The body of Docker's `POST /containers/create`.
 
@@ -34,6 +59,7 @@ def container_options(
     across containers.
     """
     runner = RunnerConfig(isolation="uid", connect=f"{SOCKET_FOLDER}/{SOCKET_NAME}", uid=uid)
+    security = ["no-new-privileges"] + ([f"seccomp={seccomp_profile}"] if seccomp_profile else [])
     memory = (spec.memory_mb + RUNNER_MB) << 20
     return {
         "Image": image,
@@ -56,7 +82,7 @@ def container_options(
             "ShmSize": SCRATCH_MB << 20,
             "CapDrop": ["ALL"],
             "CapAdd": ["SETUID", "SETGID"],
-            "SecurityOpt": ["no-new-privileges"],
+            "SecurityOpt": security,
             "IpcMode": "private",
             "Memory": memory,
             "MemorySwap": memory,
@@ -72,6 +98,7 @@ def container_options(
     }
 
 
-def random_uid() -> int:
+def random_uid(daemon: Daemon) -> int:
     """The first of sixteen user ids that no account and no other container is likely to have."""
-    return 0x50000000 + int.from_bytes(os.urandom(3), "big") * 16
+    number = int.from_bytes(os.urandom(3), "big")
+    return 20_000 + number % 2_500 * 16 if daemon.remapped else 0x50000000 + number * 16

@@ -1,4 +1,8 @@
-"""Removing the containers that dead owners left."""
+"""How containers end, and how those go that dead owners left.
+
+Containers are created to remove themselves. Asking the daemon to remove one that is just doing so can leave a ghost
+in its listing until it restarts (seen with Docker 20.10), so a running one is only ever killed, and waited for.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,26 @@ from forge_env.sandbox import RunningSandbox
 from sandboxes import owner
 
 FOLDER_PREFIX = "forge-env-"
+GRACE_S = 3
+REMOVAL_TIMEOUT_S = 20
+
+
+def end_container(client: Any, container: str) -> None:
+    """See a container whose runner was told to go out of existence; kill it if it stays. Fine when it is gone."""
+    import docker.errors
+    import requests
+
+    api = client.api
+    try:
+        try:
+            api.wait(container, timeout=GRACE_S, condition="removed")
+        except requests.RequestException:  # it did not go by itself
+            api.kill(container)
+            api.wait(container, timeout=REMOVAL_TIMEOUT_S, condition="removed")
+    except (docker.errors.DockerException, requests.RequestException):
+        # Gone, or the daemon is away: the container removes itself when its runner ends, and the reaper takes what
+        # is left.
+        return
 
 
 def reap(client: Any) -> list[str]:
@@ -19,13 +43,19 @@ def reap(client: Any) -> list[str]:
 
     removed = []
     for container in client.api.containers(all=True, filters={"label": owner.LABEL}):
-        if owner.is_dead(container["Labels"].get(owner.LABEL, "")):
-            try:
+        state = container["State"]
+        if state == "removing" or not owner.is_dead(container["Labels"].get(owner.LABEL, "")):
+            continue
+        try:
+            if state in ("running", "paused"):
+                client.api.kill(container["Id"])
+                client.api.wait(container["Id"], timeout=REMOVAL_TIMEOUT_S, condition="removed")
+            else:
                 client.api.remove_container(container["Id"], force=True)
-            except docker.errors.APIError as error:
-                if error.status_code not in (404, 409):  # gone already, or on its way
-                    raise
-            removed.append(container["Id"])
+        except docker.errors.APIError as error:
+            if error.status_code not in (404, 409):  # gone already, or on its way
+                raise
+        removed.append(container["Id"])
     return removed
 
 
@@ -45,6 +75,8 @@ def running(client: Any) -> list[RunningSandbox]:
     found = []
     for container in client.api.containers(all=True, filters={"label": owner.LABEL}):
         name = container["Labels"].get(owner.LABEL, "")
+        if container["State"] == "removing":
+            continue
         found.append(
             RunningSandbox(
                 container["Id"][:12], container["Image"], owner.pid_of(name), owner.is_dead(name), container["Created"]

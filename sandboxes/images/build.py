@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from forge_env.errors import SandboxUnavailableError
+from forge_env.errors import SandboxUnavailableError, UsageError
 from sandboxes.images import rootfs
 
 REPOSITORY = "forge-env"
@@ -34,24 +34,47 @@ def ensure_image(client: Any, image: str = BUNDLED, base_image: str | None = Non
 
     Args:
         client: the daemon to build on.
-        image: `python` for the bundled image, or a reference that the daemon has or can pull.
+        image: `python` for the bundled image, a folder with a Dockerfile, or a reference that the daemon has or can
+            pull. Python 3.9 or newer must be inside; a Dockerfile may say `ARG BASE_IMAGE`, `FROM ${BASE_IMAGE}`.
         base_image: public base of the bundled image; by default $FORGE_ENV_BASE_IMAGE, else this machine's Python.
     """
     import docker.errors
 
-    base = base_image or os.environ.get(BASE_IMAGE_VARIABLE) or None if image == BUNDLED else image
+    if image == BUNDLED:
+        base = base_image or os.environ.get(BASE_IMAGE_VARIABLE) or None
+    elif os.path.isdir(image):
+        base = _ensure_folder_image(client, Path(image), base_image)
+    else:
+        base = image
     tag = image_tag(base)
     try:
         client.images.get(tag)
         return tag
     except docker.errors.ImageNotFound:
         pass
+    _build(client, _context(), base or _import_base(client), tag)
+    return tag
+
+
+def _ensure_folder_image(client: Any, folder: Path, base_image: str | None) -> str:
+    """An image from a user's own Dockerfile, named by everything in its folder."""
+    import docker.errors
+
+    if not (folder / "Dockerfile").is_file():
+        raise UsageError(f"no Dockerfile in {folder}", fix="name a folder that has one, or an image")
+    base = base_image or os.environ.get(BASE_IMAGE_VARIABLE) or _import_base(client)
+    digest = hashlib.sha256(base.encode())
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            digest.update(f"{path.relative_to(folder)} {path.stat().st_mode}\n".encode() + path.read_bytes())
+    tag = f"{REPOSITORY}/user:{digest.hexdigest()[:16]}"
     try:
-        _build(client, base or _import_base(client), tag)
-    except docker.errors.BuildError as error:
-        raise SandboxUnavailableError(f"building {tag} over {base} failed: {error}") from error
-    except docker.errors.APIError as error:
-        raise SandboxUnavailableError(f"the Docker daemon could not build {tag}: {error.explanation}") from error
+        client.images.get(tag)
+    except docker.errors.ImageNotFound:
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+            archive.add(folder, arcname=".", filter=_owned_by_root)
+        _build(client, buffer.getvalue(), base, tag)
     return tag
 
 
@@ -77,15 +100,23 @@ def _owned_by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
-def _build(client: Any, base: str, tag: str) -> None:
-    client.images.build(
-        fileobj=io.BytesIO(_context()),
-        custom_context=True,
-        buildargs={"BASE_IMAGE": base},
-        tag=tag,
-        rm=True,
-        forcerm=True,
-    )
+def _build(client: Any, context: bytes, base: str, tag: str) -> None:
+    import docker.errors
+
+    try:
+        client.images.build(
+            fileobj=io.BytesIO(context),
+            custom_context=True,
+            buildargs={"BASE_IMAGE": base},
+            tag=tag,
+            rm=True,
+            forcerm=True,
+        )
+    except docker.errors.BuildError as error:
+        log = "".join(entry.get("stream", "") for entry in error.build_log)[-1000:]
+        raise SandboxUnavailableError(f"building {tag} over {base} failed: {error}\n{log}") from error
+    except docker.errors.APIError as error:
+        raise SandboxUnavailableError(f"the Docker daemon could not build {tag}: {error.explanation}") from error
 
 
 def _context() -> bytes:

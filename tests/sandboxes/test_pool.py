@@ -105,9 +105,10 @@ def test_never_too_many_nothing_lost(size: int, moves: list[str]) -> None:
             await asyncio.sleep(0)
             assert pool.total <= size
             assert factory.alive() <= size
-        await settle()
+        if moves and moves[-1] != "cancel":  # now and then close at once
+            await settle()
         leased = [t.result() for t in tasks if t.done() and not t.cancelled() and t.exception() is None]
-        assert len(leased) == len(set(leased)) == pool.stats()["leased"]
+        assert len(leased) == len(set(leased))
         await pool.close()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert factory.alive() == 0
@@ -166,6 +167,14 @@ async def test_dirty_and_worn_out_boxes_are_replaced() -> None:
     assert pool.stats()["poisoned"] == pool.stats()["recycled"] == 1
     assert pool.stats()["dirt"] == ["processes"]
     await pool.close()
+
+
+async def test_closing_right_after_a_release_destroys_the_box() -> None:
+    factory = Factory()
+    pool = Pool(factory, size=1)
+    pool.release(await pool.acquire(SPEC))
+    await pool.close()
+    assert factory.made[0].destroyed
 
 
 async def test_a_dead_idle_box_is_replaced_ahead() -> None:

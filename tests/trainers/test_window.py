@@ -112,3 +112,13 @@ async def test_a_slow_first_group_does_not_stall_the_rest_before_its_date(bound:
     assert not sampling.done()
     await buffer.add(tickets[0], "late")
     assert await asyncio.wait_for(sampling, 1) == [tickets[0]]
+
+
+async def test_no_more_groups_are_admitted_than_the_run_needs() -> None:
+    buffer: ReplayBuffer[str] = ReplayBuffer(1, 4, needed=2)
+    first, _ = await buffer.admit(), await buffer.admit()
+    waiting = asyncio.ensure_future(buffer.admit())
+    await asyncio.sleep(0)
+    assert not waiting.done(), "there are slots, but nothing to train it in"
+    await buffer.discard(first)
+    assert (await asyncio.wait_for(waiting, 1)).index == 2, "a lost group is replaced"

@@ -41,11 +41,22 @@ class BufferStats:
 class ReplayBuffer(Generic[T]):
     """Admits groups, keeps the complete ones, and hands out batches within the staleness bound.
 
+    With `needed`, no more groups are admitted than the run can train on, so none is rolled out in vain.
+
     See `trainers.buffer.window` for the bound and its proof. Everything waits on one condition; nothing polls.
     """
 
-    def __init__(self, per_step: int, max_off_policy_steps: int, *, first_index: int = 0, version: int = 0) -> None:
+    def __init__(
+        self,
+        per_step: int,
+        max_off_policy_steps: int,
+        *,
+        first_index: int = 0,
+        version: int = 0,
+        needed: int | None = None,
+    ) -> None:
         self.per_step = per_step
+        self._needed = needed
         self.max_off_policy_steps = max_off_policy_steps
         self.version = version
         self.stats = BufferStats()
@@ -70,15 +81,19 @@ class ReplayBuffer(Generic[T]):
         return next((ticket for ticket in self._pending if ticket.group is None), None)
 
     async def admit(self) -> Ticket[T]:
-        """A place for a new group; waits while all slots are taken."""
-        budget = slots(self.per_step, self.max_off_policy_steps)
+        """A place for a new group; waits while all slots are taken, or the run has all the groups it needs."""
         async with self._changed:
-            await self._changed.wait_for(lambda: len(self._pending) + len(self._in_training) < budget)
+            await self._changed.wait_for(self._has_room)
             ticket: Ticket[T] = Ticket(self._next_index, self.version)
             self._next_index += 1
             self._pending.append(ticket)
             self.stats.admitted += 1
             return ticket
+
+    def _has_room(self) -> bool:
+        taken = len(self._pending) + len(self._in_training)
+        enough = self._needed is not None and self.stats.admitted - self.stats.discarded >= self._needed
+        return taken < slots(self.per_step, self.max_off_policy_steps) and not enough
 
     async def add(self, ticket: Ticket[T], group: T) -> None:
         """The group of `ticket` is complete."""

@@ -17,7 +17,7 @@ from trainers.buffer.replay import ReplayBuffer, Ticket
 from trainers.generator.policy import GeneratorPolicy
 from trainers.loop.advantages import Group, training_sequences
 from trainers.loop.checkpoints import Checkpoints
-from trainers.loop.evaluation import Evaluator
+from trainers.loop.evaluation import Evaluator, Score
 from trainers.loop.rollouts import MakeEnvironment, Rollouts
 from trainers.loop.stack import GeneratorPool, TrainerHandle
 from trainers.model.chat import Chat, FolderTokenizer
@@ -79,6 +79,7 @@ class Session:
         self.position = 0
         self._discarded_in_a_row = 0
         self._trained_at: list[float] = []
+        self._evaluations: list[asyncio.Task[Score]] = []
 
     async def run_to_end(self) -> None:
         """Train until the recipe's last step or until the run is asked to stop; save; report."""
@@ -102,6 +103,7 @@ class Session:
             config.grpo.max_off_policy_steps,
             first_index=self.position,
             version=self.step,
+            needed=(config.grpo.steps - self.step) * config.grpo.groups_per_step,
         )
         try:
             await self._loops()
@@ -117,22 +119,22 @@ class Session:
             await self.generators.update_weights(self.step)
 
     async def _loops(self) -> None:
-        """Rollouts, status and evaluations run until the training loop is done; a failure ends all of them."""
+        """Rollouts, status and evaluations run beside the training loop; a failure ends all of them."""
         try:
             async with asyncio.TaskGroup() as group:
-                background = [group.create_task(self._roll_out(group)), group.create_task(self._report_status())]
+                endless = [group.create_task(self._roll_out()), group.create_task(self._report_status())]
                 await self._train(group)
-                for task in background:
+                for task in [*endless, *(self._evaluations if self.run.stop.is_set() else [])]:
                     task.cancel()
         except* ForgeError as errors:
             raise _first(errors) from errors
 
-    async def _roll_out(self, group: asyncio.TaskGroup) -> None:
-        """Admit groups for as long as the run needs any."""
-        needed = (self.config.grpo.steps - self.step) * self.config.grpo.groups_per_step
-        while not self.run.stop.is_set() and self.buffer.stats.admitted - self.buffer.stats.discarded < needed:
-            ticket = await self.buffer.admit()
-            group.create_task(self._roll_out_group(ticket))
+    async def _roll_out(self) -> None:
+        """Start a group wherever there is room for one. Cancelled, it takes every rollout along."""
+        async with asyncio.TaskGroup() as rollouts:
+            while True:
+                ticket = await self.buffer.admit()
+                rollouts.create_task(self._roll_out_group(ticket))
 
     async def _roll_out_group(self, ticket: Ticket[Group]) -> None:
         result = await self.rollouts.group(ticket.index)
@@ -151,11 +153,6 @@ class Session:
             )
             raise ForgeError(f"{MAX_DISCARDED_IN_A_ROW} groups in a row came to nothing, the last because: {reason}")
         await self.buffer.discard(ticket)
-        await self._replace()
-
-    async def _replace(self) -> None:
-        ticket = await self.buffer.admit()
-        await self._roll_out_group(ticket)
 
     def _count(self, group: Group) -> None:
         self.totals.episodes += len(group.episodes)
@@ -183,7 +180,8 @@ class Session:
             self._log(batch, metrics)
             if every and self.step % every == 0 and self.step < config.steps:
                 section = self.config.evaluation
-                group.create_task(self.evaluator.evaluate(self.step, section.split, section.num_tasks))
+                evaluating = self.evaluator.evaluate(self.step, section.split, section.num_tasks)
+                self._evaluations.append(group.create_task(evaluating))
             if self.config.checkpoint.every and self.step % self.config.checkpoint.every == 0:
                 await self.checkpoints.save(self.trainer, self.step, self.position)
         if self.step >= config.steps:
