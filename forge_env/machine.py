@@ -10,6 +10,8 @@ from importlib.metadata import PackageNotFoundError, distribution, requires, ver
 from importlib.util import find_spec
 from pathlib import Path
 
+from forge_env.errors import UsageError
+
 GIB = 1024**3
 TRAINING_MODULES = {
     "torch": "torch",
@@ -22,10 +24,21 @@ TRAINING_MODULES = {
 """Import name and package of the training stack."""
 
 
+def user_path(text: str) -> Path:
+    """A path that a person wrote, `~` and `~name` expanded.
+
+    Raises:
+        UsageError: there is no such home folder.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"{text}: this home folder is not known", fix="write the whole path, or set HOME") from error
+
+
 def cache_dir(chosen: str | None = None) -> Path:
     """Where built checkpoints are kept: `chosen`, else $FORGE_ENV_CACHE, else ~/.cache/forge-env."""
-    place = chosen or os.environ.get("FORGE_ENV_CACHE")
-    return Path(place).expanduser() if place else Path.home() / ".cache" / "forge-env"
+    return user_path(chosen or os.environ.get("FORGE_ENV_CACHE") or "~/.cache/forge-env")
 
 
 def existing_parent(path: Path) -> Path:

@@ -105,9 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments or os.environ.get("FORGE_ENV_DEBUG", "") not in ("", "0")
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)  # last, so that `module:Class` of the person's own folder is found but hides nothing
     try:
+        _find_own_modules()
         return _run(arguments, debug)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -121,6 +120,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         cause = root_cause(error)
         report_error(cause)
         return cause.exit_code if isinstance(cause, ForgeError) else 1
+
+
+def _find_own_modules() -> None:
+    """Let `module:Class` of the current folder be found; it comes last, so that it hides nothing."""
+    try:
+        here = os.getcwd()
+    except FileNotFoundError as error:
+        raise UsageError("the current folder has been removed", fix="cd to one that exists") from error
+    if here not in sys.path:
+        sys.path.append(here)
 
 
 def _run(arguments: list[str], debug: bool) -> int:
@@ -163,5 +172,6 @@ def report_error(error: BaseException, hint: str = "this is a bug; --debug shows
         place = f": {error.filename}" if error.filename else ""
         print(f"forge-env: {error.strerror or error}{place}", file=sys.stderr)
     else:
-        print(f"forge-env: {type(error).__name__}: {error}", file=sys.stderr)
+        first = next(iter(str(error).strip().splitlines()), "")  # what other libraries add is for the log
+        print(f"forge-env: {type(error).__name__}: {first}", file=sys.stderr)
         print(f"  -> {hint}", file=sys.stderr)

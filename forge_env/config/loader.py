@@ -19,6 +19,7 @@ from forge_env.config.models import RunConfig, Section
 from forge_env.config.problems import KeyPath, Source, problems, section_of
 from forge_env.config.yaml_format import read
 from forge_env.errors import ConfigError, UsageError, did_you_mean
+from forge_env.machine import user_path
 
 OVERRIDE = re.compile(r"^(?P<key>[A-Za-z_][\w-]*(\.[\w-]+)*)=(?P<value>.*)$", re.DOTALL)
 
@@ -46,7 +47,7 @@ def read_source(file: str) -> Source:
     Raises:
         ConfigError: there is no such file, or it is no YAML mapping.
     """
-    path = Path(file).expanduser()
+    path = user_path(file)
     if path.is_file():
         return parse(_read(path), file)
     recipes = bundled_recipes()

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from forge_env.errors import ForgeError, UsageError
+from forge_env.machine import user_path
 
 
 class RunFolder:
@@ -114,9 +115,9 @@ def choose_folder(output_dir: str, name: str | None, stem: str, *, resume: bool)
     Raises:
         UsageError: the run exists and is not to be resumed, or the other way round.
     """
-    base = Path(output_dir).expanduser()
+    base = user_path(output_dir)
     if name is not None:
-        if not name or name in (".", "..") or "/" in name:
+        if not name.strip() or name in (".", "..") or "/" in name or not name.isprintable():
             raise UsageError(f"{name!r} can't be the name of a run", fix="use a plain folder name")
         folder = RunFolder(base / name)
         if folder.exists() and not resume:

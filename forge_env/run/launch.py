@@ -13,10 +13,12 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from typing import TextIO
+from typing import Any, TextIO
 
+from forge_env import machine
 from forge_env.config.models import RunConfig
 from forge_env.config.render import render
+from forge_env.errors import ForgeError
 from forge_env.run.capture import captured_output, log_to
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import open_loggers, read_metrics
@@ -26,6 +28,8 @@ from forge_env.run.state import Display, RunState, duration
 
 Trainer = Callable[[Run], Awaitable[None]]
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+FULL_GB = 0.01
+"""A disk with less free space can't take another checkpoint."""
 logger = logging.getLogger("forge_env.run")
 
 
@@ -55,7 +59,7 @@ def launch(
             stack.enter_context(log_to(folder.log, debug=debug))
             earlier = read_summary(folder.summary) if resume else {}
             state = RunState(folder.name, config.evaluation.split, config.grpo.max_off_policy_steps)
-            run = _open_run(config, folder, state, resume, _display(state, terminal, live=not debug))
+            run = _open_run(config, folder, state, _display(state, terminal, live=not debug), resume, earlier)
             return _play(run, load_trainer, float(earlier.get("wall_s") or 0.0))
     finally:
         folder.release()
@@ -71,12 +75,14 @@ def _display(state: RunState, terminal: TextIO, *, live: bool) -> Display:
     return PlainDisplay(state, terminal)
 
 
-def _open_run(config: RunConfig, folder: RunFolder, state: RunState, resume: bool, display: Display) -> Run:
+def _open_run(
+    config: RunConfig, folder: RunFolder, state: RunState, display: Display, resume: bool, earlier: dict[str, Any]
+) -> Run:
     config = config.model_copy(update={"name": folder.name})
     folder.config.write_text(render(config), encoding="utf-8")
     before = max((float(row.get("time") or 0.0) for row in read_metrics(folder.metrics)), default=0.0)
     loggers = open_loggers(config, folder, lambda: before + state.elapsed)
-    return Run(config, folder, resume=resume, state=state, display=display, loggers=loggers)
+    return Run(config, folder, resume=resume, state=state, display=display, loggers=loggers, earlier=earlier)
 
 
 def _play(run: Run, load_trainer: Callable[[], Trainer], earlier_s: float) -> Outcome:
@@ -89,7 +95,7 @@ def _play(run: Run, load_trainer: Callable[[], Trainer], earlier_s: float) -> Ou
         run.end_stage()
         run.state.exit = outcome.exit
         if outcome.error is not None:
-            logger.error("the run failed", exc_info=outcome.error)
+            logger.error("the run failed", exc_info=outcome.raised or outcome.error)
         _write_results(run, outcome, earlier_s)
     finally:
         display.close()
@@ -105,8 +111,18 @@ def _outcome(run: Run, load_trainer: Callable[[], Trainer]) -> Outcome:
             return Outcome("interrupted", INTERRUPTED)
         return failed(RuntimeError("the trainer was cancelled from within"))
     except Exception as error:  # noqa: BLE001 - the boundary of the run: whatever it was is reported and recorded
-        return failed(error)
+        return failed(_full_disk(run) or error, error)
     return Outcome("interrupted", INTERRUPTED) if run.stop.is_set() else Outcome("success", 0)
+
+
+def _full_disk(run: Run) -> ForgeError | None:
+    """The likely cause of any failure on a full disk, which every library words differently."""
+    if machine.free_disk_gb(run.folder.root) > FULL_GB:
+        return None
+    return ForgeError(
+        f"the disk of {run.folder.root} is full",
+        fix=f"free some space, then continue with --name {run.folder.name} --resume",
+    )
 
 
 async def _supervise(run: Run, load_trainer: Callable[[], Trainer]) -> None:

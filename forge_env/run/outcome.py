@@ -35,6 +35,9 @@ class Outcome:
     exit: Exit
     code: int
     error: BaseException | None = None
+    """What is shown."""
+    raised: BaseException | None = None
+    """What ended the trainer; the log has its traceback."""
 
     @property
     def message(self) -> str:
@@ -44,10 +47,10 @@ class Outcome:
         return str(self.error) if isinstance(self.error, ForgeError) else _describe(self.error)
 
 
-def failed(error: BaseException) -> Outcome:
+def failed(error: BaseException, raised: BaseException | None = None) -> Outcome:
     """The outcome of an exception; of a group, its cause."""
     cause = root_cause(error)
-    return Outcome("failed", cause.exit_code if isinstance(cause, ForgeError) else 1, cause)
+    return Outcome("failed", cause.exit_code if isinstance(cause, ForgeError) else 1, cause, raised or error)
 
 
 def _describe(error: BaseException) -> str:
@@ -70,7 +73,6 @@ def write_summary(run: Run, exit: Exit | Literal["running"], error: str, wall_s:
     """Write summary.json, complete or not at all, and return it. What the trainer put into `run.summary` wins."""
     state = run.state
     scores = {split: state.scores(split) for split in dict.fromkeys(item.split for item in state.evaluations)}
-    headline = state.scores()
     summary: dict[str, Any] = {
         "name": run.folder.name,
         "environment": run.config.environment.name,
@@ -78,6 +80,7 @@ def write_summary(run: Run, exit: Exit | Literal["running"], error: str, wall_s:
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "forge_env": forge_env.__version__,
         **DEFAULTS,
+        **{key: value for key, value in run.earlier.items() if key in DEFAULTS},
         "steps": state.step,
         "max_off_policy_steps": run.config.grpo.max_off_policy_steps,
         "heldout": {
@@ -87,8 +90,9 @@ def write_summary(run: Run, exit: Exit | Literal["running"], error: str, wall_s:
         "stages": _stage_seconds(state),
         "warnings": state.warnings,
     }
-    if headline:
-        summary |= {"heldout_start": headline[0].score, "heldout_end": headline[-1].score}
+    for split, items in scores.items():
+        prefix = "heldout" if split == state.split else f"heldout_{split}"
+        summary |= {f"{prefix}_start": items[0].score, f"{prefix}_end": items[-1].score}
     summary |= run.summary
     summary |= {"wall_s": round(wall_s, 3), "exit": exit, "error": error or None}
     temporary = run.folder.summary.with_suffix(".tmp")

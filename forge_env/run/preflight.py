@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 from forge_env import machine, registry
 from forge_env.config.models import RunConfig
-from forge_env.errors import ForgeError, NotRegisteredError, SandboxUnavailableError, did_you_mean
-from forge_env.plugins import installed
+from forge_env.errors import ForgeError, NotRegisteredError, PluginError, SandboxUnavailableError, did_you_mean
+from forge_env.plugins import installed, load_plugin
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import check_loggers
 
@@ -30,7 +31,9 @@ def check(config: RunConfig, folder: RunFolder) -> str:
     check_gpus(config)
     check_memory(config)
     check_disk(config, folder)
-    return check_sandbox(config)
+    engine = check_sandbox(config)
+    check_trainer(config)
+    return engine
 
 
 def check_plugins(config: RunConfig) -> None:
@@ -94,7 +97,7 @@ def model_size_gb(config: RunConfig) -> float:
         attention = shape.dim * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
         parameters = shape.vocab_size * shape.dim + shape.layers * (attention + 3 * shape.dim * shape.hidden_dim)
         return parameters * 4 / machine.GIB
-    folder = Path(config.model.path).expanduser()
+    folder = machine.user_path(config.model.path)
     if not folder.is_dir():
         return 0.0
     return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / machine.GIB
@@ -178,6 +181,16 @@ def check_sandbox(config: RunConfig) -> str:
         f"no sandbox engine can run here, so no code will be run ({listed})",
         fix="start a Docker daemon, or allow unprivileged user namespaces",
     )
+
+
+def check_trainer(config: RunConfig) -> None:
+    """What only the trainer knows to be wrong: it is asked by `check(config)` in its module, where there is one."""
+    trainer = load_plugin("forge_env.trainers", config.method)
+    if not callable(trainer):
+        raise PluginError(f"method: {config.method!r} is not a function")
+    ask = getattr(sys.modules.get(getattr(trainer, "__module__", "")), "check", None)
+    if ask is not None:
+        ask(config)
 
 
 def changed_keys(config: RunConfig, saved: Path) -> list[str]:

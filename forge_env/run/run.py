@@ -39,6 +39,7 @@ class Run:
         folder: where everything is written.
         stop: set when the person (Ctrl-C, SIGTERM) wants the run to finish cleanly and save.
         resume: continue from the newest checkpoint of `folder`.
+        earlier: the summary that the run had when it was resumed, for counters to go on from.
         summary: merged into summary.json; also written when the run fails.
         state: what displays draw.
         display: what draws it.
@@ -53,11 +54,13 @@ class Run:
         state: RunState | None = None,
         display: Display | None = None,
         loggers: Sequence[MetricsLogger] = (),
+        earlier: Mapping[str, Any] | None = None,
     ) -> None:
         self.config = config
         self.folder = folder
         self.resume = resume
         self.stop = asyncio.Event()
+        self.earlier = dict(earlier or {})
         self.summary: dict[str, Any] = {}
         self.state = state or RunState(folder.name, config.evaluation.split, config.grpo.max_off_policy_steps)
         self.display = display or Display()

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from forge_env.config import RunConfig
+from forge_env.errors import UsageError
 from forge_env.run import Run
+
+RECIPE_KEYS = ("seed", "grpo")
+
+
+def check(config: RunConfig) -> None:
+    if config.seed == 13:
+        raise UsageError("seed 13 brings bad luck", fix="use another")
 
 
 async def train(run: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -102,6 +103,7 @@ def raising(error: BaseException) -> object:
         (OSError(28, "No space left on device", "/x"), 1, "forge-env: No space left on device: /x\n"),
         (ExceptionGroup("tasks", [UsageError("wrong")]), 2, "forge-env: wrong\n"),
         (ValueError("odd"), 1, "forge-env: ValueError: odd\n  -> this is a bug; --debug shows where\n"),
+        (ValueError("odd\nTraceback of another process"), 1, "forge-env: ValueError: odd\n  -> this is a bug"),
     ],
 )
 def test_every_end_has_its_code_and_message(
@@ -110,6 +112,15 @@ def test_every_end_has_its_code_and_message(
     monkeypatch.setattr(cli, "_run", raising(error))
     assert main(["doctor"]) == code
     assert said in capsys.readouterr().err
+
+
+def test_a_folder_that_is_gone(recipe: Path, tmp_path: Path, capsys: Capture) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    assert main(["list"]) == 2
+    assert "the current folder has been removed\n  -> cd to one that exists" in capsys.readouterr().err
 
 
 def test_tracebacks_are_for_debugging(recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

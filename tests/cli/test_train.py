@@ -74,6 +74,10 @@ def test_debug_shows_the_traceback(recipe: Path, capfd: Capture) -> None:
         (["output_dir=recipe.yaml"], 1, ["recipe.yaml is not a folder", "output_dir"]),
         (["method=tests.cli.no_such_module:train"], 1, ["can't be loaded", "no_such_module"]),
         (["model.cache_dir=recipe.yaml/x"], 1, ["is not a folder", "model.cache_dir"]),
+        (["output_dir=~no_such_user/runs"], 2, ["this home folder is not known"]),
+        (["--name", "two\nlines"], 2, ["can't be the name of a run"]),
+        (["method=tests.cli.fake_trainer:RECIPE_KEYS"], 1, ["is not a function"]),
+        (["method=tests.cli.fake_trainer:train", "seed=13"], 2, ["seed 13 brings bad luck", "use another"]),
     ],
 )
 def test_what_is_refused(recipe: Path, capfd: Capture, arguments: list[str], code: int, said: list[str]) -> None:

@@ -77,6 +77,33 @@ def test_failure_is_recorded_with_its_traceback(config: RunConfig, folder: RunFo
     assert "RuntimeError: boom" in folder.report.read_text()
 
 
+def test_a_full_disk_is_the_cause_that_is_named(
+    config: RunConfig, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(run: Run) -> None:
+        raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
+
+    monkeypatch.setattr("forge_env.machine.free_disk_gb", lambda path: 0.0)
+    outcome = launch(config, folder, lambda: fail)
+    assert outcome.code == 1
+    assert "is full (free some space, then continue with --name first --resume)" in outcome.message
+    assert "PytorchStreamWriter" in folder.log.read_text()
+
+
+def test_a_resumed_run_starts_from_the_counts_it_had(config: RunConfig, folder: RunFolder) -> None:
+    async def count(run: Run) -> None:
+        run.summary["tokens_generated"] = run.earlier.get("tokens_generated", 0) + 10
+        run.summary["engine"] = "local"
+
+    async def nothing(run: Run) -> None:
+        pass
+
+    launch(config, folder, lambda: count)
+    launch(config, folder, lambda: count, resume=True)
+    launch(config, folder, lambda: nothing, resume=True)
+    assert (summary(folder)["tokens_generated"], summary(folder)["engine"]) == (20, "local")
+
+
 def test_the_deliberate_error_of_a_group_is_the_one_shown(config: RunConfig, folder: RunFolder) -> None:
     async def fail(run: Run) -> None:
         raise BaseExceptionGroup("tasks", [ValueError("noise"), ExceptionGroup("inner", [SandboxError("daemon lost")])])

@@ -63,6 +63,7 @@ def test_the_summary_is_made_from_what_was_said(
     assert (summary["engine"], summary["tokens_generated"], summary["tokens_discarded_stale"]) == ("docker", 10, 0)
     assert (summary["exit"], summary["error"], summary["wall_s"], summary["max_staleness"]) == ("success", None, 7.0, 0)
     assert summary["heldout"]["unseen"]["n"] == 64
+    assert summary["heldout_unseen_start"] == summary["heldout"]["unseen"]["start"]
     assert summary["warnings"] == {"careful": 2}
     assert summary["stages"] == {"training": 5.0}
 
