@@ -11,10 +11,10 @@ from forge_env.environment import Environment
 from forge_env.errors import UsageError
 from forge_env.machine import cache_dir
 from forge_env.run import Run
+from trainers.loop.checks import TINY, warms_up
 from trainers.loop.stack import GeneratorPool, Stack, TrainerHandle
 from trainers.loop.warmup import cache_key, warm_up
-
-TINY = "tiny"
+from trainers.model.folder import check_folder, local_folder
 
 
 async def prepare_model(run: Run, stack: Stack, environment: Environment) -> tuple[TrainerHandle, GeneratorPool]:
@@ -56,10 +56,11 @@ def _checkpoint_folder(run: Run, environment: Environment) -> Path:
             folder.parent.mkdir(parents=True, exist_ok=True)
             build_tiny_folder(config.model, environment, config.seed, folder)
         return folder
-    local = Path(config.model.path).expanduser()
-    if local.is_dir():
+    if (local := local_folder(config.model.path)) is not None:
         return local
-    return _from_hub(config.model.path)
+    folder = _from_hub(config.model.path)
+    check_folder(folder, config.model.max_length)
+    return folder
 
 
 def _from_hub(name: str) -> Path:
@@ -78,10 +79,8 @@ def _from_hub(name: str) -> Path:
 def _warm_folder(run: Run, environment: Environment) -> Path | None:
     """Where the warmed-up model is or will be; None where the recipe has no warm-up."""
     config = run.config
-    if config.warmup is None or config.warmup.steps == 0:
+    if not warms_up(config):
         return None
-    if config.model.path != TINY:
-        raise UsageError("warmup is for a model built here", fix="use model.path=tiny, or warmup=null")
     return cache_dir(config.model.cache_dir) / "models" / f"warm-{cache_key(config, environment, warm=True)}"
 
 

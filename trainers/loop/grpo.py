@@ -15,11 +15,19 @@ Every loop is a child of one task group: the first failure cancels the others an
 from __future__ import annotations
 
 import forge_env as fe
+from forge_env.config.models import RunConfig
 from forge_env.environment import Environment
 from forge_env.run import Run
 from forge_env.run.scratch import scratch_folder
 from forge_env.sandbox import SandboxEngine, open_engine
+from trainers.loop import checks
 from trainers.loop.stack import Stack, prepare_controller
+
+
+def check(config: RunConfig) -> None:
+    """Refuse a recipe that can't work, before anything is started."""
+    prepare_controller()
+    checks.check(config)
 
 
 async def train(run: Run) -> None:
@@ -37,7 +45,6 @@ async def _train(run: Run) -> None:
     options = {"concurrency": config.sandbox.concurrency, "base_image": config.sandbox.base_image}
     engine = open_engine(config.sandbox.engine, **{key: value for key, value in options.items() if value is not None})
     stack = Stack(config)
-    stack.check()
     async with engine, stack:
         run.summary["engine"] = engine.name
         run.note(f"Sandbox engine: {engine.name}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.config.models import OptimizerSection, RunConfig
-from forge_env.errors import GeneratorError, UsageError
+from forge_env.errors import GeneratorError
 from trainers.generator.types import Completion, SamplingOptions
 
 # Settings that torchstore, Monarch and torch read once, when they start, in this process and in its children.
@@ -31,8 +31,10 @@ def prepare_controller() -> None:
         os.environ.setdefault(name, value)
 
 
-async def _call(future: Awaitable[Any]) -> Any:
-    return await future
+async def _call(call: Awaitable[Any]) -> Any:
+    from trainers.actors.actor import result
+
+    return await result(call)
 
 
 class TrainerHandle:
@@ -44,33 +46,33 @@ class TrainerHandle:
 
     async def configure(self, optimizer: OptimizerSection, **options: Any) -> None:
         """Begin a phase of training (see `TitanTrainer.configure`)."""
-        await self._actor.configure.call(optimizer, **options)
+        await _call(self._actor.configure.call(optimizer, **options))
 
     async def train_step(self, sequences: list[Any]) -> dict[str, float]:
         """Update the weights from one batch."""
-        metrics: dict[str, float] = await self._actor.train_step.call_one(sequences)
+        metrics: dict[str, float] = await _call(self._actor.train_step.call_one(sequences))
         return metrics
 
     async def push_weights(self, version: int) -> dict[str, float]:
         """Publish the weights."""
-        metrics: dict[str, float] = await self._actor.push_weights.call_one(version)
+        metrics: dict[str, float] = await _call(self._actor.push_weights.call_one(version))
         return metrics
 
     async def save(self, folder: str) -> None:
         """Write weights and training state."""
-        await self._actor.save.call(folder)
+        await _call(self._actor.save.call(folder))
 
     async def load(self, folder: str) -> None:
         """Read what `save` wrote."""
-        await self._actor.load.call(folder)
+        await _call(self._actor.load.call(folder))
 
     async def save_model(self, folder: str) -> None:
         """Write a Hugging Face folder."""
-        await self._actor.save_model.call(folder)
+        await _call(self._actor.save_model.call(folder))
 
     async def logprobs(self, sequences: list[Any]) -> list[list[float]]:
         """Log-probabilities of target tokens under the current weights."""
-        result: list[list[float]] = await self._actor.logprobs.call_one(sequences)
+        result: list[list[float]] = await _call(self._actor.logprobs.call_one(sequences))
         return result
 
 
@@ -91,13 +93,12 @@ class GeneratorPool:
         replica = min(range(len(self._actors)), key=self._in_flight.__getitem__)
         self._in_flight[replica] += 1
         try:
-            completion: Completion = await self._actors[replica].generate.call_one(
-                prompt_ids, {name: getattr(options, name) for name in options.__slots__}
-            )
+            values = {name: getattr(options, name) for name in options.__slots__}
+            completion: Completion = await _call(self._actors[replica].generate.call_one(prompt_ids, values))
         except GeneratorError:
             raise
-        except Exception as error:  # task boundary: Monarch wraps whatever a remote process raised
-            raise GeneratorError(f"generator {replica} failed: {error}") from error
+        except Exception as error:  # task boundary: whatever a remote process raised, or Monarch about its end
+            raise GeneratorError(f"generator {replica} failed: {type(error).__name__}: {error}") from error
         finally:
             self._in_flight[replica] -= 1
         return completion
@@ -140,16 +141,6 @@ class Stack:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def check(self) -> None:
-        """Refuse what these actors can't do yet, before anything is started."""
-        for name in ("trainer", "generator"):
-            procs = getattr(self._config, name).procs
-            if procs != 1:
-                raise UsageError(
-                    f"{name}.procs={procs}: one {name} over several processes is not supported yet",
-                    fix=f"use {name}.procs=1" + (" and generator.num_replicas" if name == "generator" else ""),
-                )
-
     async def open_store(self) -> None:
         """Start the weight store."""
         from trainers.weights.store import WeightStore
@@ -173,7 +164,7 @@ class Stack:
             dtype=config.model.dtype,
         )
         self._trainers.append(actor)
-        await actor.setup.call()
+        await _call(actor.setup.call())
         return TrainerHandle(actor, folder)
 
     async def launch_generators(self, folder: Path) -> GeneratorPool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -20,20 +19,9 @@ from torchtitan.models.qwen3 import Qwen3Model
 from torchtitan.models.qwen3.model import Qwen3TransformerBlock
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 
-from forge_env.errors import UsageError
+from trainers.model.folder import read_hf_config
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
-
-
-def read_hf_config(folder: str | Path) -> dict[str, Any]:
-    """`config.json` of a Qwen3 checkpoint folder."""
-    path = Path(folder) / "config.json"
-    if not path.is_file():
-        raise UsageError(f"no config.json in {folder}", fix="model.path must be a Hugging Face checkpoint folder")
-    config: dict[str, Any] = json.loads(path.read_text())
-    if config.get("model_type") != "qwen3":
-        raise UsageError(f"{folder} is a {config.get('model_type')!r} model", fix="use a dense Qwen3 checkpoint")
-    return config
 
 
 def titan_config(hf: dict[str, Any], max_length: int) -> Qwen3Model.Config:

@@ -1,0 +1,105 @@
+"""Recipes that the loop refuses before anything is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from forge_env.config import load_config
+from forge_env.errors import ForgeError, PluginError, UsageError
+from trainers.loop.grpo import check
+from trainers.model.folder import NEEDED
+
+
+class Fussy:
+    """A loss that cannot be made."""
+
+    def __init__(self, strength: float = 1.0) -> None:
+        raise RuntimeError("no strength is right")
+
+
+class Silent:
+    """No loss at all."""
+
+
+def refusal(*overrides: str) -> ForgeError:
+    with pytest.raises(ForgeError) as caught:
+        check(load_config("coding_rlvr", overrides))
+    return caught.value
+
+
+@pytest.mark.parametrize("recipe", ["coding_rlvr", "qwen3_0_6b"])
+def test_bundled_recipes_are_sound(recipe: str) -> None:
+    check(load_config(recipe))
+
+
+@pytest.mark.parametrize(
+    ("override", "message", "fix"),
+    [
+        ("trainer.procs=2", "trainer.procs=2", "use trainer.procs=1"),
+        ("model.path=Qwen/Qwen3-0.6B", "warmup is for a model built here", "warmup=null"),
+        ("model.path=./nowhere", "there is no folder './nowhere'", "checkpoint folder"),
+        ("model.renderer=qwen33", "No renderer config registered", "model.renderer=qwen3"),
+        ("evaluation.split=evel", "coding_rlvr has no split 'evel'", "did you mean 'eval'?"),
+        ("evaluation.split=train", "is the split that is trained on", "choose a held-out one: eval"),
+        ("evaluation.extra_splits=[nonesuch]", "evaluation.extra_splits: coding_rlvr has no split", "splits: train"),
+        ("environment={name: blackjack, options: {}}", "blackjack has no split", "splits: "),
+        ("grpo.loss.options={clip: 1}", "does not take the options", "its options: clip_low, clip_high"),
+        ("grpo.loss.options={clip_low: -1}", "must not be negative", "its options"),
+        (f"grpo.loss={{name: '{__name__}:Fussy', options: {{}}}}", "no strength is right", "its options: strength"),
+    ],
+)
+def test_usage_is_refused_with_its_fix(override: str, message: str, fix: str) -> None:
+    error = refusal(override)
+    assert isinstance(error, UsageError)
+    assert message in error.message
+    assert fix in (error.fix or "")
+
+
+@pytest.mark.parametrize("name", [f"{__name__}:Absent", f"{__name__}:Silent", f"{__name__}:json", "no.module:Loss"])
+def test_what_is_no_loss_is_refused(name: str) -> None:
+    error = refusal(f"grpo.loss={{name: '{name}', options: {{}}}}")
+    assert isinstance(error, PluginError)
+    assert name in error.message
+
+
+def sound(folder: Path, **changes: Any) -> Path:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    config = {"model_type": "qwen3", **dict.fromkeys(NEEDED, 1), "max_position_embeddings": 4096, **changes}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text("{}")
+    save_file({"weight": np.zeros(64, dtype=np.float32)}, folder / "model.safetensors")
+    return folder
+
+
+def test_a_sound_folder_is_taken(tmp_path: Path) -> None:
+    check(load_config("coding_rlvr", [f"model.path={sound(tmp_path)}", "warmup=null"]))
+
+
+def test_an_unsound_folder_is_refused(tmp_path: Path) -> None:
+    def refused() -> str:
+        return str(refusal(f"model.path={tmp_path}", "warmup=null"))
+
+    assert "no config.json" in refused()
+    sound(tmp_path, model_type="llama")
+    assert "is a 'llama' model" in refused()
+    sound(tmp_path, max_position_embeddings=256)
+    assert "model.max_length=512 is more than the model was made for (256)" in refused()
+    weights = sound(tmp_path) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    assert "model.safetensors is damaged" in refused()
+    weights.unlink()
+    assert "no weights" in refused()
+    (tmp_path / "tokenizer.json").unlink()
+    assert "no tokenizer.json" in refused()
+    (tmp_path / "config.json").write_text("{")
+    assert "can't be read" in refused()
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    assert "lacks hidden_size, head_dim" in refused()

@@ -1,0 +1,85 @@
+"""What is wrong with a recipe as far as the GRPO loop can know, said before anything is started."""
+
+from __future__ import annotations
+
+import forge_env as fe
+from forge_env.config.models import RunConfig
+from forge_env.environment import Environment
+from forge_env.errors import UsageError, did_you_mean
+from trainers.model.folder import check_folder, local_folder
+
+TINY = "tiny"
+
+
+def check(config: RunConfig) -> None:
+    """Refuse a recipe that this loop can't run, cheapest checks first.
+
+    Raises:
+        ForgeError: with the fix.
+    """
+    check_processes(config)
+    check_model(config)
+    check_environment(config)
+    check_renderer(config)
+    from trainers.losses.load import make_loss  # takes seconds: torch
+
+    make_loss(config.grpo.loss)
+
+
+def check_processes(config: RunConfig) -> None:
+    """Refuse what the actors can't do yet."""
+    for name in ("trainer", "generator"):
+        procs = getattr(config, name).procs
+        if procs != 1:
+            raise UsageError(
+                f"{name}.procs={procs}: one {name} over several processes is not supported yet",
+                fix=f"use {name}.procs=1" + (" and generator.num_replicas" if name == "generator" else ""),
+            )
+
+
+def warms_up(config: RunConfig) -> bool:
+    """Whether the recipe has a warm-up."""
+    return config.warmup is not None and config.warmup.steps > 0
+
+
+def check_model(config: RunConfig) -> None:
+    """The model is `tiny`, a sound folder, or may be a hub name; only what is built here is warmed up."""
+    if config.model.path == TINY:
+        return
+    folder = local_folder(config.model.path)
+    if warms_up(config):
+        raise UsageError("warmup is for a model built here", fix="use model.path=tiny, or warmup=null")
+    if folder is not None:
+        check_folder(folder, config.model.max_length)
+
+
+def check_environment(config: RunConfig) -> None:
+    """The splits exist, the held-out one is held out, and there are demonstrations where they are needed."""
+    section = config.environment
+    environment: Environment = fe.make(section.name, **section.options)
+    evaluation = config.evaluation
+    for key, split in (("split", evaluation.split), *(("extra_splits", split) for split in evaluation.extra_splits)):
+        if split not in environment.splits:
+            guess = did_you_mean(split, environment.splits)
+            fix = f"did you mean {guess!r}?" if guess else f"splits: {', '.join(environment.splits)}"
+            raise UsageError(f"evaluation.{key}: {section.name} has no split {split!r}", fix=fix)
+    if evaluation.split == environment.splits[0]:
+        raise UsageError(
+            f"evaluation.split={evaluation.split} is the split that is trained on",
+            fix=f"choose a held-out one: {', '.join(environment.splits[1:]) or 'the environment has none'}",
+        )
+    if config.model.path == TINY and not hasattr(environment, "demonstrate"):
+        raise UsageError(
+            f"{section.name} gives no demonstrations to build a model from",
+            fix="define `demonstrate(task, rng)`, or use a trained model: model.path=Qwen/Qwen3-0.6B warmup=null",
+        )
+
+
+def check_renderer(config: RunConfig) -> None:
+    """The chat format is one that the `renderers` library has."""
+    from renderers.configs import config_from_name
+
+    try:
+        config_from_name(config.model.renderer)
+    except ValueError as error:
+        raise UsageError(f"model.renderer: {error}", fix="for Qwen3 checkpoints: model.renderer=qwen3") from error
