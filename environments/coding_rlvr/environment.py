@@ -12,16 +12,20 @@ from environments.coding_rlvr import demonstrator
 from environments.coding_rlvr.conversation import SYSTEM_PROMPT, code_of, passed, report
 from environments.coding_rlvr.families import LEVELS
 from environments.coding_rlvr.judging import Test
+from environments.coding_rlvr.rows import ROW_SYSTEM_PROMPT, load_rows, run_checks
 from environments.coding_rlvr.tasks import SPLITS, make_task, select_families
+from forge_env.datasets import DatasetConfig
 from forge_env.errors import UsageError
 from forge_env.sandbox import CallsResult, Limits
 from forge_env.tool_environment import ToolEnvironmentConfig
-from forge_env.types import Message, Task
+from forge_env.types import Message, Observation, Task
 
 
 class CodingRLVRConfig(ToolEnvironmentConfig):
     """Which tasks, how long an episode, what is rewarded, and how the demonstrator behaves."""
 
+    dataset: DatasetConfig | None = None
+    """Rows in the style of MBPP, HumanEval or LiveCodeBench instead of generated tasks; `levels` don't count then."""
     max_turns: int = Field(4, ge=1)
     """Assistant messages in one episode before it is truncated."""
     max_tool_calls: int = Field(3, ge=0)
@@ -75,7 +79,20 @@ class CodingRLVR(fe.ToolEnvironment):
 
     def task(self, split: str, index: int) -> Task:
         """Task `index` of `split`: the same in every process for the same seed, levels and families."""
+        if self.config.dataset is not None:
+            return load_rows(self.config.dataset, split)[index]
         return make_task(self.config.seed, split, index, self.config.levels, self.config.families)
+
+    def num_tasks(self, split: str) -> int | None:
+        """Rows of the dataset; generated tasks never run out."""
+        if self.config.dataset is None:
+            return None
+        return len(load_rows(self.config.dataset, split)) if split in ("train", "eval") else 0
+
+    def prompt(self, task: Task) -> Observation:
+        """The system prompt and the task."""
+        system = SYSTEM_PROMPT if self.config.dataset is None else ROW_SYSTEM_PROMPT
+        return [Message(role="system", content=system), Message(role="user", content=task.prompt)]
 
     def demonstrate(self, task: Task, rng: Random) -> list[Message]:
         """A whole conversation by an imperfect demonstrator, for supervised warm-up. Never of held-out tasks."""
@@ -119,7 +136,7 @@ class CodingRLVR(fe.ToolEnvironment):
             raise UsageError("coding_rlvr runs code and was given no sandboxes", fix="pass an engine: open_engine()")
         limits = Limits(wall_s=self.config.wall_s, cpu_s=self.config.cpu_s, memory_mb=self.config.memory_mb)
         async with self.sandboxes.session() as sandbox:
-            return await sandbox.run_calls(code, [test["call"] for test in tests], limits=limits)
+            return await run_checks(sandbox, code, tests, limits)
 
 
 async def _solved(env: CodingRLVR) -> float:

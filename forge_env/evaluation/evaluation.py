@@ -26,7 +26,7 @@ from forge_env.evaluation.samples import Sample, SampleResult, plan, result_of
 from forge_env.evaluation.store import ResultsFolder, SampleWriter
 from forge_env.evaluation.watched_engine import WatchedEngine
 from forge_env.policies.endpoint import EndpointPolicy
-from forge_env.policies.scripted import scripted_policy
+from forge_env.policies.scripted import GoldPolicy, scripted_policy
 from forge_env.policy import Policy
 from forge_env.registry import environment_class, make, make_config
 from forge_env.sandbox.lazy import LazyEngine
@@ -69,6 +69,8 @@ class Evaluation:
         self._sources = {choice.label: Source(self._maker(choice)) for choice in config.environments}
         self.samples = plan(config, {label: source.environment for label, source in self._sources.items()})
         self._scripted = None if self.policy is not None else _scripted(config.model)
+        if isinstance(self._scripted, GoldPolicy):
+            self.samples = self._with_gold(self.samples)
         self.progress = self._new_progress()
         self._runner: Runner | None = None
         self.stopped = False
@@ -80,6 +82,20 @@ class Evaluation:
             make_config(choice.name, environment_class(choice.name), choice.options)
             return partial(make, choice.name, sandboxes=self._engine, **choice.options)
         return partial(cls, make_config(choice.name, cls, choice.options), sandboxes=self._engine)
+
+    def _with_gold(self, samples: list[Sample]) -> list[Sample]:
+        """Those whose task has a reference solution: not every hand of cards can be won."""
+
+        def has_gold(sample: Sample) -> bool:
+            source = self._sources[sample.label]
+            return source.environment.gold_actions(source.task(sample.split, sample.index)) is not None
+
+        kept = [sample for sample in samples if has_gold(sample)]
+        if missing := {sample.label for sample in samples} - {sample.label for sample in kept}:
+            raise UsageError(
+                f"no task of {sorted(missing)[0]} has a gold solution", fix="set Task.gold, or override gold_actions"
+            )
+        return kept
 
     def _new_progress(self) -> EvaluationProgress:
         progress = EvaluationProgress(

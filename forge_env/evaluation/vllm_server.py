@@ -79,7 +79,8 @@ class VLLMServer:
             "--tool-call-parser": ["hermes"],
         }
         chosen = [item for flag, values in defaults.items() if flag not in self._args for item in (flag, *values)]
-        serve = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", self.model, "--uds", self.uds]
+        # the `vllm` command itself asks for a distribution named vllm, which CPU builds are not
+        serve = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", self.model, "--uds", self.uds]
         return [*serve, *chosen, *self._args]
 
     async def _ready(self, process: asyncio.subprocess.Process) -> None:

@@ -10,6 +10,7 @@ can't succeed, is a `GeneratorError` of a class that names it (`endpoint_errors`
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import re
@@ -258,7 +259,7 @@ def _wire(message: Message) -> dict[str, Any]:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.function.name, "arguments": call.function.arguments},
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
             }
             for call in message.tool_calls
         ]
@@ -267,3 +268,12 @@ def _wire(message: Message) -> dict[str, Any]:
     if message.name is not None and message.role != "tool":
         data["name"] = message.name
     return data
+
+
+def _arguments(text: str) -> str:
+    """Arguments for the history. Servers parse them and refuse the whole request where that fails: then wrap them."""
+    try:
+        readable = isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        readable = False
+    return text if readable else json.dumps({"arguments": text})

@@ -19,11 +19,11 @@ from sandboxes.box import Box
 from sandboxes.connection import Connection
 from sandboxes.docker import seccomp as own_seccomp
 from sandboxes.docker.options import SOCKET_NAME, Daemon, container_options, random_uid
-from sandboxes.docker.reaper import FOLDER_PREFIX, end_container, reap, remove_stale_folders, running
+from sandboxes.docker.reaper import FOLDER_PREFIX, end_container, is_running, reap, remove_stale_folders, running
 from sandboxes.engine import PooledEngine
 from sandboxes.images.build import ensure_image
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 30
 _MAX_SOCKET_PATH = 100
 
 
@@ -165,17 +165,23 @@ class DockerEngine(PooledEngine):
             container = await _finish(asyncio.to_thread(self._start_container, options))
             box = DockerBox(container, spec, connection, self._client)
             try:
-                async with asyncio.timeout(START_TIMEOUT_S):
-                    await connection.ready
-            except TimeoutError:
-                await box.destroy()
-                raise SandboxError(f"container {box.name} did not answer within {START_TIMEOUT_S:.0f} s") from None
+                await self._wait_until_ready(connection, container)
             except BaseException:
                 await box.destroy()
                 raise
             finally:
                 server.close()
         return box
+
+    async def _wait_until_ready(self, connection: Connection, container: str) -> None:
+        """Wait for the runner's first word. A container that died before it connected is noticed by looking."""
+        for _ in range(START_TIMEOUT_S):
+            await asyncio.wait([connection.ready], timeout=1.0)
+            if connection.ready.done():
+                return connection.ready.result()
+            if not await asyncio.to_thread(is_running, self._client, container):
+                raise SandboxError(f"container {container[:12]} ended before its runner answered")
+        raise SandboxError(f"container {container[:12]} did not answer within {START_TIMEOUT_S} s")
 
     def _start_container(self, options: dict[str, Any]) -> str:
         import docker.errors

@@ -11,12 +11,26 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from forge_env.errors import SandboxError
 from forge_env.sandbox import RunningSandbox
 from sandboxes import owner
 
 FOLDER_PREFIX = "forge-env-"
 GRACE_S = 3
 REMOVAL_TIMEOUT_S = 20
+
+
+def is_running(client: Any, container: str) -> bool:
+    """Whether a container runs; raises `SandboxError` when the daemon can't say."""
+    import docker.errors
+    import requests
+
+    try:
+        return bool(client.api.inspect_container(container)["State"]["Running"])
+    except docker.errors.NotFound:
+        return False
+    except (docker.errors.DockerException, requests.RequestException) as error:
+        raise SandboxError(f"the Docker daemon is lost: {error}") from error
 
 
 def end_container(client: Any, container: str) -> None:

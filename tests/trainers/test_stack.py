@@ -20,6 +20,7 @@ from trainers.loop.stack import Stack, prepare_controller
 from trainers.losses.sft import SFTLoss
 from trainers.model.tiny import build_tiny_folder
 from trainers.titan.batch import TokenSequence
+from trainers.weights.store import WeightStore
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
 UPDATES = 24
@@ -81,6 +82,8 @@ async def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreemen
             for old, new in zip(before_update, now, strict=True)
         )
         assert moved > 0.1, "the updates changed nothing, so agreement proves nothing"
+
+        assert await WeightStore().versions() == {UPDATES}, "old versions are still held"
 
         # A caller's bad argument is the caller's error, and the generator goes on.
         with pytest.raises(GeneratorError):

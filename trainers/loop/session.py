@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -18,6 +17,7 @@ from trainers.generator.policy import GeneratorPolicy
 from trainers.loop.advantages import Group, training_sequences
 from trainers.loop.checkpoints import Checkpoints
 from trainers.loop.evaluation import Evaluator, Score
+from trainers.loop.metrics import Totals, batch_metrics, named
 from trainers.loop.rollouts import MakeEnvironment, Rollouts
 from trainers.loop.stack import GeneratorPool, TrainerHandle
 from trainers.model.chat import Chat, FolderTokenizer
@@ -43,17 +43,6 @@ def make_loss(section: LossSection) -> Any:
         raise UsageError(
             f"grpo.loss {name!r} with {section.options}: {error}", fix=f"installed losses: {known}"
         ) from error
-
-
-@dataclass(slots=True)
-class Totals:
-    """Running sums for the summary."""
-
-    tokens_generated: int = 0
-    episodes: int = 0
-    episodes_invalid: int = 0
-    episodes_late: int = 0
-    forks: int = 0
 
 
 class Session:
@@ -138,7 +127,7 @@ class Session:
 
     async def _roll_out_group(self, ticket: Ticket[Group]) -> None:
         result = await self.rollouts.group(ticket.index)
-        self._count(result)
+        self.totals.count(result, self.config.grpo.group_size)
         for episode in result.episodes:
             self.run.trajectory(episode, "train")
         if result.valid:
@@ -153,13 +142,6 @@ class Session:
             )
             raise ForgeError(f"{MAX_DISCARDED_IN_A_ROW} groups in a row came to nothing, the last because: {reason}")
         await self.buffer.discard(ticket)
-
-    def _count(self, group: Group) -> None:
-        self.totals.episodes += len(group.episodes)
-        self.totals.episodes_late += self.config.grpo.group_size - len(group.episodes)
-        self.totals.episodes_invalid += sum(not episode.valid for episode in group.episodes)
-        self.totals.tokens_generated += sum(episode.num_sampled_tokens for episode in group.episodes)
-        self.totals.forks += sum(turn.forked for episode in group.episodes for turn in episode.turns)
 
     async def _train(self, group: asyncio.TaskGroup) -> None:
         """Batch after batch: train, publish, swap, free the slots."""
@@ -206,7 +188,7 @@ class Session:
         metrics: dict[str, float] = {"staleness/max": max(staleness), "staleness/mean": sum(staleness) / len(staleness)}
         if sequences:
             trained = await self.trainer.train_step(sequences)
-            metrics |= {_METRIC_NAMES.get(name, f"trainer/{name}"): value for name, value in trained.items()}
+            metrics |= named(trained)
         version = self.step + 1
         logger.info(f"Pushing weights for policy version {version}")
         pushed = await self.trainer.push_weights(version)
@@ -218,20 +200,7 @@ class Session:
 
     def _log(self, batch: list[Ticket[Group]], metrics: dict[str, float]) -> None:
         groups = [ticket.group for ticket in batch if ticket.group is not None]
-        episodes = [episode for group in groups for episode in group.valid]
-        rewards = [episode.reward for episode in episodes]
-        signal = [group for group in groups if len({episode.reward for episode in group.valid}) > 1]
-        metrics |= {
-            "reward/mean": sum(rewards) / len(rewards),
-            "groups/with_signal": len(signal) / len(groups),
-            "episode/turns": _mean([len(episode.turns) for episode in episodes]),
-            "episode/tokens": _mean([episode.num_sampled_tokens for episode in episodes]),
-            "episode/truncated": _mean([float(episode.truncated) for episode in episodes]),
-            "episode/forks": float(self.totals.forks),
-            "episode/invalid": float(self.totals.episodes_invalid),
-        }
-        for name in sorted({name for episode in episodes for name in episode.metrics}):
-            metrics[f"reward/{name}"] = _mean([episode.metrics.get(name, 0.0) for episode in episodes])
+        metrics |= batch_metrics(groups) | self.totals.metrics()
         self._trained_at.append(time.perf_counter())
         self.run.log(self.step, metrics)
         self.run.status(reward=metrics["reward/mean"], staleness=metrics["staleness/max"], eta_s=self._seconds_left())
@@ -268,37 +237,16 @@ class Session:
         summary = self.run.summary
         summary |= {
             "steps": self.step,
-            "tokens_generated": self.totals.tokens_generated,
             "tokens_discarded_stale": 0,  # groups are admitted so that none can become too old: there is no such path
             "max_staleness": self.buffer.stats.max_staleness,
             "max_off_policy_steps": self.config.grpo.max_off_policy_steps,
-            "episodes": self.totals.episodes,
-            "episodes_invalid": self.totals.episodes_invalid,
-            "episodes_late": self.totals.episodes_late,
-            "forks": self.totals.forks,
+            **self.totals.summary(),
         }
         for split, scores in self.evaluator.scores.items():
             prefix = "heldout" if split == section.split else f"heldout_{split}"
             summary[f"{prefix}_start"] = scores[0][1].mean
             if scores[-1][0] > scores[0][0]:
                 summary[f"{prefix}_end"] = scores[-1][1].mean
-
-
-_METRIC_NAMES = {
-    "loss": "grpo_loss/total_loss",
-    "kl_k3": "grpo_loss/kl_divergence_mean",
-    "kl_k1": "grpo_loss/kl_k1",
-    "entropy": "grpo_loss/entropy",
-    "ratio_mean": "grpo_loss/ratio_mean",
-    "clip_fraction": "grpo_loss/clip_fraction",
-    "logprob_diff": "mismatch/mean",
-    "grad_norm": "trainer/grad_norm",
-    "tokens_per_s": "trainer/tokens_per_s",
-}
-
-
-def _mean(values: list[float] | list[int]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def _first(errors: BaseExceptionGroup[ForgeError]) -> ForgeError:

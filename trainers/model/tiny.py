@@ -70,6 +70,8 @@ def build_tiny_folder(model: ModelSection, environment: Any, seed: int, folder: 
         )
         + "\n"
     )
+    if model.renderer == "qwen3":  # so that other servers of the folder render as we do
+        shutil.copyfile(Path(__file__).with_name("chat_template.jinja"), staging / "chat_template.jinja")
     shutil.rmtree(folder, ignore_errors=True)
     staging.rename(folder)
     return folder

@@ -43,6 +43,7 @@ class TitanTrainer(ForgeActor):
         self._store: Any = None
         self._loss: Any = None
         self._minibatches = 1
+        self._published: int | None = None
 
     @endpoint
     async def setup(self) -> None:
@@ -93,9 +94,12 @@ class TitanTrainer(ForgeActor):
 
     @endpoint
     async def push_weights(self, version: int) -> dict[str, float]:
-        """Publish the weights as policy `version`."""
+        """Publish the weights as policy `version`, and forget the version before: generators have had it."""
         started = time.perf_counter()
         moved = await self._store.push(self._model.state_dict_hf(), version)
+        if self._published is not None:
+            await self._store.drop(self._published)
+        self._published = version
         return {"push_s": time.perf_counter() - started, "bytes": float(moved)}
 
     @endpoint

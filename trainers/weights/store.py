@@ -55,6 +55,10 @@ class WeightStore:
         buffers = {dtype: await torchstore.get(_key(version, dtype)) for dtype in self._layout.sizes}
         return self._layout.unpack(buffers)
 
+    async def versions(self) -> set[int]:
+        """The versions that are held."""
+        return {int(key.split("/")[1].removeprefix("v")) for key in await torchstore.keys() if key != LAYOUT_KEY}
+
     async def drop(self, version: int) -> None:
         """Forget a version that nobody needs any more."""
         if self._layout is None:

@@ -90,7 +90,7 @@ def test_a_constant_answer_never_passes() -> None:
 @pytest.mark.parametrize("levels", [[1, 2], ALL])
 def test_splits_share_no_program(levels: list[int]) -> None:
     identities = {
-        split: {task.data["identity"] for seed in (0, 1) for task in tasks(split, 1200, levels, seed)}
+        split: {task.data["identity"] for seed in (0, 1) for task in tasks(split, 600, levels, seed)}
         for split in SPLITS
     }
     assert not identities["train"] & identities["eval"]
@@ -101,7 +101,7 @@ def test_splits_share_no_program(levels: list[int]) -> None:
 
 def test_unseen_families_appear_nowhere_else_but_their_operations_do() -> None:
     unseen = {family.name for family in all_families().values() if family.unseen}
-    known = {task.tags[1] for split in ("train", "eval") for task in tasks(split, 1500)}
+    known = {task.tags[1] for split in ("train", "eval") for task in tasks(split, 600)}
     assert not unseen & known
     elsewhere = {
         operation.name

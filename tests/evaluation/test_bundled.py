@@ -1,0 +1,29 @@
+"""Every bundled environment: reference solutions score full marks, noise doesn't."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import forge_env as fe
+from forge_env.registry import environment_class
+
+BUNDLED = [entry.name for entry in fe.list_environments() if entry.target.startswith("environments.")]
+SETTINGS = {"n": 6, "sandbox": "local", "max_samples": 4}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BUNDLED)
+def test_gold_scores_full_marks_and_random_does_not(name: str, tmp_path: Path) -> None:
+    cls = environment_class(name)
+    gold = fe.evaluate(name, "gold", out=tmp_path / "gold", **SETTINGS)  # type: ignore[arg-type]
+    score = gold.summary.environments[name].score
+    assert gold.summary.status == "complete"
+    assert score is not None
+    assert score.value == pytest.approx(cls.max_reward)
+    noise = fe.evaluate(name, "random", out=tmp_path / "random", **SETTINGS)  # type: ignore[arg-type]
+    score = noise.summary.environments[name].score
+    assert noise.summary.status == "complete"
+    assert score is not None
+    assert score.value < cls.max_reward

@@ -1,0 +1,73 @@
+"""Figures of a training step and of the whole run, under the names that displays and the report know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from trainers.loop.advantages import Group
+
+_METRIC_NAMES = {
+    "loss": "grpo_loss/total_loss",
+    "kl_k3": "grpo_loss/kl_divergence_mean",
+    "kl_k1": "grpo_loss/kl_k1",
+    "entropy": "grpo_loss/entropy",
+    "ratio_mean": "grpo_loss/ratio_mean",
+    "clip_fraction": "grpo_loss/clip_fraction",
+    "logprob_diff": "mismatch/mean",
+    "grad_norm": "trainer/grad_norm",
+    "tokens_per_s": "trainer/tokens_per_s",
+}
+
+
+def named(trained: Mapping[str, float]) -> dict[str, float]:
+    """The trainer's metrics under the run's names."""
+    return {_METRIC_NAMES.get(name, f"trainer/{name}"): value for name, value in trained.items()}
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts since the start of the run."""
+
+    tokens_generated: int = 0
+    episodes: int = 0
+    episodes_invalid: int = 0
+    episodes_late: int = 0
+    forks: int = 0
+
+    def count(self, group: Group, group_size: int) -> None:
+        """Add a group that has been rolled out."""
+        self.episodes += len(group.episodes)
+        self.episodes_late += group_size - len(group.episodes)
+        self.episodes_invalid += sum(not episode.valid for episode in group.episodes)
+        self.tokens_generated += sum(episode.num_sampled_tokens for episode in group.episodes)
+        self.forks += sum(turn.forked for episode in group.episodes for turn in episode.turns)
+
+    def summary(self) -> dict[str, int]:
+        """For summary.json."""
+        return asdict(self)
+
+    def metrics(self) -> dict[str, float]:
+        """What went wrong so far."""
+        counts = {"invalid": self.episodes_invalid, "late": self.episodes_late, "forks": self.forks}
+        return {f"episode/{name}": float(count) for name, count in counts.items()}
+
+
+def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Rewards, signal and lengths of the groups of one training step; means over valid episodes."""
+    episodes = [episode for group in groups for episode in group.valid]
+    signal = [group for group in groups if len({episode.reward for episode in group.valid}) > 1]
+    metrics = {
+        "reward/mean": _mean([episode.reward for episode in episodes]),
+        "groups/with_signal": len(signal) / len(groups),
+        "episode/turns": _mean([len(episode.turns) for episode in episodes]),
+        "episode/tokens": _mean([episode.num_sampled_tokens for episode in episodes]),
+        "episode/truncated": _mean([float(episode.truncated) for episode in episodes]),
+    }
+    for name in sorted({name for episode in episodes for name in episode.metrics}):
+        metrics[f"reward/{name}"] = _mean([episode.metrics.get(name, 0.0) for episode in episodes])
+    return metrics
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
