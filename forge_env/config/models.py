@@ -216,7 +216,7 @@ class CheckpointSection(Section):
     every: NonNegative = 0
     """Training steps between checkpoints; 0: only at the end."""
     keep: Positive = 2
-    """Most recent checkpoints kept, besides the best by held-out score."""
+    """Most recent checkpoints kept."""
 
 
 class LoggingSection(Section):
@@ -238,7 +238,7 @@ class RunConfig(Section):
     output_dir: str = "runs"
     """Where run folders are made."""
     seed: int = 0
-    """Seed of tasks, weights, sampling and order."""
+    """Seed of weights, demonstrations, sampling and minibatches; of tasks: `environment.options.seed`."""
     method: str = "grpo"
     """Entry point in `forge_env.trainers` that runs the recipe."""
     environment: EnvironmentSection

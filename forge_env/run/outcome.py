@@ -72,7 +72,8 @@ def read_summary(path: Path) -> dict[str, Any]:
 def write_summary(run: Run, exit: Exit | Literal["running"], error: str, wall_s: float) -> dict[str, Any]:
     """Write summary.json, complete or not at all, and return it. What the trainer put into `run.summary` wins."""
     state = run.state
-    scores = {split: state.scores(split) for split in dict.fromkeys(item.split for item in state.evaluations)}
+    names = dict.fromkeys(item.split for item in state.evaluations)
+    scores = {split: sorted(state.scores(split), key=lambda item: item.step) for split in names}
     summary: dict[str, Any] = {
         "name": run.folder.name,
         "environment": run.config.environment.name,

@@ -72,7 +72,7 @@ class Run:
     def stage(self, name: str, detail: str = "") -> None:
         """A phase begins and the last ends.
 
-        Names: "sandbox", "model", "warm-up", "generator", "trainer", "training", "shutdown".
+        Names: "sandbox", "model", "trainer", "warm-up", "generator", "evaluation", "training", "shutdown".
         """
         self.end_stage()
         stage = Stage(name, detail, self.state.elapsed)

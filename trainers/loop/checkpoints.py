@@ -91,6 +91,12 @@ class Checkpoints:
         self._root = run.folder.checkpoints
         self._keep = run.config.checkpoint.keep
 
+    @property
+    def step(self) -> int:
+        """Training steps of the newest checkpoint, 0 without any."""
+        folder = self.newest()
+        return 0 if folder is None else int(json.loads((folder / "progress.json").read_text())["step"])
+
     def _all(self) -> list[Path]:
         return sorted(path.parent for path in self._root.glob("step-*/progress.json"))
 
@@ -102,10 +108,15 @@ class Checkpoints:
     async def save(self, trainer: TrainerHandle, step: int, position: int) -> Path:
         """Save after `step` training steps, with `position` groups of the data used."""
         folder = self._root / f"step-{step:06d}"
+        progress = folder / "progress.json"
+        if progress.is_file():  # the same step of the same run: saved before, or resumed from
+            return folder
         folder.mkdir(parents=True, exist_ok=True)
         await trainer.save(str(folder))
-        # Written last: a checkpoint without it is not one.
-        (folder / "progress.json").write_text(json.dumps({"step": step, "position": position}))
+        # Written last, whole or not at all: a checkpoint without it is not one.
+        partial = progress.with_suffix(".partial")
+        partial.write_text(json.dumps({"step": step, "position": position}))
+        partial.rename(progress)
         for old in self._all()[: -self._keep]:
             shutil.rmtree(old, ignore_errors=True)
         return folder

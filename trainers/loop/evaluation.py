@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from forge_env.errors import ForgeError
 from forge_env.policy import Policy
 from forge_env.run import Run
 from forge_env.trajectory import Trajectory
@@ -39,19 +40,20 @@ class Evaluator:
         self._run = run
         self._rollouts = rollouts
         self._policy = policy
-        self.scores: dict[str, list[tuple[int, Score]]] = {}
 
     async def evaluate(self, step: int, split: str, count: int) -> Score:
         """Score `count` tasks of `split` after training step `step`."""
         section = self._run.config.evaluation
         trajectories = await self._rollouts.evaluate(split, count, self._policy)
         result = score(trajectories, section.metric)
+        if not result.count:  # a score of nothing would be a made-up zero
+            reason = next((trajectory.error for trajectory in trajectories if trajectory.error), "there are no tasks")
+            raise ForgeError(f"no episode of the evaluation on {split} could be played, the first because: {reason}")
         if result.invalid:
             self._run.warn(f"evaluation after step {step}: {result.invalid} episodes lost to infrastructure, left out")
         for trajectory in trajectories:
             self._run.trajectory(trajectory, f"{split}-{step:05d}")
         self._run.evaluation(step, split, result.mean, result.count, result.stderr)
-        self.scores.setdefault(split, []).append((step, result))
         return result
 
     async def evaluate_all(self, step: int) -> None:

@@ -38,9 +38,12 @@ async def train(run: Run) -> None:
 
 
 async def _train(run: Run) -> None:
-    from trainers.loop.checkpoints import prepare_model
+    from trainers.loop.checkpoints import Checkpoints, prepare_model
 
     config = run.config
+    if run.resume and _complete(run, Checkpoints(run).step):
+        run.note(f"All {config.grpo.steps} steps are done: nothing to resume. More: --grpo.steps N")
+        return
     run.stage("sandbox", config.sandbox.engine)
     options = {"concurrency": config.sandbox.concurrency, "base_image": config.sandbox.base_image}
     engine = open_engine(config.sandbox.engine, **{key: value for key, value in options.items() if value is not None})
@@ -56,6 +59,12 @@ async def _train(run: Run) -> None:
             await Session(run, trainer, generators, lambda: _make_environment(run, engine)).run_to_end()
         run.stage("shutdown")
         await generators.halt()
+
+
+def _complete(run: Run, step: int) -> bool:
+    """Every step is trained, and the final held-out score is there."""
+    steps, split = run.config.grpo.steps, run.config.evaluation.split
+    return step >= steps and any(item.step >= steps and item.split == split for item in run.state.evaluations)
 
 
 def _make_environment(run: Run, engine: SandboxEngine) -> Environment:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from trainers.loop.advantages import Group
 
@@ -34,6 +35,11 @@ class Totals:
     episodes_invalid: int = 0
     episodes_late: int = 0
     forks: int = 0
+
+    @classmethod
+    def since(cls, earlier: Mapping[str, Any]) -> Totals:
+        """Counts that go on from the summary of an earlier session of the run."""
+        return cls(**{field.name: int(earlier.get(field.name) or 0) for field in fields(cls)})
 
     def count(self, group: Group, group_size: int) -> None:
         """Add a group that has been rolled out."""

@@ -42,7 +42,8 @@ class Rollouts:
         return Group(episodes)
 
     async def evaluate(self, split: str, count: int, policy: Policy) -> list[Trajectory]:
-        """One episode of each of the first `count` tasks of a held-out split."""
+        """One episode of each of the first `count` tasks of a held-out split, of all where it has fewer."""
+        count = min(count, self._tasks.num_tasks(split) or count)
         tasks = [self._tasks.resolve_task(None, {"split": split, "index": index}) for index in range(count)]
         async with asyncio.TaskGroup() as group:
             running = [

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from importlib import import_module
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
-from forge_env.config.models import LossSection
-from forge_env.errors import ForgeError, UsageError
-from forge_env.plugins import installed, load_plugin
+from forge_env.errors import ForgeError
 from forge_env.run import Run
 from trainers.buffer.replay import ReplayBuffer, Ticket
 from trainers.generator.policy import GeneratorPolicy
@@ -20,29 +18,13 @@ from trainers.loop.evaluation import Evaluator, Score
 from trainers.loop.metrics import Totals, batch_metrics, named
 from trainers.loop.rollouts import MakeEnvironment, Rollouts
 from trainers.loop.stack import GeneratorPool, TrainerHandle
+from trainers.losses.load import make_loss
 from trainers.model.chat import Chat, FolderTokenizer
 
 logger = logging.getLogger(__name__)
-LOSSES = "forge_env.losses"
 STATUS_INTERVAL_S = 1.0
 MAX_DISCARDED_IN_A_ROW = 20
-
-
-def make_loss(section: LossSection) -> Any:
-    """The loss a recipe names, by entry point or `module:Class`."""
-    name = section.name
-    try:
-        if ":" in name:
-            module, _, attribute = name.partition(":")
-            loss_class = getattr(import_module(module), attribute)
-        else:
-            loss_class = load_plugin(LOSSES, name)
-        return loss_class(**section.options)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        known = ", ".join(sorted(installed(LOSSES)))
-        raise UsageError(
-            f"grpo.loss {name!r} with {section.options}: {error}", fix=f"installed losses: {known}"
-        ) from error
+T = TypeVar("T")
 
 
 class Session:
@@ -63,7 +45,7 @@ class Session:
         self.rollouts = Rollouts(config, make_env, policy(config.grpo.temperature))
         self.evaluator = Evaluator(run, self.rollouts, policy(config.evaluation.temperature))
         self.checkpoints = Checkpoints(run)
-        self.totals = Totals()
+        self.totals = Totals.since(run.earlier)
         self.step = 0
         self.position = 0
         self._discarded_in_a_row = 0
@@ -84,8 +66,9 @@ class Session:
         )
         if self.run.resume:
             await self._resume()
-        self.run.stage("evaluation", "held-out score before training")
-        await self.evaluator.evaluate_all(self.step)
+        if self.step < config.grpo.steps:
+            self.run.stage("evaluation", "held-out score before training")
+            await self._unless_stopped(self.evaluator.evaluate_all(self.step))
         self.run.stage("training", f"{config.grpo.steps} steps")
         self.buffer: ReplayBuffer[Group] = ReplayBuffer(
             config.grpo.groups_per_step,
@@ -109,14 +92,11 @@ class Session:
 
     async def _loops(self) -> None:
         """Rollouts, status and evaluations run beside the training loop; a failure ends all of them."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                endless = [group.create_task(self._roll_out()), group.create_task(self._report_status())]
-                await self._train(group)
-                for task in [*endless, *(self._evaluations if self.run.stop.is_set() else [])]:
-                    task.cancel()
-        except* ForgeError as errors:
-            raise _first(errors) from errors
+        async with asyncio.TaskGroup() as group:
+            endless = [group.create_task(self._roll_out()), group.create_task(self._report_status())]
+            await self._train(group)
+            for task in [*endless, *(self._evaluations if self.run.stop.is_set() else [])]:
+                task.cancel()
 
     async def _roll_out(self) -> None:
         """Start a group wherever there is room for one. Cancelled, it takes every rollout along."""
@@ -135,12 +115,11 @@ class Session:
             await self.buffer.add(ticket, result)
             return
         self._discarded_in_a_row += 1
-        self.run.warn("a whole group was lost to infrastructure and is replaced")
+        self.run.warn("a whole group came to nothing and is replaced")
         if self._discarded_in_a_row >= MAX_DISCARDED_IN_A_ROW:
-            reason = next(
-                (episode.error for episode in result.episodes if episode.error), "no episode finished in time"
-            )
-            raise ForgeError(f"{MAX_DISCARDED_IN_A_ROW} groups in a row came to nothing, the last because: {reason}")
+            reason, fix = _why_nothing(result)
+            text = f"{MAX_DISCARDED_IN_A_ROW} groups in a row came to nothing, the last because: {reason}"
+            raise ForgeError(text, fix=fix)
         await self.buffer.discard(ticket)
 
     async def _train(self, group: asyncio.TaskGroup) -> None:
@@ -150,7 +129,7 @@ class Session:
         while self.step < config.steps and not self.run.stop.is_set():
             waiting = time.perf_counter()
             self.run.status(waiting={"trainer": "episodes"})
-            batch = await self._next_batch()
+            batch = await self._unless_stopped(self.buffer.sample())
             if batch is None:
                 return
             started = time.perf_counter()
@@ -169,16 +148,16 @@ class Session:
         if self.step >= config.steps:
             self.run.note(f"Reached training limit ({config.steps} steps)")
 
-    async def _next_batch(self) -> list[Ticket[Group]] | None:
-        """The next groups to train on, or None when the run is asked to stop first."""
-        sampling = asyncio.ensure_future(self.buffer.sample())
-        stopping = asyncio.ensure_future(self.run.stop.wait())
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """What `work` returns, or None when the run is asked to stop first: then it is cancelled."""
+        working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self.run.stop.wait())
         try:
-            await asyncio.wait([sampling, stopping], return_when=asyncio.FIRST_COMPLETED)
-            return sampling.result() if sampling.done() else None
+            await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else None
         finally:
-            for task in (sampling, stopping):
-                task.cancel()
+            working.cancel()
+            stopping.cancel()
+            await asyncio.gather(working, stopping, return_exceptions=True)
 
     async def _train_on(self, batch: list[Ticket[Group]]) -> dict[str, float]:
         groups = [ticket.group for ticket in batch if ticket.group is not None]
@@ -229,29 +208,22 @@ class Session:
         await self.checkpoints.save(self.trainer, self.step, self.position)
         if self.step >= self.config.grpo.steps:
             self.run.stage("evaluation", "held-out score after training")
-            await self.evaluator.evaluate_all(self.step)
-            self._summarise()
+            await self._unless_stopped(self.evaluator.evaluate_all(self.step))
 
     def _summarise(self) -> None:
-        section = self.config.evaluation
-        summary = self.run.summary
-        summary |= {
+        self.run.summary |= {
             "steps": self.step,
             "tokens_discarded_stale": 0,  # groups are admitted so that none can become too old: there is no such path
-            "max_staleness": self.buffer.stats.max_staleness,
+            "max_staleness": max(self.buffer.stats.max_staleness, self.run.earlier.get("max_staleness") or 0),
             "max_off_policy_steps": self.config.grpo.max_off_policy_steps,
             **self.totals.summary(),
         }
-        for split, scores in self.evaluator.scores.items():
-            prefix = "heldout" if split == section.split else f"heldout_{split}"
-            summary[f"{prefix}_start"] = scores[0][1].mean
-            if scores[-1][0] > scores[0][0]:
-                summary[f"{prefix}_end"] = scores[-1][1].mean
 
 
-def _first(errors: BaseExceptionGroup[ForgeError]) -> ForgeError:
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, ForgeError)
-    return error
+def _why_nothing(group: Group) -> tuple[str, str]:
+    """Why a group has no episode to train on, and what to do about it."""
+    if error := next((episode.error for episode in group.episodes if not episode.valid), None):
+        return error, "run.log has the errors of all episodes"
+    if group.episodes:
+        return "the first prompt leaves no room for a token", "raise model.max_length"
+    return "no episode finished in time", "raise grpo.group_timeout_s, or lower grpo.max_tokens_per_turn"

@@ -10,8 +10,10 @@ from forge_env.errors import UsageError
 from forge_env.machine import user_path
 
 FIX = "model.path is 'tiny', a Hugging Face checkpoint folder, or a hub name such as Qwen/Qwen3-0.6B"
-NEEDED = ("hidden_size", "head_dim", "intermediate_size", "num_attention_heads", "num_hidden_layers")
-NEEDED += ("num_key_value_heads", "rms_norm_eps", "vocab_size")
+NEEDED = (
+    *("hidden_size", "head_dim", "intermediate_size", "num_attention_heads", "num_hidden_layers"),
+    *("num_key_value_heads", "rms_norm_eps", "vocab_size"),
+)
 
 
 def local_folder(path: str) -> Path | None:
