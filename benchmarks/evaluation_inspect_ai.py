@@ -25,7 +25,11 @@ def run(url: str, samples: int, in_flight: int) -> dict[str, float]:
             task, model=model, max_connections=in_flight, max_samples=in_flight, display="none", log_dir=folder
         )
         measured = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
-    return {**measured, "score": log.results.scores[0].metrics["accuracy"].value, "samples": len(log.samples)}
+    return {
+        **measured,
+        "score": log.results.scores[0].metrics["accuracy"].value,
+        "samples": log.results.completed_samples,
+    }
 
 
 if __name__ == "__main__":
