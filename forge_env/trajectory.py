@@ -137,5 +137,3 @@ class Trajectory:
         ]
         final = [Message.model_validate(message) for message in data.get("final_observation", [])]
         return cls(**{**data, "turns": turns, "final_observation": final})
-
-

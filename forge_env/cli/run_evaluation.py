@@ -139,8 +139,9 @@ async def _with_signals(work: Awaitable[T], running: Callable[[], list[Evaluatio
     def on_signal() -> None:
         nonlocal pressed
         pressed += 1
-        if pressed == 1 and running():
-            for evaluation in running():
+        playing = [evaluation for evaluation in running() if evaluation.playing]
+        if pressed == 1 and playing:
+            for evaluation in playing:
                 evaluation.stop()
             print("finishing the samples under way; Ctrl-C again stops now", file=sys.stderr, flush=True)
         else:

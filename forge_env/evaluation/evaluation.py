@@ -107,6 +107,11 @@ class Evaluation:
             progress.environments.setdefault(sample.label, EnvironmentProgress(0)).total += 1
         return progress
 
+    @property
+    def playing(self) -> bool:
+        """Whether samples are being played: not yet while endpoint and sandboxes start."""
+        return self._runner is not None
+
     def stop(self) -> None:
         """Start no more samples; `run` returns when those under way are done."""
         self.stopped = True

@@ -14,9 +14,7 @@ from forge_env.errors import InfrastructureError
 from forge_env.types import FunctionCall, Message, ToolCall
 from tests.interop.serving import Adder, serving, until
 
-WHY = (
-    "NOT RUN: openenv-core is not installed (scripts/test_interop.sh makes an environment for it)"
-)
+WHY = "NOT RUN: openenv-core is not installed (scripts/test_interop.sh makes an environment for it)"
 core = pytest.importorskip("openenv.core", reason=WHY)
 pytestmark = pytest.mark.slow
 REMOTE = "forge_env.interop.openenv:OpenEnvEnvironment"

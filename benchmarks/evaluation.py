@@ -1,0 +1,182 @@
+"""What evaluating costs beside the model: CPU time a sample, against inspect_ai and verifiers, on one mock endpoint.
+
+    python -m benchmarks.evaluation [--samples 500] [--repeats 3] [--inspect PYTHON] [--verifiers PYTHON] [--json FILE]
+
+The task is trivial (one turn, exact match) and the endpoint, a process of its own, answers at once; every way runs in
+a process of its own, in turns, with the same number of requests in flight. The floor is the same requests through bare
+httpx transports, one connection each. `--inspect` and `--verifiers` name interpreters that have these packages
+(verifiers below 0.2: later versions start a program for each rollout). CPU time counts, because the machine may be
+shared; importing is left out. A second table has forge-env alone with up to 10,000 requests in flight.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ANSWER = {
+    "id": "x",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "m",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "4"}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12},
+}
+AIM_MS = 1.0
+
+
+async def serve(delay_s: float) -> None:
+    """The endpoint: answers every request alike after `delay_s`; prints its port."""
+    body = json.dumps(ANSWER).encode()
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                request = await reader.readuntil(b"\r\n\r\n")
+                for line in request.lower().split(b"\r\n"):
+                    if line.startswith(b"content-length:"):
+                        await reader.readexactly(int(line.split(b":")[1]))
+                if delay_s:
+                    await asyncio.sleep(delay_s)
+                writer.write(head + body)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, backlog=16_384)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+@contextmanager
+def endpoint(delay_s: float) -> Iterator[str]:
+    command = [sys.executable, "-m", "benchmarks.evaluation", "--serve", str(delay_s)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            yield f"http://127.0.0.1:{int(server.stdout.readline())}/v1"
+        finally:
+            server.kill()
+
+
+def run_forge_env(url: str, samples: int, in_flight: int) -> dict[str, Any]:
+    import forge_env as fe
+    from forge_env.policies.endpoint_http import allow_many_connections
+
+    allow_many_connections()
+
+    class Question(fe.SingleTurnEnvironment):
+        def task(self, split: str, index: int) -> fe.Task:
+            return fe.Task(id=f"{split}-{index}", split=split, prompt="What is 2 + 2?", data={"answer": "4"})
+
+        def reward(self, task: fe.Task, answer: str) -> float:
+            return float(answer.strip() == task.data["answer"])
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings: dict[str, Any] = {"concurrency": in_flight, "start_concurrency": in_flight, "out": f"{folder}/out"}
+        fe.evaluate(Question, "m", base_url=url, n=2, out=f"{folder}/warm")  # imports happen here
+        cpu, wall = time.process_time(), time.perf_counter()
+        result = fe.evaluate(Question, "m", base_url=url, n=samples, **settings)
+        measured = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
+    summary = result.summary.environments["Question"]
+    assert summary.score is not None
+    return {**measured, "score": summary.score.value, "samples": summary.samples}
+
+
+def run_floor(url: str, samples: int, in_flight: int) -> dict[str, Any]:
+    from forge_env.policies.endpoint_http import Connections
+
+    async def work() -> None:
+        connections, gate = Connections(url), asyncio.Semaphore(in_flight)
+
+        async def one() -> None:
+            async with gate:
+                message = {"role": "user", "content": "What is 2 + 2?"}
+                await connections.exchange(
+                    "POST", "chat/completions", {"model": "m", "messages": [message]}, timeout_s=600
+                )
+
+        await asyncio.gather(*(one() for _ in range(samples)))
+        await connections.close()
+
+    cpu, wall = time.process_time(), time.perf_counter()
+    asyncio.run(work())
+    measured = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
+    return {**measured, "score": 1.0, "samples": samples}
+
+
+def measure(command: list[str], url: str, samples: int, in_flight: int) -> dict[str, Any]:
+    done = subprocess.run([*command, url, str(samples), str(in_flight)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    assert (found["score"], found["samples"]) == (1.0, samples), found
+    return found
+
+
+def table(
+    ways: dict[str, list[str]], samples: int, in_flight: int, repeats: int, delay_s: float
+) -> list[dict[str, Any]]:
+    taken: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
+    with endpoint(delay_s) as url:
+        for _ in range(repeats):  # in turns, so that a busy moment hits all of them
+            for name, command in ways.items():
+                taken[name].append(measure(command, url, samples, in_flight))
+    rows = []
+    for name, runs in taken.items():
+        costs = [1000 * run["cpu"] / samples for run in runs]
+        row = {"what": name, "samples": samples, "in_flight": in_flight, "cpu_ms": statistics.median(costs)}
+        rows.append({**row, "cpu_ms_min": min(costs), "cpu_ms_max": max(costs)})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=500)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--in-flight", type=int, default=64)
+    parser.add_argument("--growth", type=int, nargs="*", default=[100, 1000, 10_000], help="requests in flight")
+    parser.add_argument("--inspect", metavar="PYTHON", help="interpreter with inspect_ai and openai")
+    parser.add_argument("--verifiers", metavar="PYTHON", help="interpreter with verifiers<0.2")
+    parser.add_argument("--json", metavar="FILE", help="write the rows there as well")
+    parser.add_argument("--serve", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--way", nargs=4, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve is not None:
+        asyncio.run(serve(args.serve))
+        return
+    if args.way:
+        way = {"forge-env": run_forge_env, "floor": run_floor}[args.way[0]]
+        print(json.dumps(way(args.way[1], int(args.way[2]), int(args.way[3]))))
+        return
+    own = [sys.executable, "-m", "benchmarks.evaluation", "--way"]
+    ways = {"floor": [*own, "floor"], "forge-env": [*own, "forge-env"]}
+    for name, python in (("inspect_ai", args.inspect), ("verifiers", args.verifiers)):
+        if python:
+            ways[name] = [python, str(HERE / f"evaluation_{name}.py")]
+    rows = table(ways, args.samples, args.in_flight, args.repeats, 0.0)
+    for size in args.growth:  # a delay long enough for all of them to be in flight at once
+        rows += table({"forge-env": ways["forge-env"]}, max(size, 1000), size, 1, 2.0 + size / 500)
+    print(f"{'CPU ms a sample':<14}{'in flight':>10}{'samples':>9}{'median':>9}{'min':>9}{'max':>9}   aim {AIM_MS:g}")
+    for row in rows:
+        figures = "".join(f"{row[key]:>9.3f}" for key in ("cpu_ms", "cpu_ms_min", "cpu_ms_max"))
+        print(f"{row['what']:<14}{row['in_flight']:>10}{row['samples']:>9}{figures}")
+    text = json.dumps({"benchmark": "evaluation", "repeats": args.repeats, "rows": rows})
+    print(text)
+    if args.json:
+        Path(args.json).write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Tests against the real openenv-core and verifiers, in .venv-interop: they pin other versions of openai and mcp than
+# vLLM needs, so they can't share its virtual environment.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+uv="${UV:-uv}"
+if ! command -v "$uv" >/dev/null; then
+  uv=.venv/bin/uv
+fi
+PATH="$PATH:$(cd "$(dirname "$(command -v "$uv")")" && pwd)" # verifiers calls uv by name
+export PATH
+
+[ -x .venv-interop/bin/python ] || "$uv" venv -q --python 3.11 .venv-interop
+"$uv" pip install -q --python .venv-interop/bin/python -e ".[openenv,verifiers]" \
+  openenv-core==0.3.0 hypothesis pytest pytest-asyncio pytest-timeout
+.venv-interop/bin/python -m pytest tests/interop "$@"
