@@ -6,7 +6,7 @@ The task is trivial (one turn, exact match) and the endpoint, a process of its o
 a process of its own, in turns, with the same number of requests in flight. The floor is the same requests through bare
 httpx transports, one connection each. `--inspect` and `--verifiers` name interpreters that have these packages
 (verifiers below 0.2: later versions start a program for each rollout). CPU time counts, because the machine may be
-shared; importing is left out. A second table has forge-env alone with up to 10,000 requests in flight.
+shared; importing is left out. Then floor and forge-env with up to 10,000 requests in flight.
 """
 
 from __future__ import annotations
@@ -167,7 +167,8 @@ def main() -> None:
             ways[name] = [python, str(HERE / f"evaluation_{name}.py")]
     rows = table(ways, args.samples, args.in_flight, args.repeats, 0.0)
     for size in args.growth:  # a delay long enough for all of them to be in flight at once
-        rows += table({"forge-env": ways["forge-env"]}, max(size, 1000), size, 1, 2.0 + size / 500)
+        both = {name: ways[name] for name in ("floor", "forge-env")}  # opening a connection each costs both alike
+        rows += table(both, max(2 * size, 1000), size, 1, 2.0 + size / 500)
     print(f"{'CPU ms a sample':<14}{'in flight':>10}{'samples':>9}{'median':>9}{'min':>9}{'max':>9}   aim {AIM_MS:g}")
     for row in rows:
         figures = "".join(f"{row[key]:>9.3f}" for key in ("cpu_ms", "cpu_ms_min", "cpu_ms_max"))
