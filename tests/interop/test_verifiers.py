@@ -66,6 +66,9 @@ class SumTaskset(vf.Taskset[SumTask, SumConfig]):
 
 
 __all__ = ["SumTaskset"]
+
+if __name__ == "__main__":
+    SumTools.run()
 '''
 
 
