@@ -20,6 +20,8 @@ from tests.evaluation.toys import model_answer
 TOY = "tests.evaluation.toys:Sums"
 COMMAND = [sys.executable, "-c", "import sys; from forge_env.cli.main import main; sys.exit(main())", "eval"]
 ROOT = Path(__file__).parents[2]
+MANY = ("--epochs", "10")
+"""120 samples: more than twenty rounds of at most four requests can finish."""
 
 
 def behave(request: dict[str, Any], n: int) -> Any:
@@ -42,7 +44,7 @@ def results(out: Path) -> dict[str, tuple[bool, float, str]]:
 @pytest.mark.timeout(600)
 async def test_twenty_kills_and_resumes_equal_an_undisturbed_run(tmp_path: Path) -> None:
     async with Server(behave) as server:
-        whole = await start(tmp_path / "whole", server.url)
+        whole = await start(tmp_path / "whole", server.url, *MANY)
         _, errors = await whole.communicate()
         assert whole.returncode == 0, errors.decode()
 
@@ -63,7 +65,7 @@ async def test_twenty_kills_and_resumes_equal_an_undisturbed_run(tmp_path: Path)
         while True:
             until = rng.randrange(1, 5)
             resume = ["--resume"] if (out / "config.yaml").exists() else []
-            victim = await start(out, server.url, "--start-concurrency", "2", "--concurrency", "2", *resume)
+            victim = await start(out, server.url, "--start-concurrency", "2", "--concurrency", "2", *MANY, *resume)
             _, errors = await victim.communicate()
             if victim.returncode != -signal.SIGKILL:
                 break
@@ -72,8 +74,8 @@ async def test_twenty_kills_and_resumes_equal_an_undisturbed_run(tmp_path: Path)
     assert kills == 20
     assert results(out) == results(tmp_path / "whole")
     stored = [trajectory.id for trajectory in read_trajectories(out / "trajectories" / "eval.jsonl")]
-    assert len(stored) == len(set(stored)) == 60  # nothing was played twice that had finished
-    assert len(server.requests) < 60 + 20 * 4
+    assert len(stored) == len(set(stored)) == 120  # nothing was played twice that had finished
+    assert len(server.requests) < 120 + 20 * 4
 
 
 @pytest.mark.slow
