@@ -25,7 +25,7 @@ format: setup ## put the code into its format
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-bench: setup ## measure, and write docs/benchmarks.md
+bench: setup ## list the benchmarks, or run one: make bench ARGS=environment_step
 	@.venv/bin/python -m benchmarks $(ARGS)
 
 pins: setup ## resolve requirements/*.txt anew from pyproject.toml
