@@ -38,7 +38,7 @@ def reap_abandoned() -> int:
     for name in installed(GROUP):
         try:
             count += load_engine(name).reap_abandoned()
-        except Exception:
+        except Exception:  # task boundary: whatever a plug-in's engine raises, tidying stops no command
             logger.debug("engine %s could not tidy up", name, exc_info=True)
     return count
 
