@@ -141,6 +141,12 @@ class Run:
         if not count:
             self.display.warning(text)
 
+    def save_summary(self) -> None:
+        """Write summary.json as things stand, so that a process that is killed leaves its figures to the next."""
+        from forge_env.run.outcome import write_summary  # which knows `Run`
+
+        write_summary(self, "running", "", float(self.earlier.get("wall_s") or 0.0) + self.state.elapsed)
+
     def request_stop(self) -> None:
         """Ask the trainer to finish cleanly."""
         self.state.stopping = True

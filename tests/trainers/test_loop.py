@@ -11,16 +11,23 @@ import pytest
 
 pytest.importorskip("torch")
 
+import forge_env as fe
 from forge_env.config import RunConfig, load_config
 from forge_env.errors import ForgeError
 from forge_env.run import Run, RunFolder
 from forge_env.trajectory import Trajectory
+from trainers.generator.types import SamplingOptions
 from trainers.loop.advantages import Group
-from trainers.loop.checkpoints import Checkpoints
+from trainers.loop.checkpoints import Checkpoints, check_prompts
 from trainers.loop.evaluation import Evaluator
 from trainers.loop.grpo import train
 from trainers.loop.metrics import Totals
 from trainers.loop.session import Session, _why_nothing
+from trainers.loop.stack import GeneratorPool
+from trainers.loop.stopping import unless_stopped
+from trainers.model.chat import Chat, FolderTokenizer
+from trainers.model.folder import written_whole
+from trainers.model.tiny import build_tiny_folder
 
 
 @pytest.fixture
@@ -58,8 +65,6 @@ def test_why_a_group_came_to_nothing() -> None:
 
 
 async def test_work_ends_when_the_run_is_asked_to_stop(run: Run) -> None:
-    session = Session.__new__(Session)
-    session.run = run
     ended: list[str] = []
 
     async def forever() -> None:
@@ -74,8 +79,8 @@ async def test_work_ends_when_the_run_is_asked_to_stop(run: Run) -> None:
     async def quick() -> int:
         return 3
 
-    assert await session._unless_stopped(quick()) == 3
-    assert await session._unless_stopped(forever()) is None
+    assert await unless_stopped(run, quick()) == 3
+    assert await unless_stopped(run, forever()) is None
     assert ended == ["cleaned up"]
 
 
@@ -112,3 +117,79 @@ async def test_a_finished_run_is_not_started_again(config: RunConfig, tmp_path: 
 def test_counts_go_on_after_a_resume() -> None:
     totals = Totals.since({"tokens_generated": 10, "episodes": 4, "forks": None, "engine": "local"})
     assert (totals.tokens_generated, totals.episodes, totals.forks) == (10, 4, 0)
+
+
+class Sink:
+    """An actor's endpoints as far as a pool calls them: generation never ends."""
+
+    def __init__(self) -> None:
+        self.aborted: list[str] = []
+        self.begun = asyncio.Event()
+        self.generate = self.abort = self
+
+    async def call_one(self, prompt_ids: list[int], options: dict[str, Any], request_id: str) -> None:
+        self.running = request_id
+        self.begun.set()
+        await asyncio.Event().wait()
+
+    def broadcast(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+
+async def test_a_cancelled_call_ends_the_request_in_its_replica() -> None:
+    replica = Sink()
+    call = asyncio.create_task(GeneratorPool([replica]).generate([1, 2], SamplingOptions()))
+    await replica.begun.wait()
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    assert replica.aborted == [replica.running]
+
+
+async def test_a_prompt_that_fills_the_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    config = load_config("coding_rlvr", ["model.max_length=16"])
+    environment = fe.make("coding_rlvr")
+    chat = Chat(FolderTokenizer(build_tiny_folder(config.model, environment, 0, tmp_path / "tiny")), "qwen3")
+    with pytest.raises(ForgeError, match=r"max_length=16 leaves no room for a reply.* have \d+ to \d+ tokens"):
+        await check_prompts(config, environment, chat)
+    await check_prompts(load_config("coding_rlvr"), environment, chat)
+
+
+async def test_one_evaluation_at_a_time(run: Run) -> None:
+    session = Session.__new__(Session)
+    session.run, session.config, session.step, session._evaluation = run, run.config, 10, None
+    begun: list[int] = []
+    end = asyncio.Event()
+
+    class Slow:
+        async def evaluate(self, step: int, split: str, count: int) -> None:
+            begun.append(step)
+            await end.wait()
+
+    session.evaluator = Slow()  # type: ignore[assignment]
+    async with asyncio.TaskGroup() as group:
+        for step in (10, 20):
+            session.step = step
+            session._evaluate_beside(group)
+            await asyncio.sleep(0)
+        end.set()
+    assert begun == [10]
+    assert any("evaluation.every" in text for text in run.state.warnings)
+
+
+def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "warm"
+    (tmp_path / "models" / "warm.999999999.partial").mkdir(parents=True)
+
+    def fail() -> None:
+        with written_whole(folder) as staging:
+            (staging / "a").write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert list((tmp_path / "models").iterdir()) == []
+    for text in ("first", "second"):
+        with written_whole(folder) as staging:
+            (staging / "a").write_text(text)
+    assert (folder / "a").read_text() == "second"
+    assert list((tmp_path / "models").iterdir()) == [folder]

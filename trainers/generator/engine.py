@@ -8,6 +8,7 @@ it. New requests salt the prefix cache with the version, so keys and values of o
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -17,6 +18,8 @@ from typing import Any
 
 from forge_env.errors import GeneratorError
 from trainers.generator.types import Completion, SamplingOptions
+
+logger = logging.getLogger(__name__)
 
 
 def prepare_process(*, with_gpus: bool, threads: int, kv_cache_gb: int) -> None:
@@ -74,18 +77,32 @@ class AsyncEngine:
         self._work = asyncio.Event()
         self._count = 0
         self._loop_task: asyncio.Task[None] | None = None
+        self._failure: GeneratorError | None = None
 
     @property
     def in_flight(self) -> int:
         """Requests under way."""
         return len(self._requests)
 
-    async def generate(self, prompt_ids: list[int], options: SamplingOptions) -> Completion:
-        """Sample one completion; safe to call many times at once. A cancelled call aborts its request."""
-        if self._loop_task is None or self._loop_task.done():
+    async def generate(
+        self, prompt_ids: list[int], options: SamplingOptions, request_id: str | None = None
+    ) -> Completion:
+        """Sample one completion; safe to call many times at once. A cancelled call aborts its request.
+
+        Args:
+            prompt_ids: tokens to condition on, [P].
+            options: how to sample.
+            request_id: a name of the caller's, unique among those in flight, for `abort`.
+
+        Raises:
+            GeneratorError: the engine has failed, or was closed.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._loop_task is None:
             self._loop_task = asyncio.create_task(self._run(), name="engine")
         self._count += 1
-        request_id = str(self._count)
+        request_id = request_id or str(self._count)
         completion = Completion(list(prompt_ids), [], [], [], "stop", self.version)
         request = _Request(completion, asyncio.get_running_loop().create_future())
         async with self._between_steps:
@@ -96,8 +113,7 @@ class AsyncEngine:
         try:
             return await request.done
         except asyncio.CancelledError:
-            if self._requests.pop(request_id, None) is not None:
-                await asyncio.shield(self._abort(request_id))
+            await asyncio.shield(self.abort(request_id))
             raise
 
     def _admit(self, request_id: str, prompt_ids: list[int], options: SamplingOptions) -> None:
@@ -116,9 +132,17 @@ class AsyncEngine:
         prompt = {"prompt_token_ids": list(prompt_ids), "cache_salt": f"v{self.version}"}
         self.engine.add_request(request_id, prompt, params)
 
-    async def _abort(self, request_id: str) -> None:
+    async def abort(self, request_id: str) -> None:
+        """End a request; what it has sampled so far is its completion, with the stop reason "abort"."""
         async with self._between_steps:
+            request = self._requests.pop(request_id, None)
+            if request is None:
+                return
             self.engine.abort_request([request_id])
+        request.completion.stop_reason = "abort"
+        request.completion.generator_version = self.version
+        if not request.done.done():
+            request.done.set_result(request.completion)
 
     async def _run(self) -> None:
         """Step the engine while there is work; sleep on an event while there is none."""
@@ -137,8 +161,8 @@ class AsyncEngine:
                 # The lock is fair only to those already waiting: let new requests and weights in.
                 await asyncio.sleep(0)
         except Exception as error:  # task boundary: whatever ends the engine must reach every caller
+            logger.exception("the vLLM engine failed")
             self._fail(GeneratorError(f"the vLLM engine failed: {type(error).__name__}: {error}"))
-            raise
 
     def _deliver(self, outputs: list[Any]) -> None:
         self.stats.steps += 1
@@ -161,6 +185,7 @@ class AsyncEngine:
                     request.done.set_result(completion)
 
     def _fail(self, error: GeneratorError) -> None:
+        self._failure = error
         for request in self._requests.values():
             if not request.done.done():
                 request.done.set_exception(error)

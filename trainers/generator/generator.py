@@ -53,12 +53,19 @@ class Generator(ForgeActor):
         self._store = WeightStore()
 
     @concurrent_endpoint
-    async def generate(self, prompt_ids: list[int], options: dict[str, Any] | None = None) -> Completion:
-        """Sample one completion of `prompt_ids`, [P]."""
+    async def generate(
+        self, prompt_ids: list[int], options: dict[str, Any] | None = None, request_id: str | None = None
+    ) -> Completion:
+        """Sample one completion of `prompt_ids`, [P]; `request_id` is the caller's name for it, for `abort`."""
         completion: Completion = await self._engine.generate(
-            prompt_ids, SamplingOptions(**{**self._defaults, **(options or {})})
+            prompt_ids, SamplingOptions(**{**self._defaults, **(options or {})}), request_id
         )
         return completion
+
+    @concurrent_endpoint
+    async def abort(self, request_id: str) -> None:
+        """End a request: a caller that was cancelled there has nobody waiting here."""
+        await self._engine.abort(request_id)
 
     @concurrent_endpoint
     async def update_weights(self, version: int) -> dict[str, float]:

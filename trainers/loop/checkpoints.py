@@ -7,6 +7,7 @@ import json
 import shutil
 from pathlib import Path
 
+from forge_env.config.models import RunConfig
 from forge_env.environment import Environment
 from forge_env.errors import UsageError
 from forge_env.machine import cache_dir
@@ -14,20 +15,38 @@ from forge_env.run import Run
 from trainers.loop.checks import TINY, warms_up
 from trainers.loop.stack import GeneratorPool, Stack, TrainerHandle
 from trainers.loop.warmup import cache_key, warm_up
+from trainers.model.chat import Chat, FolderTokenizer
 from trainers.model.folder import check_folder, local_folder
 
+PROMPTS_TRIED = 8
 
-async def prepare_model(run: Run, stack: Stack, environment: Environment) -> tuple[TrainerHandle, GeneratorPool]:
+
+async def find_model(run: Run) -> Path | None:
+    """The checkpoint folder that `model.path` names, fetched from the hub if need be; None where it is built here."""
+    path = run.config.model.path
+    if path == TINY:
+        return None
+    if (local := local_folder(path)) is not None:
+        return local
+    folder = await asyncio.to_thread(_from_hub, path)
+    check_folder(folder, run.config.model.max_length)
+    return folder
+
+
+async def prepare_model(
+    run: Run, stack: Stack, environment: Environment, found: Path | None
+) -> tuple[TrainerHandle, GeneratorPool]:
     """Start trainer and generators on the recipe's checkpoint, which is built and warmed up first if need be.
 
     What needs nothing of the other starts beside it: the store, the generators' imports, the trainer.
     """
-    run.stage("model", run.config.model.path)
     warm = _warm_folder(run, environment)
     cached = warm is not None and (warm / "model.safetensors").is_file()
     if cached:
         run.note(f"Warmed-up model from the cache: {warm}")
-    start = warm if warm is not None and cached else await asyncio.to_thread(_checkpoint_folder, run, environment)
+        found = warm
+    start = found or await asyncio.to_thread(_build_tiny, run, environment)
+    await check_prompts(run.config, environment, Chat(FolderTokenizer(start), run.config.model.renderer))
     generators = await stack.launch_generators(warm or start)
     run.stage("trainer", "trainer and generators are starting")
     async with asyncio.TaskGroup() as group:
@@ -39,27 +58,36 @@ async def prepare_model(run: Run, stack: Stack, environment: Environment) -> tup
             run.stage("warm-up", "supervised fine-tuning on demonstrations")
             await warm_up(run, environment, trainer, warm)
             await serving
-            if not run.stop.is_set():
-                run.stage("generator", "loading the warmed-up model")
-                await generators.setup()
+            run.stage("generator", "loading the warmed-up model")
+            await generators.setup()
     return trainer, generators
 
 
-def _checkpoint_folder(run: Run, environment: Environment) -> Path:
-    """The folder of `model.path`: built here, local, or fetched from the hub."""
-    config = run.config
-    if config.model.path == TINY:
-        folder = cache_dir(config.model.cache_dir) / "models" / f"tiny-{cache_key(config, environment, warm=False)}"
-        if not (folder / "config.json").is_file():
-            from trainers.model.tiny import build_tiny_folder
+async def check_prompts(config: RunConfig, environment: Environment, chat: Chat) -> None:
+    """Refuse a `model.max_length` that the first training tasks' prompts already fill."""
+    lengths = []
+    for index in range(PROMPTS_TRIED):
+        try:
+            observation, _ = await environment.reset(options={"split": environment.splits[0], "index": index})
+        finally:
+            await environment.close()
+        lengths.append(len(chat.render(list(observation), environment.tools)))
+    if min(lengths) >= config.model.max_length:
+        raise UsageError(
+            f"model.max_length={config.model.max_length} leaves no room for a reply: "
+            f"the prompts of {config.environment.name} have {min(lengths)} to {max(lengths)} tokens",
+            fix=f"use model.max_length={max(lengths) + config.grpo.max_tokens_per_turn} or more",
+        )
 
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            build_tiny_folder(config.model, environment, config.seed, folder)
-        return folder
-    if (local := local_folder(config.model.path)) is not None:
-        return local
-    folder = _from_hub(config.model.path)
-    check_folder(folder, config.model.max_length)
+
+def _build_tiny(run: Run, environment: Environment) -> Path:
+    config = run.config
+    folder = cache_dir(config.model.cache_dir) / "models" / f"tiny-{cache_key(config, environment, warm=False)}"
+    if not (folder / "config.json").is_file():
+        from trainers.model.tiny import build_tiny_folder
+
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        build_tiny_folder(config.model, environment, config.seed, folder)
     return folder
 
 

@@ -22,6 +22,7 @@ from forge_env.run.scratch import scratch_folder
 from forge_env.sandbox import SandboxEngine, open_engine
 from trainers.loop import checks
 from trainers.loop.stack import Stack, prepare_controller
+from trainers.loop.stopping import unless_stopped
 
 
 def check(config: RunConfig) -> None:
@@ -38,12 +39,14 @@ async def train(run: Run) -> None:
 
 
 async def _train(run: Run) -> None:
-    from trainers.loop.checkpoints import Checkpoints, prepare_model
+    from trainers.loop.checkpoints import Checkpoints, find_model, prepare_model
 
     config = run.config
     if run.resume and _complete(run, Checkpoints(run).step):
         run.note(f"All {config.grpo.steps} steps are done: nothing to resume. More: --grpo.steps N")
         return
+    run.stage("model", config.model.path)
+    found = await find_model(run)
     run.stage("sandbox", config.sandbox.engine)
     options = {"concurrency": config.sandbox.concurrency, "base_image": config.sandbox.base_image}
     engine = open_engine(config.sandbox.engine, **{key: value for key, value in options.items() if value is not None})
@@ -52,13 +55,16 @@ async def _train(run: Run) -> None:
         run.summary["engine"] = engine.name
         run.note(f"Sandbox engine: {engine.name}")
         environment = _make_environment(run, engine)
-        trainer, generators = await prepare_model(run, stack, environment)
-        if not run.stop.is_set():
+        prepared = await unless_stopped(run, prepare_model(run, stack, environment, found))
+        if prepared is not None:
             from trainers.loop.session import Session
 
+            trainer, generators = prepared
             await Session(run, trainer, generators, lambda: _make_environment(run, engine)).run_to_end()
-        run.stage("shutdown")
-        await generators.halt()
+            run.stage("shutdown")
+            await generators.halt()
+        else:
+            run.note("stopped before training began: nothing to save")
 
 
 def _complete(run: Run, step: int) -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 from forge_env.errors import ForgeError
 from forge_env.run import Run
@@ -18,13 +17,13 @@ from trainers.loop.evaluation import Evaluator, Score
 from trainers.loop.metrics import Totals, batch_metrics, named
 from trainers.loop.rollouts import MakeEnvironment, Rollouts
 from trainers.loop.stack import GeneratorPool, TrainerHandle
+from trainers.loop.stopping import unless_stopped
 from trainers.losses.load import make_loss
 from trainers.model.chat import Chat, FolderTokenizer
 
 logger = logging.getLogger(__name__)
 STATUS_INTERVAL_S = 1.0
 MAX_DISCARDED_IN_A_ROW = 20
-T = TypeVar("T")
 
 
 class Session:
@@ -50,7 +49,7 @@ class Session:
         self.position = 0
         self._discarded_in_a_row = 0
         self._trained_at: list[float] = []
-        self._evaluations: list[asyncio.Task[Score]] = []
+        self._evaluation: asyncio.Task[Score] | None = None
 
     async def run_to_end(self) -> None:
         """Train until the recipe's last step or until the run is asked to stop; save; report."""
@@ -68,7 +67,7 @@ class Session:
             await self._resume()
         if self.step < config.grpo.steps:
             self.run.stage("evaluation", "held-out score before training")
-            await self._unless_stopped(self.evaluator.evaluate_all(self.step))
+            await unless_stopped(self.run, self.evaluator.evaluate_all(self.step))
         self.run.stage("training", f"{config.grpo.steps} steps")
         self.buffer: ReplayBuffer[Group] = ReplayBuffer(
             config.grpo.groups_per_step,
@@ -93,9 +92,14 @@ class Session:
     async def _loops(self) -> None:
         """Rollouts, status and evaluations run beside the training loop; a failure ends all of them."""
         async with asyncio.TaskGroup() as group:
-            endless = [group.create_task(self._roll_out()), group.create_task(self._report_status())]
+            endless: list[asyncio.Task[Any]] = [
+                group.create_task(self._roll_out()),
+                group.create_task(self._report_status()),
+            ]
             await self._train(group)
-            for task in [*endless, *(self._evaluations if self.run.stop.is_set() else [])]:
+            if self.run.stop.is_set() and self._evaluation is not None:
+                endless.append(self._evaluation)
+            for task in endless:
                 task.cancel()
 
     async def _roll_out(self) -> None:
@@ -129,7 +133,7 @@ class Session:
         while self.step < config.steps and not self.run.stop.is_set():
             waiting = time.perf_counter()
             self.run.status(waiting={"trainer": "episodes"})
-            batch = await self._unless_stopped(self.buffer.sample())
+            batch = await unless_stopped(self.run, self.buffer.sample())
             if batch is None:
                 return
             started = time.perf_counter()
@@ -140,24 +144,22 @@ class Session:
             metrics |= {"time/trainer/wait": started - waiting, "time/trainer/step": time.perf_counter() - started}
             self._log(batch, metrics)
             if every and self.step % every == 0 and self.step < config.steps:
-                section = self.config.evaluation
-                evaluating = self.evaluator.evaluate(self.step, section.split, section.num_tasks)
-                self._evaluations.append(group.create_task(evaluating))
+                self._evaluate_beside(group)
             if self.config.checkpoint.every and self.step % self.config.checkpoint.every == 0:
                 await self.checkpoints.save(self.trainer, self.step, self.position)
+                self._summarise()
+                self.run.save_summary()
         if self.step >= config.steps:
             self.run.note(f"Reached training limit ({config.steps} steps)")
 
-    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """What `work` returns, or None when the run is asked to stop first: then it is cancelled."""
-        working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self.run.stop.wait())
-        try:
-            await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
-            return working.result() if working.done() else None
-        finally:
-            working.cancel()
-            stopping.cancel()
-            await asyncio.gather(working, stopping, return_exceptions=True)
+    def _evaluate_beside(self, group: asyncio.TaskGroup) -> None:
+        """Score the held-out split while training goes on; one evaluation at a time, in order."""
+        section = self.config.evaluation
+        if self._evaluation is not None and not self._evaluation.done():
+            self.run.warn("an evaluation was left out: the one before it was still going. Raise evaluation.every")
+            return
+        evaluating = self.evaluator.evaluate(self.step, section.split, section.num_tasks)
+        self._evaluation = group.create_task(evaluating)
 
     async def _train_on(self, batch: list[Ticket[Group]]) -> dict[str, float]:
         groups = [ticket.group for ticket in batch if ticket.group is not None]
@@ -208,7 +210,7 @@ class Session:
         await self.checkpoints.save(self.trainer, self.step, self.position)
         if self.step >= self.config.grpo.steps:
             self.run.stage("evaluation", "held-out score after training")
-            await self._unless_stopped(self.evaluator.evaluate_all(self.step))
+            await unless_stopped(self.run, self.evaluator.evaluate_all(self.step))
 
     def _summarise(self) -> None:
         self.run.summary |= {

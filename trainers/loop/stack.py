@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
 import os
 from collections.abc import Awaitable
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import Any
 from forge_env.config.models import OptimizerSection, RunConfig
 from forge_env.errors import GeneratorError
 from trainers.generator.types import Completion, SamplingOptions
+
+logger = logging.getLogger(__name__)
 
 # Settings that torchstore, Monarch and torch read once, when they start, in this process and in its children.
 PROCESS_ENVIRONMENT = {
@@ -82,19 +86,19 @@ class GeneratorPool:
     def __init__(self, actors: list[Any]) -> None:
         self._actors = actors
         self._in_flight = [0] * len(actors)
-
-    @property
-    def in_flight(self) -> int:
-        """Requests under way."""
-        return sum(self._in_flight)
+        self._names = itertools.count()
 
     async def generate(self, prompt_ids: list[int], options: SamplingOptions) -> Completion:
-        """One completion."""
+        """One completion; a cancelled call ends the request in its replica too."""
         replica = min(range(len(self._actors)), key=self._in_flight.__getitem__)
         self._in_flight[replica] += 1
+        actor, request_id = self._actors[replica], f"pool-{next(self._names)}"
         try:
             values = {name: getattr(options, name) for name in options.__slots__}
-            completion: Completion = await _call(self._actors[replica].generate.call_one(prompt_ids, values))
+            completion: Completion = await _call(actor.generate.call_one(prompt_ids, values, request_id))
+        except asyncio.CancelledError:
+            actor.abort.broadcast(request_id)
+            raise
         except GeneratorError:
             raise
         except Exception as error:  # task boundary: whatever a remote process raised, or Monarch about its end
@@ -138,8 +142,13 @@ class Stack:
     async def __aenter__(self) -> Stack:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            await self.close()
+        except Exception:  # whatever fails here is a consequence: it must not hide what ended the run
+            if error is None:
+                raise
+            logger.exception("while ending the actors")
 
     async def open_store(self) -> None:
         """Start the weight store."""

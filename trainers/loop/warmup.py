@@ -103,6 +103,4 @@ async def warm_up(run: Run, environment: Environment, trainer: Any, folder: Path
         metrics = await trainer.train_step(demonstrations.batch())
         if step % 10 == 0 or step == section.steps:
             run.progress(step, section.steps, loss=metrics["loss"], tokens_per_s=metrics["tokens_per_s"])
-        if run.stop.is_set():
-            return
     await trainer.save_model(str(folder))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.config.models import ModelSection
+from trainers.model.folder import written_whole
 from trainers.model.tokenizer import build_tokenizer, save_tokenizer
 
 
@@ -47,8 +48,12 @@ def build_tiny_folder(model: ModelSection, environment: Any, seed: int, folder: 
 
     The folder appears whole or not at all, so an interrupted build leaves nothing half-made in a cache.
     """
-    staging = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(staging, ignore_errors=True)
+    with written_whole(folder) as staging:
+        _write_tiny(model, environment, seed, staging)
+    return folder
+
+
+def _write_tiny(model: ModelSection, environment: Any, seed: int, staging: Path) -> None:
     tokenizer = build_tokenizer(environment, model.renderer, model.tiny.vocab_size, seed)
     save_tokenizer(tokenizer, staging)
     size = tokenizer.get_vocab_size(with_added_tokens=True)
@@ -72,6 +77,3 @@ def build_tiny_folder(model: ModelSection, environment: Any, seed: int, folder: 
     )
     if model.renderer == "qwen3":  # so that other servers of the folder render as we do
         shutil.copyfile(Path(__file__).with_name("chat_template.jinja"), staging / "chat_template.jinja")
-    shutil.rmtree(folder, ignore_errors=True)
-    staging.rename(folder)
-    return folder

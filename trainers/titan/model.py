@@ -19,7 +19,7 @@ from torchtitan.models.qwen3 import Qwen3Model
 from torchtitan.models.qwen3.model import Qwen3TransformerBlock
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 
-from trainers.model.folder import read_hf_config
+from trainers.model.folder import read_hf_config, written_whole
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
@@ -124,13 +124,9 @@ class TitanModel:
 
     def save_hf(self, folder: Path) -> None:
         """Write a complete Hugging Face folder; it appears whole or not at all."""
-        staging = folder.with_name(folder.name + ".partial")
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
-        for name in ("config.json", *TOKENIZER_FILES):
-            if (self.folder / name).is_file():
-                shutil.copy(self.folder / name, staging / name)
-        state = {name: tensor.contiguous().cpu() for name, tensor in self.state_dict_hf().items()}
-        save_file(state, str(staging / "model.safetensors"), metadata={"format": "pt"})
-        shutil.rmtree(folder, ignore_errors=True)
-        staging.rename(folder)
+        with written_whole(folder) as staging:
+            for name in ("config.json", *TOKENIZER_FILES):
+                if (self.folder / name).is_file():
+                    shutil.copy(self.folder / name, staging / name)
+            state = {name: tensor.contiguous().cpu() for name, tensor in self.state_dict_hf().items()}
+            save_file(state, str(staging / "model.safetensors"), metadata={"format": "pt"})
