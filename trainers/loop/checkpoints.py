@@ -41,11 +41,10 @@ async def prepare_model(
     What needs nothing of the other starts beside it: the store, the generators' imports, the trainer.
     """
     warm = _warm_folder(run, environment)
-    cached = warm is not None and (warm / "model.safetensors").is_file()
+    cached = warm if warm is not None and (warm / "model.safetensors").is_file() else None
     if cached:
-        run.note(f"Warmed-up model from the cache: {warm}")
-        found = warm
-    start = found or await asyncio.to_thread(_build_tiny, run, environment)
+        run.note(f"Warmed-up model from the cache: {cached}")
+    start = cached or found or await asyncio.to_thread(_build_tiny, run, environment)
     await check_prompts(run.config, environment, Chat(FolderTokenizer(start), run.config.model.renderer))
     generators = await stack.launch_generators(warm or start)
     run.stage("trainer", "trainer and generators are starting")
