@@ -44,7 +44,9 @@ async def prepare_model(
     cached = warm if warm is not None and (warm / "model.safetensors").is_file() else None
     if cached:
         run.note(f"Warmed-up model from the cache: {cached}")
-    start: Path = cached or found or await asyncio.to_thread(_build_tiny, run, environment)
+    start = cached or found
+    if start is None:
+        start = await asyncio.to_thread(_build_tiny, run, environment)
     await check_prompts(run.config, environment, Chat(FolderTokenizer(start), run.config.model.renderer))
     generators = await stack.launch_generators(warm or start)
     run.stage("trainer", "trainer and generators are starting")
