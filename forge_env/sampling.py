@@ -2,6 +2,8 @@
 
 order = TaskOrder(env.num_tasks("train"), seed=0)
 task = env.task("train", order[position])
+
+`forge_env.curriculum` has an order that follows the agent's success, and saves what it has learned.
 """
 
 from __future__ import annotations
@@ -11,8 +13,24 @@ from bisect import bisect
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any, Protocol
 
 from forge_env.errors import UsageError
+
+
+class Order(Protocol):
+    """Which task comes at a position, and what may be learned from how it went (`forge_env.curriculum`)."""
+
+    def __getitem__(self, position: int) -> int: ...
+
+    def record(self, position: int, success: float) -> None:
+        """How the attempts at a position went, 0 to 1."""
+
+    def state_dict(self, first: int = 0) -> dict[str, Any]:
+        """What is needed, beside the position, to go on from `first`; JSON."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
 
 
 class TaskOrder:
@@ -47,6 +65,16 @@ class TaskOrder:
             return min(bisect(self._cumulative, drawn), self.num_tasks - 1)
         epoch, offset = divmod(position, self.num_tasks)
         return _permutation(self.num_tasks, f"{self.seed}/{epoch}")[offset] if self.shuffle else offset
+
+    def record(self, position: int, success: float) -> None:
+        """Nothing is learned from it."""
+
+    def state_dict(self, first: int = 0) -> dict[str, Any]:
+        """Nothing: the position says it all."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing to load."""
 
 
 @lru_cache(maxsize=4)

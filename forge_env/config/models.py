@@ -26,6 +26,29 @@ class EnvironmentSection(Section):
     """Options of the environment's own config class (`forge-env info NAME`)."""
 
 
+class TasksSection(Section):
+    """Which training task comes when."""
+
+    order: Literal["shuffled", "sequential", "curriculum"] = "shuffled"
+    """`shuffled`: every task once an epoch (a generator's own order is as good); `sequential`: as they are; \
+`curriculum`: the levels of `difficulty` on which about half of the attempts succeed come most often."""
+    weights: dict[int, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    """Level of difficulty -> its relative frequency, with a curriculum a factor on it; levels not named are left out. \
+Empty: all alike."""
+    explore: Fraction = 0.1
+    """Curriculum: how often levels come that never or always succeed, as a share of the best level's frequency."""
+    half_life: Annotated[float, Field(gt=0)] = 16.0
+    """Curriculum: groups of a level after which an old result counts half."""
+
+    @model_validator(mode="after")
+    def _weights(self) -> TasksSection:
+        if self.weights and not any(self.weights.values()):
+            raise ValueError("weights: one of them must be above 0")
+        if self.weights and self.order == "sequential":
+            raise ValueError("weights draw tasks at random: set order to shuffled or curriculum")
+        return self
+
+
 class SandboxSection(Section):
     """Where model-written code runs."""
 
@@ -228,6 +251,17 @@ class LoggingSection(Section):
     """Log to Weights & Biases (honours WANDB_MODE)."""
     trajectories: Literal["all", "eval", "none"] = "all"
     """Which trajectories are written to the run folder."""
+    timeline: bool = True
+    """Write timeline.json: what every actor did when, for Perfetto."""
+
+
+class WatchdogSection(Section):
+    """What to do when nothing moves: no token sampled, no episode ended, no step trained."""
+
+    warn_s: Annotated[float, Field(gt=0)] = 60.0
+    """Seconds without progress until a warning names what is stuck."""
+    end_s: Annotated[float, Field(ge=0)] = 900.0
+    """Seconds without progress until the run fails with that diagnosis; 0: never."""
 
 
 class RunConfig(Section):
@@ -243,6 +277,8 @@ class RunConfig(Section):
     """Entry point in `forge_env.trainers` that runs the recipe."""
     environment: EnvironmentSection
     """What is trained on."""
+    tasks: TasksSection = TasksSection()
+    """Which training task comes when."""
     sandbox: SandboxSection = SandboxSection()
     """Where model-written code runs."""
     model: ModelSection = ModelSection()
@@ -261,3 +297,5 @@ class RunConfig(Section):
     """Checkpoints."""
     logging: LoggingSection = LoggingSection()
     """Logs."""
+    watchdog: WatchdogSection = WatchdogSection()
+    """Noticing that nothing moves."""
