@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from forge_env.config.models import RunConfig
 from forge_env.environment import Environment
@@ -134,8 +135,10 @@ class Checkpoints:
         found = self._all()
         return found[-1] if found else None
 
-    async def save(self, trainer: TrainerHandle, step: int, position: int) -> Path:
-        """Save after `step` training steps, with `position` groups of the data used."""
+    async def save(
+        self, trainer: TrainerHandle, step: int, position: int, order: dict[str, Any] | None = None
+    ) -> Path:
+        """Save after `step` training steps, with `position` groups of the data used, and the state of their order."""
         folder = self._root / f"step-{step:06d}"
         progress = folder / "progress.json"
         if progress.is_file():  # the same step of the same run: saved before, or resumed from
@@ -144,17 +147,17 @@ class Checkpoints:
         await trainer.save(str(folder))
         # Written last, whole or not at all: a checkpoint without it is not one.
         partial = progress.with_suffix(".partial")
-        partial.write_text(json.dumps({"step": step, "position": position}))
+        partial.write_text(json.dumps({"step": step, "position": position, "order": order or {}}))
         partial.rename(progress)
         for old in self._all()[: -self._keep]:
             shutil.rmtree(old, ignore_errors=True)
         return folder
 
-    async def restore(self, trainer: TrainerHandle) -> tuple[int, int]:
-        """Load the newest checkpoint; returns its step and data position, zeros where there is none."""
+    async def restore(self, trainer: TrainerHandle) -> tuple[int, int, dict[str, Any]]:
+        """Load the newest checkpoint; returns its step, data position and order, zeros where there is none."""
         folder = self.newest()
         if folder is None:
-            return 0, 0
+            return 0, 0, {}
         await trainer.load(str(folder))
         progress = json.loads((folder / "progress.json").read_text())
-        return int(progress["step"]), int(progress["position"])
+        return int(progress["step"]), int(progress["position"]), progress.get("order", {})

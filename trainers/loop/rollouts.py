@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from forge_env.config.models import RunConfig
+from forge_env.curriculum import make_order
 from forge_env.environment import Environment
 from forge_env.policy import Policy
 from forge_env.rollout import run_episode
@@ -22,13 +23,14 @@ class Rollouts:
         self._config = config
         self._make_env = make_env
         self._tasks = make_env()
+        self.order = make_order(config.tasks, self._tasks, self._tasks.splits[0], seed=config.seed)
         self._policy = policy
         self.episodes_running = 0
 
     async def group(self, index: int) -> Group:
-        """All episodes of training task `index`; those not done by the deadline are left out."""
+        """All episodes of the task at position `index`; those not done by the deadline are left out."""
         grpo = self._config.grpo
-        task = self._tasks.resolve_task(None, {"split": self._tasks.splits[0], "index": index})
+        task = self._tasks.resolve_task(None, {"split": self._tasks.splits[0], "index": self.order[index]})
         running = [
             asyncio.create_task(self._episode(task, f"train-{index}-{member}")) for member in range(grpo.group_size)
         ]
@@ -38,8 +40,10 @@ class Rollouts:
             await _cancel(running)
             raise
         await _cancel(list(late))
-        episodes = [task.result() for task in running if task in done]
-        return Group(episodes)
+        group = Group([task.result() for task in running if task in done])
+        if group.valid:
+            self.order.record(index, group.mean_reward / self._tasks.max_reward)
+        return group
 
     async def evaluate(self, split: str, count: int, policy: Policy) -> list[Trajectory]:
         """One episode of each of the first `count` tasks of a held-out split, of all where it has fewer."""

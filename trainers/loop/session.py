@@ -83,7 +83,9 @@ class Session:
         await self._finish()
 
     async def _resume(self) -> None:
-        self.step, self.position = await self.checkpoints.restore(self.trainer)
+        self.step, self.position, order = await self.checkpoints.restore(self.trainer)
+        if order:
+            self.rollouts.order.load_state_dict(order)
         if self.step:
             self.run.note(f"Resuming after step {self.step}")
             await self.trainer.push_weights(self.step)
@@ -146,7 +148,7 @@ class Session:
             if every and self.step % every == 0 and self.step < config.steps:
                 self._evaluate_beside(group)
             if self.config.checkpoint.every and self.step % self.config.checkpoint.every == 0:
-                await self.checkpoints.save(self.trainer, self.step, self.position)
+                await self._save()
                 self._summarise()
                 self.run.save_summary()
         if self.step >= config.steps:
@@ -207,10 +209,14 @@ class Session:
 
     async def _finish(self) -> None:
         """The last checkpoint, and after a complete run the final scores."""
-        await self.checkpoints.save(self.trainer, self.step, self.position)
+        await self._save()
         if self.step >= self.config.grpo.steps:
             self.run.stage("evaluation", "held-out score after training")
             await unless_stopped(self.run, self.evaluator.evaluate_all(self.step))
+
+    async def _save(self) -> None:
+        order = self.rollouts.order.state_dict(first=self.position)
+        await self.checkpoints.save(self.trainer, self.step, self.position, order)
 
     def _summarise(self) -> None:
         self.run.summary |= {
