@@ -14,6 +14,7 @@ from forge_env.errors import UsageError
 from forge_env.run import Run
 from trainers.losses.sft import SFTLoss
 from trainers.model.chat import Chat, FolderTokenizer
+from trainers.model.tiny import FORMAT
 from trainers.titan.batch import TokenSequence
 
 MICROBATCH_TOKENS = 8192
@@ -26,6 +27,7 @@ def cache_key(config: RunConfig, environment: Environment, *, warm: bool) -> str
     probe = [environment.task("train", index) for index in range(8)]
     demonstrations = [message.to_openai() for task in probe for message in _demonstrate(environment, task, rng)]
     parts: dict[str, Any] = {
+        "format": FORMAT,
         "model": config.model.model_dump(exclude={"cache_dir"}),
         "environment": config.environment.model_dump(),
         "tools": [tool.model_dump() for tool in environment.tools],

@@ -11,6 +11,9 @@ from forge_env.config.models import ModelSection
 from trainers.model.folder import written_whole
 from trainers.model.tokenizer import build_tokenizer, save_tokenizer
 
+FORMAT = 2
+"""Of what `build_tiny_folder` writes; a folder cached in another one is built anew."""
+
 
 def hf_config(model: ModelSection, vocab_size: int, eos_token_id: int) -> dict[str, Any]:
     """The `config.json` of a Qwen3 checkpoint with the shape of `model.tiny`."""

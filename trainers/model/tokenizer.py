@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from forge_env.types import Message, ToolSpec
 from trainers.model.chat import Chat
@@ -21,6 +21,9 @@ CONTROL_TOKENS: tuple[str, ...] = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"),
     *("<tool_response>", "</tool_response>", "<think>", "</think>"),
 )
+CUT = "\ufdd0"
+"""Separates two pieces of text that are tokenised apart, where a whole conversation is tokenised at once
+(`chat_template.jinja`): a code point that is no character, and that no text has."""
 # Newlines with their indentation, also as JSON writes them, so that code in a tool call and in an answer is cut
 # alike; words and numbers with their leading space; runs of punctuation.
 _WORDS = r"\\n *|\n *|, | ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}\\]+|[ ]+|\s+"
@@ -70,6 +73,7 @@ def fixed_phrases(demonstrations: list[list[Message]], tools: list[ToolSpec], re
 def train_tokenizer(texts: Iterable[str], phrases: list[str], vocab_size: int) -> Tokenizer:
     """Byte-level BPE of `vocab_size` tokens over `texts`, with control tokens and `phrases` as tokens of their own."""
     tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.Replace(CUT, "")  # after the phrases, which can't reach across it, were found
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(_WORDS), "isolated"),
