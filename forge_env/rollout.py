@@ -70,6 +70,7 @@ async def run_episode(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     rng: random.Random | None = None,
+    watch: Callable[[str], None] = lambda doing: None,
 ) -> Trajectory:
     """Play one episode to its end.
 
@@ -85,6 +86,8 @@ async def run_episode(
         clock: monotonic seconds.
         sleep: waits between tries.
         rng: varies the delay between tries.
+        watch: told what the episode does from now on: "reset", "generate" (the policy), "environment" (tools and
+            scoring), "close", "retry".
 
     Raises:
         EnvironmentBugError: the environment's own code failed.
@@ -97,8 +100,9 @@ async def run_episode(
         try:
             env = make_env()
             try:
-                await _play(env, policy, trajectory, task, seed, limits, clock)
+                await _play(env, policy, trajectory, task, seed, limits, clock, watch)
             finally:
+                watch("close")
                 await _close(env)
             break
         except InfrastructureError as error:
@@ -107,6 +111,7 @@ async def run_episode(
             if tries >= retry.attempts:
                 trajectory.valid = False
                 break
+        watch("retry")
         await sleep(retry.delay(tries, rng))
         tries += 1
     trajectory.id = trajectory.id or trajectory.task_id
@@ -123,8 +128,10 @@ async def _play(
     seed: int | None,
     limits: EpisodeLimits,
     clock: Callable[[], float],
+    watch: Callable[[str], None],
 ) -> None:
     """One try: fills `trajectory` as it goes, so that what happened before a failure is kept."""
+    watch("reset")
     with environment_code(f"{type(env).__name__}.task", f"seed {seed}"):
         task = env.resolve_task(seed, None) if task is None else task
     trajectory.task_id, trajectory.split = task.id, task.split
@@ -137,7 +144,7 @@ async def _play(
     limit: str | None
     try:
         async with deadline, working:
-            limit = await _take_turns(env, session, trajectory, limits, clock)
+            limit = await _take_turns(env, session, trajectory, limits, clock, watch)
     except TimeoutError:
         if not deadline.expired() and not working.expired:
             raise
@@ -154,6 +161,7 @@ async def _take_turns(
     trajectory: Trajectory,
     limits: EpisodeLimits,
     clock: Callable[[], float],
+    watch: Callable[[str], None],
 ) -> str | None:
     """Turns until the environment ends the episode (None) or a limit that it doesn't know does (its name)."""
     sampled = 0
@@ -161,6 +169,7 @@ async def _take_turns(
     while True:
         observation = trajectory.final_observation
         asked = clock()
+        watch("generate")
         try:
             reply = await session.reply(observation)
         except ContextLengthExceeded:
@@ -175,6 +184,7 @@ async def _take_turns(
         turn.generate_s = answered - asked
         trajectory.turns.append(turn)
         trajectory.final_observation = []  # until the step gives one: an unanswered turn has none
+        watch("environment")
         with environment_code(what, trajectory.task_id):
             observation, reward, terminated, truncated, info = await env.step(reply.message)
         turn.step_s = clock() - answered

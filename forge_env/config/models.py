@@ -258,7 +258,7 @@ class LoggingSection(Section):
 class WatchdogSection(Section):
     """What to do when nothing moves: no token sampled, no episode ended, no step trained."""
 
-    warn_s: Annotated[float, Field(gt=0)] = 60.0
+    warn_s: Annotated[float, Field(gt=0)] = 120.0
     """Seconds without progress until a warning names what is stuck."""
     end_s: Annotated[float, Field(ge=0)] = 900.0
     """Seconds without progress until the run fails with that diagnosis; 0: never."""

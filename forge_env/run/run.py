@@ -17,14 +17,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forge_env.config.models import RunConfig
+from forge_env.run.account import Account
 from forge_env.run.curves import REWARD_KEYS, first_of
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import MetricsLogger, read_metrics
 from forge_env.run.state import Display, Evaluation, RunState, Stage
+from forge_env.run.timeline import Timeline
 from forge_env.trajectory import Trajectory
 from forge_env.trajectory_io import TrajectoryWriter
 
@@ -66,6 +69,7 @@ class Run:
         self.display = display or Display()
         self._loggers = list(loggers)
         self._trajectory_files: dict[str, TrajectoryWriter] = {}
+        self._timeline: Timeline | None = None
         if resume:
             self._restore()
 
@@ -128,6 +132,18 @@ class Run:
             writer = self._trajectory_files[kind] = TrajectoryWriter(self.folder.trajectories / f"{kind}.jsonl")
         writer.write(trajectory)
 
+    @property
+    def timeline(self) -> Timeline | None:
+        """What every actor did when (see `forge_env.run.timeline`); None where the recipe wants none."""
+        if self._timeline is None and self.config.logging.timeline:
+            self._timeline = Timeline(self.folder.timeline, time.perf_counter())
+        return self._timeline
+
+    def account(self, actor: str, doing: str) -> Account:
+        """A time account whose spans are on the timeline."""
+        timeline = self.timeline
+        return Account(actor, doing, on_span=None if timeline is None else timeline.span)
+
     def note(self, text: str) -> None:
         """A line worth showing on the terminal and keeping in the log."""
         logger.info("%s", text)
@@ -159,6 +175,8 @@ class Run:
             sink.close()
         for writer in self._trajectory_files.values():
             writer.close()
+        if self._timeline is not None:
+            self._timeline.close()
         self._loggers.clear()
         self._trajectory_files.clear()
 

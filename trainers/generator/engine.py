@@ -13,10 +13,11 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from forge_env.errors import GeneratorError
+from forge_env.run.account import Account
 from trainers.generator.types import Completion, SamplingOptions
 
 logger = logging.getLogger(__name__)
@@ -50,15 +51,11 @@ class _Request:
 
 @dataclass(slots=True)
 class EngineStats:
-    """Counters since the start; seconds by one clock."""
+    """Counters since the start."""
 
     steps: int = 0
     tokens: int = 0
     requests: int = 0
-    busy_s: float = 0.0
-    idle_s: float = 0.0
-    loading_s: float = 0.0
-    since: float = field(default_factory=time.perf_counter)
 
 
 class AsyncEngine:
@@ -72,6 +69,7 @@ class AsyncEngine:
         )
         self.version = 0
         self.stats = EngineStats()
+        self.account = Account("generator", "wait for requests")
         self._requests: dict[str, _Request] = {}
         self._between_steps = asyncio.Lock()
         self._work = asyncio.Event()
@@ -150,13 +148,12 @@ class AsyncEngine:
             while True:
                 if not self.engine.has_unfinished_requests():
                     self._work.clear()
-                    started = time.perf_counter()
+                    self.account.enter("wait for requests")
                     await self._work.wait()
-                    self.stats.idle_s += time.perf_counter() - started
                 async with self._between_steps:
-                    started = time.perf_counter()
+                    self.account.enter("generate")
                     outputs = await asyncio.to_thread(self.engine.step)
-                    self.stats.busy_s += time.perf_counter() - started
+                    self.account.enter("deliver")
                 self._deliver(outputs)
                 # The lock is fair only to those already waiting: let new requests and weights in.
                 await asyncio.sleep(0)
@@ -195,11 +192,10 @@ class AsyncEngine:
         """Swap the weights between two steps; returns the seconds that generation stood still."""
         async with self._between_steps:
             started = time.perf_counter()
-            await asyncio.to_thread(self.engine.apply_model, lambda model: _load(model, weights()))
+            with self.account.during("load weights"):
+                await asyncio.to_thread(self.engine.apply_model, lambda model: _load(model, weights()))
             self.version = version
-            elapsed = time.perf_counter() - started
-        self.stats.loading_s += elapsed
-        return elapsed
+            return time.perf_counter() - started
 
     async def close(self) -> None:
         """Abort what is in flight and stop stepping."""

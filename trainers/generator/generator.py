@@ -83,10 +83,11 @@ class Generator(ForgeActor):
 
     @concurrent_endpoint
     async def get_stats(self) -> dict[str, float]:
-        """Counters and seconds since the start (see `EngineStats`), and requests in flight."""
+        """Counters since the start (see `EngineStats`), requests in flight, and `time/WHAT`: where the seconds went."""
         stats = self._engine.stats
         values = {name: float(getattr(stats, name)) for name in stats.__slots__}
-        return {**values, "in_flight": float(self._engine.in_flight), "now": time.perf_counter()}
+        account = {f"time/{doing}": seconds for doing, seconds in self._engine.account.seconds().items()}
+        return {**values, "in_flight": float(self._engine.in_flight), **account}
 
     @concurrent_endpoint
     async def get_vllm_config(self) -> Any:

@@ -135,9 +135,7 @@ class Checkpoints:
         found = self._all()
         return found[-1] if found else None
 
-    async def save(
-        self, trainer: TrainerHandle, step: int, position: int, order: dict[str, Any] | None = None
-    ) -> Path:
+    async def save(self, trainer: TrainerHandle, step: int, position: int, order: dict[str, Any] | None = None) -> Path:
         """Save after `step` training steps, with `position` groups of the data used, and the state of their order."""
         folder = self._root / f"step-{step:06d}"
         progress = folder / "progress.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from forge_env.config.models import RunConfig
@@ -10,7 +11,11 @@ from forge_env.curriculum import make_order
 from forge_env.environment import Environment
 from forge_env.policy import Policy
 from forge_env.rollout import run_episode
+from forge_env.run.account import Account, Accounts, OnSpan
+from forge_env.run.state import duration
+from forge_env.run.timeline import Timeline
 from forge_env.trajectory import Trajectory
+from forge_env.types import Task
 from trainers.loop.advantages import Group
 
 MakeEnvironment = Callable[[], Environment]
@@ -19,13 +24,29 @@ MakeEnvironment = Callable[[], Environment]
 class Rollouts:
     """Plays episodes of one environment with one policy."""
 
-    def __init__(self, config: RunConfig, make_env: MakeEnvironment, policy: Policy) -> None:
+    def __init__(
+        self, config: RunConfig, make_env: MakeEnvironment, policy: Policy, timeline: Timeline | None = None
+    ) -> None:
         self._config = config
         self._make_env = make_env
         self._tasks = make_env()
         self.order = make_order(config.tasks, self._tasks, self._tasks.splits[0], seed=config.seed)
         self._policy = policy
-        self.episodes_running = 0
+        self._timeline = timeline
+        self.accounts = Accounts("episodes")
+        self.episodes_ended = 0
+
+    @property
+    def episodes_running(self) -> int:
+        """Episodes under way."""
+        return len(self.accounts.open_accounts)
+
+    def longest_waiting(self) -> str:
+        """What the episode that has done one thing for the longest is doing, in words."""
+        oldest = min(self.accounts.open_accounts, key=lambda account: account.since, default=None)
+        if oldest is None:
+            return "no episode is under way"
+        return f"episode {oldest.actor} has been in '{oldest.doing}' for {duration(time.perf_counter() - oldest.since)}"
 
     async def group(self, index: int) -> Group:
         """All episodes of the task at position `index`; those not done by the deadline are left out."""
@@ -55,18 +76,27 @@ class Rollouts:
             ]
         return [task.result() for task in running]
 
-    async def _episode(self, task: object, name: str, policy: Policy | None = None) -> Trajectory:
-        self.episodes_running += 1
-        try:
-            return await run_episode(
-                self._make_env,
-                policy or self._policy,
-                task=task,  # type: ignore[arg-type]
-                environment_name=self._config.environment.name,
-                trajectory_id=name,
-            )
-        finally:
-            self.episodes_running -= 1
+    async def _episode(self, task: Task, name: str, policy: Policy | None = None) -> Trajectory:
+        account = Account(name, "reset", on_span=self._on_span(name))
+        with self.accounts.open(account):
+            try:
+                return await run_episode(
+                    self._make_env,
+                    policy or self._policy,
+                    task=task,
+                    environment_name=self._config.environment.name,
+                    trajectory_id=name,
+                    watch=account.enter,
+                )
+            finally:
+                self.episodes_ended += 1
+
+    def _on_span(self, name: str) -> OnSpan | None:
+        """One episode of a group stands for all on the timeline, which would grow to hundreds of megabytes."""
+        timeline = self._timeline
+        if timeline is None or not name.endswith("-0"):
+            return None
+        return lambda actor, doing, start, end: timeline.overlapping("episodes", actor, doing, start, end)
 
 
 async def _cancel(tasks: list[asyncio.Task[Trajectory]]) -> None:

@@ -17,12 +17,12 @@ from trainers.loop.evaluation import Evaluator, Score
 from trainers.loop.metrics import Totals, batch_metrics, named
 from trainers.loop.rollouts import MakeEnvironment, Rollouts
 from trainers.loop.stack import GeneratorPool, TrainerHandle
+from trainers.loop.status import Status
 from trainers.loop.stopping import unless_stopped
 from trainers.losses.load import make_loss
 from trainers.model.chat import Chat, FolderTokenizer
 
 logger = logging.getLogger(__name__)
-STATUS_INTERVAL_S = 1.0
 MAX_DISCARDED_IN_A_ROW = 20
 
 
@@ -41,9 +41,11 @@ class Session:
             limit = config.grpo.max_tokens_per_turn
             return GeneratorPolicy(chat, generators.generate, config.model.max_length, limit, temperature)
 
-        self.rollouts = Rollouts(config, make_env, policy(config.grpo.temperature))
+        self.rollouts = Rollouts(config, make_env, policy(config.grpo.temperature), run.timeline)
         self.evaluator = Evaluator(run, self.rollouts, policy(config.evaluation.temperature))
         self.checkpoints = Checkpoints(run)
+        self.account = run.account("trainer", "start")
+        self.status = Status(run, generators, self.rollouts, self.account)
         self.totals = Totals.since(run.earlier)
         self.step = 0
         self.position = 0
@@ -96,7 +98,7 @@ class Session:
         async with asyncio.TaskGroup() as group:
             endless: list[asyncio.Task[Any]] = [
                 group.create_task(self._roll_out()),
-                group.create_task(self._report_status()),
+                group.create_task(self.status.report(self.buffer)),
             ]
             await self._train(group)
             if self.run.stop.is_set() and self._evaluation is not None:
@@ -112,7 +114,11 @@ class Session:
                 rollouts.create_task(self._roll_out_group(ticket))
 
     async def _roll_out_group(self, ticket: Ticket[Group]) -> None:
+        started = time.perf_counter()
         result = await self.rollouts.group(ticket.index)
+        if (timeline := self.run.timeline) is not None:
+            name = f"group {ticket.index}"
+            timeline.overlapping("groups", name, name, started, time.perf_counter(), version=ticket.version)
         self.totals.count(result, self.config.grpo.group_size)
         for episode in result.episodes:
             self.run.trajectory(episode, "train")
@@ -133,18 +139,16 @@ class Session:
         config = self.config.grpo
         every = self.config.evaluation.every
         while self.step < config.steps and not self.run.stop.is_set():
-            waiting = time.perf_counter()
+            self.account.enter("wait for episodes")
             self.run.status(waiting={"trainer": "episodes"})
             batch = await unless_stopped(self.run, self.buffer.sample())
             if batch is None:
                 return
-            started = time.perf_counter()
             self.run.status(waiting={})
             metrics = await self._train_on(batch)
             self.step += 1
             self.position += len(batch)
-            metrics |= {"time/trainer/wait": started - waiting, "time/trainer/step": time.perf_counter() - started}
-            self._log(batch, metrics)
+            self._log(batch, metrics | self.status.time_metrics())
             if every and self.step % every == 0 and self.step < config.steps:
                 self._evaluate_beside(group)
             if self.config.checkpoint.every and self.step % self.config.checkpoint.every == 0:
@@ -170,15 +174,18 @@ class Session:
         self.buffer.stats.max_staleness = max(self.buffer.stats.max_staleness, *staleness)
         metrics: dict[str, float] = {"staleness/max": max(staleness), "staleness/mean": sum(staleness) / len(staleness)}
         if sequences:
-            trained = await self.trainer.train_step(sequences)
-            metrics |= named(trained)
+            self.account.enter("train")
+            metrics |= named(await self.trainer.train_step(sequences))
         version = self.step + 1
         logger.info(f"Pushing weights for policy version {version}")
+        self.account.enter("push weights")
         pushed = await self.trainer.push_weights(version)
+        self.account.enter("wait for generators")
         swapped = await self.generators.update_weights(version)
         metrics |= {"weights/push_s": pushed["push_s"], "weights/pull_s": swapped["pull_s"]}
         metrics |= {"weights/stall_s": swapped["stall_s"]}
         await self.buffer.release(batch)
+        self.account.enter("book-keeping")
         return metrics
 
     def _log(self, batch: list[Ticket[Group]], metrics: dict[str, float]) -> None:
@@ -195,17 +202,6 @@ class Session:
             return None
         pace = (recent[-1] - recent[0]) / (len(recent) - 1)
         return pace * (self.config.grpo.steps - self.step)
-
-    async def _report_status(self) -> None:
-        """Live figures, once a second."""
-        before, tokens_before = time.perf_counter(), 0.0
-        while True:
-            await asyncio.sleep(STATUS_INTERVAL_S)
-            stats = await self.generators.stats()
-            now = time.perf_counter()
-            rate = (stats["tokens"] - tokens_before) / (now - before) if tokens_before else 0.0
-            before, tokens_before = now, stats["tokens"]
-            self.run.status(tokens_per_s=rate, in_flight=self.rollouts.episodes_running, buffer=self.buffer.ready)
 
     async def _finish(self) -> None:
         """The last checkpoint, and after a complete run the final scores."""

@@ -123,7 +123,8 @@ class GeneratorPool:
     async def stats(self) -> dict[str, float]:
         """Counters summed over replicas."""
         results = await asyncio.gather(*(_call(actor.get_stats.call_one()) for actor in self._actors))
-        return {name: sum(result[name] for result in results) for name in results[0]}
+        names = dict.fromkeys(name for result in results for name in result)
+        return {name: sum(result.get(name, 0.0) for result in results) for name in names}
 
     async def halt(self) -> None:
         """Abort everything in flight."""

@@ -1,0 +1,65 @@
+"""timeline.json: what every actor did when, in the trace-event format that Perfetto and chrome://tracing open.
+
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (Trace Event Format)
+
+Written as it happens, one event a line; a file that a killed process left without its closing bracket opens too.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+MICROSECONDS = 1e6
+
+
+class Timeline:
+    """Appends events to a file; times are seconds of one clock, counted from `start`."""
+
+    def __init__(self, path: Path, start: float) -> None:
+        self._start = start
+        self._tracks: dict[str, int] = {}
+        self._file = path.open("w", encoding="utf-8")
+        self._file.write("[")
+        self._first = True
+
+    def span(self, track: str, name: str, start: float, end: float, **details: Any) -> None:
+        """`track` did `name` from `start` to `end`; spans of one track don't overlap."""
+        self._event(track, ph="X", name=name, ts=self._us(start), dur=(end - start) * MICROSECONDS, args=details)
+
+    def overlapping(self, track: str, key: str, name: str, start: float, end: float, **details: Any) -> None:
+        """As `span`, for things of which many go on at once; those of one `key` nest."""
+        common = {"cat": track, "id": key, "name": name}
+        self._event(track, ph="b", ts=self._us(start), args=details, **common)
+        self._event(track, ph="e", ts=self._us(end), **common)
+
+    def counter(self, name: str, at: float, **values: float) -> None:
+        """Figures as a curve."""
+        self._event(name, ph="C", name=name, ts=self._us(at), args=values)
+
+    def instant(self, track: str, name: str, at: float) -> None:
+        """A moment."""
+        self._event(track, ph="i", s="t", name=name, ts=self._us(at))
+
+    def close(self) -> None:
+        """End the file."""
+        if not self._file.closed:
+            self._file.write("\n]\n")
+            self._file.close()
+
+    def _us(self, at: float) -> float:
+        return round((at - self._start) * MICROSECONDS, 1)
+
+    def _event(self, track: str, **event: Any) -> None:
+        thread = self._tracks.get(track)
+        if thread is None:
+            thread = self._tracks[track] = len(self._tracks) + 1
+            self._write({"ph": "M", "pid": 1, "tid": thread, "name": "thread_name", "args": {"name": track}})
+        self._write({"pid": 1, "tid": thread, **event})
+
+    def _write(self, event: dict[str, Any]) -> None:
+        if self._file.closed:
+            return
+        self._file.write(("\n" if self._first else ",\n") + json.dumps(event, separators=(",", ":")))
+        self._first = False
