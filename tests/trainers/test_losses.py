@@ -91,7 +91,7 @@ def test_shares_of_microbatches_add_up_to_the_minibatch() -> None:
 
 
 def test_a_negative_clip_is_refused() -> None:
-    with pytest.raises(ValueError, match="negative"):
+    with pytest.raises(ValueError, match="greater than or equal to 0"):
         GRPOLoss(clip_low=-0.1)
 
 

@@ -10,20 +10,26 @@ from trainers.loop.advantages import Group
 
 _METRIC_NAMES = {
     "loss": "grpo_loss/total_loss",
-    "kl_k3": "grpo_loss/kl_divergence_mean",
-    "kl_k1": "grpo_loss/kl_k1",
     "entropy": "grpo_loss/entropy",
-    "ratio_mean": "grpo_loss/ratio_mean",
-    "clip_fraction": "grpo_loss/clip_fraction",
-    "logprob_diff": "mismatch/mean",
-    "grad_norm": "trainer/grad_norm",
-    "tokens_per_s": "trainer/tokens_per_s",
+    "loss/kl_ref": "grpo_loss/kl_divergence_mean",
+    "loss/mismatch_mean": "mismatch/mean",
+    "loss/mismatch_max": "mismatch/max",
 }
 
 
 def named(trained: Mapping[str, float]) -> dict[str, float]:
-    """The trainer's metrics under the run's names."""
-    return {_METRIC_NAMES.get(name, f"trainer/{name}"): value for name, value in trained.items()}
+    """The trainer's metrics under the run's names: the loss's own under `grpo_loss/`.
+
+    `grpo_loss/kl_divergence_mean` is to the reference model; without one, to the policy that sampled (`kl_k3`).
+    """
+    result = {_METRIC_NAMES.get(name, _default(name)): value for name, value in trained.items()}
+    if "loss/kl_k3" in trained:
+        result.setdefault("grpo_loss/kl_divergence_mean", trained["loss/kl_k3"])
+    return result
+
+
+def _default(name: str) -> str:
+    return f"grpo_{name}" if name.startswith("loss/") else f"trainer/{name}"
 
 
 @dataclass(slots=True)

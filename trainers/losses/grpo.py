@@ -1,30 +1,122 @@
-"""GRPO's loss with an importance ratio to the policy that sampled each token."""
+"""GRPO and its closest relatives: PPO's clip on the ratio of each token, or of a sequence.
+
+Advantages come from the loop (`grpo.normalize_std`): a loss takes them as they are. Every option of `PolicyLoss`
+goes with every class here.
+"""
 
 from __future__ import annotations
 
-from trainers.losses.primitives import log_ratio, ppo_clip, ratio_metrics
-from trainers.losses.types import LossOutput, TokenBatch
+from dataclasses import KW_ONLY
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from trainers.losses.corrections import OPTIONS, Positive
+from trainers.losses.policy import NonNegative, PolicyLoss, Surrogate
+from trainers.losses.primitives import Aggregation, ppo_clip, sequence_mean
+from trainers.losses.types import TokenBatch
+
+LowerClip = Annotated[float, Field(ge=0, le=1)]
 
 
-class GRPOLoss:
-    """Clipped, importance-corrected policy gradient (Shao et al. 2024, arXiv 2402.03300).
+def _clipped(ratio: torch.Tensor, batch: TokenBatch, clip_low: float, clip_high: float) -> Surrogate:
+    loss, low, high = ppo_clip(ratio, batch.advantages, clip_low, clip_high)
+    return Surrogate(loss, ratio, low, high)
 
-        L = 1/T sum_t max(-r_t A_t, -clip(r_t, 1 - clip_low, 1 + clip_high) A_t),   r_t = exp(l_t - m_t)
 
-    T counts the target tokens of the whole minibatch, so long answers weigh no less per token than short ones
-    (Dr. GRPO, arXiv 2503.20783); m_t is the log-prob under the exact policy version that sampled token t, which
-    makes the same formula right on-policy and off-policy.
+@dataclass(config=OPTIONS)
+class GRPOLoss(PolicyLoss):
+    """Group-relative policy optimisation (Shao et al. 2024, arXiv 2402.03300).
+
+        L_t = max(-r_t A_t, -clip(r_t, 1 - clip_low, 1 + clip_high) A_t),   r_t = exp(l_t - m_t)
+
+    m_t is the log-prob under the very policy version that sampled token t, so the formula is right on-policy and
+    off-policy. Different from the paper: an upper clip of its own (DAPO's), and the mean over the minibatch's tokens,
+    so that a long answer weighs no less per token than a short one; `aggregation: sequence` is the paper's mean.
     """
 
-    def __init__(self, clip_low: float = 0.2, clip_high: float = 0.28) -> None:
-        if clip_low < 0 or clip_high < 0:
-            raise ValueError("clip_low and clip_high must not be negative")
-        self.clip_low = clip_low
-        self.clip_high = clip_high
+    clip_low: LowerClip = 0.2
+    """The ratio's lower bound is 1 - clip_low."""
+    clip_high: NonNegative = 0.28
+    """Its upper bound is 1 + clip_high."""
 
-    def __call__(self, batch: TokenBatch) -> LossOutput:
-        """The microbatch's share of the minibatch loss."""
-        log_ratios = log_ratio(batch)
-        per_token, clipped = ppo_clip(log_ratios.exp(), batch.advantages, self.clip_low, self.clip_high)
-        metrics = {**ratio_metrics(log_ratios), "clip_fraction": clipped.float().mean()}
-        return LossOutput(per_token.sum() / batch.total_tokens, metrics)
+    def surrogate(self, batch: TokenBatch, log_ratios: torch.Tensor) -> Surrogate:
+        """PPO's clip, token by token."""
+        return _clipped(log_ratios.exp(), batch, self.clip_low, self.clip_high)
+
+
+@dataclass(config=OPTIONS)
+class DrGRPOLoss(GRPOLoss):
+    """GRPO done right (Liu et al. 2025, arXiv 2503.20783): L = 1/(R H) sum_t L_t, L_t as in `GRPOLoss`.
+
+    Different from GRPO: one clip for both sides, and a constant H in place of lengths, so that neither a long wrong
+    answer nor a batch of long ones counts less per token. Its other half, advantages that are not divided by the
+    group's deviation, is `grpo.normalize_std: false`.
+    """
+
+    clip_high: NonNegative = 0.2
+    """Its upper bound is 1 + clip_high."""
+    _: KW_ONLY
+    aggregation: Aggregation = "fixed_horizon"
+    """Mean over `token`s, over `sequence`s of the mean over their tokens, or per sequence over a `fixed_horizon`."""
+    horizon: Positive | None = 512
+    """H: tokens that `fixed_horizon` divides a sequence's sum by; the paper's is the longest answer allowed."""
+
+
+@dataclass(config=OPTIONS)
+class DAPOLoss(GRPOLoss):
+    """DAPO (Yu et al. 2025, arXiv 2503.14476): L_t as in `GRPOLoss`, with a dual clip of 3.
+
+    Different from GRPO: the upper clip is higher, which leaves room for unlikely tokens, the mean is over tokens, and
+    there is no KL term: all three are defaults here. What is left is the bound on tokens of negative advantage, which
+    implementations add to the paper. Dynamic sampling and the penalty on overlong answers aren't a loss's business.
+    """
+
+    _: KW_ONLY
+    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
+    """Ratio above which a token of negative advantage has no gradient."""
+
+
+@dataclass(config=OPTIONS)
+class SimpleGRPOLoss(PolicyLoss):
+    """GRPO as if on-policy: L_t = -exp(l_t - sg(l_t)) A_t + beta KL_t.
+
+    Different from GRPO: the ratio is 1 whoever sampled the token, so nothing is clipped and the gradient is the plain
+    policy gradient. Right for `max_off_policy_steps: 0` and one minibatch; beyond that give it a `correction`.
+    """
+
+    beta: NonNegative = 0.1
+    """Weight of the KL divergence to the reference model; above 0 needs one (`grpo.reference`)."""
+
+    def surrogate(self, batch: TokenBatch, log_ratios: torch.Tensor) -> Surrogate:
+        """The policy gradient; the ratio is what `dual_clip` and the metrics see."""
+        return Surrogate(-(batch.logprobs - batch.logprobs.detach()).exp() * batch.advantages, log_ratios.exp())
+
+
+@dataclass(config=OPTIONS)
+class GSPOLoss(PolicyLoss):
+    """Group sequence policy optimisation (Zheng et al. 2025, arXiv 2507.18071).
+
+        L_t = max(-s_t A_t, -clip(s_t, 1 - clip_low, 1 + clip_high) A_t),
+        s_t = sg(s) exp(l_t - sg(l_t)),   s = exp(mean over the sequence of l - m)
+
+    Different from GRPO: the ratio is the sequence's, so its tokens are clipped all or none, and the mean is over
+    sequences. A mean of log-ratios is far closer to 0 than one of them, hence the narrow clip (the paper's); for data
+    several updates old widen it, or give a `correction`.
+    """
+
+    clip_low: LowerClip = 3e-4
+    """The ratio's lower bound is 1 - clip_low."""
+    clip_high: NonNegative = 4e-4
+    """Its upper bound is 1 + clip_high."""
+    _: KW_ONLY
+    aggregation: Aggregation = "sequence"
+    """Mean over `token`s, over `sequence`s of the mean over their tokens, or per sequence over a `fixed_horizon`."""
+
+    def surrogate(self, batch: TokenBatch, log_ratios: torch.Tensor) -> Surrogate:
+        """PPO's clip on the sequence's ratio, with each token's own gradient."""
+        sequence = sequence_mean(log_ratios.detach(), batch)
+        ratio = (sequence + log_ratios - log_ratios.detach()).exp()
+        return _clipped(ratio, batch, self.clip_low, self.clip_high)

@@ -1,4 +1,4 @@
-"""What a loss is given and what it returns."""
+"""What a loss is given, what it returns, and what it may ask for."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ import torch
 
 @dataclass(slots=True)
 class TokenBatch:
-    """The target tokens of one microbatch, flat: N tokens of R sequences.
+    """The target tokens of one microbatch, flat: N tokens of R whole sequences. There is no padding.
 
     Attributes:
         logprobs: log-probabilities under the policy being trained, [N], with gradient.
-        entropy: entropy of its distribution at each token, [N].
+        entropy: entropy of its distribution at each token, [N]; with gradient where the loss asks for it (`Needs`).
         behavior_logprobs: log-probabilities when the token was sampled, [N].
         advantages: [N].
-        sequence_ids: sequence of each token, [N] int64.
+        sequence_ids: sequence of each token, [N] int64 from 0; a sequence's tokens are all in one batch.
         total_tokens: target tokens of the whole minibatch over all microbatches and ranks.
         total_sequences: sequences of the whole minibatch likewise.
+        ref_logprobs: log-probabilities under the reference model, [N]; None where the run has none.
+        proximal_logprobs: log-probabilities under the policy at the start of the training step, [N]. None: it is the
+            policy being trained, as in a step's first update.
     """
 
     logprobs: torch.Tensor
@@ -29,18 +32,52 @@ class TokenBatch:
     sequence_ids: torch.Tensor
     total_tokens: int
     total_sequences: int
+    ref_logprobs: torch.Tensor | None = None
+    proximal_logprobs: torch.Tensor | None = None
+
+    @property
+    def proximal(self) -> torch.Tensor:
+        """`proximal_logprobs`, whichever way they are given, without gradient, [N]."""
+        return self.logprobs.detach() if self.proximal_logprobs is None else self.proximal_logprobs
 
 
 @dataclass(slots=True)
 class LossOutput:
-    """A microbatch's share of the minibatch loss (shares add up), and metrics as means over its tokens."""
+    """A microbatch's share of the minibatch loss (shares add up), and its metrics.
+
+    A metric is the mean over the microbatch's tokens; one whose name ends in `_max` is the largest value.
+    """
 
     loss: torch.Tensor
     metrics: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a loss wants beside what every `TokenBatch` holds.
+
+    Attributes:
+        reference: `ref_logprobs`; a recipe without a reference model is refused.
+        proximal: `proximal_logprobs` in every update but a step's first; costs a forward pass.
+        entropy_gradient: a gradient through `entropy`; costs memory of the size of the logits.
+    """
+
+    reference: bool = False
+    proximal: bool = False
+    entropy_gradient: bool = False
+
+
 class Loss(Protocol):
-    """A policy-gradient loss: a plain class whose constructor's keywords are its options."""
+    """A policy-gradient loss: a plain class whose constructor's keywords are its options.
+
+    It may have an attribute `needs: Needs`.
+    """
 
     def __call__(self, batch: TokenBatch) -> LossOutput:
         """The loss of one microbatch."""
+
+
+def needs(loss: object) -> Needs:
+    """What `loss` asks for; nothing where it doesn't say."""
+    wanted = getattr(loss, "needs", None)
+    return wanted if isinstance(wanted, Needs) else Needs()

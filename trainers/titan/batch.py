@@ -20,12 +20,14 @@ class TokenSequence:
         mask: True where the token is to be learned, [T].
         logprobs: log-probability when it was sampled, 0 elsewhere, [T].
         advantage: of the episode it belongs to.
+        ref_logprobs: log-probability under the reference model, 0 elsewhere, [T]; None without one.
     """
 
     token_ids: list[int]
     mask: list[bool]
     logprobs: list[float] = field(default_factory=list)
     advantage: float = 0.0
+    ref_logprobs: list[float] | None = None
 
     @classmethod
     def from_segment(cls, segment: Segment, advantage: float) -> TokenSequence:
@@ -36,6 +38,17 @@ class TokenSequence:
     def num_targets(self) -> int:
         """Tokens to be learned."""
         return sum(self.mask)
+
+    @property
+    def target_positions(self) -> list[int]:
+        """Where they are; the first token has no prediction and is none of them."""
+        return [position for position, learned in enumerate(self.mask) if learned and position]
+
+    def set_reference(self, logprobs: Sequence[float]) -> None:
+        """Take the reference model's log-probabilities of the target tokens, in order."""
+        self.ref_logprobs = [0.0] * len(self.token_ids)
+        for position, value in zip(self.target_positions, logprobs, strict=True):
+            self.ref_logprobs[position] = value
 
 
 @dataclass(slots=True)
@@ -50,6 +63,7 @@ class Microbatch:
         advantages: [N] float32.
         sequence_ids: which row each target belongs to, [N] int64.
         padding: share of padded tokens.
+        ref_logprobs: log-probabilities under the reference model, [N] float32; None without one.
     """
 
     tokens: torch.Tensor
@@ -59,6 +73,7 @@ class Microbatch:
     advantages: torch.Tensor
     sequence_ids: torch.Tensor
     padding: float
+    ref_logprobs: torch.Tensor | None = None
 
 
 def collate(sequences: Sequence[TokenSequence], device: torch.device) -> Microbatch:
@@ -68,6 +83,7 @@ def collate(sequences: Sequence[TokenSequence], device: torch.device) -> Microba
     mask = torch.zeros(rows, width, dtype=torch.bool)
     logprobs = torch.zeros(rows, width)
     advantages = torch.zeros(rows, width)
+    reference = torch.zeros(rows, width) if sequences[0].ref_logprobs is not None else None
     for row, sequence in enumerate(sequences):
         length = len(sequence.token_ids)
         tokens[row, :length] = torch.tensor(sequence.token_ids)
@@ -75,6 +91,8 @@ def collate(sequences: Sequence[TokenSequence], device: torch.device) -> Microba
         if sequence.logprobs:
             logprobs[row, :length] = torch.tensor(sequence.logprobs)
         advantages[row, :length] = sequence.advantage
+        if reference is not None:
+            reference[row, :length] = torch.tensor(sequence.ref_logprobs)
     mask[:, 0] = False  # the first token has no prediction
     target = mask[:, 1:]
     used = sum(len(sequence.token_ids) for sequence in sequences)
@@ -86,6 +104,7 @@ def collate(sequences: Sequence[TokenSequence], device: torch.device) -> Microba
         advantages=advantages[:, 1:][target].to(device),
         sequence_ids=target.nonzero()[:, 0].to(device),
         padding=1 - used / (rows * width),
+        ref_logprobs=None if reference is None else reference[:, 1:][target].to(device),
     )
 
 

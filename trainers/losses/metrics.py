@@ -1,0 +1,34 @@
+"""How metrics of microbatches, minibatches and ranks become one: means by share, maxima as maxima."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+
+def is_maximum(name: str) -> bool:
+    """Whether a metric is the largest value rather than a mean."""
+    return name.endswith("_max")
+
+
+def share_of(metrics: Mapping[str, float], share: float) -> dict[str, float]:
+    """What a part that is `share` of the whole contributes to it."""
+    return {name: value if is_maximum(name) else value * share for name, value in metrics.items()}
+
+
+def add(totals: dict[str, float], metrics: Mapping[str, float]) -> None:
+    """Add a part's contribution to `totals`."""
+    for name, value in metrics.items():
+        if is_maximum(name):
+            totals[name] = max(totals.get(name, value), value)
+        else:
+            totals[name] = totals.get(name, 0.0) + value
+
+
+def to_floats(metrics: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """Values of scalar tensors, with a single wait for the device."""
+    if not metrics:
+        return {}
+    values = torch.stack([value.detach().reshape(()).float() for value in metrics.values()])
+    return dict(zip(metrics, values.tolist(), strict=True))

@@ -1,0 +1,142 @@
+"""Losses written for padded rows, `forward(logprobs, ref_logprobs, advantages, padding_mask)`, as losses here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from forge_env.errors import PluginError, UsageError
+from trainers.losses.policy import policy_metrics
+from trainers.losses.primitives import kl_estimate, mean
+from trainers.losses.types import LossOutput, Needs, TokenBatch
+
+ROWS = ("logprobs", "ref_logprobs", "behavior_logprobs", "proximal_logprobs", "entropy")
+ARGUMENTS = (*ROWS, "advantages", "padding_mask")
+
+
+class PaddedLoss:
+    """Calls a loss of padded rows, such as a `torch.nn.Module`, with what its parameters are named after:
+
+        logprobs, ref_logprobs, behavior_logprobs, proximal_logprobs, entropy    [R, T] each
+        advantages                                                               [R, 1]
+        padding_mask                                                             [R, T], 1 where there is a token
+
+    R sequences of the microbatch, the longest of T target tokens; whatever stands in padding is 0. It returns either
+    the losses of tokens, [R, T], whose mean over the minibatch's tokens is taken; or one number, which is taken to be
+    a mean over the tokens it was given and weighted by their share.
+
+    Args:
+        loss: the loss; called itself, so that a module's hooks run.
+        name: what messages call it.
+    """
+
+    def __init__(self, loss: Callable[..., torch.Tensor], name: str = "") -> None:
+        self.loss = loss
+        self.name = name or type(loss).__name__
+        parameters = _parameters(loss)
+        required = [key for key, parameter in parameters.items() if parameter.default is parameter.empty]
+        if unknown := [key for key in required if key not in ARGUMENTS]:
+            raise PluginError(
+                f"loss {self.name!r} asks for {', '.join(unknown)}", fix=f"a loss can have {', '.join(ARGUMENTS)}"
+            )
+        self._arguments = [key for key in parameters if key in ARGUMENTS]
+        self.needs = Needs(
+            reference="ref_logprobs" in required,
+            proximal="proximal_logprobs" in self._arguments,
+            entropy_gradient="entropy" in self._arguments,
+        )
+
+    def __call__(self, batch: TokenBatch) -> LossOutput:
+        """The microbatch's share of the minibatch loss."""
+        metrics = policy_metrics(batch)
+        if batch.ref_logprobs is not None:
+            metrics["kl_ref"] = mean(kl_estimate(batch.logprobs, batch.ref_logprobs, "k3"))
+        elif self.needs.reference:
+            raise UsageError(f"loss {self.name!r} needs a reference model", fix="set grpo.reference.source=initial")
+        if not len(batch.logprobs):
+            return LossOutput(batch.logprobs.sum(), metrics)
+        rows, columns = places(batch.sequence_ids)
+        value = self.loss(**{key: self._argument(key, batch, rows, columns) for key in self._arguments})
+        share = 1 / max(batch.total_tokens, 1)
+        if value.ndim == 0:
+            return LossOutput(value * len(batch.logprobs) * share, metrics)
+        return LossOutput(value[rows, columns].sum() * share, metrics)
+
+    def _argument(self, key: str, batch: TokenBatch, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor | None:
+        if key == "padding_mask":
+            return pad(torch.ones_like(batch.logprobs), rows, columns)
+        if key == "advantages":
+            padded = pad(batch.advantages, rows, columns)
+            if not torch.equal(padded[rows, 0], batch.advantages):
+                raise UsageError(
+                    f"loss {self.name!r} takes one advantage a sequence, and here they differ between tokens",
+                    fix="let it take a TokenBatch (docs/losses.md)",
+                )
+            return padded[:, :1]
+        values = batch.proximal if key == "proximal_logprobs" else getattr(batch, key)
+        return None if values is None else pad(values, rows, columns)
+
+
+def _parameters(loss: Any) -> Mapping[str, inspect.Parameter]:
+    """Parameters of a module's `forward`, else of the call; empty where there is no signature."""
+    try:
+        return inspect.signature(getattr(loss, "forward", loss)).parameters
+    except (TypeError, ValueError):  # built in
+        return {}
+
+
+def is_padded(loss: Any) -> bool:
+    """Whether `loss` is written for padded rows rather than a `TokenBatch`."""
+    return "logprobs" in _parameters(loss)
+
+
+def places(sequence_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row and column of each token in padded rows, [N] each; a sequence's tokens keep their order."""
+    _, rows, lengths = torch.unique(sequence_ids, return_inverse=True, return_counts=True)
+    order = torch.argsort(rows, stable=True)
+    starts = lengths.cumsum(0) - lengths
+    columns = torch.empty_like(rows)
+    columns[order] = torch.arange(len(rows), device=rows.device) - starts[rows[order]]
+    return rows, columns
+
+
+def pad(values: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """Flat values, [N], in padded rows of zeros, [R, T]; gradients flow back."""
+    shape = (int(rows.max()) + 1, int(columns.max()) + 1)
+    return values.new_zeros(shape).index_put((rows, columns), values)
+
+
+def flatten(
+    padding_mask: torch.Tensor,
+    logprobs: torch.Tensor,
+    behavior_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    *,
+    entropy: torch.Tensor | None = None,
+    ref_logprobs: torch.Tensor | None = None,
+    proximal_logprobs: torch.Tensor | None = None,
+) -> TokenBatch:
+    """A `TokenBatch` that is a whole minibatch, from padded rows [R, T]; what stands in padding never matters.
+
+    `advantages` may be [R, 1] or [R].
+    """
+    mask = padding_mask.bool()
+    advantages = (advantages[:, None] if advantages.ndim == 1 else advantages).expand_as(logprobs)
+
+    def flat(values: torch.Tensor | None) -> torch.Tensor | None:
+        return None if values is None else values[mask]
+
+    return TokenBatch(
+        logprobs=logprobs[mask],
+        entropy=torch.zeros_like(logprobs[mask]) if entropy is None else entropy[mask],
+        behavior_logprobs=behavior_logprobs[mask],
+        advantages=advantages[mask],
+        sequence_ids=mask.nonzero()[:, 0],
+        total_tokens=int(mask.sum()),
+        total_sequences=len(mask),
+        ref_logprobs=flat(ref_logprobs),
+        proximal_logprobs=flat(proximal_logprobs),
+    )
