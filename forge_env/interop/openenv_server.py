@@ -1,7 +1,9 @@
 """`forge-env serve`: any environment over OpenEnv's protocol.
 
-    GET /health /metadata /schema     what is served
-    WS  /ws                           one session a connection (`wire` has the messages)
+    GET  /health /metadata /schema    what is served
+    WS   /ws                          one session a connection (`wire` has the messages)
+    POST /reset /step /close          the same without a connection (`openenv_http`)
+    POST /mcp, WS /mcp                the tools alone, as JSON-RPC (`openenv_rpc`)
 
 A message that arrives while another is being worked on means that the client has given up waiting for that one: its
 answer is then dropped, so that the client never takes it for the answer to its next message.
@@ -13,6 +15,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -22,9 +25,17 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from forge_env import __version__
 from forge_env.environment import Environment
+from forge_env.errors import UsageError
+from forge_env.interop.http_sessions import HttpSessions
+from forge_env.interop.openenv_http import http_routes
+from forge_env.interop.openenv_rpc import SERVER_ERROR, answer_rpc
 from forge_env.interop.sessions import ServeLimits, Session, Sessions
 from forge_env.interop.wire import WireError, parse_message, schemas
+from forge_env.registry import environment_class, make, make_config
+from forge_env.sandbox import SandboxEngine
+from forge_env.sandbox.lazy import LazyEngine
 
 log = logging.getLogger(__name__)
 DEFAULT_LIMITS = ServeLimits()
@@ -39,12 +50,14 @@ def make_app(
     limits: ServeLimits = DEFAULT_LIMITS,
     description: str = "",
     version: str = "",
+    engine: SandboxEngine | None = None,
 ) -> Starlette:
-    """The ASGI application that serves `make_env()` to every connection.
+    """The ASGI application that serves `make_env()` to every session; `engine` is open while it runs.
 
     `app.state.sessions` are its sessions; they are closed when the application shuts down.
     """
     sessions = Sessions(make_env, limits)
+    over_http = HttpSessions(sessions)
 
     async def health(request: Request) -> JSONResponse:
         return JSONResponse({"status": "healthy"})
@@ -56,30 +69,61 @@ def make_app(
         return JSONResponse(schemas())
 
     async def connect(socket: WebSocket) -> None:
-        await Connection(socket, sessions).run()
+        await Connection(socket, sessions, over_http).run()
+
+    async def connect_tools(socket: WebSocket) -> None:
+        await ToolConnection(socket, sessions, over_http).run()
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        yield
-        await sessions.close_all()
+        async with engine or contextlib.nullcontext():
+            yield
+            over_http.stop()
+            await sessions.close_all()
 
     routes = [
         Route("/health", health),
         Route("/metadata", metadata),
         Route("/schema", schema),
+        *http_routes(over_http, name),
         WebSocketRoute("/ws", connect),
+        WebSocketRoute("/mcp", connect_tools),
     ]
     app = Starlette(routes=routes, lifespan=lifespan)
     app.state.sessions = sessions
     return app
 
 
+def app_of(name: str, *, sandbox: str = "auto", limits: ServeLimits = DEFAULT_LIMITS, **options: Any) -> Starlette:
+    """The application that serves the environment `name`, for any ASGI server: `app = app_of("my_env")`.
+
+    Raises:
+        UsageError: there is no such environment, or no such option of it.
+    """
+    cls = environment_class(name)
+    make_config(name, cls, options)
+    engine = LazyEngine(sandbox)
+    description = ((cls.__doc__ or "").strip().splitlines() or [""])[0]
+    return make_app(
+        name,
+        lambda: make(name, sandboxes=engine, **options),
+        limits=limits,
+        description=description,
+        version=__version__,
+        engine=engine,
+    )
+
+
 class Connection:
     """One client: reads ahead, so that it notices a client that went away or gave up."""
 
-    def __init__(self, socket: WebSocket, sessions: Sessions) -> None:
+    one_at_a_time = True
+    """A further message means that the answer to the one before is no longer waited for."""
+
+    def __init__(self, socket: WebSocket, sessions: Sessions, over_http: HttpSessions) -> None:
         self.socket = socket
         self.sessions = sessions
+        self.over_http = over_http
         self.session: Session | None = None
         self._reading: asyncio.Task[str] | None = None
         self._done = False
@@ -142,6 +186,8 @@ class Connection:
                 if self.session is not None:
                     await self.session.finish(cancel=following == "reset")
                 await asyncio.wait([answer])
+                if not self.one_at_a_time:
+                    await self.socket.send_text(json.dumps(answer.result()))
         with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # the client may be gone
             await self.socket.close(1000, "continued on another connection")
 
@@ -172,6 +218,9 @@ class Connection:
             case "step":
                 session = await self._own()
                 return await session.work(session.step(data))
+            case "mcp":
+                own = await self._own()
+                return {"type": "mcp", "data": await answer_rpc(json.dumps(data), self.over_http, own)}
             case "state":
                 return {"type": "state", "data": (await self._own()).state.model_dump()}
             case other:
@@ -195,6 +244,20 @@ class Connection:
         return found.last_reply()
 
 
+class ToolConnection(Connection):
+    """A client of `/mcp`: every message is a JSON-RPC request, whose answer has its id."""
+
+    one_at_a_time = False
+
+    async def _answer(self, text: str) -> dict[str, Any]:
+        """The response to one request."""
+        try:
+            own = await self._own()
+        except WireError as error:
+            return {"jsonrpc": "2.0", "id": None, "error": {"code": SERVER_ERROR, "message": str(error)}}
+        return await answer_rpc(text, self.over_http, own)
+
+
 def _kind(text: str) -> Any:
     try:
         return parse_message(text).get("type")
@@ -202,13 +265,25 @@ def _kind(text: str) -> Any:
         return None
 
 
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise UsageError(
+            f"can't listen on {host}, port {port}: {error.strerror or error}", fix="choose another --port, or --host"
+        ) from error
+
+
 async def serve(app: Starlette, host: str, port: int, *, ready: Callable[[int], None] = lambda port: None) -> None:
     """Serve until cancelled; `ready` is told the port (0 lets the system choose one).
 
     Raises:
-        OSError: the address can't be used.
+        UsageError: the address can't be used.
     """
     import uvicorn
+
+    sock = _listen(host, port)  # from here on a client's connection waits, and isn't refused
 
     # Pings find clients that are gone without a word; a step that takes long doesn't hold them up.
     config = uvicorn.Config(
@@ -222,8 +297,6 @@ async def serve(app: Starlette, host: str, port: int, *, ready: Callable[[int], 
         timeout_graceful_shutdown=int(SHUTDOWN_S),
     )
     server = uvicorn.Server(config)
-    sock = config.bind_socket()
-    sock.listen(config.backlog)  # from here on a client's connection waits, and isn't refused
     ready(sock.getsockname()[1])
     running = asyncio.ensure_future(server.serve(sockets=[sock]))
     try:

@@ -52,6 +52,11 @@ class Session:
         self._last: dict[str, Any] | None = None
         self._playing = False
 
+    @property
+    def started(self) -> bool:
+        """Whether there was an episode, which may have ended."""
+        return self._last is not None
+
     async def work(self, answer: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
         """Make an answer; it is finished also when nobody waits for it any more.
 
@@ -91,15 +96,20 @@ class Session:
         self._last = observation_reply(observation, self._metadata(), info=info)
         return self._last
 
-    async def step(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """One assistant message, or one tool call, or a look at the tools (which is no step)."""
+    async def step(self, data: Mapping[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:
+        """One assistant message, or one tool call, or a look at the tools (which is no step).
+
+        Args:
+            data: the action.
+            timeout_s: wall seconds, where the client grants less than the server.
+        """
         if data.get("type") == "list_tools":
             tools = [tool_entry(spec) for spec in self.env.tools]
             return observation_reply([], self._metadata(), extra={"tools": tools})
         if not self._playing:
             raise WireError("SESSION_ERROR", "there is no running episode: reset first")
         action = parse_action(data, f"call-{self.state.step_count}")
-        async with self._in_time("step"):
+        async with self._in_time("step", timeout_s):
             observation, reward, terminated, truncated, info = await self.env.step(action)
         self.state.step_count += 1
         self._playing = not (terminated or truncated)
@@ -128,14 +138,15 @@ class Session:
         return {**self.state.model_dump(), "session_id": self.id}
 
     @asynccontextmanager
-    async def _in_time(self, what: str) -> AsyncIterator[None]:
+    async def _in_time(self, what: str, timeout_s: float | None = None) -> AsyncIterator[None]:
         """Run the environment's code; whatever goes wrong ends the episode and is an answer."""
+        seconds = self.limits.step_s if timeout_s is None else min(timeout_s, self.limits.step_s)
         try:
-            async with asyncio.timeout(self.limits.step_s):
+            async with asyncio.timeout(seconds):
                 yield
         except TimeoutError:
             self._playing = False
-            text = f"{what} took longer than {self.limits.step_s:g} s; reset"
+            text = f"{what} took longer than {seconds:g} s; reset"
             raise WireError("EXECUTION_ERROR", text, retriable=True) from None
         except WireError:
             raise
@@ -182,9 +193,13 @@ class Sessions:
         self._sessions.append(session)
         return session
 
+    def get(self, session_id: str) -> Session | None:
+        """The session of this id, if there is one."""
+        return next((session for session in self._sessions if session.id == session_id), None)
+
     def take(self, session_id: str, let_go: Callable[[], None]) -> Session | None:
         """The session of this id, taken from its connection if it has one; None when there is none (any more)."""
-        found = next((session for session in self._sessions if session.id == session_id), None)
+        found = self.get(session_id)
         if found is None:
             return None
         if (waiting := self._waiting.pop(found, None)) is not None:

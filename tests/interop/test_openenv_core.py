@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +48,49 @@ async def test_its_tool_client_lists_and_calls_tools() -> None:
         assert [tool.name for tool in tools] == ["add", "wait", "lose", "crash"]
         assert tools[0].input_schema["required"] == ["a"]
         assert await client.call_tool("add", a=1, b=41) == "42"
+
+
+async def test_its_tool_client_works_without_a_connection_too() -> None:
+    from openenv.core.mcp_client import MCPToolClient
+
+    async with serving() as (url, sessions):
+        client = MCPToolClient(base_url=url)
+        client.use_production_mode = True  # JSON-RPC over HTTP
+        assert [tool.name for tool in await client.list_tools()] == ["add", "wait", "lose", "crash"]
+        assert await client.call_tool("add", a=1, b=41) == "42"
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            await client.call_tool("crash")
+        assert len(sessions) == 1
+        await client.close()
+        assert len(sessions) == 0
+    assert Adder.opened == 0
+
+
+async def test_its_validator_finds_nothing_missing() -> None:
+    from openenv.cli._validation import validate_running_environment
+
+    async with serving() as (url, _):
+        report = await asyncio.to_thread(validate_running_environment, url)
+    assert report["passed"], report
+    assert report["summary"]["failed_criteria"] == []
+    assert (report["mode"], report["standard_profile"]) == ("simulation", "openenv-http/1.x")
+
+
+async def test_its_client_meets_the_command(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "forge_env", "serve", "gsm8k", "--port", "0"]
+    process = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        url = (await process.stdout.readline()).decode().split(" at ")[1].split(";")[0]
+        answer = fe.make("gsm8k").task("train", 3).gold
+        async with core.GenericEnvClient(base_url=url) as client:
+            result = await client.reset(seed=3)
+            assert result.observation["messages"][0]["role"] == "system"
+            result = await client.step({"message": answer})
+            assert (result.reward, result.done) == (1.0, True)
+    finally:
+        process.terminate()
+        await process.wait()
 
 
 async def test_its_synchronous_client_works() -> None:
