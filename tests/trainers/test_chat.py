@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Hashable
 from pathlib import Path
 
 import pytest
@@ -98,9 +99,11 @@ class Script:
     def __init__(self, chat: Chat, texts: list[str]) -> None:
         self.chat, self.texts, self.prompts = chat, texts, []  # type: ignore[var-annotated]
         self.options: list[SamplingOptions] = []
+        self.conversations: list[Hashable] = []
 
-    async def __call__(self, prompt_ids: list[int], options: SamplingOptions) -> Completion:
+    async def __call__(self, prompt_ids: list[int], options: SamplingOptions, session: Hashable) -> Completion:
         self.prompts.append(prompt_ids)
+        self.conversations.append(session)
         self.options.append(options)
         ids = self.chat.tokenizer.encode(self.texts.pop(0))
         return Completion(prompt_ids, ids, [-0.1] * len(ids), [7] * len(ids), "stop", 7)
@@ -116,6 +119,8 @@ async def test_a_policy_session_never_forks_on_its_own_turns(chat: Chat, environ
     assert second.prompt_ids[: len(first.prompt_ids) + len(first.token_ids)] == first.prompt_ids + first.token_ids
     assert second.message.content == "done"
     assert second.versions == [7] * len(second.token_ids)
+    assert script.conversations[0] == script.conversations[1]
+    assert script.options[1].priority < script.options[0].priority, "an episode under way goes before a new one"
 
 
 async def test_a_full_context_truncates_instead_of_sampling(chat: Chat, environment: Environment) -> None:

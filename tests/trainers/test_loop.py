@@ -16,6 +16,7 @@ from forge_env.config import RunConfig, load_config
 from forge_env.errors import ForgeError
 from forge_env.run import Run, RunFolder
 from forge_env.trajectory import Trajectory
+from trainers.generator.pool import GeneratorPool
 from trainers.generator.types import SamplingOptions
 from trainers.loop.advantages import Group
 from trainers.loop.checkpoints import Checkpoints, check_prompts
@@ -23,7 +24,6 @@ from trainers.loop.evaluation import Evaluator
 from trainers.loop.grpo import train
 from trainers.loop.metrics import Totals
 from trainers.loop.session import Session, _why_nothing
-from trainers.loop.stack import GeneratorPool
 from trainers.loop.stopping import unless_stopped
 from trainers.model.chat import Chat, FolderTokenizer
 from trainers.model.folder import written_whole

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 import forge_env as fe
 from forge_env.config import RunConfig
-from forge_env.config.models import EnvironmentSection, OptimizerSection
+from forge_env.config.models import EnvironmentSection, GeneratorSection, OptimizerSection
 from forge_env.errors import GeneratorError
 from trainers.generator.types import Completion, SamplingOptions
 from trainers.loop.stack import Stack, prepare_controller
@@ -92,6 +92,52 @@ async def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreemen
         await generators.halt()
     left = [psutil.Process(pid) for pid in children() - before if psutil.pid_exists(pid)]
     assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
+
+
+async def test_recomputed_requests_go_on_with_exactly_the_new_policy(tmp_path: Path) -> None:
+    prepare_controller()
+    config = RunConfig(
+        environment=EnvironmentSection(name="coding_rlvr"), generator=GeneratorSection(recompute_on_update=True)
+    )
+    folder = build_tiny_folder(config.model, fe.make("coding_rlvr"), 0, tmp_path / "tiny")
+    async with Stack(config) as stack:
+        await stack.open_store()
+        trainer = await stack.start_trainer(folder)
+        await trainer.save_model(str(tmp_path / "model"))
+        generators = await stack.launch_generators(tmp_path / "model")
+        await generators.setup()
+        await trainer.configure(OptimizerSection(lr=1e-2), loss=SFTLoss(), steps=100, microbatch_tokens=4096)
+        prompts = [[10 + number] * 40 for number in range(8)]
+        options = SamplingOptions(max_tokens=400)
+        in_flight = asyncio.ensure_future(asyncio.gather(*(generators.generate(prompt, options) for prompt in prompts)))
+        taught = [sequence(Completion(prompt, [7] * 20, [], [], "stop", 0)) for prompt in prompts]
+        await trainer.train_step(taught)
+        await trainer.push_weights(1)
+        await generators.update_weights(1)
+        completions = await in_flight
+        theirs = await trainer.logprobs([sequence(completion) for completion in completions])
+        new = [
+            abs(ours - other)
+            for completion, values in zip(completions, theirs, strict=True)
+            for ours, other, version in zip(completion.logprobs, values, completion.versions, strict=True)
+            if version == 1
+        ]
+        old = [version for completion in completions for version in completion.versions if version == 0]
+        assert new, "no request was in flight over the update"
+        assert old, "no request was in flight over the update"
+        assert max(new) <= MISMATCH
+
+        # A cancelled caller's request ends in the engine too, and one that is named can be ended.
+        call = asyncio.ensure_future(generators.generate(prompts[0], options))
+        while not (await generators.stats())["in_flight"]:
+            pass
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        while (await generators.stats())["in_flight"]:
+            pass
+        stats = await generators.stats()
+        assert {"time/generate", "time/wait for requests", "time/load weights"} <= set(stats)
+        await generators.halt()
 
 
 async def largest_mismatch(trainer: object, completions: list[Completion]) -> float:

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from monarch.actor import Actor, ActorError, concurrent_endpoint, endpoint
+from monarch.actor import Actor, concurrent_endpoint, endpoint
 
 from trainers.actors.processes import start_processes
 
-__all__ = ["ForgeActor", "concurrent_endpoint", "endpoint", "result"]
+__all__ = ["ForgeActor", "concurrent_endpoint", "endpoint"]
 
 # Libraries whose start-up chatter would otherwise appear in every run's log.
 QUIET = {"TQDM_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore"}
-
-
-async def result(call: Awaitable[Any]) -> Any:
-    """What a remote call returns; what it raises is raised here as it was raised there."""
-    try:
-        return await call
-    except ActorError as error:
-        if isinstance(error.exception, Exception):
-            raise error.exception from error
-        raise  # a task cancelled there is no cancellation here
 
 
 class ForgeActor(Actor):  # type: ignore[misc]

@@ -59,15 +59,22 @@ class EngineStats:
 
 
 class AsyncEngine:
-    """An `LLMEngine` behind `generate` and `load_weights`."""
+    """An `LLMEngine` behind `generate` and `load_weights`.
 
-    def __init__(self, engine_args: dict[str, Any]) -> None:
+    Args:
+        engine_args: vLLM's `EngineArgs` as a dictionary.
+        recompute_on_update: after new weights, compute the keys and values of requests in flight anew, so that
+            every further token is sampled from exactly the new policy. Off, they are kept, which costs nothing.
+    """
+
+    def __init__(self, engine_args: dict[str, Any], *, recompute_on_update: bool = False) -> None:
         from vllm import EngineArgs, LLMEngine
 
         self.engine = LLMEngine.from_engine_args(
             EngineArgs(**{"skip_tokenizer_init": True, "disable_log_stats": True, **engine_args})
         )
         self.version = 0
+        self._recompute_on_update = recompute_on_update
         self.stats = EngineStats()
         self.account = Account("generator", "wait for requests")
         self._requests: dict[str, _Request] = {}
@@ -128,7 +135,7 @@ class AsyncEngine:
             output_kind=RequestOutputKind.DELTA,
         )
         prompt = {"prompt_token_ids": list(prompt_ids), "cache_salt": f"v{self.version}"}
-        self.engine.add_request(request_id, prompt, params)
+        self.engine.add_request(request_id, prompt, params, priority=options.priority)
 
     async def abort(self, request_id: str) -> None:
         """End a request; what it has sampled so far is its completion, with the stop reason "abort"."""
@@ -194,6 +201,8 @@ class AsyncEngine:
             started = time.perf_counter()
             with self.account.during("load weights"):
                 await asyncio.to_thread(self.engine.apply_model, lambda model: _load(model, weights()))
+                if self._recompute_on_update:
+                    await asyncio.to_thread(self.engine.reset_prefix_cache, True)
             self.version = version
             return time.perf_counter() - started
 

@@ -17,6 +17,7 @@ class Generator(ForgeActor):
         engine_args: vLLM's `EngineArgs` as a dictionary (`model`, `dtype`, `max_model_len`, ...).
         sampling_params: defaults of `SamplingOptions`.
         process: arguments of `trainers.generator.engine.prepare_process`.
+        recompute_on_update: compute keys and values of requests in flight anew after each weight update.
     """
 
     def __init__(
@@ -24,10 +25,12 @@ class Generator(ForgeActor):
         engine_args: dict[str, Any],
         sampling_params: dict[str, Any] | None = None,
         process: dict[str, Any] | None = None,
+        recompute_on_update: bool = False,
     ) -> None:
         self._engine_args = engine_args
         self._defaults = sampling_params or {}
         self._process = {"with_gpus": False, "threads": 1, "kv_cache_gb": 1, **(process or {})}
+        self._recompute_on_update = recompute_on_update
         self._engine: Any = None
         self._store: Any = None
 
@@ -49,7 +52,7 @@ class Generator(ForgeActor):
         from trainers.generator.engine import AsyncEngine
         from trainers.weights.store import WeightStore
 
-        self._engine = AsyncEngine(self._engine_args)
+        self._engine = AsyncEngine(self._engine_args, recompute_on_update=self._recompute_on_update)
         self._store = WeightStore()
 
     @concurrent_endpoint

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import itertools
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 
 from forge_env.errors import ContextLengthExceeded
@@ -11,8 +12,10 @@ from forge_env.types import Message, Observation, ToolSpec
 from trainers.generator.types import Completion, SamplingOptions
 from trainers.model.chat import Chat
 
-GenerateFunction = Callable[[list[int], SamplingOptions], Awaitable[Completion]]
-"""Prompt token ids, [P], and how to sample, to a completion."""
+GenerateFunction = Callable[[list[int], SamplingOptions, Hashable], Awaitable[Completion]]
+"""Prompt token ids, [P], how to sample, and the conversation it belongs to, to a completion."""
+
+_keys = itertools.count()
 
 
 @dataclass(slots=True)
@@ -48,6 +51,8 @@ class _Session:
         self._messages: list[Message] = []
         self._prompt_ids: list[int] = []
         self._token_ids: list[int] = []
+        self._turns = 0
+        self._key = next(_keys)
 
     async def reply(self, observation: Observation) -> Reply:
         """Sample the next assistant message.
@@ -66,8 +71,10 @@ class _Session:
             temperature=policy.temperature,
             stop_token_ids=policy.chat.stop_token_ids,
             seed=self._seed,
+            priority=-self._turns,  # what is nearly done first: groups become complete sooner
         )
-        completion = await policy.generate(prompt_ids, options)
+        completion = await policy.generate(prompt_ids, options, self._key)
+        self._turns += 1
         message = policy.chat.parse(completion.token_ids, self._tools, prompt_ids)
         self._messages.append(message)
         self._prompt_ids, self._token_ids = prompt_ids, completion.token_ids

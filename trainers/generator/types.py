@@ -16,6 +16,8 @@ class SamplingOptions:
     temperature: float = 1.0
     stop_token_ids: list[int] = field(default_factory=list)
     seed: int | None = None
+    priority: int = 0
+    """Lower goes first where more wait than fit into the batch."""
 
 
 @dataclass(slots=True)
@@ -29,7 +31,7 @@ class Completion:
         token_ids: tokens sampled, [N], the stop token included.
         logprobs: log-probability of each under the weights that sampled it, [N].
         versions: policy version of those weights, [N].
-        stop_reason: "stop" or "length".
+        stop_reason: "stop", "length" or "abort".
         generator_version: policy version when the request ended.
         metadata: whatever the caller wants to keep with it.
         tool_calls: parsed tool calls, where the caller parsed.

@@ -13,8 +13,9 @@ from forge_env.environment import Environment
 from forge_env.errors import UsageError
 from forge_env.machine import cache_dir
 from forge_env.run import Run
+from trainers.generator.pool import GeneratorPool
 from trainers.loop.checks import TINY, warms_up
-from trainers.loop.stack import GeneratorPool, Stack, TrainerHandle
+from trainers.loop.stack import Stack, TrainerHandle
 from trainers.loop.warmup import cache_key, warm_up
 from trainers.model.chat import Chat, FolderTokenizer
 from trainers.model.folder import check_folder, local_folder
@@ -62,6 +63,7 @@ async def prepare_model(
             await serving
             run.stage("generator", "loading the warmed-up model")
             await generators.setup()
+    trainer.reference = await stack.start_reference(warm or start)
     return trainer, generators
 
 

@@ -11,12 +11,13 @@ from forge_env.errors import ForgeError
 from forge_env.run import Run
 from trainers.buffer.replay import ReplayBuffer, Ticket
 from trainers.generator.policy import GeneratorPolicy
+from trainers.generator.pool import GeneratorPool
 from trainers.loop.advantages import Group, training_sequences
 from trainers.loop.checkpoints import Checkpoints
 from trainers.loop.evaluation import Evaluator, Score
 from trainers.loop.metrics import Totals, batch_metrics, named
 from trainers.loop.rollouts import MakeEnvironment, Rollouts
-from trainers.loop.stack import GeneratorPool, TrainerHandle
+from trainers.loop.stack import TrainerHandle
 from trainers.loop.status import Status
 from trainers.loop.stopping import unless_stopped
 from trainers.losses.load import make_loss

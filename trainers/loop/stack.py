@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
-from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
 from forge_env.config.models import OptimizerSection, RunConfig
-from forge_env.errors import GeneratorError
-from trainers.generator.types import Completion, SamplingOptions
+from trainers.actors.remote import result
+from trainers.generator.pool import GeneratorPool
+from trainers.loop.reference import Reference
 
 logger = logging.getLogger(__name__)
 
@@ -35,100 +34,47 @@ def prepare_controller() -> None:
         os.environ.setdefault(name, value)
 
 
-async def _call(call: Awaitable[Any]) -> Any:
-    from trainers.actors.actor import result
-
-    return await result(call)
-
-
 class TrainerHandle:
     """The trainer's endpoints as methods."""
 
     def __init__(self, actor: Any, folder: Path) -> None:
         self._actor = actor
         self.folder = folder
+        self.reference: Reference | None = None
 
     async def configure(self, optimizer: OptimizerSection, **options: Any) -> None:
         """Begin a phase of training (see `TitanTrainer.configure`)."""
-        await _call(self._actor.configure.call(optimizer, **options))
+        await result(self._actor.configure.call(optimizer, **options))
 
     async def train_step(self, sequences: list[Any]) -> dict[str, float]:
-        """Update the weights from one batch."""
-        metrics: dict[str, float] = await _call(self._actor.train_step.call_one(sequences))
-        return metrics
+        """Update the weights from one batch, to which the reference model has its say first."""
+        scoring = {} if self.reference is None else await self.reference.attach(sequences)
+        metrics: dict[str, float] = await result(self._actor.train_step.call_one(sequences))
+        return metrics | scoring
 
     async def push_weights(self, version: int) -> dict[str, float]:
-        """Publish the weights."""
-        metrics: dict[str, float] = await _call(self._actor.push_weights.call_one(version))
+        """Publish the weights; a lagging reference model may become this version."""
+        metrics: dict[str, float] = await result(self._actor.push_weights.call_one(version))
+        if self.reference is not None:
+            await self.reference.follow(version)
         return metrics
 
     async def save(self, folder: str) -> None:
         """Write weights and training state."""
-        await _call(self._actor.save.call(folder))
+        await result(self._actor.save.call(folder))
 
     async def load(self, folder: str) -> None:
         """Read what `save` wrote."""
-        await _call(self._actor.load.call(folder))
+        await result(self._actor.load.call(folder))
 
     async def save_model(self, folder: str) -> None:
         """Write a Hugging Face folder."""
-        await _call(self._actor.save_model.call(folder))
+        await result(self._actor.save_model.call(folder))
 
     async def logprobs(self, sequences: list[Any]) -> list[list[float]]:
         """Log-probabilities of target tokens under the current weights."""
-        result: list[list[float]] = await _call(self._actor.logprobs.call_one(sequences))
-        return result
-
-
-class GeneratorPool:
-    """All generators: a request goes to the one with the fewest in flight, weights go to all."""
-
-    def __init__(self, actors: list[Any]) -> None:
-        self._actors = actors
-        self._in_flight = [0] * len(actors)
-        self._names = itertools.count()
-
-    async def generate(self, prompt_ids: list[int], options: SamplingOptions) -> Completion:
-        """One completion; a cancelled call ends the request in its replica too."""
-        replica = min(range(len(self._actors)), key=self._in_flight.__getitem__)
-        self._in_flight[replica] += 1
-        actor, request_id = self._actors[replica], f"pool-{next(self._names)}"
-        try:
-            values = {name: getattr(options, name) for name in options.__slots__}
-            completion: Completion = await _call(actor.generate.call_one(prompt_ids, values, request_id))
-        except asyncio.CancelledError:
-            actor.abort.broadcast(request_id)
-            raise
-        except GeneratorError:
-            raise
-        except Exception as error:  # task boundary: whatever a remote process raised, or Monarch about its end
-            raise GeneratorError(f"generator {replica} failed: {type(error).__name__}: {error}") from error
-        finally:
-            self._in_flight[replica] -= 1
-        return completion
-
-    async def setup(self) -> None:
-        """Load the model in every replica."""
-        await asyncio.gather(*(_call(actor.setup.call()) for actor in self._actors))
-
-    async def preload(self) -> None:
-        """Import vLLM in every replica, ahead of `setup`."""
-        await asyncio.gather(*(_call(actor.preload.call()) for actor in self._actors))
-
-    async def update_weights(self, version: int) -> dict[str, float]:
-        """Swap the weights everywhere; the slowest replica's times."""
-        results = await asyncio.gather(*(_call(actor.update_weights.call_one(version)) for actor in self._actors))
-        return {name: max(result[name] for result in results) for name in results[0]}
-
-    async def stats(self) -> dict[str, float]:
-        """Counters summed over replicas."""
-        results = await asyncio.gather(*(_call(actor.get_stats.call_one()) for actor in self._actors))
-        names = dict.fromkeys(name for result in results for name in result)
-        return {name: sum(result.get(name, 0.0) for result in results) for name in names}
-
-    async def halt(self) -> None:
-        """Abort everything in flight."""
-        await asyncio.gather(*(_call(actor.halt.call()) for actor in self._actors))
+        values: list[list[float]] = await result(self._actor.logprobs.call_one(sequences))
+        return values
 
 
 class Stack:
@@ -174,8 +120,29 @@ class Stack:
             dtype=config.model.dtype,
         )
         self._trainers.append(actor)
-        await _call(actor.setup.call())
+        await result(actor.setup.call())
         return TrainerHandle(actor, folder)
+
+    async def start_reference(self, folder: Path) -> Reference | None:
+        """Start the reference model on a checkpoint folder; None where the recipe has none."""
+        config = self._config
+        section = config.grpo.reference
+        if section.source == "none":
+            return None
+        from trainers.titan.reference import ReferenceModel
+
+        actor = await ReferenceModel.options(with_gpus=section.with_gpus, mesh_name="reference").launch(
+            str(folder),
+            max_length=config.model.max_length,
+            microbatch_tokens=config.trainer.microbatch_tokens,
+            temperature=config.grpo.temperature,
+            threads=config.trainer.threads,
+            with_gpus=section.with_gpus,
+            dtype=config.model.dtype,
+        )
+        self._trainers.append(actor)
+        await result(actor.setup.call())
+        return Reference(actor, section)
 
     async def launch_generators(self, folder: Path) -> GeneratorPool:
         """Start the generators' processes; `preload` and `setup` are the caller's to time."""
@@ -192,6 +159,7 @@ class Stack:
             "tensor_parallel_size": section.procs,
             "enforce_eager": section.enforce_eager,
             "enable_prefix_caching": True,
+            "scheduling_policy": "priority",
             "logprobs_mode": "processed_logprobs",
             "use_tqdm_on_load": False,
             "seed": config.seed,
@@ -200,7 +168,7 @@ class Stack:
         for replica in range(section.num_replicas):
             actor_class = Generator.options(with_gpus=section.with_gpus, mesh_name=f"generator{replica}")
             seeded = {**engine_args, "seed": config.seed * section.num_replicas + replica}
-            self._generators.append(await actor_class.launch(seeded, {}, process))
+            self._generators.append(await actor_class.launch(seeded, {}, process, section.recompute_on_update))
         return GeneratorPool(self._generators)
 
     async def close(self) -> None:

@@ -10,8 +10,8 @@ from forge_env.run import Run
 from forge_env.run.account import Account
 from forge_env.run.state import duration
 from trainers.buffer.replay import ReplayBuffer
+from trainers.generator.pool import GeneratorPool
 from trainers.loop.rollouts import Rollouts
-from trainers.loop.stack import GeneratorPool
 from trainers.loop.watchdog import Watchdog
 
 INTERVAL_S = 1.0
