@@ -1,0 +1,36 @@
+"""The reference model as the loop sees it: log-probabilities for a batch, and when a lagging copy catches up."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from forge_env.config.models import ReferenceSection
+from trainers.actors.remote import result
+
+
+class Reference:
+    """The `ReferenceModel` actor. A lagging copy becomes the policy when it is `section.every` versions behind.
+
+    After a resume a lagging copy starts from the policy of the checkpoint: the copy it had, where checkpoints are
+    saved at multiples of `every`.
+    """
+
+    def __init__(self, actor: Any, section: ReferenceSection) -> None:
+        self._actor = actor
+        self._every = section.every
+        self.version = 0
+
+    async def attach(self, sequences: list[Any]) -> dict[str, float]:
+        """Give every `TokenSequence` its `ref_logprobs`; returns the seconds it took."""
+        started = time.perf_counter()
+        values = await result(self._actor.logprobs.call_one(sequences))
+        for sequence, logprobs in zip(sequences, values, strict=True):
+            sequence.set_reference(logprobs)
+        return {"reference_s": time.perf_counter() - started}
+
+    async def follow(self, version: int) -> None:
+        """Policy `version` is published, and held by the store until the next one is."""
+        if self._every is not None and version - self.version >= self._every:
+            await result(self._actor.load_version.call(version))
+            self.version = version

@@ -1,0 +1,85 @@
+"""The reference model: what the KL term of a loss compares the policy with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trainers.actors.actor import ForgeActor, endpoint
+
+if TYPE_CHECKING:
+    import torch
+
+
+class ReferenceModel(ForgeActor):
+    """A copy of the policy that is never trained, on a GPU or a CPU whatever the trainer runs on.
+
+    It stays the checkpoint it was loaded from, or follows the policy (`load_version`).
+
+    Args:
+        folder: Hugging Face checkpoint folder with weights.
+        max_length: longest row.
+        microbatch_tokens: padded tokens in one forward pass.
+        temperature: sampling temperature of the tokens it is shown.
+        threads: CPU threads.
+        dtype: precision of the arithmetic; weights are float32.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        max_length: int,
+        microbatch_tokens: int = 8192,
+        temperature: float = 1.0,
+        threads: int = 1,
+        with_gpus: bool = False,
+        dtype: str = "float32",
+    ) -> None:
+        self._folder = folder
+        self._max_length = max_length
+        self._microbatch_tokens = microbatch_tokens
+        self._temperature = temperature
+        self._threads = threads
+        self._with_gpus = with_gpus
+        self._dtype = dtype
+        self._model: Any = None
+        self._device: Any = None
+        self._store: Any = None
+
+    @endpoint
+    async def setup(self) -> None:
+        """Load the weights."""
+        from trainers.titan.device import use_device
+        from trainers.titan.model import TitanModel
+        from trainers.weights.store import WeightStore
+
+        self._device = use_device(self._with_gpus).torch
+        self._model = TitanModel(self._folder, max_length=self._max_length, device=self._device, dtype=self._dtype)
+        self._model.module.requires_grad_(False)
+        self._store = WeightStore()
+
+    @endpoint
+    async def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Log-probability of every token but the first, [B, T] int64 -> [B, T - 1] float32 on the CPU."""
+        from trainers.titan.score import next_token_logprobs
+
+        return next_token_logprobs(self._model, tokens.to(self._device), temperature=self._temperature).cpu()
+
+    @endpoint
+    async def logprobs(self, sequences: list[Any]) -> list[list[float]]:
+        """Log-probabilities of the target tokens of each `TokenSequence`, in order."""
+        from trainers.titan.score import target_logprobs
+
+        return target_logprobs(
+            self._model,
+            sequences,
+            self._device,
+            microbatch_tokens=self._microbatch_tokens,
+            temperature=self._temperature,
+            threads=self._threads,
+        )
+
+    @endpoint
+    async def load_version(self, version: int) -> None:
+        """Become policy `version`, which the weight store must still hold."""
+        self._model.load_hf(dict(await self._store.pull(version)))
