@@ -21,9 +21,20 @@ def check(config: RunConfig) -> None:
     check_model(config)
     check_environment(config)
     check_renderer(config)
-    from trainers.losses.load import make_loss  # takes seconds: torch
+    check_loss(config)
 
-    make_loss(config.grpo.loss)
+
+def check_loss(config: RunConfig) -> None:
+    """The loss takes its options, and has the reference model it needs."""
+    from trainers.losses.load import make_loss  # takes seconds: torch
+    from trainers.losses.types import needs
+
+    loss = make_loss(config.grpo.loss)
+    if needs(loss).reference and config.grpo.reference.source == "none":
+        raise UsageError(
+            f"grpo.loss {config.grpo.loss.name!r} compares the policy with a reference model, and there is none",
+            fix="use grpo.reference.source=initial, or grpo.loss.options.beta=0 where the loss has it",
+        )
 
 
 def check_processes(config: RunConfig) -> None:
