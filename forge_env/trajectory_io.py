@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -44,20 +44,29 @@ class TrajectoryWriter:
         self.close()
 
 
-def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
+def read_trajectories(path: str | Path, *, on_damage: Callable[[str], object] | None = None) -> Iterator[Trajectory]:
     """The complete records of a file, in order; an incomplete last line is left out.
 
+    Args:
+        path: of the file.
+        on_damage: is told of a line in the middle that is no trajectory, which is then left out.
+
     Raises:
-        UsageError: a line in the middle is no trajectory.
+        UsageError: there is such a line, and nobody to tell.
     """
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 return
             try:
-                yield Trajectory.from_dict(json.loads(line))
+                trajectory = Trajectory.from_dict(json.loads(line))
             except (ValueError, TypeError, KeyError) as error:
-                raise UsageError(f"{path}, line {number} is no trajectory: {str(error)[:200]}") from error
+                damage = f"{path}, line {number} is no trajectory: {' '.join(str(error).split())[:200]}"
+                if on_damage is None:
+                    raise UsageError(damage, fix="delete that line") from error
+                on_damage(damage)
+                continue
+            yield trajectory
 
 
 def end_of_last_record(descriptor: int) -> int:

@@ -169,10 +169,9 @@ def parse_value(text: str) -> Any:
         return text
 
 
-def write_yaml(config: EvaluationConfig, path: Path) -> None:
-    """Write every key that is not at its default."""
-    data = config.model_dump(mode="json", exclude_defaults=True)
-    path.write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
+def to_yaml(config: EvaluationConfig) -> str:
+    """Every key that is not at its default."""
+    return yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True)
 
 
 def changes(before: EvaluationConfig, now: EvaluationConfig) -> list[str]:

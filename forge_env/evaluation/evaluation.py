@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from forge_env.environment import Environment
-from forge_env.errors import UsageError
-from forge_env.evaluation.config import EnvironmentChoice, EvaluationConfig, build, changes, read_yaml, write_yaml
+from forge_env.errors import ForgeError, UsageError
+from forge_env.evaluation.config import EnvironmentChoice, EvaluationConfig, build, changes, read_yaml, to_yaml
 from forge_env.evaluation.display import Display, open_display
 from forge_env.evaluation.metering import Meter, Usage, read_price
 from forge_env.evaluation.progress import EnvironmentProgress, EvaluationProgress
 from forge_env.evaluation.runner import Runner, Source
 from forge_env.evaluation.samples import Sample, SampleResult, plan, result_of
-from forge_env.evaluation.store import ResultsFolder, SampleWriter
+from forge_env.evaluation.store import ResultsFolder, SampleWriter, write_whole
 from forge_env.evaluation.watched_engine import WatchedEngine
 from forge_env.policies.endpoint import EndpointPolicy
 from forge_env.policies.scripted import GoldPolicy, scripted_policy
@@ -125,7 +125,7 @@ class Evaluation:
         Cancelled, it gives up the samples under way, sums up, and raises `CancelledError`.
         """
         with self.folder, _log_to(self.folder.log):
-            write_yaml(self.config, self.folder.config)
+            self._write_config()
             results = self._earlier()
             self.progress.begin()
             display = open_display(self.progress, self.stream) if self.stream is not None else Display()
@@ -141,6 +141,14 @@ class Evaluation:
                 result = self._sum_up(results)
             return result
 
+    def _write_config(self) -> None:
+        try:
+            write_whole(self.folder.config, to_yaml(self.config))
+        except OSError as error:
+            raise ForgeError(
+                f"can't write {self.folder.config}: {error.strerror}", fix="free some space, or choose another --out"
+            ) from error
+
     async def _play(self, results: dict[str, SampleResult], writer: SampleWriter, display: Display) -> None:
         done = {name for name, result in results.items() if result.valid}
         pending = [sample for sample in self.samples if sample.id not in done]
@@ -149,6 +157,8 @@ class Evaluation:
         async with AsyncExitStack() as stack:
             display.open()
             stack.callback(display.close)
+            for damage in self.folder.damage:
+                display.note(f"{damage}; its sample is played again")
             policy = await self._open_policy(stack, display)
             if self.sandboxes is None:
                 await stack.enter_async_context(self._engine)
@@ -156,6 +166,7 @@ class Evaluation:
             if self.stopped:
                 return
             self._runner.on_result = partial(self._show, policy, display)
+            self._runner.on_note = display.note
             await self._runner.run(pending)
 
     def _show(self, policy: Policy, display: Display) -> None:
@@ -213,7 +224,7 @@ class Evaluation:
         )
         try:
             summary.write(self.folder.summary)
-            self.folder.report.write_text(markdown(summary), encoding="utf-8")
+            write_whole(self.folder.report, markdown(summary))
         except OSError as error:  # a full disk must not hide the result; --resume writes both again
             logging.getLogger(__name__).error("summary and report can't be written: %s", error)
         samples = [results[sample.id] for sample in self.samples if sample.id in results]

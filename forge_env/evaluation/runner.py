@@ -73,6 +73,8 @@ class Runner:
         self.stopping = False
         self.on_result: Callable[[], object] = lambda: None
         """Called when a sample is done."""
+        self.on_note: Callable[[str], object] = lambda text: None
+        """Is told what a person should know."""
         self._sources = sources
         self._engine = engine
         self._limiter = policy.limiter if isinstance(policy, EndpointPolicy) else None
@@ -113,6 +115,7 @@ class Runner:
                 metered = MeteredPolicy(self.policy, self.meter, self.config, on_turn=self._changed.set)
                 self._running += 1
                 group.create_task(self._play(sample, metered))
+                await asyncio.sleep(0)  # it may ask for a sandbox now: whether there are enough is known only then
         if self.meter.exhausted and self.error is None:
             self.error = BudgetExhaustedError(
                 f"the budget of {self.config.budget:g} is used up", fix="resume with a larger --budget"
@@ -131,8 +134,10 @@ class Runner:
             return False
         waited = False
         while not self.writer.flush() and not self.stopping:
-            waited = True
-            self.progress.notice = f"the disk is full: {self.writer.held} finished samples wait; free some space"
+            notice = f"the disk is full: {self.writer.held} finished samples wait to be written; free some space"
+            if not waited:
+                self.on_note(notice)
+            waited, self.progress.notice = True, notice
             self._changed.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), ROOM_S)
@@ -140,7 +145,9 @@ class Runner:
         if waited and not self.stopping:
             self.writer.full = False
             return True
-        self.error = DiskFullError("the disk is full; every finished sample is written", fix="free some space, resume")
+        self.error = DiskFullError(
+            "the disk is full; every finished sample is written", fix="free some space, then --resume plays the rest"
+        )
         return False
 
     async def _play(self, sample: Sample, metered: MeteredPolicy) -> None:

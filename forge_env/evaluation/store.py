@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,8 +24,10 @@ from forge_env.errors import ForgeError, UsageError
 from forge_env.trajectory import Trajectory
 from forge_env.trajectory_io import end_of_last_record, read_trajectories
 
+log = logging.getLogger(__name__)
 BALLAST_BYTES = 4 * 2**20
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""No room on the disk, in the quota, or under the limit of a file's size."""
 
 
 class DiskFullError(ForgeError):
@@ -41,6 +44,8 @@ class ResultsFolder:
         self.summary = self.root / "summary.json"
         self.report = self.root / "report.md"
         self.log = self.root / "run.log"
+        self.damage: list[str] = []
+        """What could not be read of the samples."""
         self._lock: int | None = None
 
     def exists(self) -> bool:
@@ -48,8 +53,13 @@ class ResultsFolder:
         return self.samples.exists() and self.samples.stat().st_size > 0
 
     def trajectories(self) -> Iterator[Trajectory]:
-        """Every record in order, superseded ones included."""
-        return read_trajectories(self.samples) if self.samples.exists() else iter(())
+        """Every record in order, superseded ones included. A damaged line is noted in `damage` and left out."""
+        self.damage.clear()
+        return read_trajectories(self.samples, on_damage=self._note) if self.samples.exists() else iter(())
+
+    def _note(self, damage: str) -> None:
+        self.damage.append(damage)
+        log.warning("%s", damage)
 
     def __enter__(self) -> Self:
         try:
@@ -83,6 +93,18 @@ def open_folder(path: Path | str) -> ResultsFolder:
     if not folder.config.exists():
         raise UsageError(f"{path} holds no evaluation", fix="give the folder that forge-env eval wrote")
     return folder
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that it has its old text or the new one, whatever happens meanwhile."""
+    staging = path.with_name(path.name + ".partial")
+    try:
+        staging.write_text(text, encoding="utf-8")
+        staging.replace(path)
+    except OSError:
+        with suppress(OSError):
+            staging.unlink()
+        raise
 
 
 class SampleWriter:
@@ -146,7 +168,10 @@ class SampleWriter:
         os.close(self._file)
         self._file = -1
         if not written:
-            raise DiskFullError(f"the disk is full: {self.held} finished samples could not be written")
+            raise DiskFullError(
+                f"the disk is full: {self.held} finished samples could not be written",
+                fix="free some space; --resume plays them again",
+            )
 
     def _append(self, record: bytes) -> None:
         start = os.lseek(self._file, 0, os.SEEK_CUR)

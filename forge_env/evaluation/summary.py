@@ -13,6 +13,7 @@ from typing import Any
 from forge_env.evaluation.config import EvaluationConfig
 from forge_env.evaluation.estimates import Estimate, mean, passes
 from forge_env.evaluation.samples import SampleResult
+from forge_env.evaluation.store import write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +97,7 @@ class Summary:
 
     def write(self, path: Path) -> None:
         """Write as JSON, whole or not at all."""
-        staging = path.with_name(path.name + ".partial")
-        staging.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
-        staging.replace(path)
+        write_whole(path, json.dumps(self.to_dict(), indent=2) + "\n")
 
 
 def summarize(

@@ -26,6 +26,7 @@ from forge_env.errors import ContextLengthExceeded, UsageError, did_you_mean
 from forge_env.policies.endpoint_answers import read_answer
 from forge_env.policies.endpoint_errors import (
     EndpointError,
+    EndpointTimeoutError,
     EndpointUnreachableError,
     MalformedAnswerError,
     NoSuchModelError,
@@ -134,7 +135,11 @@ class EndpointPolicy:
         try:
             data = await self._connections.exchange("GET", "models", timeout_s=CHECK_S)
         except EndpointUnreachableError as error:
-            raise EndpointUnreachableError(error.message, fix="start the server, or check --base-url") from error
+            error.fix = error.fix or "start the server, or check --base-url"
+            raise
+        except EndpointTimeoutError as error:
+            error.fix = error.fix or "is it an OpenAI-compatible endpoint? check --base-url"
+            raise
         except (NoSuchModelError, MalformedAnswerError):
             return  # not every endpoint has such a list
         except RequestRefusedError as error:

@@ -27,6 +27,13 @@ class EndpointUnreachableError(EndpointError):
     """No connection, or it broke before an answer began."""
 
 
+class UntrustedEndpointError(EndpointUnreachableError):
+    """The address is https, and its certificate is expired, for another name, or signed by nobody known."""
+
+    transient = False
+    fatal = True
+
+
 class EndpointTimeoutError(EndpointError):
     """No complete answer within the time allowed."""
 

@@ -35,6 +35,7 @@ from forge_env.policies.endpoint_errors import (
     OutOfCreditError,
     RequestRefusedError,
     TruncatedAnswerError,
+    UntrustedEndpointError,
 )
 
 CONNECT_S = 15.0
@@ -114,7 +115,7 @@ class Connections:
 
     def _broken(self, error: httpx.TransportError) -> EndpointError:
         if isinstance(error, httpx.ConnectError):
-            return EndpointUnreachableError(f"no connection to {self.base_url}: {error}")
+            return _no_connection(self.base_url, error)
         if "complete message body" in str(error) or "incomplete" in str(error) or isinstance(error, _Interrupted):
             return TruncatedAnswerError("the connection ended in the middle of the answer")
         if isinstance(error, httpx.RemoteProtocolError) and "disconnected" not in str(error):
@@ -126,6 +127,20 @@ class Connections:
         for transport in [*self._idle, *self._busy]:
             await transport.aclose()
         self._idle.clear()
+
+
+def _no_connection(url: httpx.URL, error: httpx.ConnectError) -> EndpointError:
+    """Why there is none, as exactly as the causes tell."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return UntrustedEndpointError(
+            f"the certificate of {url.host} is not trusted: {cause.verify_message}",
+            fix="renew it; or, where it is your own authority's, name that authority's file in SSL_CERT_FILE",
+        )
+    fix = "is it http:// instead of https://?" if cause is not None else None
+    return EndpointUnreachableError(f"no connection to {url}: {error}", fix=fix)
 
 
 class _Interrupted(httpx.ReadError):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from forge_env.policies.endpoint_errors import EndpointFailureError, MalformedAnswerError, TruncatedAnswerError
 from forge_env.policies.endpoint_http import parse_json
 
 TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
+Pieces = dict[str, list[str]]
+"""Texts as they come in; joining them at the end takes linear time however many there are."""
 
 
 def assemble(content: bytes) -> dict[str, Any]:
@@ -19,8 +22,9 @@ def assemble(content: bytes) -> dict[str, Any]:
         EndpointFailureError: an event reports an error.
     """
     whole: dict[str, Any] = {}
-    message: dict[str, Any] = {}
-    choice: dict[str, Any] = {"message": message, "finish_reason": None}
+    texts: Pieces = {}
+    calls: list[_Call] = []
+    choice: dict[str, Any] = {"finish_reason": None}
     ended = False
     for line in content.splitlines():
         if not line.startswith(b"data:"):
@@ -37,20 +41,42 @@ def assemble(content: bytes) -> dict[str, Any]:
         for key in ("usage", "prompt_token_ids"):
             whole[key] = event.get(key) or whole.get(key)
         for piece in event.get("choices") or []:
-            _add(choice, message, piece)
+            _add(choice, texts, calls, piece)
     if not ended and choice["finish_reason"] is None:
         raise TruncatedAnswerError("the stream ended in the middle of the answer")
-    return {**whole, "choices": [choice]}
+    message: dict[str, Any] = {key: _joined(pieces) for key, pieces in texts.items()}
+    if calls:
+        message["tool_calls"] = [call.whole() for call in calls]
+    return {**whole, "choices": [{**choice, "message": message}]}
 
 
-def _add(choice: dict[str, Any], message: dict[str, Any], piece: Any) -> None:
+def _joined(pieces: list[str]) -> str:
+    try:
+        return "".join(pieces)
+    except TypeError as error:
+        raise MalformedAnswerError(f"a piece of an event is no text: {str(pieces)[:200]}") from error
+
+
+@dataclass(slots=True)
+class _Call:
+    """One tool call in pieces."""
+
+    id: str | None = None
+    name: list[str] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)
+
+    def whole(self) -> dict[str, Any]:
+        return {"id": self.id, "function": {"name": _joined(self.name), "arguments": _joined(self.arguments)}}
+
+
+def _add(choice: dict[str, Any], texts: Pieces, calls: list[_Call], piece: Any) -> None:
     try:
         delta = piece.get("delta") or {}
         for key in TEXTS:
             if delta.get(key):
-                message[key] = message.get(key, "") + delta[key]
+                texts.setdefault(key, []).append(delta[key])
         for call in delta.get("tool_calls") or []:
-            _add_call(message.setdefault("tool_calls", []), call)
+            _add_call(calls, call)
         for key in ("finish_reason", "prompt_token_ids"):
             choice[key] = piece.get(key) or choice.get(key)
         choice.setdefault("token_ids", []).extend(piece.get("token_ids") or [])
@@ -60,7 +86,7 @@ def _add(choice: dict[str, Any], message: dict[str, Any], piece: Any) -> None:
         raise MalformedAnswerError(f"an event has a wrong shape: {str(piece)[:200]}") from error
 
 
-def _add_call(calls: list[dict[str, Any]], piece: dict[str, Any]) -> None:
+def _add_call(calls: list[_Call], piece: dict[str, Any]) -> None:
     """Pieces of one call share an index; a piece without one continues the last call unless it brings an id."""
     index = piece.get("index")
     if index is None:
@@ -68,8 +94,8 @@ def _add_call(calls: list[dict[str, Any]], piece: dict[str, Any]) -> None:
     if not isinstance(index, int) or not 0 <= index <= len(calls):
         raise MalformedAnswerError(f"an event continues tool call {index!r} of {len(calls)}")
     if index == len(calls):
-        calls.append({"id": None, "function": {"name": "", "arguments": ""}})
+        calls.append(_Call())
     call, function = calls[index], piece.get("function") or {}
-    call["id"] = call["id"] or piece.get("id")
-    call["function"]["name"] += function.get("name") or ""
-    call["function"]["arguments"] += function.get("arguments") or ""
+    call.id = call.id or piece.get("id")
+    call.name.append(function.get("name") or "")
+    call.arguments.append(function.get("arguments") or "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
@@ -46,10 +47,19 @@ class Server:
     """Answers request number n (from 0) with `behave(request, n)`: a completion's dictionary, or bytes to write."""
 
     def __init__(
-        self, behave: Callable[[dict[str, Any], int], dict[str, Any] | Answer], *, models: dict[str, Any] | None = None
+        self,
+        behave: Callable[[dict[str, Any], int], dict[str, Any] | Answer],
+        *,
+        models: dict[str, Any] | None = None,
+        tls: ssl.SSLContext | None = None,
+        hangs_up: bool = False,
     ) -> None:
         self.behave = behave
         self.models = models
+        self.tls = tls
+        self.hangs_up = hangs_up
+        """Closes the connection after every answer without a word about it."""
+        self.connections = 0
         self.requests: list[dict[str, Any]] = []
         self.asked = asyncio.Event()
         """Set once a request has come in."""
@@ -58,10 +68,11 @@ class Server:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
+        scheme = "https" if self.tls else "http"
+        return f"{scheme}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, backlog=1024)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, backlog=1024, ssl=self.tls)
         return self
 
     async def __aexit__(
@@ -76,6 +87,7 @@ class Server:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        self.connections += 1
         try:
             with suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
                 while await self._exchange(reader, writer):
@@ -108,7 +120,7 @@ class Server:
             await writer.drain()
         finally:
             self.in_flight -= 1
-        return _is_whole(data)
+        return _is_whole(data) and not self.hangs_up
 
 
 def _is_whole(data: bytes) -> bool:
