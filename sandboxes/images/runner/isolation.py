@@ -18,6 +18,8 @@ from . import kernel
 from .config import RunnerConfig
 from .wipe import wipe
 
+_KILLER = 15
+"""Offset of a user id that no child has, see `UserIsolation._signal_as_user`."""
 REPORT = struct.Struct("=iqq")
 """What a namespace's init tells the zygote: wait status, CPU microseconds, peak KiB."""
 
@@ -112,6 +114,8 @@ class UserIsolation(Isolation):
             finally:
                 os.seteuid(0)
                 os.setegid(0)
+        for folder in self.config.scratch:
+            wipe(folder)  # as its owner, who may reset its times
         return left
 
     def _strays(self, slot: int, known: Collection[int]) -> list[int]:
@@ -123,7 +127,9 @@ class UserIsolation(Isolation):
         helper = os.fork()
         if helper == 0:
             try:
-                self.confine(slot)
+                user = self.config.uid + slot
+                # Real and saved ids of its own: it may signal the user's processes, they may not stop it first.
+                os.setresuid(self.config.uid + _KILLER, user, self.config.uid + _KILLER)
                 for pid in pids if pids is not None else [-1]:
                     try:
                         os.kill(pid, signal.SIGKILL)
@@ -210,6 +216,7 @@ def _be_init(worker: int, report: int) -> NoReturn:
         os.closerange(0, report)
         os.closerange(report + 1, 4096)
         kernel.drop_capabilities()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one signal with a handler, which the worker could send
         while True:
             pid, status, usage = os.wait4(-1, 0)
             if pid == worker:

@@ -2,8 +2,8 @@
 
 Refused: what looks into or steers other processes, mounts and namespaces, kernel keyrings, bpf, perf,
 userfaultfd, io_uring, System V and POSIX queues and shared memory (they would outlive the child), clocks,
-modules, handles that bypass paths, priorities, and every socket family but unix and internet. System calls
-newer than this list answer ENOSYS.
+modules, handles that bypass paths, priorities, and every socket family but unix and internet. Files in memory
+(memfd), which no size and no count of mapped memory bounds, and system calls newer than this list answer ENOSYS.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ class _Architecture:
     socket: int
     clone: int
     clone3: int
+    memfd_create: int
     column: int
 
 
 _ARCHITECTURES: dict[str, _Architecture] = {
-    "x86_64": _Architecture(0xC000003E, 41, 56, 435, 0),
-    "aarch64": _Architecture(0xC00000B7, 198, 220, 435, 1),
+    "x86_64": _Architecture(0xC000003E, 41, 56, 435, 319, 0),
+    "aarch64": _Architecture(0xC00000B7, 198, 220, 435, 279, 1),
 }
 
 # name: (number on x86_64, number on aarch64); -1 where the architecture lacks it
@@ -91,6 +92,8 @@ def instructions(machine: str) -> list[Instruction]:
         (_JUMP_GREATER_EQUAL, 0, 1, _FIRST_UNKNOWN),  # also the x32 numbers of x86_64
         (_RETURN, 0, 0, missing),
         (_JUMP_EQUAL, 0, 1, arch.clone3),  # its flags lie in memory, out of the filter's sight: libc falls back
+        (_RETURN, 0, 0, missing),
+        (_JUMP_EQUAL, 0, 1, arch.memfd_create),
         (_RETURN, 0, 0, missing),
         (_JUMP_EQUAL, 0, 4, arch.clone),
         (_LOAD, 0, 0, _OFFSET_ARGUMENT_0),

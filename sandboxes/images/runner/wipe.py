@@ -23,9 +23,20 @@ def wipe(folder: str) -> None:
     try:
         for _ in range(_MAX_ROUNDS):
             if not _one_round(top):
-                return
+                break
+        _forget(top)
     finally:
         os.close(top)
+
+
+def _forget(top: int) -> None:
+    """Take off the folder itself what its owner could leave there: access lists and other attributes, times."""
+    try:
+        for name in os.listxattr(top):
+            os.removexattr(top, name)
+        os.utime(top, (0, 0))
+    except PermissionError:  # not the owner, who could not have left any either
+        pass
 
 
 def _one_round(top: int) -> bool:
