@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
+import pty
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import psutil
@@ -37,26 +39,46 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Training:
-    """One `forge-env train` in a process of its own."""
+    """One `forge-env train` in a process of its own, at a terminal of its own on request."""
 
-    def __init__(self, folder: Path, cache: Path, name: str, *overrides: str) -> None:
+    def __init__(self, folder: Path, cache: Path, name: str, *overrides: str, terminal: bool = False) -> None:
         self.folder = folder
         self.run = folder / "runs" / name
         self.output = folder / f"{name}.out"
         environment = {**os.environ, "FORGE_ENV_CACHE": str(cache), "TMPDIR": str(folder)}
         command = [sys.executable, "-m", "forge_env", "train", "coding_rlvr.yaml", "--name", name]
+        command = [*command, *SHORT, *overrides]
+        if terminal:
+            self._at_terminal(command, environment)
+            return
         with self.output.open("w") as output:
-            self.process = subprocess.Popen(
-                [*command, *SHORT, *overrides], cwd=folder, stdout=output, stderr=output, env=environment
-            )
+            self.process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, env=environment)
+
+    def _at_terminal(self, command: list[str], environment: dict[str, str]) -> None:
+        self.terminal, theirs = pty.openpty()
+        command = ["setsid", "--ctty", "--wait", *command]  # so that ^C goes to it and all its children, as at a desk
+        self.process = subprocess.Popen(
+            command, cwd=self.folder, stdin=theirs, stdout=theirs, stderr=theirs, env={**environment, "TERM": "xterm"}
+        )
+        os.close(theirs)
+        Thread(target=self._copy_terminal, daemon=True).start()
+
+    def _copy_terminal(self) -> None:
+        with self.output.open("wb") as output, suppress(OSError):  # EIO: the other end is closed
+            while data := os.read(self.terminal, 65536):
+                output.write(data)
+                output.flush()
+
+    def press_control_c(self) -> None:
+        os.write(self.terminal, b"\x03")
 
     def wait(self, timeout: float = 600) -> int:
         return self.process.wait(timeout)
 
     def wait_for(self, text: str, timeout: float = 600) -> None:
-        """Until the run's own output says `text`."""
-        deadline = time.monotonic() + timeout
-        while text not in self.output.read_text():
+        """Until the run's log says `text`."""
+        deadline, log = time.monotonic() + timeout, self.run / "run.log"
+        while not log.exists() or text not in log.read_text():
             assert self.process.poll() is None, self.output.read_text()
             assert time.monotonic() < deadline, self.output.read_text()
             time.sleep(0.2)  # the output of another program has no event to wait for
@@ -145,13 +167,24 @@ def test_held_out_tasks_are_never_trained_on(tmp_path: Path, cache: Path) -> Non
 
 def test_one_interrupt_saves_and_leaves_nothing(tmp_path: Path, cache: Path) -> None:
     shm = shared_memory()
-    training = Training(tmp_path, cache, "stopped", "sandbox.engine=local", "grpo.steps=500")
-    training.wait_for("training: 500 steps")
+    training = Training(tmp_path, cache, "stopped", "sandbox.engine=local", "grpo.steps=500", terminal=True)
+    training.wait_for("stage training: 500 steps")
     family = training.family()
-    training.process.send_signal(signal.SIGINT)
+    training.press_control_c()
     assert training.wait(120) == 130, training.output.read_text()
     assert training.summary["exit"] == "interrupted"
     assert list((training.run / "checkpoints").glob("step-*/progress.json"))
+    assert_nothing_left(training, family, shm)
+
+
+def test_an_interrupt_of_the_start_up_ends_it_soon(tmp_path: Path, cache: Path) -> None:
+    shm = shared_memory()
+    training = Training(tmp_path, cache, "early", "sandbox.engine=local", "warmup.steps=100000", terminal=True)
+    training.wait_for("stage warm-up")
+    family = training.family()
+    training.press_control_c()
+    assert training.wait(120) == 130, training.output.read_text()
+    assert training.summary["exit"] == "interrupted"
     assert_nothing_left(training, family, shm)
 
 
@@ -159,7 +192,7 @@ def test_one_interrupt_saves_and_leaves_nothing(tmp_path: Path, cache: Path) -> 
 def test_a_killed_run_leaves_nothing(tmp_path: Path, cache: Path) -> None:
     shm = shared_memory()
     training = Training(tmp_path, cache, "killed", "sandbox.engine=docker", "grpo.steps=500")
-    training.wait_for("training: 500 steps")
+    training.wait_for("stage training: 500 steps")
     family = training.family()
     training.process.kill()
     training.wait(30)
