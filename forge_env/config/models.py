@@ -139,7 +139,7 @@ class WarmupSection(Section):
     threads: Positive = 2
     """CPU threads of the trainer while it has the machine to itself."""
     optimizer: OptimizerSection = OptimizerSection(
-        lr=3e-3, muon_lr=3e-3, beta2=0.99, weight_decay=0.05, warmup_steps=20, decay_start=0.6, min_lr_ratio=0.05
+        lr=3e-3, muon_lr=3e-3, beta2=0.99, weight_decay=0.05, warmup_steps=20, decay_start=0.0, min_lr_ratio=0.02
     )
     """Its own optimizer."""
 
