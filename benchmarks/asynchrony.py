@@ -1,0 +1,108 @@
+"""Asynchronous against synchronous training: the same code, seed and hardware, only `max_off_policy_steps` differs.
+
+python -m benchmarks asynchrony --steps 24 --latency 1.0 --staleness 0 1 2 4
+
+The environment is `coding_rlvr` whose tools wait (`benchmarks.slow_tools`), so that generation, tools and training
+each take a comparable part of a synchronous step. Trainer and generator have one CPU core each. Reported are the
+median seconds of a step once the pipeline is full, and the ideal: a step as long as its longest stage, stages as
+the synchronous run measures them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from forge_env.run.curves import merge_rows, time_account
+from forge_env.run.metrics import read_metrics
+
+ENVIRONMENT = "benchmarks.slow_tools:SlowTools"
+RECIPE = [
+    f"environment.name={ENVIRONMENT}",
+    "warmup.steps=300",
+    "trainer.threads=1",
+    "generator.threads=1",
+    "grpo.groups_per_step=12",
+    "evaluation.every=0",
+    "evaluation.num_tasks=8",
+    "evaluation.extra_splits=[]",
+    "logging.trajectories=none",
+]
+
+
+def train(staleness: int, steps: int, latency: float, seed: int, extra: list[str]) -> Path:
+    """One run; its folder."""
+    name = f"asynchrony-{latency:g}-{staleness}-{seed}"
+    overrides = [
+        *RECIPE,
+        f"environment.options.tool_latency_s={latency}",
+        f"grpo.steps={steps}",
+        f"grpo.max_off_policy_steps={staleness}",
+        f"seed={seed}",
+        *extra,
+    ]
+    command = [sys.executable, "-m", "forge_env", "train", "coding_rlvr.yaml", "--name", name, *overrides]
+    subprocess.run(command, check=True)
+    return Path("runs") / name
+
+
+def read(folder: Path, staleness: int) -> dict[str, Any]:
+    """Seconds of a step and the trainer's account, after the steps that fill the pipeline."""
+    rows = [row for row in merge_rows(read_metrics(folder / "metrics.jsonl")) if "reward/mean" in row]
+    full = rows[staleness + 2 :]
+    seconds = [later["time"] - row["time"] for row, later in pairwise(full)]
+    summary = json.loads((folder / "summary.json").read_text())
+    return {
+        "S": staleness,
+        "step_s": statistics.fmean(seconds),
+        "spread": statistics.stdev(seconds),
+        "train_s": statistics.fmean(row["time/trainer/train"] for row in full),
+        "wait_s": statistics.fmean(row["time/trainer/wait for episodes"] for row in full),
+        "account": time_account(full),
+        "max_staleness": summary["max_staleness"],
+        "discarded": summary["tokens_discarded_stale"],
+    }
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """One Markdown row a degree of asynchrony."""
+    sync = results[0]
+    ideal = max(sync["train_s"], sync["step_s"] - sync["train_s"])
+    lines = [
+        "| off-policy steps | s a step | against synchronous | of the ideal | trainer waits | oldest token | discarded |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        waits = result["account"]["trainer"].get("wait for episodes", 0.0)
+        lines.append(
+            f"| {result['S']} | {result['step_s']:.2f} ± {result['spread']:.2f} "
+            f"| {sync['step_s'] / result['step_s']:.2f}x | {ideal / result['step_s']:.0%} | {waits:.0%} "
+            f"| {result['max_staleness']} | {result['discarded']} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Train with each degree, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--staleness", type=int, nargs="*", default=[0, 1, 2, 4])
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--latency", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("overrides", nargs="*", help="further overrides of the recipe, a.b=c")
+    args = parser.parse_args()
+    results = []
+    for staleness in sorted({0, *args.staleness}):
+        folder = train(staleness, args.steps, args.latency, args.seed, args.overrides)
+        results.append(read(folder, staleness))
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()
