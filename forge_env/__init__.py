@@ -19,6 +19,8 @@ _EXPORTS = {
     "ToolEnvironment": "forge_env.tool_environment",
     "ToolEnvironmentConfig": "forge_env.tool_environment",
     "SingleTurnEnvironment": "forge_env.single_turn",
+    "SandboxEnvironment": "forge_env.sandbox_environment",
+    "SandboxEnvironmentConfig": "forge_env.sandbox_environment",
     "Rubric": "forge_env.rubric",
     "RubricResult": "forge_env.rubric",
     "tool": "forge_env.tools",
@@ -35,6 +37,7 @@ _EXPORTS = {
     "Task": "forge_env.types",
     "ToolCall": "forge_env.types",
     "ToolSpec": "forge_env.types",
+    "call_tool": "forge_env.types",
     "Trajectory": "forge_env.trajectory",
     "Limits": "forge_env.sandbox",
     "SandboxSpec": "forge_env.sandbox",
@@ -85,6 +88,8 @@ if TYPE_CHECKING:
     from forge_env.sandbox import Limits as Limits
     from forge_env.sandbox import SandboxSpec as SandboxSpec
     from forge_env.sandbox import open_engine as open_engine
+    from forge_env.sandbox_environment import SandboxEnvironment as SandboxEnvironment
+    from forge_env.sandbox_environment import SandboxEnvironmentConfig as SandboxEnvironmentConfig
     from forge_env.single_turn import SingleTurnEnvironment as SingleTurnEnvironment
     from forge_env.tool_environment import ToolEnvironment as ToolEnvironment
     from forge_env.tool_environment import ToolEnvironmentConfig as ToolEnvironmentConfig
@@ -94,3 +99,4 @@ if TYPE_CHECKING:
     from forge_env.types import Task as Task
     from forge_env.types import ToolCall as ToolCall
     from forge_env.types import ToolSpec as ToolSpec
+    from forge_env.types import call_tool as call_tool

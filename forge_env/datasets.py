@@ -28,21 +28,27 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from forge_env.errors import ForgeError, UsageError, did_you_mean
+from forge_env.errors import ForgeError, InfrastructureError, UsageError, did_you_mean
 from forge_env.types import Task
 
+HUB_TIMEOUT_S = 10.0
+"""Seconds for the hub to answer at all."""
 TASK_FIELDS = ("id", "prompt", "gold", "difficulty", "tags")
 
 
+class MissingColumn(UsageError):
+    """A column that is mapped, or the prompt's, isn't there."""
+
+
 class DatasetConfig(BaseModel):
-    """Where tasks come from and which column is what."""
+    """Where tasks come from and which column is what; a path alone will do."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
 
     path: str
-    """A .jsonl, .json or .parquet file, a folder of them, or a dataset on the hub."""
+    """A .jsonl, .json or .parquet file, a folder of them or in the hub's layout, or a dataset on the hub."""
     name: str | None = None
     """Configuration of a hub dataset."""
     splits: dict[str, str] = Field(default_factory=dict)
@@ -53,23 +59,38 @@ class DatasetConfig(BaseModel):
     """Field of the task (id, prompt, gold, difficulty, tags; any other name goes to its hidden data) -> column."""
     streaming: bool = False
     """Read a hub dataset row by row as tasks are asked for, instead of downloading it first."""
+    shuffle_buffer: Annotated[int, Field(ge=0)] = 0
+    """Streaming: rows read ahead, of which a random one comes next; 0: rows come as they are."""
+    shuffle_seed: int = 0
+    """Streaming: seed of that choice."""
     limit: Annotated[int, Field(gt=0)] | None = None
     """Most tasks of one split."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _path_alone(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
 
 
 class StreamedTasks:
     """Tasks of a source that is read as far as it was asked for; it has no length."""
 
     def __init__(self, tasks: Callable[[], Iterator[Task]]) -> None:
-        self._source = tasks()
+        self._tasks = tasks
+        self._source: Iterator[Task] | None = None
         self._read: list[Task] = []
         self._lock = threading.Lock()
 
     def __getitem__(self, index: int) -> Task:
         with self._lock:
-            missing = index + 1 - len(self._read)
-            if missing > 0:
-                self._read.extend(islice(self._source, missing))
+            if self._source is None:  # the beginning, or the source failed: read on where it did
+                self._source = islice(self._tasks(), len(self._read), None)
+            try:
+                while len(self._read) <= index and (task := next(self._source, None)) is not None:
+                    self._read.append(task)
+            except BaseException:
+                self._source = None
+                raise
             if not self._read:
                 raise UsageError("the dataset has no rows")
             return self._read[index % len(self._read)]  # past its end it starts again
@@ -119,13 +140,14 @@ def _as_task(config: DatasetConfig, split: str, number: int, row: Mapping[str, A
         if column not in row:
             guess = did_you_mean(column, row)
             fix = f"did you mean {guess!r}?" if guess else f"columns: {', '.join(map(str, row))}"
-            raise UsageError(f"{config.path} has no column {column!r}", fix=fix)
+            raise MissingColumn(f"{config.path} has no column {column!r}", fix=fix)
         if field in TASK_FIELDS:
             mapped[field] = row[column]
         else:
             data[field] = row[column]
     if "prompt" not in mapped:
-        raise UsageError(f"{config.path} has no column 'prompt'", fix="map one: columns: {prompt: COLUMN}")
+        fix = f"map one: columns: {{prompt: COLUMN}}; there are {', '.join(map(str, row))}"
+        raise MissingColumn(f"{config.path} has no column 'prompt'", fix=fix)
     mapped["id"] = str(mapped.get("id", f"{split}-{number}"))
     try:
         return Task(**mapped, data=data, split=split)
@@ -139,6 +161,8 @@ def _rows(config: DatasetConfig, part: str | None) -> Iterable[Mapping[str, Any]
     path = Path(config.path).expanduser()
     if path.is_dir():
         names = sorted(file for file in path.iterdir() if file.suffix in READERS)
+        if not names and any(file.suffix in READERS for file in path.rglob("*")):
+            return _hub_rows(config, part)
         if part is not None:
             names = [file for file in names if part in (file.name, file.stem)]
         if not names:
@@ -197,18 +221,60 @@ READERS: dict[str, Callable[[Path], Iterator[Mapping[str, Any]]]] = {
 }
 
 
-def _hub_rows(config: DatasetConfig, part: str | None) -> Iterable[Mapping[str, Any]]:
+def _hub_rows(config: DatasetConfig, part: str | None) -> Iterator[Mapping[str, Any]]:
+    """Rows of a dataset on the hub, or in a folder of the hub's layout."""
+    if not Path(config.path).expanduser().is_dir():
+        check_hub(config.path)
     try:
         import datasets
     except ImportError as error:
         raise UsageError(
             f"{config.path!r} is no file; the hub needs `datasets`", fix='pip install "forge-env[data]"'
         ) from error
+    # Not found, no such configuration or split, a file that can't be read.
+    failures = (OSError, ValueError, datasets.exceptions.DatasetsError)
     try:
-        found: Iterable[Mapping[str, Any]] = datasets.load_dataset(
-            config.path, config.name, split=part or "train", streaming=config.streaming
-        )
-    except (OSError, ValueError) as error:  # not found, no network, no such configuration or split
-        reason = str(error).strip().splitlines()[0][:300]
-        raise ForgeError(f"can't load dataset {config.path!r}: {reason}", fix="check path, name and splits") from error
-    return found
+        found = datasets.load_dataset(config.path, config.name, split=part or "train", streaming=config.streaming)
+        if config.streaming and config.shuffle_buffer:
+            found = found.shuffle(seed=config.shuffle_seed, buffer_size=config.shuffle_buffer)
+    except failures as error:
+        raise ForgeError(
+            f"can't load dataset {config.path!r}: {_first_line(error)}", fix="check path, name and splits"
+        ) from error
+    return _watched(found, config.path, failures)
+
+
+def _watched(
+    rows: Iterable[Mapping[str, Any]], path: str, failures: tuple[type[Exception], ...]
+) -> Iterator[Mapping[str, Any]]:
+    try:
+        yield from rows
+    except failures as error:
+        raise InfrastructureError(f"reading dataset {path!r} failed: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
+
+
+def check_hub(dataset: str) -> None:
+    """Ask the hub once for an answer: its own library tries for half a minute before it says that there is none.
+
+    Raises:
+        ForgeError: it can't be reached.
+    """
+    try:
+        from huggingface_hub import constants, get_session
+    except ImportError:
+        return  # the caller says what is missing
+    if constants.HF_HUB_OFFLINE:
+        return  # the person says so: what was downloaded before is used
+    import httpx
+
+    try:
+        get_session().head(f"{constants.ENDPOINT}/api/datasets/{dataset}", timeout=HUB_TIMEOUT_S)
+    except (OSError, httpx.HTTPError) as error:
+        raise ForgeError(
+            f"can't load dataset {dataset!r}: {constants.ENDPOINT} can't be reached: {_first_line(error)}",
+            fix="check the network; HF_HUB_OFFLINE=1 uses what was downloaded before; a file needs neither",
+        ) from error

@@ -45,6 +45,8 @@ class Environment(ABC):
     """
 
     api_version: ClassVar[int] = API_VERSION
+    """The version of this contract that the class was written for. Write the number down in your class: what isn't
+    declared is taken for the installed version, and can't be told apart from it later."""
     config_class: ClassVar[type[EnvironmentConfig]] = EnvironmentConfig
     splits: ClassVar[tuple[str, ...]] = ("train", "eval")
     max_reward: ClassVar[float] = 1.0

@@ -155,8 +155,7 @@ class ToolEnvironment(Environment):
         self._submitted = None
         self._state = "new"
         self._holds_resources = True
-        with environment_code(f"{type(self).__name__}.setup", task.id):
-            await self.setup(task)
+        await self._begin(task)
         with environment_code(f"{type(self).__name__}.prompt", task.id):
             observation = self.prompt(task)
             if inspect.isawaitable(observation):
@@ -233,8 +232,15 @@ class ToolEnvironment(Environment):
         if self._holds_resources:
             self._holds_resources = False
             self._tools = self._lasting_tools
-            with environment_code(f"{type(self).__name__}.cleanup", self.current_task.id):
-                await self.cleanup()
+            await self._end()
+
+    async def _begin(self, task: Task) -> None:
+        with environment_code(f"{type(self).__name__}.setup", task.id):
+            await self.setup(task)
+
+    async def _end(self) -> None:
+        with environment_code(f"{type(self).__name__}.cleanup", self.current_task.id):
+            await self.cleanup()
 
     async def _answer_calls(self, calls: list[ToolCall], allowed: list[ToolCall]) -> Observation:
         if len(allowed) == 1:

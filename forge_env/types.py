@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -57,6 +58,12 @@ StepResult: TypeAlias = tuple[Observation, float, bool, bool, dict[str, Any]]
 def as_message(action: Action) -> Message:
     """The assistant message that `action` stands for."""
     return Message(role="assistant", content=action) if isinstance(action, str) else action
+
+
+def call_tool(name: str, /, **arguments: Any) -> Message:
+    """The assistant message that calls one tool, for gold actions, scripts and tests."""
+    function = FunctionCall(name=name, arguments=json.dumps(arguments, ensure_ascii=False))
+    return Message(role="assistant", tool_calls=[ToolCall(id="call-0", function=function)])
 
 
 class ToolSpec(BaseModel):

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from forge_env.environment import Environment
+from forge_env.environment import API_VERSION, Environment
 from forge_env.errors import ForgeError, UsageError, environment_code
 from forge_env.policies.scripted import GoldPolicy, RandomPolicy, ReplayPolicy
 from forge_env.policy import Policy
@@ -47,9 +47,11 @@ class Validator:
         Raises:
             ForgeError: an error that is not the environment's (no sandbox, for example).
         """
+        yield self._version()
         tasks: list[Task] = []
+        counts = count_tasks(self.env)
         for split in self.env.splits:
-            found, check = self._tasks(split)
+            found, check = self._tasks(split) if split in counts else ([], Check("note", f"tasks of {split!r}", "none"))
             tasks += found
             yield check
         if not tasks:
@@ -57,6 +59,14 @@ class Validator:
         for check_function in (self._determinism, self._gold, self._wrong, self._random):
             yield await check_function(tasks)
         yield self._cost()
+
+    def _version(self) -> Check:
+        ours = Environment.__module__.partition(".")[0]
+        declared = [cls for cls in type(self.env).__mro__ if "api_version" in vars(cls)]
+        if declared[0].__module__.partition(".")[0] == ours and not type(self.env).__module__.startswith(f"{ours}."):
+            text = f"write `api_version = {API_VERSION}` into the class, so that a later forge-env knows what it is for"
+            return Check("note", "API version", text)
+        return Check("ok", "API version", str(self.env.api_version))
 
     def _tasks(self, split: str) -> tuple[list[Task], Check]:
         name = f"tasks of {split!r}"
@@ -187,6 +197,27 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
+def count_tasks(env: Environment) -> dict[str, int | None]:
+    """Tasks of every split that has any source of them, None for an endless one.
+
+    A dataset may hold no rows for some split: that is no mistake as long as another has some.
+
+    Raises:
+        UsageError: no split can be read; as the first one raised it.
+    """
+    counts: dict[str, int | None] = {}
+    first: UsageError | None = None
+    for split in env.splits:
+        try:
+            with environment_code(f"{type(env).__name__}.num_tasks", split):
+                counts[split] = env.num_tasks(split)
+        except UsageError as error:
+            first = first or error
+    if first is not None and not any(count != 0 for count in counts.values()):
+        raise first
+    return counts
+
+
 async def example_episode(make_env: Callable[[], Environment], split: str, index: int = 0) -> Trajectory:
     """The gold solution of one task played, or where there is none, an empty answer."""
     env = make_env()
@@ -202,7 +233,7 @@ def conversation(trajectory: Trajectory) -> list[Message]:
 
 
 def check_split(env: Environment, split: str | None) -> str:
-    """`split`, or the first one; `UsageError` when the environment lacks it."""
+    """`split`, or the first one that has tasks; `UsageError` when the environment lacks it."""
     if split is not None and split not in env.splits:
         raise UsageError(f"there is no split {split!r}", fix=f"use one of {', '.join(env.splits)}")
-    return split or env.splits[0]
+    return split or next((name for name, count in count_tasks(env).items() if count != 0), env.splits[0])

@@ -32,6 +32,7 @@ class BlackjackConfig(GymnasiumConfig):
 class Blackjack(GymnasiumEnvironment):
     """One hand of blackjack: reward 1 for a win, 0 for a draw, -1 for a loss."""
 
+    api_version = 1
     config_class: ClassVar[type[EnvironmentConfig]] = BlackjackConfig
     config: BlackjackConfig
 

@@ -65,6 +65,7 @@ class CodingRLVR(fe.ToolEnvironment):
     Splits: `train`; `eval`, programs that are never in `train`; `unseen`, whole families that are in neither.
     """
 
+    api_version = 1
     config_class = CodingRLVRConfig
     splits = SPLITS
     system_prompt: ClassVar[str | None] = SYSTEM_PROMPT

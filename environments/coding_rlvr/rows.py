@@ -8,20 +8,25 @@ be judged beside the code it judges, so it is left out; a row left with no test 
 from __future__ import annotations
 
 import ast
+import base64
+import io
 import json
 import logging
+import pickle
+import zlib
 from ast import literal_eval
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from forge_env.datasets import DatasetConfig, StreamedTasks, load_tasks
+from forge_env.datasets import DatasetConfig, MissingColumn, StreamedTasks, load_tasks
 from forge_env.errors import UsageError
 from forge_env.sandbox import CallOutcome, CallsResult, ExecResult, Limits, Sandbox
 from forge_env.types import Task
 
 log = logging.getLogger(__name__)
+PROMPT_COLUMNS = ("prompt", "text", "question_content")
 STYLES = ("mbpp", "humaneval", "livecodebench")
 PUBLIC = 1
 """Tests of a row that the agent is shown, where the row doesn't say; the others are hidden."""
@@ -45,7 +50,7 @@ def load_rows(config: DatasetConfig, split: str) -> Sequence[Task]:
 @lru_cache(maxsize=16)
 def _load(config_json: str, split: str) -> Sequence[Task]:
     config = DatasetConfig.model_validate_json(config_json)
-    raw = load_tasks(with_prompt_column(config), split)
+    raw = load_raw(config, split)
     if isinstance(raw, StreamedTasks):
         raise UsageError("rows of programming tasks are read whole", fix="set streaming: false, and a limit")
     tasks = [task for row in raw if (task := as_task(row)) is not None]
@@ -57,14 +62,19 @@ def _load(config_json: str, split: str) -> Sequence[Task]:
     return tasks
 
 
-PROMPT_COLUMNS = {"google-research-datasets/mbpp": "text", "livecodebench/code_generation": "question_content"}
-
-
-def with_prompt_column(config: DatasetConfig) -> DatasetConfig:
-    """The prompt's column, where the dataset is known and the recipe doesn't say."""
-    if "prompt" in config.columns or (column := PROMPT_COLUMNS.get(config.path)) is None:
-        return config
-    return config.model_copy(update={"columns": {"prompt": column, **config.columns}})
+def load_raw(config: DatasetConfig, split: str) -> Sequence[Task] | StreamedTasks:
+    """The rows, whose prompt is in the column that their style has for it where the recipe doesn't say."""
+    if "prompt" in config.columns:
+        return load_tasks(config, split)
+    missing: MissingColumn | None = None
+    for column in PROMPT_COLUMNS:
+        columns = config.columns if column == "prompt" else {**config.columns, "prompt": column}
+        try:
+            return load_tasks(config.model_copy(update={"columns": columns}), split)
+        except MissingColumn as error:
+            missing = missing or error
+    assert missing is not None
+    raise missing
 
 
 def as_task(row: Task) -> Task | None:
@@ -160,12 +170,27 @@ def _lines(text: str) -> str:
 
 
 def _decoded(value: Any, default: Any) -> Any:
+    """JSON, plain or as LiveCodeBench packs its hidden cases: pickled, compressed, in base 64."""
     if not isinstance(value, str):
         return default if value is None else value
+    if not value.strip():
+        return default
     try:
         return json.loads(value)
-    except ValueError:  # hidden cases that are packed in another way
-        return default
+    except ValueError:
+        pass
+    try:
+        packed = zlib.decompress(base64.b64decode(value, validate=True))
+        return json.loads(_TextOnly(io.BytesIO(packed)).load())
+    except (ValueError, TypeError, EOFError, zlib.error, pickle.UnpicklingError) as error:
+        raise UsageError(f"test cases that can't be read: {value[:40]!r}... ({error})") from error
+
+
+class _TextOnly(pickle.Unpickler):
+    """Reads pickled text and refuses everything that a pickle could run."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it wants {module}.{name}")
 
 
 def checks_of(source: str, rename: Mapping[str, str] | None = None) -> list[Check]:

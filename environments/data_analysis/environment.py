@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from contextlib import AsyncExitStack
 from random import Random
 from typing import ClassVar
 
@@ -17,9 +15,7 @@ from environments.data_analysis.shop import SCHEMA, draw_shop
 from forge_env.environment import EnvironmentConfig
 from forge_env.errors import UsageError
 from forge_env.rewards.math import parse_number
-from forge_env.sandbox import ExecResult, Limits, Sandbox
-from forge_env.tool_environment import ToolEnvironmentConfig
-from forge_env.types import Action, FunctionCall, Message, Task, ToolCall
+from forge_env.types import Action, Task
 
 ATTEMPTS = 200
 DATABASE = "shop.db"
@@ -44,19 +40,13 @@ if len(rows) > {MOST_ROWS}:
 """
 
 
-class DataAnalysisConfig(ToolEnvironmentConfig):
+class DataAnalysisConfig(fe.SandboxEnvironmentConfig):
     """Which questions, and what a piece of code may take."""
 
     kinds: list[str] = Field(default_factory=list)
     """Only these kinds of questions; empty: all."""
     tolerance: float = Field(0.005, ge=0.0)
     """Largest difference of an answer that is a number."""
-    wall_s: float = Field(10.0, gt=0)
-    """Wall seconds of one query or program."""
-    cpu_s: float = Field(5.0, gt=0)
-    """CPU seconds of one query or program."""
-    memory_mb: int = Field(256, ge=32)
-    """Memory of one query or program, MiB."""
 
     @field_validator("kinds")
     @classmethod
@@ -66,9 +56,10 @@ class DataAnalysisConfig(ToolEnvironmentConfig):
         return kinds
 
 
-class DataAnalysis(fe.ToolEnvironment):
+class DataAnalysis(fe.SandboxEnvironment):
     """Questions about a shop's database, answered with SQL and Python in a sandbox."""
 
+    api_version = 1
     config_class: ClassVar[type[EnvironmentConfig]] = DataAnalysisConfig
     system_prompt: ClassVar[str | None] = (
         f"Answer the question about the SQLite database {DATABASE}. Look things up with the tools sql and python, then "
@@ -78,8 +69,6 @@ class DataAnalysis(fe.ToolEnvironment):
 
     def __init__(self, config: DataAnalysisConfig | None = None, **context: object) -> None:
         self.rubric = fe.Rubric([correct], metrics=[answered])
-        self.box: Sandbox | None = None
-        self._holding = AsyncExitStack()
         super().__init__(config, **context)
 
     def task(self, split: str, index: int) -> Task:
@@ -106,22 +95,11 @@ class DataAnalysis(fe.ToolEnvironment):
 
     def gold_actions(self, task: Task) -> list[Action] | None:
         """The query through the tool, then the answer."""
-        if task.gold is None:
-            return None
-        call = FunctionCall(name="sql", arguments=json.dumps({"query": task.data["query"]}))
-        return [Message(role="assistant", tool_calls=[ToolCall(id="gold", function=call)]), task.gold]
+        return None if task.gold is None else [fe.call_tool("sql", query=task.data["query"]), task.gold]
 
-    async def setup(self, task: Task) -> None:
-        """A clean sandbox that holds the database."""
-        if self.sandboxes is None:
-            raise UsageError("data_analysis runs code and was given no sandboxes", fix="pass an engine: open_engine()")
-        self.box = await self._holding.enter_async_context(self.sandboxes.session())
-        await self.box.write_file(DATABASE, draw_shop(task.data["public_shop"]).database())
-
-    async def cleanup(self) -> None:
-        """Give the sandbox back."""
-        self.box = None
-        await self._holding.aclose()
+    def files(self, task: Task) -> dict[str, str | bytes]:
+        """The database."""
+        return {DATABASE: draw_shop(task.data["public_shop"]).database()}
 
     @fe.tool
     async def sql(self, query: str) -> str:
@@ -130,7 +108,7 @@ class DataAnalysis(fe.ToolEnvironment):
         Args:
             query: one SELECT statement of SQLite.
         """
-        return _as_text(await self._sandbox.run_python(_RUN_SQL, stdin=query, limits=self._limits))
+        return await self.run_python(_RUN_SQL, stdin=query)
 
     @fe.tool
     async def python(self, code: str) -> str:
@@ -139,25 +117,7 @@ class DataAnalysis(fe.ToolEnvironment):
         Args:
             code: the program, such as "import sqlite3; db = sqlite3.connect('shop.db')".
         """
-        return _as_text(await self._sandbox.run_python(code, limits=self._limits))
-
-    @property
-    def _limits(self) -> Limits:
-        return Limits(wall_s=self.config.wall_s, cpu_s=self.config.cpu_s, memory_mb=self.config.memory_mb)
-
-    @property
-    def _sandbox(self) -> Sandbox:
-        if self.box is None:
-            raise UsageError("there is no running episode", fix="call reset() first")
-        return self.box
-
-
-def _as_text(result: ExecResult) -> str:
-    if result.ok:
-        return result.stdout or "[no output]"
-    if result.timed_out:
-        return f"{result.stdout}\n[stopped: it took too long]".lstrip("\n")
-    return f"{result.stdout}\n{result.stderr.strip() or '[it ended early]'}".lstrip("\n")
+        return await self.run_python(code)
 
 
 def is_held_out(shop_seed: str) -> bool:

@@ -57,6 +57,7 @@ class GSM8KConfig(SingleTurnConfig):
 class GSM8K(fe.SingleTurnEnvironment):
     """Grade school word problems, answered with one number after `####`."""
 
+    api_version = 1
     config_class: ClassVar[type[EnvironmentConfig]] = GSM8KConfig
     system_prompt: ClassVar[str | None] = (
         "Solve the problem step by step. End with the answer, a number alone, on a line of its own: #### 42"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from contextlib import AsyncExitStack
 from random import Random
 from typing import ClassVar
 
@@ -15,26 +14,18 @@ from environments.terminal.families import FAMILIES, Work
 from environments.terminal.state import look, problems
 from forge_env.environment import EnvironmentConfig
 from forge_env.errors import UsageError
-from forge_env.sandbox import Limits, Sandbox, SandboxSpec
-from forge_env.tool_environment import ToolEnvironmentConfig
-from forge_env.types import Action, FunctionCall, Message, Task, ToolCall
+from forge_env.types import Action, Task
 
 ATTEMPTS = 200
 
 
-class TerminalConfig(ToolEnvironmentConfig):
+class TerminalConfig(fe.SandboxEnvironmentConfig):
     """Which tasks, and what a command may take."""
 
     max_turns: int = Field(10, ge=1)
     """Assistant messages in one episode before it is truncated."""
     families: list[str] = Field(default_factory=list)
     """Only these kinds of tasks; empty: all."""
-    wall_s: float = Field(10.0, gt=0)
-    """Wall seconds of one command."""
-    cpu_s: float = Field(5.0, gt=0)
-    """CPU seconds of one command."""
-    memory_mb: int = Field(256, ge=32)
-    """Memory of one command, MiB."""
 
     @field_validator("families")
     @classmethod
@@ -44,9 +35,10 @@ class TerminalConfig(ToolEnvironmentConfig):
         return families
 
 
-class Terminal(fe.ToolEnvironment):
+class Terminal(fe.SandboxEnvironment):
     """Small jobs at a Linux shell: searching, counting, moving and editing files. The final state decides."""
 
+    api_version = 1
     config_class: ClassVar[type[EnvironmentConfig]] = TerminalConfig
     system_prompt: ClassVar[str | None] = (
         "You work at a Linux shell through the tool bash. When the job is done, answer with a short message."
@@ -55,8 +47,6 @@ class Terminal(fe.ToolEnvironment):
 
     def __init__(self, config: TerminalConfig | None = None, **context: object) -> None:
         self.rubric = fe.Rubric([done], metrics=[commands])
-        self.box: Sandbox | None = None
-        self._holding = AsyncExitStack()
         super().__init__(config, **context)
 
     def task(self, split: str, index: int) -> Task:
@@ -81,23 +71,11 @@ class Terminal(fe.ToolEnvironment):
 
     def gold_actions(self, task: Task) -> list[Action] | None:
         """The command, then a message that ends the episode."""
-        if task.gold is None:
-            return None
-        call = FunctionCall(name="bash", arguments=json.dumps({"command": task.gold}))
-        return [Message(role="assistant", tool_calls=[ToolCall(id="gold", function=call)]), "Done."]
+        return None if task.gold is None else [fe.call_tool("bash", command=task.gold), "Done."]
 
-    async def setup(self, task: Task) -> None:
-        """A clean sandbox with the task's files."""
-        if self.sandboxes is None:
-            raise UsageError("terminal runs commands and was given no sandboxes", fix="pass an engine: open_engine()")
-        self.box = await self._holding.enter_async_context(self.sandboxes.session(SandboxSpec()))
-        for path, text in task.data["public_files"].items():
-            await self.box.write_file(path, text.encode())
-
-    async def cleanup(self) -> None:
-        """Give the sandbox back."""
-        self.box = None
-        await self._holding.aclose()
+    def files(self, task: Task) -> dict[str, str | bytes]:
+        """The files that the job is about."""
+        return dict(task.data["public_files"])
 
     @fe.tool
     async def bash(self, command: str) -> str:
@@ -108,28 +86,12 @@ class Terminal(fe.ToolEnvironment):
         Args:
             command: what bash runs, such as "ls -l".
         """
-        if "\0" in command:
-            raise fe.ToolError("a command can't hold a NUL character")
-        limits = Limits(wall_s=self.config.wall_s, cpu_s=self.config.cpu_s, memory_mb=self.config.memory_mb)
-        result = await self._sandbox.exec(["bash", "-s"], stdin=command + "\n", limits=limits)
-        output = result.stdout + result.stderr
-        if result.timed_out:
-            return f"{output}\n[stopped: it took too long]"
-        if not result.ok:
-            ended = f"exit code {result.exit_code}" if result.signal is None else f"signal {result.signal}"
-            return f"{output}\n[{ended}]".lstrip("\n")
-        return output or "[no output]"
+        return await self.run_bash(command)
 
     async def what_is_wrong(self) -> list[str]:
         """What differs from the expected state, each in a few words; empty when the job is done."""
         data = self.current_task.data
-        return problems({**data["public_state"], **data["state"]}, await look(self._sandbox))
-
-    @property
-    def _sandbox(self) -> Sandbox:
-        if self.box is None:
-            raise UsageError("there is no running episode", fix="call reset() first")
-        return self.box
+        return problems({**data["public_state"], **data["state"]}, await look(self.sandbox))
 
 
 def is_held_out(work: Work) -> bool:

@@ -33,6 +33,7 @@ class WordleConfig(ToolEnvironmentConfig):
 class Wordle(fe.ToolEnvironment):
     """Find a word of five letters in six guesses; each is answered letter by letter."""
 
+    api_version = 1
     config_class: ClassVar[type[EnvironmentConfig]] = WordleConfig
     system_prompt: ClassVar[str | None] = (
         "You look for an English word of five letters. Write each guess as <guess>house</guess>. The answer has a mark "

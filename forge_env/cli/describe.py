@@ -9,10 +9,11 @@ from typing import Any
 
 from forge_env.config.loader import parse_overrides
 from forge_env.environment import Environment
+from forge_env.errors import UsageError
 from forge_env.registry import EnvironmentEntry, environment_class, list_environments, make, make_config
 from forge_env.sandbox.lazy import LazyEngine
 from forge_env.types import Message
-from forge_env.validation import Validator, conversation, example_episode
+from forge_env.validation import Validator, check_split, conversation, count_tasks, example_episode
 
 MARKS = {"ok": "ok", "note": "--", "failed": "!!"}
 
@@ -25,6 +26,11 @@ def environment_options(args: argparse.Namespace) -> dict[str, Any]:
         place = options
         for section in sections:
             place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                raise UsageError(
+                    f"{section} is given as a value and as {key}",
+                    fix=f"spell it out: {section}.KEY=VALUE, for each key",
+                )
         place[last] = value
     return options
 
@@ -89,7 +95,7 @@ def describe(name: str, env: Environment) -> dict[str, Any]:
         "name": name,
         "summary": ((type(env).__doc__ or "").strip().splitlines() or [""])[0],
         "api_version": env.api_version,
-        "splits": {split: env.num_tasks(split) for split in env.splits},
+        "splits": dict.fromkeys(env.splits, 0) | count_tasks(env),
         "options": [
             {
                 "name": key,
@@ -107,7 +113,7 @@ def describe(name: str, env: Environment) -> dict[str, Any]:
 async def _print_example(args: argparse.Namespace, options: dict[str, Any]) -> None:
     async with LazyEngine(args.sandbox) as engine:
         trajectory = await example_episode(
-            lambda: make(args.name, sandboxes=engine, **options), environment_class(args.name).splits[0]
+            lambda: make(args.name, sandboxes=engine, **options), check_split(make(args.name, **options), None)
         )
     for message in conversation(trajectory):
         print(show(message))

@@ -41,7 +41,13 @@ def add_parsers(commands: Any) -> None:
 
     new = commands.add_parser("new", help="write an installable package with a new environment")
     new.add_argument("name", metavar="NAME", help="name of the environment and its package")
-    new.add_argument("--kind", choices=("tools", "single"), default="tools", help="with tools (default), or one turn")
+    new.add_argument(
+        "--kind",
+        choices=("tools", "single", "sandbox"),
+        default="tools",
+        help="with tools (default), one turn, or a sandbox",
+    )
+    new.add_argument("--openenv", action="store_true", help="add openenv.yaml and the application it names")
     new.add_argument("--dir", default=".", metavar="DIR", help="where its folder goes (default: here)")
     new.set_defaults(run=_lazy("forge_env.cli.new", "run_new"))
 

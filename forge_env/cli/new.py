@@ -22,7 +22,7 @@ def run_new(args: argparse.Namespace) -> int:
     folder = Path(args.dir) / name
     if folder.exists():
         raise UsageError(f"{folder} already exists", fix="choose another name, or --dir")
-    for path, text in render(name, args.kind).items():
+    for path, text in render(name, args.kind, openenv=args.openenv).items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
     print(f"wrote {folder}: edit {folder / 'src' / name / 'environment.py'}, then")
@@ -43,7 +43,7 @@ def check_name(name: str) -> None:
         raise UsageError(f"an environment {name!r} is already installed", fix="choose another name")
 
 
-def render(name: str, kind: str) -> dict[str, str]:
+def render(name: str, kind: str, *, openenv: bool = False) -> dict[str, str]:
     """The package's files by path."""
     class_name = "".join(part.capitalize() for part in name.split("_"))
     values = {"name": name, "class_name": class_name, "distribution": name.replace("_", "-")}
@@ -52,6 +52,7 @@ def render(name: str, kind: str) -> dict[str, str]:
     def fill(template: str) -> str:
         return Template((templates / template).read_text(encoding="utf-8")).substitute(values)
 
+    served = {"openenv.yaml": fill("openenv.yaml.txt"), f"src/{name}/server.py": fill("server.py.txt")}
     return {
         "pyproject.toml": fill("pyproject.toml.txt"),
         "README.md": fill("README.md.txt"),
@@ -59,4 +60,5 @@ def render(name: str, kind: str) -> dict[str, str]:
         f"src/{name}/__init__.py": fill("init.py.txt"),
         f"src/{name}/environment.py": fill(f"{kind}.py.txt"),
         f"tests/test_{name}.py": fill("test.py.txt"),
+        **(served if openenv else {}),
     }

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,7 @@ from hypothesis import strategies as st
 
 import forge_env as fe
 from forge_env.datasets import DatasetConfig, StreamedTasks, load_tasks
-from forge_env.errors import ForgeError, UsageError
+from forge_env.errors import ForgeError, InfrastructureError, UsageError
 from forge_env.mixture import Mixture
 from forge_env.policies.scripted import GoldPolicy
 from forge_env.registry import unregister
@@ -41,6 +45,22 @@ class QA(fe.SingleTurnEnvironment):
         return load_tasks(self.config.dataset, split)
 
 
+def hub_layout(folder: Path) -> None:
+    """A folder as the hub keeps a dataset: two configurations, two splits, Parquet in parts."""
+    pa = pytest.importorskip("pyarrow")
+    write = pytest.importorskip("pyarrow.parquet").write_table
+    parts = {"main/train-00000-of-00002": ROWS[:20], "main/train-00001-of-00002": ROWS[20:40]}
+    parts |= {"main/test-00000-of-00001": ROWS[40:], "hard/train-00000-of-00001": ROWS[:5]}
+    for name, rows in parts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n- config_name: main\n  default: true\n  data_files:\n"
+        "  - split: train\n    path: main/train-*\n  - split: test\n    path: main/test-*\n"
+        "- config_name: hard\n  data_files:\n  - split: train\n    path: hard/train-*\n---\n"
+    )
+
+
 @pytest.fixture(params=["jsonl", "json", "parquet", "hub", "stream"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     """The same rows in every kind of source; hub datasets from a folder on disk."""
@@ -64,8 +84,11 @@ def local_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """`datasets.load_dataset("hub/rows")` reads a local file, through the real library."""
     datasets = pytest.importorskip("datasets")
     real = datasets.load_dataset
+    monkeypatch.setattr("forge_env.datasets.check_hub", lambda dataset: None)
 
     def load(path: str, name: str | None, *, split: str, streaming: bool) -> Any:
+        if Path(path).is_dir():
+            return real(path, name, split=split, streaming=streaming, cache_dir=str(tmp_path / "cache"))
         if path != "hub/rows":
             raise FileNotFoundError(f"Dataset {path!r} doesn't exist on the Hub")
         files = str(tmp_path / "all.jsonl")
@@ -102,6 +125,66 @@ def test_splits_may_be_files_or_the_datasets_own(tmp_path: Path) -> None:
         config = DatasetConfig(path=str(path), splits=splits, columns=COLUMNS, limit=2)
         assert [task.prompt for task in load_tasks(config, "train")] == ["0 + 1?", "1 + 1?"]  # type: ignore[union-attr]
         assert [task.id for task in load_tasks(config, "eval")] == ["eval-0", "eval-1"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_folder_in_the_hubs_layout(streaming: bool, tmp_path: Path) -> None:
+    hub_layout(tmp_path / "gsm")
+    given = {"path": str(tmp_path / "gsm"), "name": "main", "streaming": streaming, "columns": COLUMNS}
+    config = DatasetConfig.model_validate({**given, "splits": {"train": "train", "eval": "test"}})
+    train, held_out = load_tasks(config, "train"), load_tasks(config, "eval")
+    assert [train[index].prompt for index in range(40)] == [row["question"] for row in ROWS[:40]]
+    assert [held_out[index].prompt for index in range(10)] == [row["question"] for row in ROWS[40:]]
+    hard = DatasetConfig.model_validate({**given, "name": "hard", "splits": {"train": "train"}})
+    assert load_tasks(hard, "train")[4].prompt == "4 + 1?"
+    mistakes: list[tuple[dict[str, Any], str]] = [({"name": "soft"}, "soft"), ({"splits": {"train": "tra"}}, "tra")]
+    for wrong, said in mistakes:
+        with pytest.raises(ForgeError, match=f"can't load dataset.*{said}"):
+            load_tasks(DatasetConfig.model_validate({**given, **wrong}), "train")[0]
+
+
+def test_a_stream_can_be_shuffled_by_seed(tmp_path: Path) -> None:
+    hub_layout(tmp_path / "gsm")
+
+    def order(seed: int) -> list[str]:
+        given = {"path": str(tmp_path / "gsm"), "splits": {"train": "train"}, "columns": COLUMNS, "streaming": True}
+        config = DatasetConfig.model_validate({**given, "shuffle_buffer": 30, "shuffle_seed": seed})
+        tasks = load_tasks(config, "train")
+        return [tasks[index].prompt for index in range(40)]
+
+    assert set(order(1)) == {row["question"] for row in ROWS[:40]}
+    assert order(1) == order(1) != order(2)
+    assert order(1) != [row["question"] for row in ROWS[:40]]
+
+
+def test_a_stream_that_breaks_goes_on_where_it_did() -> None:
+    failures = 2
+
+    def source() -> Iterator[fe.Task]:
+        nonlocal failures
+        for number in range(6):
+            if number == 3 and failures:
+                failures -= 1
+                raise InfrastructureError("the connection broke")
+            yield fe.Task(id=str(number), prompt="?")
+
+    tasks = StreamedTasks(source)
+    assert tasks[1].id == "1"
+    for _ in range(2):
+        with pytest.raises(InfrastructureError):
+            tasks[4]
+    assert [tasks[index].id for index in range(8)] == ["0", "1", "2", "3", "4", "5", "0", "1"]
+
+
+def test_a_hub_that_is_out_of_reach_is_said_at_once() -> None:
+    pytest.importorskip("huggingface_hub")
+    environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
+    command = [sys.executable, "-m", "forge_env", "info", "gsm8k", "dataset=openai/gsm8k"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert "can't load dataset 'openai/gsm8k': http://127.0.0.1:9 can't be reached" in done.stderr
+    assert "HF_HUB_OFFLINE=1" in done.stderr
+    assert len(done.stderr.splitlines()) == 2
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
+import pickle
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import forge_env as fe
-from environments.coding_rlvr.rows import checks_of
+from environments.coding_rlvr.rows import _decoded, checks_of
 from forge_env.errors import UsageError
 from forge_env.sandbox import SandboxEngine
 from forge_env.sandbox.engines import load_engine
+from forge_env.validation import Validator
 from tests.environments.coding_rlvr.fake_engine import FakeEngine
 from tests.sandboxes.conftest import require
 
+ROWS = Path(__file__).parent / "rows"
 MBPP = {
     "task_id": 1,
     "text": "Write a function to add two numbers.",
@@ -107,6 +113,33 @@ async def test_live_code_bench_programs_run_in_a_sandbox(tmp_path: Path) -> None
     crash = "```python\nprint(11)\nraise SystemExit(1)\n```"
     async with load_engine("local")(concurrency=1, warm=1) as engine:
         assert await rewards(engine, given, right, wrong, crash) == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("style", ["mbpp", "humaneval", "livecodebench"])
+async def test_every_style_is_sound(style: str) -> None:
+    require("local")
+    given = {"path": str(ROWS / f"{style}.jsonl"), "eval_fraction": 0.0}
+    async with load_engine("local")(concurrency=2, warm=1) as engine:
+
+        def make() -> fe.Environment:
+            return fe.make("coding_rlvr", sandboxes=engine, wall_s=30.0, dataset=given)  # no rows are held out
+
+        checks = [check async for check in Validator(make, num_tasks=3).run()]
+        assert "failed" not in [check.status for check in checks], checks
+        played = {check.name: check.detail for check in checks}["gold solutions score full marks"]
+        count = make().num_tasks("train")
+        assert played == f"{count} of {count}"
+
+
+def test_packed_cases_are_read_and_nothing_is_run() -> None:
+    cases = [{"input": "1", "output": "2"}]
+    packed = base64.b64encode(zlib.compress(pickle.dumps(json.dumps(cases)))).decode()
+    assert _decoded(packed, []) == cases
+    assert _decoded("", []) == _decoded(None, []) == []
+    evil = base64.b64encode(zlib.compress(pickle.dumps(os.getcwd))).decode()
+    for wrong in (evil, "no json", base64.b64encode(b"no zlib").decode(), packed[:-8]):
+        with pytest.raises(UsageError, match="can't be read"):
+            _decoded(wrong, [])
 
 
 def test_what_can_be_judged_outside() -> None:

@@ -94,7 +94,7 @@ async def test_what_the_tools_say_when_it_goes_wrong(engine: SandboxEngine) -> N
         ("python", "x = 1", "[no output]"),
         ("python", "print(1)\n1 / 0", "1\n"),
         ("python", "1 / 0", "ZeroDivisionError"),
-        ("python", "import os; os._exit(3)", "[it ended early]"),
+        ("python", "import os; os._exit(3)", "[exit code 3]"),
     ]:
         argument = {"sql": "query", "python": "code"}[tool]
         observation, _, terminated, truncated, _ = await env.step(call(tool, **{argument: text}))
