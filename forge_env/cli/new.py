@@ -59,6 +59,6 @@ def render(name: str, kind: str, *, openenv: bool = False) -> dict[str, str]:
         # Under src/: beside it, the folder NAME itself would hide the package from programs that start next to it.
         f"src/{name}/__init__.py": fill("init.py.txt"),
         f"src/{name}/environment.py": fill(f"{kind}.py.txt"),
-        f"tests/test_{name}.py": fill("test.py.txt"),
+        f"tests/test_{name}.py": fill("test_sandbox.py.txt" if kind == "sandbox" else "test.py.txt"),
         **(served if openenv else {}),
     }

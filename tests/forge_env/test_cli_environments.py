@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import forge_env as fe
 from forge_env import registry
 from forge_env.cli.main import main
 from forge_env.validation import Check, Validator
 from tests.forge_env.test_rollout import Golden, Tame
+from tests.sandboxes.conftest import require
 
 
 class Sound(Tame, Golden):
@@ -127,8 +129,10 @@ def test_playing_at_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "stopped" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", ["tools", "single"])
+@pytest.mark.parametrize("kind", ["tools", "single", "sandbox"])
 def test_a_new_package_works_at_once(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if kind == "sandbox":
+        require("local")
     assert main(["new", "my_env", "--kind", kind, "--dir", str(tmp_path)]) == 0
     assert "pip install -e" in capsys.readouterr().out
     package = tmp_path / "my_env"
@@ -148,9 +152,27 @@ def test_a_new_package_works_at_once(kind: str, tmp_path: Path, capsys: pytest.C
     assert beside.stdout == "MyEnv\n", beside.stderr
     tested = run("-m", "pytest", "-q", "-p", "no:cacheprovider")
     assert tested.returncode == 0, tested.stdout
-    validated = run("-c", "from forge_env.cli.main import main; raise SystemExit(main(['validate', 'my_env']))")
+    validated = run("-m", "forge_env", "validate", "my_env", "--tasks", "3")
     assert validated.returncode == 0, validated.stdout + validated.stderr
-    assert "ok gold solutions score full marks: 40 of 40" in validated.stdout
+    assert "ok gold solutions score full marks: 6 of 6" in validated.stdout
+    assert "ok API version: 1" in validated.stdout
+
+
+def test_a_new_package_for_openenv_is_served(tmp_path: Path) -> None:
+    testclient = pytest.importorskip("starlette.testclient", reason='NOT RUN: pip install "forge-env[openenv]"')
+    assert main(["new", "my_env", "--openenv", "--dir", str(tmp_path)]) == 0
+    package = tmp_path / "my_env"
+    manifest = yaml.safe_load((package / "openenv.yaml").read_text())
+    assert (manifest["name"], manifest["app"], manifest["spec_version"]) == ("my_env", "my_env.server:app", 1)
+    site = install(package, tmp_path / "site")
+    code = (
+        "from starlette.testclient import TestClient; from my_env.server import app\n"
+        "with TestClient(app) as client: print(client.post('/reset').json()['observation']['messages'][1]['content'])"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(package / "src")])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.startswith("There are "), done.stderr
+    assert testclient
 
 
 def install(package: Path, site: Path) -> Path:
