@@ -75,7 +75,7 @@ def table(results: list[dict[str, Any]]) -> str:
     sync = results[0]
     ideal = max(sync["train_s"], sync["step_s"] - sync["train_s"])
     lines = [
-        "| off-policy steps | s a step | against synchronous | of the ideal | trainer waits | oldest token | discarded |",
+        "| off-policy | s a step | against synchronous | of the ideal | trainer waits | oldest token | discarded |",
         "|---|---|---|---|---|---|---|",
     ]
     for result in results:
