@@ -19,6 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import record, table
 from forge_env.run.curves import merge_rows, time_account
 from forge_env.run.metrics import read_metrics
 
@@ -70,26 +71,21 @@ def read(folder: Path, staleness: int) -> dict[str, Any]:
     }
 
 
-def table(results: list[dict[str, Any]]) -> str:
-    """One Markdown row a degree of asynchrony."""
+def rows_of(results: list[dict[str, Any]]) -> list[list[object]]:
+    """One row a degree of asynchrony, against the first, which is synchronous."""
     sync = results[0]
     ideal = max(sync["train_s"], sync["step_s"] - sync["train_s"])
-    lines = [
-        "| off-policy | s a step | against synchronous | of the ideal | trainer waits | oldest token | discarded |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows: list[list[object]] = []
     for result in results:
         waits = result["account"]["trainer"].get("wait for episodes", 0.0)
-        lines.append(
-            f"| {result['S']} | {result['step_s']:.2f} ± {result['spread']:.2f} "
-            f"| {sync['step_s'] / result['step_s']:.2f}x | {ideal / result['step_s']:.0%} | {waits:.0%} "
-            f"| {result['max_staleness']} | {result['discarded']} |"
-        )
-    return "\n".join(lines)
+        speed = [f"{sync['step_s'] / result['step_s']:.2f}x", f"{ideal / result['step_s']:.0%}", f"{waits:.0%}"]
+        step = f"{result['step_s']:.2f} ± {result['spread']:.2f}"
+        rows.append([result["S"], step, *speed, result["max_staleness"], result["discarded"]])
+    return rows
 
 
 def main() -> None:
-    """Train with each degree, print the table."""
+    """Train with each degree, write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--staleness", type=int, nargs="*", default=[0, 1, 2, 4])
     parser.add_argument("--steps", type=int, default=24)
@@ -101,7 +97,13 @@ def main() -> None:
     for staleness in sorted({0, *args.staleness}):
         folder = train(staleness, args.steps, args.latency, args.seed, args.overrides)
         results.append(read(folder, staleness))
-    print(table(results))
+    columns = ["off-policy", "s a step", "of synchronous", "of the ideal", "trainer waits", "oldest token", "discarded"]
+    lines = table(columns, rows_of(results))
+    print("\n".join(lines))
+    about = (
+        f"Tools wait {args.latency:g} s; {args.steps} steps of 12 groups of 8; one core each for trainer and generator."
+    )
+    record("asynchrony", "Asynchronous against synchronous", "make bench ARGS=asynchrony", [*lines, "", about])
 
 
 if __name__ == "__main__":

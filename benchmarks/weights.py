@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import statistics
 import subprocess
@@ -17,6 +18,7 @@ import sys
 import time
 from typing import Any
 
+from benchmarks.report import record, spread, table
 from trainers.loop.stack import prepare_controller
 
 TENSORS = 46
@@ -79,30 +81,36 @@ async def measure(megabytes: float, repeats: int) -> dict[str, list[float]]:
     return times
 
 
+def measured(megabytes: float, repeats: int) -> dict[str, list[float]]:
+    """`measure` in a process of its own: a store holds one model's layout."""
+    command = [sys.executable, "-m", "benchmarks.weights", "--measure", str(megabytes), "--repeats", str(repeats)]
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    times: dict[str, list[float]] = json.loads(output.splitlines()[-1])
+    return times
+
+
 def main() -> None:
-    """Measure every size, print the table."""
+    """Measure every size, write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=float, nargs="+", default=[3.5, 1024])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--bare", action="store_true", help="rows without the table's head")
+    parser.add_argument("--measure", type=float, help=argparse.SUPPRESS)
     args = parser.parse_args()
     prepare_controller()
-    if not args.bare:
-        print("| size | push ms | pull ms | together | against memcpy | TorchStore tensor by tensor |")
-        print("|---|---|---|---|---|---|", flush=True)
+    if args.measure is not None:
+        print(json.dumps(asyncio.run(measure(args.measure, args.repeats))))
+        return
+    rows = []
     for megabytes in args.megabytes:
-        if len(args.megabytes) > 1:  # a store holds one model's layout, so every size has a process of its own
-            command = [sys.executable, "-m", "benchmarks.weights", "--megabytes", str(megabytes)]
-            command += ["--repeats", str(args.repeats), "--bare"]
-            subprocess.run(command, check=True)
-            continue
-        times = asyncio.run(measure(megabytes, args.repeats))
-        ms = {name: statistics.median(values) * 1e3 for name, values in times.items()}
-        print(
-            f"| {megabytes:g} MB | {ms['push']:.1f} | {ms['pull']:.1f} | {ms['sync']:.1f} | "
-            f"{ms['sync'] / ms['memcpy']:.1f}x | {ms['tensor by tensor']:.1f} |",
-            flush=True,
-        )
+        times = measured(megabytes, args.repeats)
+        ms = {name: [value * 1e3 for value in values] for name, values in times.items()}
+        ratio = statistics.median(ms["sync"]) / statistics.median(ms["memcpy"])
+        ways = [spread(ms[name]) for name in ("push", "pull", "sync", "tensor by tensor", "memcpy")]
+        rows.append([f"{megabytes:g} MB", *ways, f"{ratio:.1f}x"])
+    columns = ["size", "push ms", "pull ms", "together ms", "TorchStore tensor by tensor ms", "memcpy ms", "of memcpy"]
+    lines = table(columns, rows)
+    print("\n".join(lines))
+    record("weights", "Weight sync", "make bench ARGS=weights", lines)
 
 
 if __name__ == "__main__":

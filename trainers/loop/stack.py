@@ -77,6 +77,25 @@ class TrainerHandle:
         return values
 
 
+def engine_arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
+    """vLLM's `EngineArgs` for the generators of a recipe."""
+    section = config.generator
+    return {
+        "model": str(folder),
+        "dtype": config.model.dtype,
+        "max_model_len": config.model.max_length,
+        "max_num_seqs": section.max_num_seqs,
+        "gpu_memory_utilization": section.gpu_memory_utilization,
+        "tensor_parallel_size": section.procs,
+        "enforce_eager": section.enforce_eager,
+        "enable_prefix_caching": True,
+        "scheduling_policy": "priority",
+        "logprobs_mode": "processed_logprobs",
+        "use_tqdm_on_load": False,
+        "seed": config.seed,
+    }
+
+
 class Stack:
     """Weight store, trainer and generators of one run; `async with` starts nothing but guarantees the end."""
 
@@ -150,20 +169,7 @@ class Stack:
 
         config = self._config
         section = config.generator
-        engine_args = {
-            "model": str(folder),
-            "dtype": config.model.dtype,
-            "max_model_len": config.model.max_length,
-            "max_num_seqs": section.max_num_seqs,
-            "gpu_memory_utilization": section.gpu_memory_utilization,
-            "tensor_parallel_size": section.procs,
-            "enforce_eager": section.enforce_eager,
-            "enable_prefix_caching": True,
-            "scheduling_policy": "priority",
-            "logprobs_mode": "processed_logprobs",
-            "use_tqdm_on_load": False,
-            "seed": config.seed,
-        }
+        engine_args = engine_arguments(config, folder)
         process = {"with_gpus": section.with_gpus, "threads": section.threads, "kv_cache_gb": section.kv_cache_gb}
         for replica in range(section.num_replicas):
             actor_class = Generator.options(with_gpus=section.with_gpus, mesh_name=f"generator{replica}")
