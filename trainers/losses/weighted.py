@@ -81,7 +81,7 @@ class SAPOLoss(PolicyLoss):
     def surrogate(self, batch: TokenBatch, log_ratios: torch.Tensor) -> Surrogate:
         """The gated ratio."""
         ratio = log_ratios.exp()
-        tau = torch.where(batch.advantages > 0, self.tau_pos, self.tau_neg).to(ratio.dtype)
+        tau = torch.where(batch.advantages > 0, ratio.new_tensor(self.tau_pos), ratio.new_tensor(self.tau_neg))
         gate = torch.sigmoid(tau * (ratio - 1))
         loss = -4 / tau * gate * batch.advantages
         return Surrogate(loss, ratio, metrics={"gate_mean": mean(4 * gate * (1 - gate))})
