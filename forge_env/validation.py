@@ -11,6 +11,7 @@ from typing import Any, Literal
 from forge_env.environment import API_VERSION, Environment
 from forge_env.errors import ForgeError, UsageError, environment_code
 from forge_env.policies.scripted import GoldPolicy, RandomPolicy, ReplayPolicy
+from forge_env.policies.search import SearchPolicy
 from forge_env.policy import Policy
 from forge_env.rollout import run_episode
 from forge_env.trajectory import Trajectory
@@ -20,6 +21,8 @@ WRONG_ANSWERS = ("I don't know.", "0", "```python\npass\n```")
 SHORTEST_SECRET = 12
 """Hidden texts shorter than this occur by chance and aren't looked for, characters."""
 CONCURRENCY = 8
+MOST_SEARCHES = 16
+"""Episodes in which one task's hidden data is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class Validator:
     def __init__(self, make_env: Callable[[], Environment], *, num_tasks: int = 20, seed: int = 0) -> None:
         self.make_env = make_env
         self.num_tasks = num_tasks
+        self.num_searched = min(num_tasks, 3)
         self.seed = seed
         self.env = make_env()
         self.step_times: list[float] = []
@@ -56,7 +60,7 @@ class Validator:
             yield check
         if not tasks:
             return
-        for check_function in (self._determinism, self._gold, self._wrong, self._random):
+        for check_function in (self._determinism, self._gold, self._wrong, self._random, self._search):
             yield await check_function(tasks)
         yield self._cost()
 
@@ -138,15 +142,30 @@ class Validator:
         return Check("ok", name, f"{1 + len(WRONG_ANSWERS)} answers to {len(tasks)} tasks")
 
     async def _random(self, tasks: Sequence[Task]) -> Check:
-        name = "any output is answered, hidden data stays hidden"
+        name = "any output is answered, and shows no hidden data"
         played = [item for seed in range(3) for item in await self._play(RandomPolicy(), tasks, seed=seed)]
-        by_id = {task.id: task for task in tasks}
-        for trajectory in played:
-            seen = [message for turn in trajectory.turns for message in turn.observation]
-            for where, secret in secrets(by_id[trajectory.task_id]):
-                if any(secret in message.content for message in [*seen, *trajectory.final_observation]):
-                    return Check("failed", name, f"task {trajectory.task_id!r} shows the agent its {where}")
+        if shown := _shown_secret(played, tasks):
+            return Check("failed", name, shown)
         return Check("ok", name, f"{len(played)} episodes of random messages and tool calls")
+
+    async def _search(self, tasks: Sequence[Task]) -> Check:
+        """With every tool that takes a text, look through files, environment and processes."""
+        name = "hidden data can't be found with the tools"
+        tasks = [task for task in tasks if any(True for _ in secrets(task))][: self.num_searched]
+        if not tasks:
+            return Check("note", name, f"no hidden text is as long as {SHORTEST_SECRET} characters")
+        calls = 0
+        for _ in range(MOST_SEARCHES):  # limits end an episode before everything is tried: the next one goes on
+            played = await self._play(SearchPolicy(calls), tasks)
+            if shown := _shown_secret(played, tasks):
+                return Check("failed", name, shown)
+            made = min(sum(len(turn.message.tool_calls) for turn in item.turns) for item in played)
+            calls += made
+            if not made:
+                break
+        if not calls:
+            return Check("ok", name, "there is no tool to look with")
+        return Check("ok", name, f"{calls} calls that look through files, variables and processes")
 
     def _cost(self) -> Check:
         if not self.step_times:
@@ -155,6 +174,17 @@ class Validator:
         middle, high = statistics.median(ordered), ordered[int(0.95 * (len(ordered) - 1))]
         detail = f"median {1000 * middle:.2f} ms, 95 % under {1000 * high:.2f} ms, of {len(ordered)} steps"
         return Check("ok", "cost of a step", detail)
+
+
+def _shown_secret(played: Sequence[Trajectory], tasks: Sequence[Task]) -> str | None:
+    """Which hidden text an agent was shown that had not said it itself, or None."""
+    by_id = {task.id: task for task in tasks}
+    for trajectory in played:
+        seen = [message for turn in trajectory.turns for message in turn.observation]
+        for where, secret in secrets(by_id[trajectory.task_id]):
+            if any(secret in message.content for message in [*seen, *trajectory.final_observation]):
+                return f"task {trajectory.task_id!r} shows the agent its {where}"
+    return None
 
 
 def _task_problems(split: str, tasks: Sequence[Task], again: Sequence[Task]) -> Iterator[str]:

@@ -310,6 +310,8 @@ class LoggingSection(Section):
     """Write TensorBoard events."""
     wandb: bool = False
     """Log to Weights & Biases (honours WANDB_MODE)."""
+    loggers: list[str] = Field(default_factory=list)
+    """Further loggers: names of installed ones (entry points `forge_env.loggers`), or `module:Class`."""
     trajectories: Literal["all", "eval", "none"] = "all"
     """Which trajectories are written to the run folder."""
     timeline: bool = True

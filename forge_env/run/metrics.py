@@ -1,4 +1,8 @@
-"""Where metrics go: metrics.jsonl always, TensorBoard and Weights & Biases as the recipe says."""
+"""Where metrics go: metrics.jsonl always, TensorBoard, Weights & Biases and plug-ins as the recipe says.
+
+A plug-in of the group `forge_env.loggers` is called with the run's folder and recipe, `Logger(folder, config)`, and has
+the methods of `MetricsLogger`.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from forge_env.config.models import RunConfig
-from forge_env.errors import UsageError
+from forge_env.errors import PluginError, UsageError
+from forge_env.plugins import load_plugin
 from forge_env.run.folder import RunFolder
+
+GROUP = "forge_env.loggers"
 
 
 class MetricsLogger(Protocol):
@@ -125,7 +132,10 @@ def check_loggers(config: RunConfig) -> None:
 
     Raises:
         UsageError: one isn't installed, or has nobody to log for.
+        PluginError: one can't be imported, or is no logger.
     """
+    for name in config.logging.loggers:
+        _logger_class(name)
     if config.logging.tensorboard and find_spec("tensorboard") is None:
         raise UsageError(
             "logging.tensorboard is on, but tensorboard isn't installed",
@@ -142,6 +152,14 @@ def check_loggers(config: RunConfig) -> None:
         )
 
 
+def _logger_class(name: str) -> Callable[[RunFolder, RunConfig], MetricsLogger]:
+    found = load_plugin(GROUP, name)
+    if not (callable(found) and hasattr(found, "log") and hasattr(found, "close")):
+        raise PluginError(f"logger {name!r}: {found!r} is no logger", fix="it needs the methods log and close")
+    logger_class: Callable[[RunFolder, RunConfig], MetricsLogger] = found
+    return logger_class
+
+
 def open_loggers(config: RunConfig, folder: RunFolder, clock: Callable[[], float]) -> list[MetricsLogger]:
     """The loggers that the recipe asks for (see `check_loggers`)."""
     loggers: list[MetricsLogger] = [JSONLMetrics(folder.metrics, clock)]
@@ -149,4 +167,5 @@ def open_loggers(config: RunConfig, folder: RunFolder, clock: Callable[[], float
         loggers.append(TensorBoardMetrics(folder.tensorboard))
     if config.logging.wandb:
         loggers.append(WandbMetrics(folder, config))
+    loggers += [_logger_class(name)(folder, config) for name in config.logging.loggers]
     return loggers

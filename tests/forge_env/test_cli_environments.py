@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import yaml
@@ -90,6 +90,19 @@ class Moody(Sound):
         return [fe.Message(role="user", content=f"{task.prompt} #{Moody.count}")]
 
 
+class Careless(Sound):
+    """Keeps the answer where a tool can reach it."""
+
+    def task(self, split: str, index: int) -> fe.Task:
+        task = super().task(split, index)
+        return task.model_copy(update={"data": {**task.data, "key": f"the key of task {index}"}})
+
+    @fe.tool
+    async def look_up(self, kind: int, text: str, mode: Literal["a", "b"] = "a") -> str:
+        """Look something up."""
+        return self.current_task.data["key"] if text == "/" and kind == 1 else "nothing there"
+
+
 class Repeating(Sound):
     def task(self, split: str, index: int) -> fe.Task:
         return super().task(split, 0)
@@ -101,6 +114,7 @@ class Repeating(Sound):
         (Generous, "gives full marks for ''"),
         (WrongGold, "'train-0' scores 0 of 1"),
         (Telling, "shows the agent its data['note']"),
+        (Careless, "task 'train-0' shows the agent its data['key']"),
         (Moody, "shown differently the second time"),
         (Repeating, "two tasks have the id 'train-0'"),
     ],

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forge_env.config import RunConfig
+from forge_env.errors import ForgeError
 from forge_env.run.curves import curve, evaluation_splits, merge_rows, score_curve, time_account
-from forge_env.run.metrics import JSONLMetrics, TensorBoardMetrics, read_metrics
+from forge_env.run.folder import RunFolder
+from forge_env.run.metrics import JSONLMetrics, TensorBoardMetrics, check_loggers, open_loggers, read_metrics
 from forge_env.run.svg import line_chart, number, ticks
 
 
@@ -30,6 +34,38 @@ def test_half_a_line_of_a_killed_run_costs_that_line_only(tmp_path: Path) -> Non
     sink.log(2, {"a": 5.0})
     sink.close()
     assert [(row["step"], row["a"]) for row in read_metrics(path)] == [(1, 1), (2, 5.0)]
+
+
+class Kept:
+    """A logger of a third party."""
+
+    rows: list[tuple[int, dict[str, float]]] = []
+
+    def __init__(self, folder: RunFolder, config: RunConfig) -> None:
+        self.name = config.environment.name
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.rows.append((step, dict(metrics)))
+
+    def close(self) -> None:
+        self.rows.clear()
+
+
+def test_loggers_are_plugins(config: RunConfig, folder: RunFolder) -> None:
+    folder.root.mkdir(parents=True)
+    config.logging.tensorboard = False
+    config.logging.loggers = ["tests.run.test_metrics:Kept"]
+    check_loggers(config)
+    loggers = open_loggers(config, folder, lambda: 0.0)
+    for logger in loggers:
+        logger.log(1, {"a": 2.0})
+    assert Kept.rows == [(1, {"a": 2.0})]
+    for logger in loggers:
+        logger.close()
+    for wrong, said in [("nothing", "no logger 'nothing'"), ("json:dumps", "is no logger"), ("nowhere:X", "nowhere")]:
+        config.logging.loggers = [wrong]
+        with pytest.raises(ForgeError, match=said):
+            check_loggers(config)
 
 
 def test_a_missing_file_has_no_rows(tmp_path: Path) -> None:
