@@ -107,7 +107,7 @@ class ModelSection(Section):
 
 
 class OptimizerSection(Section):
-    """AdamW with linear warm-up and linear decay; `muon` for hidden matrices on request."""
+    """AdamW with linear warm-up and a decay; `muon` for hidden matrices on request."""
 
     lr: Annotated[float, Field(gt=0)] = 3e-4
     """Peak learning rate of AdamW."""
@@ -121,8 +121,10 @@ class OptimizerSection(Section):
     """Decoupled weight decay; with Muon, of the hidden matrices only."""
     warmup_steps: NonNegative = 5
     """Steps of linear warm-up."""
+    schedule: Literal["linear", "cosine", "sqrt", "constant"] = "linear"
+    """Shape of the decay from the peak to the rate at the end; `constant`: none after the warm-up."""
     decay_start: Fraction = 0.5
-    """Fraction of the run after which the rate decays linearly."""
+    """Fraction of the run after which the rate decays."""
     min_lr_ratio: Fraction = 0.1
     """Rate at the end, as a fraction of the peak."""
     max_norm: Annotated[float, Field(gt=0)] = 1.0
@@ -167,11 +169,36 @@ class GeneratorSection(Section):
     """After new weights, compute keys and values of requests in flight anew; off: keep them, which costs nothing."""
 
 
+class ParallelismSection(Section):
+    """How the trainer's processes share the work; the product of the degrees is `trainer.procs`."""
+
+    data_parallel_shard_degree: int = -1
+    """Processes among which the batch, the weights and the optimizer's state are split (FSDP); -1: the rest."""
+    tensor_parallel_degree: Positive = 1
+    """Processes that split every weight matrix, with the same part of the batch."""
+    context_parallel_degree: Positive = 1
+    """Processes that split every sequence."""
+    pipeline_parallel_degree: Positive = 1
+    """Processes that split the layers among them."""
+
+    @model_validator(mode="after")
+    def _degrees(self) -> ParallelismSection:
+        if self.data_parallel_shard_degree < 1 and self.data_parallel_shard_degree != -1:
+            raise ValueError("data_parallel_shard_degree must be at least 1, or -1 for all processes that are left")
+        return self
+
+
 class TrainerSection(Section):
     """TorchTitan, in processes of its own."""
 
     procs: Positive = 1
-    """Processes (data-parallel ranks)."""
+    """Processes; `parallelism` says how they share the work."""
+    parallelism: ParallelismSection = ParallelismSection()
+    """How they share it; by default each has its part of the batch and of the weights (FSDP)."""
+    activation_checkpoint: Literal["none", "selective", "full"] = "none"
+    """Activations computed again in the backward pass instead of kept: the cheap ones, or all. Saves memory."""
+    compile: bool = False
+    """Compile the transformer blocks (GPU): minutes of start-up, faster steps."""
     with_gpus: bool = False
     """One GPU per process."""
     threads: Positive = 1
@@ -179,9 +206,24 @@ class TrainerSection(Section):
     optimizer: OptimizerSection = OptimizerSection()
     """Optimizer of the RL phase."""
     microbatch_tokens: Positive = 8192
-    """Padded tokens in one forward-backward pass."""
+    """Tokens in one forward-backward pass, padding included."""
     minibatches: Positive = 1
     """Optimizer updates made from one batch of groups."""
+
+    @model_validator(mode="after")
+    def _processes(self) -> TrainerSection:
+        degrees = self.parallelism.model_dump()
+        product = 1
+        for degree in degrees.values():
+            product *= max(degree, 1)
+        free = self.parallelism.data_parallel_shard_degree == -1
+        if self.procs != product and not (free and self.procs % product == 0):
+            stated = ", ".join(f"{name}={degree}" for name, degree in degrees.items() if degree != 1)
+            raise ValueError(
+                f"the product of parallelism's degrees ({stated}) must be procs={self.procs}: "
+                f"use trainer.procs={product}, or other degrees"
+            )
+        return self
 
 
 class LossSection(Section):

@@ -11,7 +11,8 @@ torch = pytest.importorskip("torch")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from trainers.titan.batch import TokenSequence, collate, microbatches, split  # noqa: E402
+from trainers.titan.batch import TokenSequence, collate  # noqa: E402
+from trainers.titan.packing import Budget, cost, plan, shares, split  # noqa: E402
 from trainers.weights.flat import Layout  # noqa: E402
 
 pytestmark = pytest.mark.stack
@@ -25,17 +26,57 @@ def sequence(length: int, first: int = 0) -> TokenSequence:
     return TokenSequence(ids, [False] + [True] * (length - 1), [-float(token) for token in ids], advantage=float(first))
 
 
-@settings(max_examples=60, deadline=None)
-@given(lengths=lengths, budget=st.integers(16, 400))
-def test_microbatches_keep_every_target_and_the_budget(lengths: list[int], budget: int) -> None:
+@settings(max_examples=80, deadline=None)
+@given(lengths=lengths, budget=st.integers(16, 400), packed=st.booleans(), ranks=st.integers(1, 4))
+def test_a_plan_keeps_every_target_and_the_budget(lengths: list[int], budget: int, packed: bool, ranks: int) -> None:
     sequences = [sequence(length, 100 * index) for index, length in enumerate(lengths)]
-    batches = list(microbatches(sequences, budget, CPU))
-    assert sum(len(batch.target_ids) for batch in batches) == sum(item.num_targets for item in sequences)
-    for batch in batches:
-        assert batch.tokens.numel() <= budget or batch.tokens.shape[0] == 1
+    chunks = plan(sequences, Budget(budget, packed), ranks=ranks)
+    assert len({len(share) for share in chunks}) == 1, "ranks must make the same number of passes"
+    kept = [item for share in chunks for chunk in share for item in chunk]
+    assert sorted(map(id, kept)) == sorted(map(id, sequences))
+    for chunk in (chunk for share in chunks for chunk in share if chunk):
+        batch = collate(chunk, CPU, packed=packed)
+        assert batch.tokens.numel() <= budget or len(chunk) == 1
+        assert len(batch.target_ids) == sum(item.num_targets for item in chunk)
         # Token ids were chosen so that log-prob and advantage can be told from the id.
         assert torch.equal(batch.behavior_logprobs, -batch.target_ids.float())
         assert torch.equal(batch.advantages, (batch.target_ids // 100 * 100).float())
+        assert torch.equal(batch.tokens.flatten()[batch.predictors] + 1, batch.target_ids)
+        assert torch.equal(batch.positions.flatten()[batch.predictors] + 1, batch.target_ids % 100)
+
+
+@settings(max_examples=50, deadline=None)
+@given(lengths=lengths, ranks=st.integers(1, 5), quadratic=st.sampled_from([0.0, 0.01, 1.0]))
+def test_shares_differ_by_no_more_than_one_sequence(lengths: list[int], ranks: int, quadratic: float) -> None:
+    costs = [
+        sum(cost(len(item.token_ids), quadratic) for item in share)
+        for share in shares([sequence(length) for length in lengths], ranks, quadratic)
+    ]
+    assert max(costs) - min(costs) <= cost(max(lengths), quadratic) + 1e-9
+
+
+@settings(max_examples=30, deadline=None)
+@given(lengths=lengths, multiple=st.integers(1, 8))
+def test_a_packed_row_has_no_padding_but_to_its_multiple(lengths: list[int], multiple: int) -> None:
+    batch = collate([sequence(length) for length in lengths], CPU, packed=True, multiple=multiple)
+    assert batch.tokens.shape[0] == 1
+    assert batch.tokens.shape[1] % multiple == 0
+    assert batch.tokens.shape[1] - sum(lengths) < multiple
+    assert batch.layout is not None
+    grid = batch.positions[0][batch.layout.take].view(batch.layout.rows, batch.layout.width)
+    for row, length in zip(grid, lengths, strict=False):
+        assert row[:length].tolist() == list(range(length))
+
+
+def test_long_and_short_sequences_in_a_row_leave_no_padding() -> None:
+    rng = random.Random(0)
+    sequences = [sequence(rng.choice([20, 60, 90])) for _ in range(100)]
+    padded, packed = (
+        [collate(chunk, CPU, packed=packed) for chunk in plan(sequences, Budget(2048, packed))[0]]
+        for packed in (False, True)
+    )
+    assert max(batch.padding for batch in packed) == 0
+    assert max(batch.padding for batch in padded) > 0
 
 
 def test_a_first_token_is_never_a_target() -> None:

@@ -41,7 +41,18 @@ def test_bundled_recipes_are_sound(recipe: str) -> None:
 @pytest.mark.parametrize(
     ("override", "message", "fix"),
     [
-        ("trainer.procs=2", "trainer.procs=2", "use trainer.procs=1"),
+        ("generator.procs=2", "generator.procs=2", "use generator.procs=1"),
+        ("trainer.compile=true", "trainer.compile is for GPUs", "trainer.with_gpus=true"),
+        (
+            "trainer={procs: 2, parallelism: {pipeline_parallel_degree: 2}}",
+            "pipelines take microbatches of one shape",
+            "data_parallel_shard_degree",
+        ),
+        (
+            "trainer={procs: 4, parallelism: {tensor_parallel_degree: 4}}",
+            "tensor_parallel_degree=4 does not divide the model's num_key_value_heads (2)",
+            "use a divisor",
+        ),
         ("model.path=Qwen/Qwen3-0.6B", "warmup is for a model built here", "warmup=null"),
         ("model.path=./nowhere", "there is no folder './nowhere'", "checkpoint folder"),
         ("model.renderer=qwen33", "No renderer config registered", "model.renderer=qwen3"),

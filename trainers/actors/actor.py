@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from monarch.actor import Actor, concurrent_endpoint, endpoint
+from monarch.actor import Actor, concurrent_endpoint, current_rank, endpoint
 
 from trainers.actors.processes import start_processes
 
-__all__ = ["ForgeActor", "concurrent_endpoint", "endpoint"]
+__all__ = ["ForgeActor", "concurrent_endpoint", "endpoint", "own_rank"]
 
 # Libraries whose start-up chatter would otherwise appear in every run's log.
 QUIET = {"TQDM_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore"}
+
+
+def own_rank() -> int:
+    """The number of this process among those that the endpoint under way was called on."""
+    return int(current_rank().rank)
 
 
 class ForgeActor(Actor):  # type: ignore[misc]

@@ -16,3 +16,9 @@ async def result(call: Awaitable[Any]) -> Any:
         if isinstance(error.exception, Exception):
             raise error.exception from error
         raise  # a task cancelled there is no cancellation here
+
+
+async def agreed(call: Awaitable[Any]) -> Any:
+    """What all ranks of one actor return alike, of which the first's is taken; errors as in `result`."""
+    _, value = next(iter((await result(call)).items()))
+    return value

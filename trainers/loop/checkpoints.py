@@ -15,7 +15,8 @@ from forge_env.machine import cache_dir
 from forge_env.run import Run
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.checks import TINY, warms_up
-from trainers.loop.stack import Stack, TrainerHandle
+from trainers.loop.stack import Stack
+from trainers.loop.trainer import TrainerHandle
 from trainers.loop.warmup import cache_key, warm_up
 from trainers.model.chat import Chat, FolderTokenizer
 from trainers.model.folder import check_folder, local_folder

@@ -6,7 +6,7 @@ import forge_env as fe
 from forge_env.config.models import RunConfig
 from forge_env.environment import Environment
 from forge_env.errors import UsageError, did_you_mean
-from trainers.model.folder import check_folder, local_folder
+from trainers.model.folder import check_folder, check_heads, local_folder, read_hf_config
 
 TINY = "tiny"
 
@@ -19,6 +19,7 @@ def check(config: RunConfig) -> None:
     """
     check_processes(config)
     check_model(config)
+    check_parallelism(config)
     check_environment(config)
     check_renderer(config)
     check_loss(config)
@@ -38,14 +39,34 @@ def check_loss(config: RunConfig) -> None:
 
 
 def check_processes(config: RunConfig) -> None:
-    """Refuse what the actors can't do yet."""
-    for name in ("trainer", "generator"):
-        procs = getattr(config, name).procs
-        if procs != 1:
-            raise UsageError(
-                f"{name}.procs={procs}: one {name} over several processes is not supported yet",
-                fix=f"use {name}.procs=1" + (" and generator.num_replicas" if name == "generator" else ""),
-            )
+    """Refuse what the actors can't do."""
+    procs = config.generator.procs
+    if procs != 1:
+        raise UsageError(
+            f"generator.procs={procs}: one generator over several processes is not supported yet",
+            fix="use generator.procs=1 and generator.num_replicas",
+        )
+
+
+def check_parallelism(config: RunConfig) -> None:
+    """The trainer's processes can share the work as the recipe says."""
+    section = config.trainer
+    dims = section.parallelism
+    if section.compile and not section.with_gpus:
+        raise UsageError("trainer.compile is for GPUs", fix="use trainer.compile=false, or trainer.with_gpus=true")
+    if dims.pipeline_parallel_degree > 1:
+        raise UsageError(
+            "trainer.parallelism.pipeline_parallel_degree: TorchTitan's pipelines take microbatches of one shape and "
+            "untied embeddings, and rollouts have neither",
+            fix="use data_parallel_shard_degree or tensor_parallel_degree instead",
+        )
+    shape = config.model.tiny
+    folder = None if config.model.path == TINY else local_folder(config.model.path)
+    if config.model.path == TINY:
+        hf = {"num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads}
+        check_heads(hf, dims.tensor_parallel_degree)
+    elif folder is not None:
+        check_heads(read_hf_config(folder), dims.tensor_parallel_degree)
 
 
 def warms_up(config: RunConfig) -> bool:

@@ -17,9 +17,9 @@ from trainers.loop.checkpoints import Checkpoints
 from trainers.loop.evaluation import Evaluator, Score
 from trainers.loop.metrics import Totals, batch_metrics, named
 from trainers.loop.rollouts import MakeEnvironment, Rollouts
-from trainers.loop.stack import TrainerHandle
 from trainers.loop.status import Status
 from trainers.loop.stopping import unless_stopped
+from trainers.loop.trainer import TrainerHandle
 from trainers.losses.load import make_loss
 from trainers.model.chat import Chat, FolderTokenizer
 

@@ -8,10 +8,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from forge_env.config.models import OptimizerSection, RunConfig
+from forge_env.config.models import RunConfig
 from trainers.actors.remote import result
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.reference import Reference
+from trainers.loop.trainer import TrainerHandle
 
 logger = logging.getLogger(__name__)
 
@@ -32,49 +33,6 @@ def prepare_controller() -> None:
     """Set what libraries read at import; call it before any of them is imported."""
     for name, value in PROCESS_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-
-
-class TrainerHandle:
-    """The trainer's endpoints as methods."""
-
-    def __init__(self, actor: Any, folder: Path) -> None:
-        self._actor = actor
-        self.folder = folder
-        self.reference: Reference | None = None
-
-    async def configure(self, optimizer: OptimizerSection, **options: Any) -> None:
-        """Begin a phase of training (see `TitanTrainer.configure`)."""
-        await result(self._actor.configure.call(optimizer, **options))
-
-    async def train_step(self, sequences: list[Any]) -> dict[str, float]:
-        """Update the weights from one batch, to which the reference model has its say first."""
-        scoring = {} if self.reference is None else await self.reference.attach(sequences)
-        metrics: dict[str, float] = await result(self._actor.train_step.call_one(sequences))
-        return metrics | scoring
-
-    async def push_weights(self, version: int) -> dict[str, float]:
-        """Publish the weights; a lagging reference model may become this version."""
-        metrics: dict[str, float] = await result(self._actor.push_weights.call_one(version))
-        if self.reference is not None:
-            await self.reference.follow(version)
-        return metrics
-
-    async def save(self, folder: str) -> None:
-        """Write weights and training state."""
-        await result(self._actor.save.call(folder))
-
-    async def load(self, folder: str) -> None:
-        """Read what `save` wrote."""
-        await result(self._actor.load.call(folder))
-
-    async def save_model(self, folder: str) -> None:
-        """Write a Hugging Face folder."""
-        await result(self._actor.save_model.call(folder))
-
-    async def logprobs(self, sequences: list[Any]) -> list[list[float]]:
-        """Log-probabilities of target tokens under the current weights."""
-        values: list[list[float]] = await result(self._actor.logprobs.call_one(sequences))
-        return values
 
 
 def engine_arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
@@ -137,6 +95,9 @@ class Stack:
             with_gpus=section.with_gpus,
             seed=config.seed,
             dtype=config.model.dtype,
+            parallelism=section.parallelism,
+            activation_checkpoint=section.activation_checkpoint,
+            compile=section.compile,
         )
         self._trainers.append(actor)
         await result(actor.setup.call())

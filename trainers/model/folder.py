@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -104,3 +104,17 @@ def check_folder(folder: Path, max_length: int) -> None:
                 pass
         except (SafetensorError, OSError) as error:
             raise UsageError(f"{file} is damaged: {error}", fix="fetch the checkpoint again") from error
+
+
+def check_heads(hf: Mapping[str, Any], degree: int) -> None:
+    """Every tensor-parallel process has the same number of heads.
+
+    Raises:
+        UsageError: it can't be.
+    """
+    for key in ("num_attention_heads", "num_key_value_heads"):
+        if hf[key] % degree:
+            raise UsageError(
+                f"trainer.parallelism.tensor_parallel_degree={degree} does not divide the model's {key} ({hf[key]})",
+                fix="use a divisor, and data_parallel_shard_degree for the other processes",
+            )

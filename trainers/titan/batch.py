@@ -1,14 +1,15 @@
-"""What is trained on: token sequences, and how they are packed into padded microbatches."""
+"""What is trained on: token sequences, and microbatches of them."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 
 from forge_env.trajectory import Segment
+from trainers.titan.layout import PackedLayout
 
 
 @dataclass(slots=True)
@@ -53,21 +54,27 @@ class TokenSequence:
 
 @dataclass(slots=True)
 class Microbatch:
-    """Right-padded rows and, flat over their N target tokens, what the loss needs.
+    """Rows of tokens and, flat over their N target tokens, what the loss needs.
+
+    Either one sequence a row, padded on the right, or packed: one row with all sequences, one after another.
 
     Attributes:
         tokens: [B, T] int64.
-        target_mask: positions whose *next* token is a target, [B, T - 1] bool.
+        positions: of each token in its sequence, [B, T] int64.
+        layout: where the sequences of a packed row begin and end; None for one sequence a row.
+        predictors: for each target the index of the token before it, which predicts it, in the flattened rows, [N].
         target_ids: the target tokens, [N] int64.
         behavior_logprobs: their log-probabilities when sampled, [N] float32.
         advantages: [N] float32.
-        sequence_ids: which row each target belongs to, [N] int64.
-        padding: share of padded tokens.
+        sequence_ids: which sequence each target belongs to, [N] int64.
+        padding: share of the tokens that is padding.
         ref_logprobs: log-probabilities under the reference model, [N] float32; None without one.
     """
 
     tokens: torch.Tensor
-    target_mask: torch.Tensor
+    positions: torch.Tensor
+    layout: PackedLayout | None
+    predictors: torch.Tensor
     target_ids: torch.Tensor
     behavior_logprobs: torch.Tensor
     advantages: torch.Tensor
@@ -76,51 +83,55 @@ class Microbatch:
     ref_logprobs: torch.Tensor | None = None
 
 
-def collate(sequences: Sequence[TokenSequence], device: torch.device) -> Microbatch:
-    """Pad `sequences` on the right into one microbatch."""
-    rows, width = len(sequences), max(len(sequence.token_ids) for sequence in sequences)
-    tokens = torch.zeros(rows, width, dtype=torch.long)
-    mask = torch.zeros(rows, width, dtype=torch.bool)
-    logprobs = torch.zeros(rows, width)
-    advantages = torch.zeros(rows, width)
-    reference = torch.zeros(rows, width) if sequences[0].ref_logprobs is not None else None
-    for row, sequence in enumerate(sequences):
-        length = len(sequence.token_ids)
-        tokens[row, :length] = torch.tensor(sequence.token_ids)
-        mask[row, :length] = torch.tensor(sequence.mask)
+def collate(
+    sequences: Sequence[TokenSequence], device: torch.device, *, packed: bool = False, multiple: int = 1
+) -> Microbatch:
+    """One microbatch of `sequences`: a row each, padded to the longest, or packed into one row.
+
+    Args:
+        multiple: the row length is a multiple of this (packed only); the filler is a sequence without targets.
+    """
+    lengths = [len(sequence.token_ids) for sequence in sequences]
+    used = sum(lengths)
+    if packed:
+        filler = -used % multiple
+        sizes = [*lengths, *([filler] if filler else [])]
+        starts = [0, *accumulate(lengths[:-1])]
+        tokens = torch.zeros(1, used + filler, dtype=torch.long)
+        positions = torch.cat([torch.arange(size) for size in sizes])[None]
+        layout = PackedLayout.of(sizes, device)
+    else:
+        width = max(lengths)
+        starts = [row * width for row in range(len(lengths))]
+        tokens = torch.zeros(len(lengths), width, dtype=torch.long)
+        positions = torch.arange(width).expand(tokens.shape)
+        layout = None
+    flat = tokens.view(-1)
+    mask = torch.zeros(flat.shape, dtype=torch.bool)
+    values = torch.zeros(
+        4, len(flat)
+    )  # log-probability, advantage, number of the sequence, reference's log-probability
+    for number, (sequence, start) in enumerate(zip(sequences, starts, strict=True)):
+        end = start + lengths[number]
+        flat[start:end] = torch.tensor(sequence.token_ids)
+        mask[start:end] = torch.tensor(sequence.mask)
+        mask[start] = False  # the first token has no prediction
         if sequence.logprobs:
-            logprobs[row, :length] = torch.tensor(sequence.logprobs)
-        advantages[row, :length] = sequence.advantage
-        if reference is not None:
-            reference[row, :length] = torch.tensor(sequence.ref_logprobs)
-    mask[:, 0] = False  # the first token has no prediction
-    target = mask[:, 1:]
-    used = sum(len(sequence.token_ids) for sequence in sequences)
+            values[0, start:end] = torch.tensor(sequence.logprobs)
+        values[1, start:end] = sequence.advantage
+        values[2, start:end] = number
+        if sequence.ref_logprobs is not None:
+            values[3, start:end] = torch.tensor(sequence.ref_logprobs)
+    targets = mask.nonzero()[:, 0]
     return Microbatch(
         tokens=tokens.to(device),
-        target_mask=target.to(device),
-        target_ids=tokens[:, 1:][target].to(device),
-        behavior_logprobs=logprobs[:, 1:][target].to(device),
-        advantages=advantages[:, 1:][target].to(device),
-        sequence_ids=target.nonzero()[:, 0].to(device),
-        padding=1 - used / (rows * width),
-        ref_logprobs=None if reference is None else reference[:, 1:][target].to(device),
+        positions=positions.to(device),
+        layout=layout,
+        predictors=(targets - 1).to(device),
+        target_ids=flat[targets].to(device),
+        behavior_logprobs=values[0, targets].to(device),
+        advantages=values[1, targets].to(device),
+        sequence_ids=values[2, targets].long().to(device),
+        padding=1 - used / len(flat),
+        ref_logprobs=None if sequences[0].ref_logprobs is None else values[3, targets].to(device),
     )
-
-
-def microbatches(sequences: Sequence[TokenSequence], max_tokens: int, device: torch.device) -> Iterator[Microbatch]:
-    """Split into microbatches of at most `max_tokens` padded tokens, similar lengths together."""
-    ordered = sorted(sequences, key=lambda sequence: len(sequence.token_ids), reverse=True)
-    start = 0
-    while start < len(ordered):
-        rows = max(1, max_tokens // len(ordered[start].token_ids))
-        yield collate(ordered[start : start + rows], device)
-        start += rows
-
-
-def split(sequences: Sequence[TokenSequence], parts: int, rng: random.Random) -> list[list[TokenSequence]]:
-    """A random partition into `parts` minibatches of nearly equal size, none empty."""
-    shuffled = list(sequences)
-    rng.shuffle(shuffled)
-    parts = min(parts, len(shuffled))
-    return [shuffled[part::parts] for part in range(parts)]

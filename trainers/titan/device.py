@@ -15,20 +15,33 @@ class Device:
         type: torch device type.
         optimizer_implementation: TorchTitan's optimizer implementation.
         backend: torch.distributed backend.
+        side_by_side: threads run whole microbatches side by side instead of working on the same operation.
+        packed: sequences share rows, instead of one padded row each.
     """
 
     type: str
     optimizer_implementation: str
     backend: str
+    side_by_side: bool
+    packed: bool
 
     @property
     def torch(self) -> torch.device:
         """The torch device."""
         return torch.device(self.type)
 
+    @property
+    def peak_flops(self) -> float | None:
+        """Floating-point operations a second that the hardware is sold with (bfloat16), or None for a CPU."""
+        if self.type == "cpu":
+            return None
+        from torchtitan.tools.utils import get_peak_flops
 
-CPU = Device("cpu", "foreach", "gloo")
-GPU = Device("cuda", "fused", "nccl")
+        return float(get_peak_flops(torch.cuda.get_device_name()))
+
+
+CPU = Device("cpu", "foreach", "gloo", side_by_side=True, packed=False)
+GPU = Device("cuda", "fused", "nccl", side_by_side=False, packed=True)
 
 
 def use_device(with_gpus: bool) -> Device:
@@ -36,10 +49,12 @@ def use_device(with_gpus: bool) -> Device:
     device = GPU if with_gpus else CPU
     if device is CPU:
         torch.set_num_threads(1)  # `TitanEngine` runs whole microbatches side by side instead
+        import torchtitan.distributed.parallel_dims as parallel_dims
         import torchtitan.distributed.utils as distributed
         from torchtitan.tools import utils
 
         for module in (utils, distributed):
             module.device_type = "cpu"
             module.device_module = torch.cpu
+        parallel_dims.device_type = "cpu"
     return device

@@ -8,22 +8,29 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from pathlib import Path
-from typing import Any
 
 import torch
+from torchtitan.distributed.utils import clip_grad_norm_
 
 from forge_env.config.models import OptimizerSection
 from trainers.losses import metrics as figures
 from trainers.losses.primitives import mean, token_logprobs_and_entropy
 from trainers.losses.types import Loss, TokenBatch, needs
-from trainers.titan.batch import Microbatch, TokenSequence, microbatches, split
+from trainers.titan import checkpoint
+from trainers.titan.batch import Microbatch, TokenSequence, collate
 from trainers.titan.device import Device
+from trainers.titan.flops import Throughput
 from trainers.titan.model import TitanModel
 from trainers.titan.optimizer import build_optimizer, build_schedule
+from trainers.titan.packing import Budget, plan, split
 
 
 class TitanEngine:
-    """A model with its optimizer and schedule; `train` makes one or more updates from a batch of sequences."""
+    """A model with its optimizer and schedule; `train` makes one or more updates from a batch of sequences.
+
+    With several ranks each has an engine, is given the whole batch, and works on its own share of it: every method
+    is a collective. Gradients, metrics and weights come out as those of one rank.
+    """
 
     def __init__(
         self,
@@ -40,34 +47,35 @@ class TitanEngine:
         self.model = model
         self.section = section
         self.device = device
-        self.microbatch_tokens = microbatch_tokens
+        self.budget = Budget(microbatch_tokens, device.packed or not model.ranks.alone)
         self.temperature = temperature
         self.threads = threads
         self.optimizer = build_optimizer(model.module, section, device)
         self.schedule = build_schedule(self.optimizer, section, steps)
-        self._rng = random.Random(seed)
+        self.throughput = Throughput(model, device)
+        self.rng = random.Random(seed)
         self.updates = 0
+        self.accumulated = 0
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether threads run microbatches side by side; not over ranks, whose passes meet in collectives."""
+        return self.threads > 1 and self.device.side_by_side and self.model.ranks.alone
 
     def train(self, sequences: Sequence[TokenSequence], loss: Loss, *, minibatches: int = 1) -> dict[str, float]:
         """Update the weights `minibatches` times from one batch; returns means over its target tokens."""
         started = time.perf_counter()
         totals: dict[str, float] = {}
-        parts = split(sequences, minibatches, self._rng)
+        parts = split(sequences, minibatches, self.rng)
         proximal = self._proximal(parts, loss)
         for part, logprobs in zip(parts, proximal, strict=True):
-            metrics = self._accumulate(part, loss, logprobs)
+            metrics = self.forward_backward(part, loss, logprobs)
             metrics["grad_norm"] = self.optim_step()
             figures.add(totals, figures.share_of(metrics, 1 / len(parts)))
         self.schedule.step()
-        tokens = sum(len(sequence.token_ids) for sequence in sequences)
         elapsed = time.perf_counter() - started
-        return {
-            **totals,
-            "tokens": tokens,
-            "tokens_per_s": tokens / elapsed,
-            "train_s": elapsed,
-            **self.learning_rate(),
-        }
+        lengths = [len(sequence.token_ids) for sequence in sequences]
+        return {**totals, **self.throughput.metrics(lengths, elapsed), "train_s": elapsed, **self.learning_rate()}
 
     def _proximal(self, parts: Sequence[Sequence[TokenSequence]], loss: Loss) -> list[list[torch.Tensor] | None]:
         """For each minibatch, what its microbatches' target tokens had as log-probabilities before the first update.
@@ -82,20 +90,35 @@ class TitanEngine:
     def _logprobs(self, batch: Microbatch) -> torch.Tensor:
         return self.forward(batch, total_tokens=1, total_sequences=1).logprobs
 
-    def _accumulate(
+    def forward_backward(
         self, part: Sequence[TokenSequence], loss: Loss, proximal: Sequence[torch.Tensor] | None = None
     ) -> dict[str, float]:
-        """Gradients of one minibatch, microbatch by microbatch; returns means over its target tokens."""
+        """Add the gradients of one minibatch, microbatch by microbatch; returns means over its target tokens."""
         totals: dict[str, float] = {}
         for metrics in self._passes(part, loss, sum(sequence.num_targets for sequence in part), proximal):
             figures.add(totals, metrics)
-        return totals
+            self.accumulated += 1
+        return self.model.ranks.together(totals)
 
     def _microbatches(self, part: Sequence[TokenSequence]) -> Iterator[Microbatch]:
-        """The microbatches of a minibatch, the same ones every time; with several threads, some for each."""
-        total = sum(len(sequence.token_ids) for sequence in part)
-        limit = self.microbatch_tokens if self.threads == 1 else min(self.microbatch_tokens, -(-total // self.threads))
-        return microbatches(part, limit, self.device.torch)
+        """This rank's microbatches of a minibatch, the same ones every time; with several threads, some for each.
+
+        Where a rank has none left, a sequence without targets keeps up the count.
+        """
+        ranks = self.model.ranks
+        chunks = plan(
+            part,
+            self.budget,
+            ranks=ranks.data_degree,
+            at_least=self.threads if self.side_by_side else 1,
+            quadratic=self.model.quadratic_cost,
+        )
+        for chunk in chunks[ranks.data_rank]:
+            rows = chunk or [TokenSequence([0, 0], [False, False])]
+            yield self._collate(rows)
+
+    def _collate(self, rows: Sequence[TokenSequence]) -> Microbatch:
+        return collate(rows, self.device.torch, packed=self.budget.packed, multiple=self.model.ranks.row_multiple)
 
     def _passes(
         self, part: Sequence[TokenSequence], loss: Loss, targets: int, proximal: Sequence[torch.Tensor] | None
@@ -112,6 +135,8 @@ class TitanEngine:
                 batch, total_tokens=targets, total_sequences=len(part), entropy_gradient=entropy_gradient
             )
             tokens.proximal_logprobs = before
+            if not len(batch.target_ids):  # nothing to learn, but all ranks make the same passes
+                return 0.0 * tokens.logprobs.sum(), {}
             output = loss(tokens)
             share = len(batch.target_ids) / max(targets, 1)
             means = {"entropy": mean(tokens.entropy), **{f"loss/{name}": v for name, v in output.metrics.items()}}
@@ -119,7 +144,7 @@ class TitanEngine:
             return output.loss, {"loss": output.loss.item(), **metrics}
 
         work = zip(self._microbatches(part), proximal or repeat(None), strict=False)
-        if self.threads == 1:
+        if not self.side_by_side:
             for batch, before in work:
                 value, metrics = forward(batch, before)
                 value.backward()  # type: ignore[no-untyped-call]
@@ -143,8 +168,7 @@ class TitanEngine:
         self, batch: Microbatch, *, total_tokens: int, total_sequences: int, entropy_gradient: bool = False
     ) -> TokenBatch:
         """Log-probabilities and entropy of a microbatch's target tokens."""
-        hidden = self.model.hidden(batch.tokens)[:, :-1][batch.target_mask]
-        logits = self.model.logits(hidden) / self.temperature
+        logits = self.model.logits(batch) / self.temperature
         logprobs, entropy = token_logprobs_and_entropy(logits, batch.target_ids, entropy_gradient=entropy_gradient)
         return TokenBatch(
             logprobs=logprobs,
@@ -159,11 +183,16 @@ class TitanEngine:
 
     def optim_step(self) -> float:
         """Clip the gradients, update the weights, clear the gradients; returns the norm before clipping."""
-        norm = torch.nn.utils.clip_grad_norm_(self.model.module.parameters(), self.section.max_norm)
+        norm = clip_grad_norm_(self.model.module.parameters(), self.section.max_norm)
         self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.clear_gradients()
         self.updates += 1
         return float(norm)
+
+    def clear_gradients(self) -> None:
+        """Forget what `forward_backward` has added up."""
+        self.optimizer.zero_grad()
+        self.accumulated = 0
 
     def learning_rate(self) -> dict[str, float]:
         """The current learning rate of the first optimizer."""
@@ -174,37 +203,14 @@ class TitanEngine:
         """Log-probabilities of each sequence's target tokens, in order."""
         result = []
         for sequence in sequences:
-            batch = next(iter(microbatches([sequence], len(sequence.token_ids), self.device.torch)))
+            batch = self._collate([sequence])
             result.append(self._logprobs(batch).tolist())
         return result
 
-    def state_dict(self) -> dict[str, Any]:
-        """Optimizer, schedule and random state (the weights are saved apart, as a Hugging Face folder)."""
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "schedule": self.schedule.state_dict(),
-            "updates": self.updates,
-            "rng": self._rng.getstate(),
-            "torch_rng": torch.get_rng_state(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.schedule.load_state_dict(state["schedule"])
-        self.updates = state["updates"]
-        self._rng.setstate(state["rng"])
-        torch.set_rng_state(state["torch_rng"])
-
     def save(self, folder: Path) -> None:
         """Write weights (`model/`, a Hugging Face folder) and training state into `folder`."""
-        self.model.save_hf(folder / "model")
-        torch.save(self.state_dict(), folder / "state.pt.partial")
-        (folder / "state.pt.partial").rename(folder / "state.pt")
+        checkpoint.save(self, folder)
 
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote."""
-        from safetensors.torch import load_file
-
-        self.model.load_hf(load_file(folder / "model" / "model.safetensors"))
-        self.load_state_dict(torch.load(folder / "state.pt", weights_only=False))
+        """Read what `save` wrote, with any number of ranks."""
+        checkpoint.load(self, folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,21 +11,56 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.tensor import DTensor
 from torchtitan.models.common import CosSinRoPE, Embedding, Linear
-from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
 from torchtitan.models.common.nn_modules import RMSNorm
 from torchtitan.models.common.param_init import skip_param_init
 from torchtitan.models.qwen3 import Qwen3Model
 from torchtitan.models.qwen3.model import Qwen3TransformerBlock
+from torchtitan.models.qwen3.sharding import set_qwen3_sharding_config
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 
-from trainers.model.folder import read_hf_config, written_whole
+from trainers.model.folder import check_heads, read_hf_config, written_whole
+from trainers.titan.attention import PackedAttention
+from trainers.titan.batch import Microbatch
+from trainers.titan.layout import PackedLayout
+from trainers.titan.parallel import Ranks, Sharding, whole
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
-def titan_config(hf: dict[str, Any], max_length: int) -> Qwen3Model.Config:
+class PolicyModel(Qwen3Model):  # type: ignore[misc]
+    """TorchTitan's Qwen3 that scores the vocabulary only where a target has to be predicted.
+
+    The head is part of the model's one forward call, so that FSDP sees whole passes.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Qwen3Model.Config):  # type: ignore[misc]
+        """As Qwen3's."""
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        attention_masks: PackedLayout | None = None,
+        predictors: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Scores [N, V] at `predictors`, [N] indices into the flattened [B, T] rows."""
+        hidden = self.tok_embeddings(tokens)
+        for layer in self.layers.values():
+            hidden = layer(hidden, attention_masks, positions)
+        hidden = self.norm(hidden)
+        if isinstance(hidden, DTensor):  # tensor parallel: the same on all its ranks
+            hidden = hidden.to_local()
+        chosen = hidden.flatten(0, 1).index_select(0, predictors)
+        scores: torch.Tensor = whole(self.lm_head(chosen))
+        return scores
+
+
+def titan_config(hf: dict[str, Any], max_length: int) -> PolicyModel.Config:
     """TorchTitan's model config with the shape of a Hugging Face Qwen3 config."""
     dim, head_dim, layers = hf["hidden_size"], hf["head_dim"], hf["num_hidden_layers"]
     rope_theta = hf.get("rope_theta") or (hf.get("rope_parameters") or {}).get("rope_theta", 1e6)
@@ -43,8 +79,7 @@ def titan_config(hf: dict[str, Any], max_length: int) -> Qwen3Model.Config:
             head_dim=head_dim,
             wqkv_param_init=normal,
             wo_param_init=residual,
-            # Rows are padded on the right, where causal attention alone keeps them apart from the padding.
-            inner_attention=ScaledDotProductAttention.Config(),
+            inner_attention=PackedAttention.Config(),
             rope=CosSinRoPE.Config(dim=head_dim, max_seq_len=max_length, theta=rope_theta),
             qk_norm=norm(head_dim),
         )
@@ -55,7 +90,7 @@ def titan_config(hf: dict[str, Any], max_length: int) -> Qwen3Model.Config:
             attention_norm=norm(dim), ffn_norm=norm(dim), attention=attention, feed_forward=ffn
         )
 
-    return Qwen3Model.Config(
+    return PolicyModel.Config(
         vocab_size=hf["vocab_size"],
         dim=dim,
         norm=norm(dim),
@@ -71,62 +106,113 @@ def titan_config(hf: dict[str, Any], max_length: int) -> Qwen3Model.Config:
 
 
 class TitanModel:
-    """A TorchTitan model together with the adapter to Hugging Face names."""
+    """A TorchTitan model, sharded over the ranks of its trainer, with the adapter to Hugging Face names."""
 
     def __init__(
-        self, folder: str | Path, *, max_length: int, device: torch.device, seed: int = 0, dtype: str = "float32"
+        self,
+        folder: str | Path,
+        *,
+        max_length: int,
+        device: torch.device,
+        seed: int = 0,
+        dtype: str = "float32",
+        sharding: Sharding | None = None,
     ) -> None:
         self.folder = Path(folder)
+        self.sharding = sharding or Sharding()
+        self.ranks = Ranks(self.sharding.dims)
         self._device = device
         self._dtype = getattr(torch, dtype)
-        config = titan_config(read_hf_config(folder), max_length)
-        self.config = config
-        self._adapter = Qwen3StateDictAdapter(config, None)
-        torch.manual_seed(seed)
-        self.module: Any = config.build().to(device)
+        hf = read_hf_config(folder)
+        self.config = titan_config(hf, max_length)
+        self._adapter = Qwen3StateDictAdapter(self.config, None)
+        self._seed = seed
+        self.module: Any = self._build()
+        if not self.ranks.alone or self.weight_files():
+            self.load_hf(self._initial_weights())
+        parameters = sum(parameter.numel() for parameter in self.module.parameters())
+        # Multiply-adds of attention per squared token over those of the linear layers per token; causal, so halved.
+        self.quadratic_cost = hf["num_hidden_layers"] * hf["num_attention_heads"] * hf["head_dim"] / parameters
+        self.parameters = parameters
+
+    def _build(self) -> Any:
+        """The module on its device, sharded; its weights are random only where there is one rank."""
+        torch.manual_seed(self._seed)
+        if self.ranks.alone:
+            module = self.config.build().to(self._device)
+            with torch.no_grad():
+                module.init_states(buffer_device=self._device)
+            self.ranks.parallelize(module, self.sharding, self._dtype)
+            return module
+        check_heads(read_hf_config(self.folder), self.ranks.config.tensor_parallel_degree)
+        set_qwen3_sharding_config(self.config, enable_sp=True, enable_ep=False)
+        with torch.device("meta"):
+            module = self.config.build()
+        self.ranks.parallelize(module, self.sharding, self._dtype)
+        module.to_empty(device=self._device)
         with torch.no_grad():
-            self.module.init_states(buffer_device=device)
-        if self.weight_files():
-            self.load_hf({name: tensor for file in self.weight_files() for name, tensor in load_file(file).items()})
-        self.module._skip_lm_head = True  # logits are wanted at sampled positions only
+            module.init_states(buffer_device=self._device)
+        return module
+
+    def _initial_weights(self) -> dict[str, torch.Tensor]:
+        """From the checkpoint, or random ones that don't depend on the number of ranks."""
+        if files := self.weight_files():
+            return {name: tensor for file in files for name, tensor in load_file(file).items()}
+        torch.manual_seed(self._seed)
+        module = self.config.build()
+        with torch.no_grad():
+            module.init_states(buffer_device=torch.device("cpu"))
+        weights: dict[str, torch.Tensor] = self._adapter.to_hf(module.state_dict())
+        return weights
 
     def weight_files(self) -> list[Path]:
         """The folder's safetensors files; none for a checkpoint that is yet to be trained."""
         return sorted(self.folder.glob("*.safetensors"))
 
-    def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Final hidden states of right-padded rows: [B, T] int64 -> [B, T, D]."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
-        with self._precision():
-            hidden: torch.Tensor = self.module(tokens, attention_masks=None, positions=positions)
-        return hidden
+    def logits(self, batch: Microbatch) -> torch.Tensor:
+        """Scores over the vocabulary for each target, in float32: [N, V]."""
+        return self._forward(batch.tokens, batch.positions, batch.layout, batch.predictors)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Scores over the vocabulary in float32: [..., D] -> [..., V]."""
+    def all_logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Scores after every token of right-padded rows, in float32: [B, T] int64 -> [B, T, V]."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+        everywhere = torch.arange(tokens.numel(), device=tokens.device)
+        return self._forward(tokens, positions, None, everywhere).view(*tokens.shape, -1)
+
+    def _forward(self, *arguments: torch.Tensor | PackedLayout | None) -> torch.Tensor:
         with self._precision():
-            logits: torch.Tensor = self.module.lm_head(hidden)
+            logits: torch.Tensor = self.module(*arguments)
         return logits.float()
 
     def _precision(self) -> torch.autocast:
-        """Weights and optimizer stay in float32; arithmetic is in the recipe's precision."""
-        return torch.autocast(self._device.type, dtype=self._dtype, enabled=self._dtype != torch.float32)
+        """Weights and optimizer stay in float32; arithmetic is in the recipe's precision (sharded: FSDP's matter)."""
+        enabled = self._dtype != torch.float32 and self.ranks.alone
+        return torch.autocast(self._device.type, dtype=self._dtype, enabled=enabled)
 
     def state_dict_hf(self) -> dict[str, torch.Tensor]:
-        """Weights under Hugging Face names; a tied head is left out."""
-        state: dict[str, torch.Tensor] = self._adapter.to_hf(self.module.state_dict())
+        """Whole weights under Hugging Face names; a tied head is left out. A collective: all ranks call it."""
+        named = self.module.state_dict()
         if self.config.enable_weight_tying:
-            state.pop("lm_head.weight", None)
+            named.pop("lm_head.weight", None)
+        state: dict[str, torch.Tensor] = self._adapter.to_hf({name: whole(item) for name, item in named.items()})
         return {name: tensor.detach() for name, tensor in state.items()}
 
     def load_hf(self, state: dict[str, torch.Tensor]) -> None:
-        """Copy weights under Hugging Face names into the model."""
-        self.module.load_state_dict(self._adapter.from_hf(dict(state)), strict=True)
+        """Copy whole weights under Hugging Face names into the model; each rank keeps its shard."""
+        named = self._adapter.from_hf(dict(state))
+        if self.ranks.alone:
+            self.module.load_state_dict(named, strict=True)
+        else:
+            set_model_state_dict(self.module, named, options=StateDictOptions(full_state_dict=True, strict=True))
 
     def save_hf(self, folder: Path) -> None:
-        """Write a complete Hugging Face folder; it appears whole or not at all."""
+        """Write a complete Hugging Face folder; it appears whole or not at all. A collective: all ranks call it."""
+        weights = self.state_dict_hf()
+        if not self.ranks.first:
+            return
         with written_whole(folder) as staging:
             for name in ("config.json", *TOKENIZER_FILES):
                 if (self.folder / name).is_file():
                     shutil.copy(self.folder / name, staging / name)
-            state = {name: tensor.contiguous().cpu() for name, tensor in self.state_dict_hf().items()}
+            state = {name: tensor.contiguous().cpu() for name, tensor in weights.items()}
             save_file(state, str(staging / "model.safetensors"), metadata={"format": "pt"})

@@ -53,8 +53,13 @@ def build_optimizer(module: Any, section: OptimizerSection, device: Device) -> O
 
 
 def build_schedule(optimizer: OptimizersContainer, section: OptimizerSection, steps: int) -> LRSchedulersContainer:
-    """Linear warm-up, constant, linear decay over the last `1 - decay_start` of `steps`."""
+    """Linear warm-up, constant, then the section's decay over the last `1 - decay_start` of `steps`."""
     warmup = min(section.warmup_steps, steps)
     decay = min(1 - section.decay_start, (steps - warmup) / max(steps, 1))
-    config = LRSchedulersContainer.Config(warmup_steps=warmup, decay_ratio=decay, min_lr_factor=section.min_lr_ratio)
+    config = LRSchedulersContainer.Config(
+        warmup_steps=warmup,
+        decay_ratio=0.0 if section.schedule == "constant" else decay,
+        decay_type="linear" if section.schedule == "constant" else section.schedule,
+        min_lr_factor=section.min_lr_ratio,
+    )
     return config.build(optimizers=optimizer, training_steps=steps)

@@ -32,7 +32,7 @@ def target_logprobs(
     @torch.no_grad()
     def score(rows: list[int]) -> list[list[float]]:
         batch = collate([sequences[row] for row in rows], device)
-        logits = model.logits(model.hidden(batch.tokens)[:, :-1][batch.target_mask]) / temperature
+        logits = model.logits(batch) / temperature
         logprobs, _ = token_logprobs_and_entropy(logits, batch.target_ids)
         sizes = [len(sequences[row].target_positions) for row in rows]
         return [part.tolist() for part in torch.split(logprobs, sizes)]
@@ -49,7 +49,7 @@ def target_logprobs(
 @torch.no_grad()
 def next_token_logprobs(model: TitanModel, tokens: torch.Tensor, *, temperature: float = 1.0) -> torch.Tensor:
     """Log-probability of every token but the first, [B, T] int64 -> [B, T - 1] float32; padding is on the right."""
-    logits = model.logits(model.hidden(tokens)[:, :-1]) / temperature
+    logits = model.all_logits(tokens)[:, :-1] / temperature
     logprobs, _ = token_logprobs_and_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
     return logprobs.view(tokens.shape[0], tokens.shape[1] - 1)
 

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from forge_env.config.models import OptimizerSection
-from trainers.actors.actor import ForgeActor, endpoint
+from forge_env.config.models import OptimizerSection, ParallelismSection
+from forge_env.errors import UsageError
+from trainers.actors.actor import ForgeActor, endpoint, own_rank
+from trainers.actors.remote import result
 
 
 class TitanTrainer(ForgeActor):
-    """One model in training.
+    """One model in training, over one process or several.
+
+    Several are the ranks of one trainer: call every endpoint on all of them; each returns the same.
+
+        trainer = await TitanTrainer.options(procs=2).as_actor(folder, max_length=512)
+        await trainer.configure.call(OptimizerSection(), loss=SFTLoss(), steps=10, microbatch_tokens=8192)
+        metrics = first(await trainer.train.call(sequences))
 
     Args:
         folder: Hugging Face checkpoint folder (config and tokenizer; weights where there are any).
-        max_length: longest row.
-        threads: CPU threads.
+        max_length: longest sequence.
+        threads: CPU threads of a process.
         seed: of initial weights and minibatch order.
         dtype: precision of the arithmetic; weights are float32.
+        parallelism: how several processes share the work.
+        activation_checkpoint: `none`, `selective` or `full`.
+        compile: compile the transformer blocks.
     """
 
     def __init__(
@@ -30,6 +42,9 @@ class TitanTrainer(ForgeActor):
         with_gpus: bool = False,
         seed: int = 0,
         dtype: str = "float32",
+        parallelism: ParallelismSection | None = None,
+        activation_checkpoint: str = "none",
+        compile: bool = False,
     ) -> None:
         self._folder = folder
         self._max_length = max_length
@@ -37,24 +52,65 @@ class TitanTrainer(ForgeActor):
         self._with_gpus = with_gpus
         self._seed = seed
         self._dtype = dtype
+        self._parallelism = parallelism or ParallelismSection()
+        self._activation_checkpoint = activation_checkpoint
+        self._compile = compile
         self._model: Any = None
-        self._engine: Any = None
+        self._engine_or_none: Any = None
         self._device: Any = None
         self._store: Any = None
         self._loss: Any = None
         self._minibatches = 1
         self._published: int | None = None
+        self._meeting_point: Any = None
+
+    @classmethod
+    async def launch(cls, *args: Any, **kwargs: Any) -> Any:
+        """Start the processes and let them find each other."""
+        actor = await super().launch(*args, **kwargs)
+        if cls.procs > 1:
+            try:
+                address = await result(actor.slice(procs=0).open_meeting_point.call_one(cls.procs))
+                await result(actor.join.call(address, cls.procs))
+            except BaseException:
+                await cls.shutdown(actor)
+                raise
+        return actor
+
+    @endpoint
+    async def open_meeting_point(self, size: int) -> tuple[str, int]:
+        """Serve, in the first process, the store through which `size` processes find each other; its address."""
+        from trainers.titan.parallel import open_store
+
+        host = socket.gethostname() if self.hosts else "127.0.0.1"
+        self._meeting_point = open_store(host, 0, size, serve=True)
+        return host, self._meeting_point.port
+
+    @endpoint
+    async def join(self, address: tuple[str, int], size: int) -> None:
+        """Become one rank of `size`."""
+        from trainers.titan import parallel
+        from trainers.titan.device import use_device
+
+        store = self._meeting_point or parallel.open_store(*address, size)
+        parallel.join(store, own_rank(), size, use_device(self._with_gpus))
 
     @endpoint
     async def setup(self) -> None:
         """Build the model and load its weights."""
         from trainers.titan.device import use_device
         from trainers.titan.model import TitanModel
+        from trainers.titan.parallel import Sharding
         from trainers.weights.store import WeightStore
 
         self._device = use_device(self._with_gpus)
         self._model = TitanModel(
-            self._folder, max_length=self._max_length, device=self._device.torch, seed=self._seed, dtype=self._dtype
+            self._folder,
+            max_length=self._max_length,
+            device=self._device.torch,
+            seed=self._seed,
+            dtype=self._dtype,
+            sharding=Sharding(self._parallelism, self._activation_checkpoint, self._compile),
         )
         self._store = WeightStore()
 
@@ -75,7 +131,7 @@ class TitanTrainer(ForgeActor):
 
         self._loss = loss
         self._minibatches = minibatches
-        self._engine = TitanEngine(
+        self._engine_or_none = TitanEngine(
             self._model,
             optimizer,
             device=self._device,
@@ -86,27 +142,69 @@ class TitanTrainer(ForgeActor):
             seed=self._seed,
         )
 
+    @property
+    def _engine(self) -> Any:
+        if self._engine_or_none is None:
+            raise UsageError("the trainer has no optimizer and no loss yet", fix="call `configure` first")
+        return self._engine_or_none
+
     @endpoint
-    async def train_step(self, sequences: list[Any]) -> dict[str, float]:
+    async def train(self, sequences: list[Any]) -> dict[str, float]:
         """Update the weights from one batch of `TokenSequence`s; returns its metrics."""
         metrics: dict[str, float] = self._engine.train(sequences, self._loss, minibatches=self._minibatches)
         return metrics
 
     @endpoint
+    async def train_step(self, inputs: list[dict[str, Any]], targets: list[dict[str, Any]]) -> float:
+        """One update from padded rows (`trainers.titan.rows`); returns the loss.
+
+        Rows without the log-probabilities they were sampled with are taken to be on-policy.
+        """
+        from trainers.titan.rows import from_rows
+
+        sequences = from_rows(inputs, targets)
+        if not all(sequence.logprobs for sequence in sequences):
+            for sequence, values in zip(sequences, self._engine.logprobs(sequences), strict=True):
+                sequence.logprobs = [0.0] * len(sequence.token_ids)
+                for position, value in zip(sequence.target_positions, values, strict=True):
+                    sequence.logprobs[position] = value
+        return float(self._engine.train(sequences, self._loss)["loss"])
+
+    @endpoint
+    async def forward_backward(self, batch: list[Any]) -> dict[str, float]:
+        """Add the gradients of a batch of `TokenSequence`s to those that are there; returns its metrics."""
+        metrics: dict[str, float] = self._engine.forward_backward(batch, self._loss)
+        return metrics
+
+    @endpoint
+    async def optim_step(self) -> dict[str, float]:
+        """Update the weights with the gradients added up so far; returns their norm and the next learning rate."""
+        norm = self._engine.optim_step()
+        self._engine.schedule.step()
+        return {"grad_norm": norm, **self._engine.learning_rate()}
+
+    @endpoint
+    async def clear_gradients(self) -> None:
+        """Forget the gradients added up so far."""
+        self._engine.clear_gradients()
+
+    @endpoint
     async def push_weights(self, version: int) -> dict[str, float]:
         """Publish the weights as policy `version`, and forget the version before: generators have had it."""
         started = time.perf_counter()
-        moved = await self._store.push(self._model.state_dict_hf(), version)
-        if self._published is not None:
-            await self._store.drop(self._published)
+        weights = self._model.state_dict_hf()
+        moved = 0
+        if self._model.ranks.first:
+            moved = await self._store.push(weights, version)
+            if self._published is not None:
+                await self._store.drop(self._published)
         self._published = version
         return {"push_s": time.perf_counter() - started, "bytes": float(moved)}
 
     @endpoint
     async def logprobs(self, sequences: list[Any]) -> list[list[float]]:
         """Log-probabilities of each sequence's target tokens under the current weights."""
-        result: list[list[float]] = self._engine.logprobs(sequences)
-        return result
+        return cast("list[list[float]]", self._engine.logprobs(sequences))
 
     @endpoint
     async def save(self, folder: str) -> None:
@@ -115,10 +213,32 @@ class TitanTrainer(ForgeActor):
 
     @endpoint
     async def load(self, folder: str) -> None:
-        """Read what `save` wrote."""
+        """Read what `save` wrote, by a trainer of any number of processes."""
         self._engine.load(Path(folder))
 
     @endpoint
     async def save_model(self, folder: str) -> None:
         """Write a Hugging Face folder."""
         self._model.save_hf(Path(folder))
+
+    @endpoint
+    async def get_config(self) -> dict[str, Any]:
+        """What is trained: `model_name`, `model_config` (the checkpoint's), `parallelism`."""
+        from trainers.model.folder import read_hf_config
+
+        degrees = self._parallelism.model_dump()
+        degrees["data_parallel_shard_degree"] = self._model.ranks.data_degree
+        return {"model_name": self._folder, "model_config": read_hf_config(self._folder), "parallelism": degrees}
+
+    @endpoint
+    async def get_status(self) -> dict[str, int]:
+        """`step`, optimizer updates so far; `accumulated_microbatches`, whose gradients wait for the next."""
+        return {"step": self._engine.updates, "accumulated_microbatches": self._engine.accumulated}
+
+    @endpoint
+    async def cleanup(self) -> None:
+        """Let go of model, optimizer and the other processes; the actor can be set up again only if it is alone."""
+        from trainers.titan.parallel import leave
+
+        self._engine_or_none = self._model = self._loss = None
+        leave()

@@ -1,0 +1,76 @@
+"""Attention over packed rows: linear layers see no padding at all, only attention does, and never looks across."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torchtitan.models.common.attention import ScaledDotProductAttention
+
+from trainers.titan.layout import PackedLayout
+
+
+class _Spread(torch.autograd.Function):
+    """[T, F] -> [S * L, F]. Padding slots hold copies, which right-padded causal attention never reads back."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: torch.Tensor, take: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(slots)
+        return tokens.index_select(0, take)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (slots,) = ctx.saved_tensors
+        return grads[0].index_select(0, slots), None, None
+
+
+class _Collect(torch.autograd.Function):
+    """[S * L, F] -> [T, F]; the gradient of a padding slot is 0."""
+
+    @staticmethod
+    def forward(ctx: Any, grid: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(slots)
+        ctx.size = grid.shape[0]
+        return grid.index_select(0, slots)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (slots,) = ctx.saved_tensors
+        grid = grads[0].new_zeros(ctx.size, *grads[0].shape[1:])
+        return grid.index_copy_(0, slots, grads[0]), None
+
+
+class PackedAttention(ScaledDotProductAttention):  # type: ignore[misc]
+    """Causal attention within each sequence of a packed row; without a layout, within each row.
+
+    The names of the arguments are TorchTitan's: its sharding rules go by them.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(ScaledDotProductAttention.Config):  # type: ignore[misc]
+        """No options."""
+
+    def forward(
+        self,
+        q_BLNH: torch.Tensor,
+        k_BLNH: torch.Tensor,
+        v_BLNH: torch.Tensor,
+        *,
+        attention_masks: PackedLayout | None = None,
+        **options: Any,
+    ) -> torch.Tensor:
+        """[B, T, heads, head dim] each; with a layout, B is 1."""
+        layout = attention_masks
+        if layout is None:
+            plain: torch.Tensor = super().forward(q_BLNH, k_BLNH, v_BLNH, **options)
+            return plain
+
+        def spread(packed: torch.Tensor) -> torch.Tensor:
+            _, _, heads, size = packed.shape
+            grid: torch.Tensor = _Spread.apply(packed[0].flatten(1), layout.take, layout.slots)  # type: ignore[no-untyped-call]
+            return grid.view(layout.rows, layout.width, heads, size)
+
+        out = super().forward(spread(q_BLNH), spread(k_BLNH), spread(v_BLNH), **options)
+        collected: torch.Tensor = _Collect.apply(out.flatten(2).flatten(0, 1), layout.slots)  # type: ignore[no-untyped-call]
+        return collected.view(q_BLNH.shape)

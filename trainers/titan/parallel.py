@@ -1,0 +1,159 @@
+"""The processes of one trainer: who they are, how the model is sharded over them, what they gather."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torchtitan.config.configs import CompileConfig, ParallelismConfig, TrainingConfig
+from torchtitan.distributed import ParallelDims
+from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing, FullAC, SelectiveAC
+from torchtitan.distributed.compile import apply_compile
+from torchtitan.distributed.utils import set_spmd_backend
+from torchtitan.models.qwen3.parallelize import parallelize_qwen3
+
+from forge_env.config.models import ParallelismSection
+from trainers.losses import metrics as figures
+from trainers.titan.device import Device
+
+# Longest wait for another rank; a rank that died ends the others through Monarch, long before.
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+CHECKPOINTING: dict[str, type[ActivationCheckpointing] | None] = {
+    "none": None,
+    "selective": SelectiveAC,
+    "full": FullAC,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """What is done to the model besides building it.
+
+    Attributes:
+        dims: degrees of the parallelisms.
+        activation_checkpoint: `none`, `selective` or `full`.
+        compile: compile each transformer block.
+    """
+
+    dims: ParallelismSection = field(default_factory=ParallelismSection)
+    activation_checkpoint: str = "none"
+    compile: bool = False
+
+
+class Ranks:
+    """This process among the processes of its trainer. Alone, it needs no process group."""
+
+    def __init__(self, dims: ParallelismSection) -> None:
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.size = dist.get_world_size() if dist.is_initialized() else 1
+        self.config = ParallelismConfig(**dims.model_dump(), spmd_backend="partial_dtensor")
+        self.dims: Any = None
+        if self.size > 1:
+            set_spmd_backend("partial_dtensor")
+            self.dims = ParallelDims.from_config(self.config, self.size)
+            self.dims.build_mesh()
+
+    @property
+    def alone(self) -> bool:
+        """Whether this is the only process."""
+        return self.size == 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this process speaks for all."""
+        return self.rank == 0
+
+    @property
+    def data_degree(self) -> int:
+        """Ranks among which a batch is shared."""
+        return 1 if self.alone else int(self.dims.dp_shard)
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of a batch is this process's."""
+        if self.data_degree == 1:
+            return 0
+        return int(self.dims.get_mesh("batch").get_local_rank())
+
+    @property
+    def row_multiple(self) -> int:
+        """What the length of a row must be a multiple of: it is split among the ranks that share each matrix."""
+        return 1 if self.alone else int(self.dims.tp)
+
+    @property
+    def counts(self) -> bool:
+        """Whether this process's metrics are its own: of ranks with the same data, the first counts."""
+        return self.rank % (self.size // self.data_degree) == 0
+
+    def parallelize(self, module: Any, sharding: Sharding, dtype: torch.dtype) -> None:
+        """Checkpoint activations, compile, and shard with TorchTitan's functions for Qwen3, in place."""
+        policy = CHECKPOINTING[sharding.activation_checkpoint]
+        compile_config = CompileConfig(enable=sharding.compile, components=["model"])
+        if self.alone:
+            if policy is not None:
+                policy(policy.Config()).apply(module)
+            if sharding.compile:
+                apply_compile(
+                    module, compile_config=compile_config, parallel_dims=ParallelDims.from_config(self.config, 1)
+                )
+            return
+        parallelize_qwen3(
+            module,
+            parallel_dims=self.dims,
+            training=TrainingConfig(mixed_precision_param=str(dtype).removeprefix("torch.")),
+            parallelism=self.config,
+            compile_config=compile_config,
+            ac_config=None if policy is None else policy.Config(),
+            dump_folder="",
+        )
+        if dist.get_backend() == "gloo":  # it has no reduction that scales on the way
+            for part in module.modules():
+                if isinstance(part, FSDPModule):
+                    part.set_force_sum_reduction_for_comms(True)
+
+    def together(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Metrics of the whole from the shares of the ranks that count, the same everywhere."""
+        totals: dict[str, float] = {}
+        for part in self.gather(dict(metrics) if self.counts else {}):
+            figures.add(totals, part)
+        return totals
+
+    def gather(self, item: Any) -> list[Any]:
+        """What every rank has, by rank."""
+        if self.alone:
+            return [item]
+        items: list[Any] = [None] * self.size
+        dist.all_gather_object(items, item)
+        return items
+
+
+def open_store(host: str, port: int, size: int, *, serve: bool = False) -> Any:
+    """The store through which `size` processes find each other, on its host or from another process."""
+    return dist.TCPStore(host, port, size, is_master=serve, wait_for_workers=False)  # type: ignore[attr-defined]
+
+
+def join(store: Any, rank: int, size: int, device: Device) -> None:
+    """Make this process rank `rank` of `size`."""
+    if device.type == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    dist.init_process_group(device.backend, store=store, rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT)
+
+
+def leave() -> None:
+    """Undo `join`."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with all its shards; every rank must ask for the same one."""
+    if isinstance(tensor, DTensor):
+        full: torch.Tensor = tensor.full_tensor()
+        return full
+    return tensor

@@ -1,0 +1,78 @@
+"""Batches of padded rows, `inputs=[{"tokens"}]` and `targets=[{"response", "padding_mask", ...}]`, as sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from forge_env.errors import UsageError
+from trainers.titan.batch import TokenSequence
+
+REQUIRED = ("response", "advantages", "padding_mask")
+KNOWN = (*REQUIRED, "ref_logprobs", "logprobs")
+
+
+def from_rows(
+    inputs: Sequence[Mapping[str, torch.Tensor]], targets: Sequence[Mapping[str, torch.Tensor]]
+) -> list[TokenSequence]:
+    """One sequence a row; what is padding is left out.
+
+    Args:
+        inputs: `tokens` [B, P + R], prompts and responses side by side; optionally `attention_mask` [B, P + R], 0 where
+            a prompt is padded.
+        targets: `response` [B, R], `padding_mask` [B, R] (1 where there is a token), `advantages` [B] or [B, 1];
+            optionally `ref_logprobs` [B, R] and `logprobs` [B, R], those that the responses were sampled with.
+
+    Raises:
+        UsageError: something is missing, unknown or of another shape.
+    """
+    if len(inputs) != len(targets):
+        raise UsageError(f"{len(inputs)} inputs but {len(targets)} targets", fix="give one target for each input")
+    return [sequence for item, target in zip(inputs, targets, strict=True) for sequence in _rows(item, target)]
+
+
+def _rows(inputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> list[TokenSequence]:
+    _check(inputs, targets)
+    tokens, response, padding_mask = inputs["tokens"], targets["response"], targets["padding_mask"].bool()
+    prompt_length = tokens.shape[1] - response.shape[1]
+    real = inputs.get("attention_mask", torch.ones_like(tokens)).bool()
+    advantages = targets["advantages"].flatten()
+    rows = []
+    for row in range(len(tokens)):
+        prompt = tokens[row, :prompt_length][real[row, :prompt_length]].tolist()
+        kept = padding_mask[row]
+        blank = [0.0] * len(prompt)
+        sequence = TokenSequence(
+            prompt + response[row][kept].tolist(),
+            [False] * len(prompt) + [True] * int(kept.sum()),
+            [*blank, *targets["logprobs"][row][kept].tolist()] if "logprobs" in targets else [],
+            float(advantages[row]),
+        )
+        if "ref_logprobs" in targets:
+            sequence.ref_logprobs = [*blank, *targets["ref_logprobs"][row][kept].tolist()]
+        rows.append(sequence)
+    return rows
+
+
+def _check(inputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> None:
+    missing = [f"inputs.{key}" for key in ("tokens",) if key not in inputs]
+    missing += [f"targets.{key}" for key in REQUIRED if key not in targets]
+    if missing:
+        raise UsageError(f"the batch lacks {', '.join(missing)}", fix=f"targets are {', '.join(KNOWN)}")
+    if unknown := [key for key in targets if key not in KNOWN]:
+        raise UsageError(f"the batch has unknown targets {', '.join(unknown)}", fix=f"targets are {', '.join(KNOWN)}")
+    tokens, response = inputs["tokens"], targets["response"]
+    if tokens.shape[0] != response.shape[0] or tokens.shape[1] < response.shape[1]:
+        raise UsageError(
+            f"tokens {tuple(tokens.shape)} must be prompts and responses {tuple(response.shape)} side by side",
+            fix="concatenate them along the last dimension",
+        )
+    for name in ("padding_mask", "ref_logprobs", "logprobs"):
+        if name in targets and targets[name].shape != response.shape:
+            shapes = f"{tuple(targets[name].shape)}, response {tuple(response.shape)}"
+            raise UsageError(f"{name} has the shape {shapes}", fix="give one value for each token of the responses")
+    if targets["advantages"].numel() != len(tokens):
+        raise UsageError(
+            f"{targets['advantages'].numel()} advantages for {len(tokens)} rows", fix="give one advantage a row"
+        )
