@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from forge_env.errors import UsageError
 from forge_env.sandbox import CallOutcome, ExecResult, Limits, TestsResult, Usage
 from sandboxes.images.runner import values
 from sandboxes.images.runner.programs import IO_ERROR
 from sandboxes.images.runner.wire import Header
 
 _EIO = 5
+MAX_PROCESSES = 480
+"""Most processes and threads that one call may ask for: beyond it the runner itself could no longer fork."""
 
 
 def limits_header(limits: Limits) -> Header:
     """The limits as the runner reads them."""
+    if limits.processes > MAX_PROCESSES:
+        raise UsageError(f"processes={limits.processes} is more than a sandbox has", fix=f"use {MAX_PROCESSES} or less")
     return {name: getattr(limits, name) for name in Limits.__slots__}
 
 

@@ -15,7 +15,8 @@ RUNNER_MB = 64
 """Memory of the runner itself, on top of what the spec grants the program."""
 SCRATCH_MB = 32
 INODES_PER_MB = 64
-PIDS = 256
+PIDS = 1024
+"""Twice `MAX_PROCESSES`, for the two users of a container, and the runner's own."""
 CPU_PERIOD_US = 100_000
 
 
@@ -87,6 +88,8 @@ def container_options(
             "Memory": memory,
             "MemorySwap": memory,
             "PidsLimit": PIDS,
+            # A closed connection would keep its port busy for the next user.
+            "Sysctls": {"net.ipv4.tcp_max_tw_buckets": "0"},
             "CpuPeriod": CPU_PERIOD_US,
             "CpuQuota": int(cpus * CPU_PERIOD_US),
             "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],

@@ -3,7 +3,7 @@
 It covers everything in the container, the runner too, and needs no privilege, so it also holds should the filter
 that each program gets (`sandboxes.images.runner.seccomp`) ever be missing. Against Docker's default it leaves out
 System V and POSIX IPC, io_uring, kernel AIO, ptrace and its relatives, memory policy, file handles, fanotify,
-landlock set-up, clock adjustment, personality, secret memory, 32-bit and x32 calls, and all socket families but
+clock adjustment, personality, secret memory, 32-bit and x32 calls, and all socket families but
 unix and internet. Clone may make no namespaces; clone3, whose flags a filter can't see, does not exist.
 """
 
@@ -54,6 +54,7 @@ ALLOWED = {
         clock_getres clock_gettime clock_nanosleep getrandom gettimeofday nanosleep sysinfo time timer_create
         timer_delete timer_getoverrun timer_gettime timer_settime timerfd_create timerfd_gettime timerfd_settime uname
     """,
+    "the runner's own confinement": "landlock_create_ruleset landlock_add_rule landlock_restrict_self",
     "sockets": """
         accept accept4 bind connect getpeername getsockname getsockopt listen recvfrom recvmmsg recvmsg sendmmsg
         sendmsg sendto setsockopt shutdown socketpair

@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from . import kernel, programs
+from . import kernel, landlock, programs
 from .isolation import Isolation
 from .wire import PREFIX, Header
 
@@ -37,19 +37,23 @@ class Request:
     """Descriptor for the verdict of judging tests, -1 for everything else."""
 
 
-def enter(isolation: Isolation, slot: int, fds: list[int], null: int, seccomp_program: Any) -> NoReturn:
+def enter(
+    isolation: Isolation, slot: int, fds: list[int], null: int, seccomp_program: Any, landlock_rules: int
+) -> NoReturn:
     """Become slot `slot`'s child and serve one request. `fds`: request socket, stdout, stderr."""
     os.setsid()
     os.nice(NICENESS)
+    _be_killed_first()
+    kernel.forbid_new_privileges()
+    if landlock_rules >= 0:
+        landlock.restrict(landlock_rules)
     for target, source in enumerate((null, fds[1], fds[2])):
         os.dup2(source, target)
     os.dup2(fds[0], _JOB_FD)
     os.closerange(_JOB_FD + 1, _HIGHEST_FD)
     for name in (signal.SIGCHLD, signal.SIGPIPE):
         signal.signal(name, signal.SIG_DFL)
-    _be_killed_first()
     isolation.confine(slot)
-    kernel.forbid_new_privileges()
     if seccomp_program is not None:
         kernel.install_seccomp(seccomp_program)
     os.umask(0o022 if slot == 0 else 0o077)

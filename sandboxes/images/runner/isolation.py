@@ -205,6 +205,8 @@ class NamespaceIsolation(Isolation):
         for slot in range(slots):
             if os.path.isdir(own := self.folder(slot)):
                 os.chmod(own, 0o700)
+        for folder in self.config.scratch:
+            os.chmod(folder, 0o1777)  # programs own it here, and may have locked it
         for folder in self.folders(slots):
             wipe(folder)
         return _entries(self.folders(slots))

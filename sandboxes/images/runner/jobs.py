@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -11,6 +12,8 @@ from .capture import Capture
 from .wire import Header
 
 SIGKILL, SIGXCPU = 9, 24
+_RUNNER_BYTES = 64 << 20
+"""More address space than a process of the runner has."""
 
 
 @dataclass
@@ -124,16 +127,37 @@ class MemoryWatch:
         if now < self.due:
             return False
         self.due = now + self.PERIOD_S
-        total = 0
-        for name in os.listdir("/proc"):
-            if name.isdigit():
-                try:
-                    with open(f"/proc/{name}/statm") as file:
-                        fields = file.read().split()
-                except OSError:
-                    continue
-                total += (int(fields[1]) - int(fields[2])) * self._page
-        return total > self._limit
+        own, mapped = 0, 0
+        pids = [name for name in os.listdir("/proc") if name.isdigit()]
+        for pid in pids:
+            try:
+                with open(f"/proc/{pid}/statm") as file:
+                    size, resident, shared = map(int, file.read().split()[:3])
+            except OSError:
+                continue
+            own += (resident - shared) * self._page
+            mapped += size * self._page
+        # Shared memory without a file is in no process's own share, and perhaps in nobody's page tables.
+        return own > self._limit or (mapped > self._limit and own + _shared_bytes(pids) > self._limit)
+
+
+def _shared_bytes(pids: list[str]) -> int:
+    """Bytes of all shared mappings without a file; each once, however many processes have it."""
+    sizes: dict[str, int] = {}
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/maps") as file:
+                for line in file:
+                    if line.endswith("/dev/zero (deleted)\n"):
+                        start, _, rest = line.partition("-")
+                        sizes[line.split()[4]] = int(rest.split(" ", 1)[0], 16) - int(start, 16)
+        except PermissionError:  # a program that hides from being looked into; the runner's own do too, but are small
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/statm") as file:
+                size = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+                sizes[pid] = size if size > _RUNNER_BYTES else 0
+        except OSError:
+            continue
+    return sum(sizes.values())
 
 
 def _oom_kills() -> int:

@@ -227,13 +227,6 @@ class Supervisor:
 
     def _reset(self, header: Header, _: bytes) -> None:
         self.resets.append(header["id"])
-        if (
-            self.sessions.ended_jobs or self.jobs
-        ):  # what ran beside a spare, as the same user, may have tampered with it
-            for slot, spare in self.spares.items():
-                self.command(b"K", slot, spare.ticket)
-                spare.close()
-            self.spares.clear()
         self.sessions.ended_jobs.clear()
         for job in self.jobs.values():
             self.kill(job)
@@ -257,7 +250,6 @@ class Supervisor:
             for request in self.resets:
                 self.send({"id": request, "dirty": dirty, "time": time.time()})
             self.resets.clear()
-            self._spare_again()
 
     def _ended(self, job: Job, report: Header) -> None:
         for capture in (job.stdout, job.stderr):
@@ -278,14 +270,12 @@ class Supervisor:
             self.answer(job, job.id, report)
         else:
             self._judged(job, job.partner)
-        if not self.resets:
-            self._spare_again()
-        elif not self.jobs:
-            self.command(b"W", 0, 0)
-
-    def _spare_again(self) -> None:
-        if 0 not in self.spares:
+        if self.jobs:
+            return
+        if 0 not in self.spares:  # never beside a program, which as the same user could stop it or lower its limits
             self._spare(0)
+        if self.resets:
+            self.command(b"W", 0, 0)
 
     def _judged(self, job: Job, partner: Job) -> None:
         if partner.report is None:

@@ -20,7 +20,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from . import child, kernel, seccomp
+from . import child, kernel, landlock, seccomp
 from .config import RunnerConfig
 from .isolation import REPORT, Isolation, NamespaceIsolation, UserIsolation
 
@@ -68,6 +68,7 @@ class Zygote:
         child.prepare_streams()
         self.poll.register(self.supervisor.fileno(), select.POLLIN)
         self.isolation.wipe(SLOTS)  # also gives the work folders their mode
+        self.landlock = landlock.ruleset([*self.isolation.folders(SLOTS), "/dev"])
         self.baseline = self._fingerprint()
         gc.collect()
         gc.freeze()
@@ -107,7 +108,7 @@ class Zygote:
             status = 1
             try:
                 gc.enable()
-                child.enter(self.isolation, slot, fds, self.null, self.seccomp)
+                child.enter(self.isolation, slot, fds, self.null, self.seccomp, self.landlock)
             except BaseException as error:  # noqa: BLE001  last stop of a forked process
                 os.write(2, f"runner: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
             finally:
@@ -165,6 +166,7 @@ class Zygote:
             mounts = file.read().replace("//deleted", "")  # the engine removes the socket's folder once connected
         return {
             "processes": sorted(set(self._processes()) - set(self.children)) if self.config.isolation == "uid" else [],
+            "modes": [os.stat(folder).st_mode for folder in folders],
             "space": [(entry.f_bfree, entry.f_ffree) for entry in space],
             "mounts": mounts,
             "environment": dict(os.environ),
