@@ -132,10 +132,12 @@ def test_the_size_of_microbatches_does_not_matter(folder: Path, name: str) -> No
     data = sequences(few)
     options = {"beta": 0.1, "entropy_coef": 0.1, "correction": {"name": "tis", "level": "sequence"}}
     one, other = few.train(data, loss(name, **options)), many.train(data, loss(name, **options))
-    ignore = {"padding", "tokens_per_s", "train_s"}
-    assert {key: value for key, value in one.items() if key not in ignore} == pytest.approx(
-        {key: value for key, value in other.items() if key not in ignore}, rel=1e-3, abs=1e-5
-    )
+
+    def learned(metrics: dict[str, float]) -> dict[str, float]:
+        return {key: value for key, value in metrics.items() if key.startswith(("loss", "entropy", "grad_norm"))}
+
+    assert len(learned(one)) > 15
+    assert learned(one) == pytest.approx(learned(other), rel=1e-3, abs=1e-5)
 
 
 def test_a_maximum_is_one_over_microbatches_and_minibatches(folder: Path) -> None:
