@@ -1,12 +1,13 @@
 """What evaluating costs beside the model: CPU time a sample, against inspect_ai and verifiers, on one mock endpoint.
 
-    python -m benchmarks.evaluation [--samples 500] [--repeats 3] [--inspect PYTHON] [--verifiers PYTHON] [--json FILE]
+    python -m benchmarks.evaluation [--samples 500] [--repeats 3] [--inspect PYTHON] [--verifiers PYTHON] [--record]
 
 The task is trivial (one turn, exact match) and the endpoint, a process of its own, answers at once; every way runs in
 a process of its own, in turns, with the same number of requests in flight. The floor is the same requests through bare
 httpx transports, one connection each. `--inspect` and `--verifiers` name interpreters that have these packages
 (verifiers below 0.2: later versions start a program for each rollout). CPU time counts, because the machine may be
-shared; importing is left out. Then floor and forge-env with up to 10,000 requests in flight.
+shared; importing is left out. Then floor and forge-env with up to 10,000 requests in flight, four requests to each
+connection, so that opening one does not count for all.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import record, spread, table
+
 HERE = Path(__file__).parent
 ANSWER = {
     "id": "x",
@@ -34,6 +37,9 @@ ANSWER = {
     "usage": {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12},
 }
 AIM_MS = 1.0
+ROUNDS = 4
+"""Requests to each connection where thousands are in flight."""
+COMMAND = "make bench ARGS='evaluation --inspect PYTHON --verifiers PYTHON --record'"
 
 
 async def serve(delay_s: float) -> None:
@@ -125,7 +131,7 @@ def measure(command: list[str], url: str, samples: int, in_flight: int) -> dict[
     return found
 
 
-def table(
+def measure_all(
     ways: dict[str, list[str]], samples: int, in_flight: int, repeats: int, delay_s: float
 ) -> list[dict[str, Any]]:
     taken: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
@@ -137,7 +143,7 @@ def table(
     for name, runs in taken.items():
         costs = [1000 * run["cpu"] / samples for run in runs]
         row = {"what": name, "samples": samples, "in_flight": in_flight, "cpu_ms": statistics.median(costs)}
-        rows.append({**row, "cpu_ms_min": min(costs), "cpu_ms_max": max(costs)})
+        rows.append({**row, "costs": costs})
     return rows
 
 
@@ -146,10 +152,12 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=500)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--in-flight", type=int, default=64)
-    parser.add_argument("--growth", type=int, nargs="*", default=[100, 1000, 10_000], help="requests in flight")
+    parser.add_argument("--growth", type=int, nargs="*", default=[64, 1000, 10_000], help="requests in flight")
+    parser.add_argument("--growth-repeats", type=int, default=3)
     parser.add_argument("--inspect", metavar="PYTHON", help="interpreter with inspect_ai and openai")
     parser.add_argument("--verifiers", metavar="PYTHON", help="interpreter with verifiers<0.2")
     parser.add_argument("--json", metavar="FILE", help="write the rows there as well")
+    parser.add_argument("--record", action="store_true", help="write docs/benchmarks.md")
     parser.add_argument("--serve", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--way", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -165,18 +173,29 @@ def main() -> None:
     for name, python in (("inspect_ai", args.inspect), ("verifiers", args.verifiers)):
         if python:
             ways[name] = [python, str(HERE / f"evaluation_{name}.py")]
-    rows = table(ways, args.samples, args.in_flight, args.repeats, 0.0)
+    rows = measure_all(ways, args.samples, args.in_flight, args.repeats, 0.0)
     for size in args.growth:  # a delay long enough for all of them to be in flight at once
-        both = {name: ways[name] for name in ("floor", "forge-env")}  # opening a connection each costs both alike
-        rows += table(both, max(2 * size, 1000), size, 1, 2.0 + size / 500)
-    print(f"{'CPU ms a sample':<14}{'in flight':>10}{'samples':>9}{'median':>9}{'min':>9}{'max':>9}   aim {AIM_MS:g}")
-    for row in rows:
-        figures = "".join(f"{row[key]:>9.3f}" for key in ("cpu_ms", "cpu_ms_min", "cpu_ms_max"))
-        print(f"{row['what']:<14}{row['in_flight']:>10}{row['samples']:>9}{figures}")
+        both = {name: ways[name] for name in ("floor", "forge-env")}
+        rows += measure_all(both, max(ROUNDS * size, 2000), size, args.growth_repeats, 0.5 + size / 500)
+    columns = ["CPU ms a sample", "in flight", "samples", "median (smallest to largest)", "times forge-env"]
+    lines = table(columns, [_cells(row, rows) for row in rows])
+    print("\n".join(lines))
     text = json.dumps({"benchmark": "evaluation", "repeats": args.repeats, "rows": rows})
     print(text)
     if args.json:
         Path(args.json).write_text(text + "\n", encoding="utf-8")
+    if args.record:
+        notes = (
+            f"One turn, exact match. The aim is {AIM_MS:g} ms a sample at any number in flight, everything included."
+        )
+        record("evaluation", "Evaluation: what it costs beside the model", COMMAND, [*lines, "", notes])
+
+
+def _cells(row: dict[str, Any], rows: list[dict[str, Any]]) -> list[object]:
+    """A row of the table; how much it costs is set against forge-env with as many in flight."""
+    same = (row["samples"], row["in_flight"])
+    own = next(r for r in rows if r["what"] == "forge-env" and (r["samples"], r["in_flight"]) == same)
+    return [row["what"], *same[::-1], spread(row["costs"]), f"{row['cpu_ms'] / own['cpu_ms']:.2f}"]
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from pathlib import Path
 DOCUMENT = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 PREAMBLE = """# Benchmarks
 
-Every section is written by the command it names. Peers and floors are measured in the same run, in turns; the machines are shared,
-so read ratios rather than absolute times.
+Every section is written by the command it names. Peers and floors are measured in the same run, in turns; the machines
+are shared, so read ratios rather than absolute times.
 """
 
 
@@ -35,10 +35,7 @@ def record(name: str, title: str, command: str, lines: Sequence[str], *, documen
     head = f"`{command}`, {time.strftime('%Y-%m-%d')}, {machine()}."
     section = "\n".join([f"<!-- {name} -->", f"## {title}", "", head, "", *lines, f"<!-- end of {name} -->"])
     old = re.compile(rf"<!-- {re.escape(name)} -->.*?<!-- end of {re.escape(name)} -->", re.DOTALL)
-    if old.search(text):
-        text = old.sub(lambda _: section, text)
-    else:
-        text = f"{text.rstrip()}\n\n{section}\n"
+    text = old.sub(lambda _: section, text) if old.search(text) else f"{text.rstrip()}\n\n{section}\n"
     staging = document.with_name(document.name + ".partial")
     staging.write_text(text, encoding="utf-8")
     staging.replace(document)

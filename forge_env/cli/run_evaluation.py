@@ -175,6 +175,8 @@ def run_score(args: argparse.Namespace) -> int:
         print(f"  {name}: {before:g} -> {now:g}")
     if rescored.diverged:
         print(f"in {len(rescored.diverged)} samples the environment answered otherwise than it did")
+    if rescored.result.error is not None:
+        report_error(rescored.result.error)
     return 0 if rescored.result.summary.status == "complete" else 1
 
 

@@ -69,9 +69,9 @@ async def evaluate_async(
     """`evaluate` as a coroutine."""
     single = isinstance(environments, str | type | EnvironmentChoice | dict)
     given: list[Any] = [environments] if single else list(environments)  # type: ignore[arg-type]
-    classes = {cls.__name__: cls for cls in given if isinstance(cls, type)}
+    classes = {_path(cls): cls for cls in given if isinstance(cls, type)}
     names = [name for item in given for name in (item.split(",") if isinstance(item, str) else [item])]
-    chosen = [item.__name__ if isinstance(item, type) else item for item in names]
+    chosen = [{"name": _path(item), "label": item.__name__} if isinstance(item, type) else item for item in names]
     name = model if isinstance(model, str) else getattr(model, "name", type(model).__name__)
     config = build({"environments": chosen, "model": name, **settings})
     evaluation = Evaluation(
@@ -83,6 +83,12 @@ async def evaluate_async(
         stream=sys.stderr if show else None,
     )
     return await evaluation.run()
+
+
+def _path(cls: type[Environment]) -> str:
+    """Where `forge-env score` finds the class again; its name alone where nobody else can import it."""
+    importable = cls.__module__ != "__main__" and "<locals>" not in cls.__qualname__
+    return f"{cls.__module__}:{cls.__qualname__}" if importable else cls.__name__
 
 
 def _in_a_thread(function: Callable[[], EvaluationResult]) -> EvaluationResult:

@@ -18,6 +18,8 @@ Scores = Sequence[Sequence[float]]
 """Scores of each task, [tasks][epochs of it]; tasks without any are left out."""
 
 RESAMPLES = 2000
+ALIKE = 8
+"""Tasks of each kind, on average, from which on kinds are drawn instead of tasks."""
 CHUNK = 2_000_000
 """Random numbers drawn at once, which bounds the memory of a bootstrap."""
 
@@ -50,12 +52,19 @@ def clustered_stderr(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> 
 def bootstrap(
     sums: NDArray[np.float64], counts: NDArray[np.float64], *, confidence: float, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile interval of the mean of all samples, tasks drawn with replacement (B. Efron, 1979)."""
+    """Percentile interval of the mean of all samples, tasks drawn with replacement (B. Efron, 1979).
+
+    Where many tasks are alike (solved or not), how often each kind is drawn is drawn at once: it is multinomial.
+    """
     rng = np.random.default_rng(seed)
     tasks = len(sums)
-    step = max(1, CHUNK // tasks)
+    kinds, sizes = np.unique(np.stack([sums, counts]), axis=1, return_counts=True)
     means = []
-    for start in range(0, RESAMPLES, step):
+    if ALIKE * len(sizes) <= tasks:
+        drawn = rng.multinomial(tasks, sizes / tasks, size=RESAMPLES)
+        means.append((drawn @ kinds[0]) / (drawn @ kinds[1]))
+    step = max(1, CHUNK // tasks)
+    for start in range(0, 0 if means else RESAMPLES, step):
         drawn = rng.integers(0, tasks, size=(min(step, RESAMPLES - start), tasks))
         means.append(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1))
     tail = (1 - confidence) / 2

@@ -24,6 +24,7 @@ from forge_env.evaluation.progress import EnvironmentProgress, EvaluationProgres
 from forge_env.evaluation.runner import Runner, Source
 from forge_env.evaluation.samples import Sample, SampleResult, plan, result_of
 from forge_env.evaluation.store import ResultsFolder, SampleWriter, write_whole
+from forge_env.evaluation.vllm_server import VLLMServer, check_checkpoint
 from forge_env.evaluation.watched_engine import WatchedEngine
 from forge_env.policies.endpoint import EndpointPolicy
 from forge_env.policies.scripted import GoldPolicy, scripted_policy
@@ -69,6 +70,8 @@ class Evaluation:
         self._sources = {choice.label: Source(self._maker(choice)) for choice in config.environments}
         self.samples = plan(config, {label: source.environment for label, source in self._sources.items()})
         self._scripted = None if self.policy is not None else _scripted(config.model)
+        if self.policy is None and self._scripted is None and config.model.startswith(VLLM):
+            check_checkpoint(config.model.removeprefix(VLLM))
         if isinstance(self._scripted, GoldPolicy):
             self.samples = self._with_gold(self.samples)
         self.progress = self._new_progress()
@@ -182,8 +185,6 @@ class Evaluation:
             return chosen
         options = self.config.endpoint
         if options.model.startswith(VLLM):
-            from forge_env.evaluation.vllm_server import VLLMServer
-
             display.note("starting vLLM")
             server = VLLMServer(options.model.removeprefix(VLLM), self.folder.root / "vllm.log", self.config.vllm_args)
             await stack.enter_async_context(server)

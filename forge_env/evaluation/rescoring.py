@@ -18,7 +18,7 @@ from forge_env.errors import UsageError
 from forge_env.evaluation.config import EvaluationConfig, build, read_yaml
 from forge_env.evaluation.evaluation import Evaluation
 from forge_env.evaluation.result import EvaluationResult
-from forge_env.evaluation.store import open_folder
+from forge_env.evaluation.store import ResultsFolder, open_folder
 from forge_env.policy import LimitReached, PolicySession, Reply
 from forge_env.trajectory import Trajectory, Turn
 from forge_env.types import Observation, Task, ToolSpec
@@ -101,6 +101,8 @@ async def rescore(
         on_start: is given the evaluation before it runs, to be able to stop it.
     """
     folder = open_folder(source)
+    if ResultsFolder(out).exists():
+        raise UsageError(f"{out} holds an evaluation already", fix="choose another --out, or remove it")
     config: EvaluationConfig = build(read_yaml(folder.config))
     latest = {trajectory.id: trajectory for trajectory in folder.trajectories()}
     kept = {name: trajectory for name, trajectory in latest.items() if trajectory.valid}

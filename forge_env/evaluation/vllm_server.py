@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from forge_env.errors import GeneratorError, UsageError
+from forge_env.machine import user_path
 from forge_env.policies.endpoint_errors import EndpointError
 from forge_env.policies.endpoint_http import Connections
 
@@ -31,11 +32,7 @@ class VLLMServer:
     base_url = "http://localhost/v1"
 
     def __init__(self, model: str, log: Path, args: Sequence[str] = (), *, ready_s: float = 900.0) -> None:
-        if find_spec("vllm") is None:
-            raise UsageError("vLLM is not installed", fix="install forge-env[train-cpu] or [train-gpu]")
-        if not model:
-            raise UsageError("--model vllm: names no checkpoint", fix="write --model vllm:PATH")
-        self.model = model
+        self.model = check_checkpoint(model)
         self.name = model.rstrip("/").rpartition("/")[2]
         """The model's name at the server."""
         self._log = log
@@ -116,6 +113,26 @@ class VLLMServer:
             _signal_group(process.pid, signal.SIGKILL)  # also what it left behind
             await process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def check_checkpoint(model: str) -> str:
+    """What vLLM is to load: a folder, or a name at the hub, which only vLLM can look up.
+
+    Raises:
+        UsageError: vLLM is not installed, or there is no such checkpoint folder.
+    """
+    if find_spec("vllm") is None:
+        raise UsageError("vLLM is not installed", fix="install forge-env[train-cpu] or [train-gpu]")
+    if not model:
+        raise UsageError("--model vllm: names no checkpoint", fix="write --model vllm:PATH")
+    folder = user_path(model)
+    if folder.exists() and not (folder / "config.json").is_file():
+        inside = next(iter(sorted(folder.glob("*/config.json"))), None)
+        fix = f"use vllm:{inside.parent}" if inside else "give a Hugging Face checkpoint folder"
+        raise UsageError(f"{model} holds no model: there is no config.json in it", fix=fix)
+    if not folder.exists() and (model.startswith(("/", ".", "~")) or model.count("/") != 1):
+        raise UsageError(f"there is no checkpoint folder {model}", fix="check the path, or give a name at the hub")
+    return str(folder) if folder.exists() else model
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:

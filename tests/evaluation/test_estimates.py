@@ -58,6 +58,15 @@ def test_the_bootstrap_agrees_with_the_clustered_error() -> None:
     assert (high - low) / (2 * 1.96) == pytest.approx(clustered_stderr(sums, counts), rel=0.15)
 
 
+def test_drawing_kinds_of_tasks_is_drawing_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    counts = rng.integers(1, 3, size=400).astype(float)
+    sums = rng.binomial(counts.astype(int), 0.3).astype(float)
+    kinds = bootstrap(sums, counts, confidence=0.9)
+    monkeypatch.setattr("forge_env.evaluation.estimates.ALIKE", 1000)
+    assert kinds == pytest.approx(bootstrap(sums, counts, confidence=0.9), abs=0.005)
+
+
 def test_tasks_with_too_few_valid_samples_are_left_out_of_larger_k() -> None:
     found = passes([[1.0, 0.0, 1.0], [0.0], []], 1.0)
     assert list(found) == [1, 2, 3]

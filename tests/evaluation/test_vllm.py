@@ -1,79 +1,143 @@
-"""A real vLLM server of the small model's architecture, started by `vllm:PATH`, with native tool calls."""
+"""A real vLLM server with the default recipe's small model, started by `vllm:PATH`: tools, tokens, transcripts."""
 
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 import forge_env as fe
-from forge_env.config.models import ModelSection
+from forge_env.config import RunConfig, load_config
 from forge_env.trajectory import Trajectory
+from forge_env.types import FunctionCall, ToolCall
+
+if TYPE_CHECKING:
+    from trainers.model.chat import Chat
+    from trainers.titan.batch import TokenSequence
 
 pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(1500)]
-CODE = "x"
+RECIPE = ["model.max_length=1024"]  # room for the other environment's instructions; the rest is as trained
+STEPS = 120
+"""Of 1500 that the recipe warms up: by then most turns are a call or an answer of the right form."""
+TOOLS = {"coding_rlvr": ("python", "code"), "terminal": ("bash", "command")}
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The default recipe's model and tokenizer, with weights that make every turn one call of `python`.
+def recipe() -> RunConfig:
+    return load_config("coding_rlvr", RECIPE)
 
-    Attention and feed-forward are zero, so a token's successor depends on that token alone: a row of the output
-    matrix is the embedding of the token it follows.
+
+@pytest.fixture(scope="module")
+def checkpoint(recipe: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recipe's model, tokenizer and chat template, briefly warmed up on the recipe's demonstrations.
+
+    Its environment is the only one with demonstrations: of the other, the model is shown how to look around.
     """
-    import torch
-    from tokenizers import Tokenizer
-    from transformers import AutoConfig, AutoModelForCausalLM
-
+    from trainers.loop.warmup import MICROBATCH_TOKENS, Demonstrations
+    from trainers.losses.sft import SFTLoss
+    from trainers.model.chat import Chat, FolderTokenizer
     from trainers.model.tiny import build_tiny_folder
+    from trainers.titan.device import use_device
+    from trainers.titan.engine import TitanEngine
+    from trainers.titan.model import TitanModel
 
-    folder = tmp_path_factory.mktemp("models") / "scripted"
-    build_tiny_folder(ModelSection(path="tiny"), fe.make("coding_rlvr"), 0, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    call = f'<tool_call>\n{{"name": "python", "arguments": {{"code": "{CODE}"}}}}\n</tool_call><|im_end|>'
-    opening = tokenizer.encode("<|im_start|>assistant\n<think>\n\n</think>\n\n", add_special_tokens=False).ids
-    script = [opening[-1], *tokenizer.encode(call, add_special_tokens=False).ids]
-    assert len(set(script)) == len(script), "a token has two successors"
-
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "o_proj" in name or "down_proj" in name or "lm_head" in name:
-                weight.zero_()
-        embedding = torch.nn.functional.normalize(torch.randn_like(model.model.embed_tokens.weight), dim=-1)
-        model.model.embed_tokens.weight.copy_(embedding)
-        for token, successor in pairwise(script):
-            model.lm_head.weight[successor] = 50 * embedding[token]
-    model.save_pretrained(folder)
-    return folder
-
-
-def test_two_environments_end_to_end(checkpoint: Path, tmp_path: Path) -> None:
-    choices: list[Any] = [{"name": "coding_rlvr", "options": {"max_turns": 3, "max_tool_calls": 3}}, "gsm8k"]
-    result = fe.evaluate(
-        choices,
-        f"vllm:{checkpoint}",
-        n=4,
-        temperature=0.0,
-        max_tokens=64,
-        sandbox="local",
-        out=tmp_path / "out",
-        vllm_args=["--max-model-len", "512", "--dtype", "float32", "--enforce-eager"],
+    models = tmp_path_factory.mktemp("models")
+    environment = fe.make(recipe.environment.name, **recipe.environment.options)
+    folder = build_tiny_folder(recipe.model, environment, 0, models / "fresh")
+    section, device = recipe.warmup, use_device(with_gpus=False)
+    assert section is not None
+    model = TitanModel(folder, max_length=recipe.model.max_length, device=device.torch)
+    engine = TitanEngine(
+        model, section.optimizer, device=device, steps=STEPS, microbatch_tokens=MICROBATCH_TOKENS, threads=2
     )
-    assert (result.summary.status, result.error) == ("complete", None)
-    coding, maths = result.summary.environments["coding_rlvr"], result.summary.environments["gsm8k"]
-    assert (coding.samples, coding.turns, coding.metrics["tool_calls"]) == (4, 3.0, 3.0)
-    assert (maths.samples, maths.turns) == (4, 1.0)
-    played: list[Trajectory] = [item for item in result.trajectories() if item.environment == "coding_rlvr"]
-    for trajectory in played:
-        assert json.loads(trajectory.turns[0].message.tool_calls[0].function.arguments) == {"code": CODE}
-        assert "passed" in trajectory.turns[1].observation[0].content
-        assert len(trajectory.segments()) == 1  # every turn's prompt continues the tokens before it
-        assert all(len(turn.logprobs) == len(turn.token_ids) > 0 for turn in trajectory.turns)
-    assert coding.completion_tokens == sum(item.num_sampled_tokens for item in played)
+    chat = Chat(FolderTokenizer(folder), recipe.model.renderer)
+    lessons = Demonstrations(environment, chat, batch_size=section.batch_size, max_length=512, seed=0)
+    for step in range(STEPS):
+        engine.train([*lessons.batch(), *(look_around(chat, 2 * step + number) for number in range(2))], SFTLoss())
+    model.save_hf(models / "small")
+    return models / "small"
+
+
+def look_around(chat: Chat, index: int) -> TokenSequence:
+    """A task of the other environment, and `ls`."""
+    from trainers.titan.batch import TokenSequence
+
+    environment = fe.make("terminal")
+    call = ToolCall(id="call_0", function=FunctionCall(name="bash", arguments='{"command": "ls"}'))
+    question = environment.prompt(environment.task("train", index))  # type: ignore[attr-defined]
+    answer = fe.Message(role="assistant", tool_calls=[call])
+    return TokenSequence(*chat.render_training([*question, answer], environment.tools))
+
+
+@pytest.fixture(scope="module")
+def result(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> fe.EvaluationResult:
+    return fe.evaluate(
+        [{"name": name, "options": {"max_turns": 3}} for name in TOOLS],
+        f"vllm:{checkpoint}",
+        n=8,
+        seed=1,
+        temperature=0.7,
+        send_seed=True,
+        max_tokens=96,
+        sandbox="local",
+        out=tmp_path_factory.mktemp("results") / "out",
+        vllm_args=["--dtype", "float32", "--enforce-eager"],
+    )
+
+
+def played(result: fe.EvaluationResult, name: str) -> Iterator[Trajectory]:
+    return (item for item in result.trajectories() if item.environment == name)
+
+
+def test_two_environments_are_played_to_their_end(result: fe.EvaluationResult) -> None:
+    assert (result.summary.status, result.error, result.summary.request_errors) == ("complete", None, {})
+    for name in TOOLS:
+        summary = result.summary.environments[name]
+        assert (summary.samples, summary.invalid) == (8, {})
+        assert summary.score is not None
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_the_servers_tool_calls_are_played(result: fe.EvaluationResult, name: str) -> None:
+    """Calls come parsed from the server, and the next turn begins with what the tool answered."""
+    (tool, argument), answered = TOOLS[name], 0
+    for trajectory in played(result, name):
+        for turn, following in zip(trajectory.turns, trajectory.turns[1:], strict=False):
+            for call, answer in zip(turn.message.tool_calls, following.observation, strict=True):
+                assert call.function.name == tool
+                assert json.loads(call.function.arguments).keys() == {argument}
+                assert (answer.role, answer.tool_call_id) == ("tool", call.id)
+                answered += bool(answer.content)
+            assert "<tool_call>" not in turn.message.content
+    assert answered >= 4
+
+
+def test_tokens_are_exact(result: fe.EvaluationResult, recipe: RunConfig, checkpoint: Path) -> None:
+    """Prompts are what training renders; what was sampled spells the transcript; and every token is counted."""
+    from trainers.model.chat import Chat, FolderTokenizer
+
+    chat = Chat(FolderTokenizer(checkpoint), recipe.model.renderer)
+    for name in TOOLS:
+        tools = fe.make(name).tools
+        trajectories = list(played(result, name))
+        for trajectory in trajectories:
+            assert trajectory.turns[0].prompt_ids == chat.render(trajectory.turns[0].observation, tools)
+            for turn in trajectory.turns:
+                assert len(turn.token_ids) == len(turn.logprobs) == turn.metadata["usage"]["completion"] > 0
+                assert len(turn.prompt_ids) == turn.metadata["usage"]["prompt"]
+                said = chat.parse(turn.token_ids, tools, turn.prompt_ids)
+                wanted = [(call.function.name, call.function.arguments) for call in turn.message.tool_calls]
+                assert [(call.function.name, call.function.arguments) for call in said.tool_calls] == wanted
+        summary = result.summary.environments[name]
+        assert summary.completion_tokens == sum(item.num_sampled_tokens for item in trajectories)
+        assert summary.prompt_tokens == sum(len(turn.prompt_ids) for item in trajectories for turn in item.turns)
+
+
+def test_turns_continue_the_tokens_before_them(result: fe.EvaluationResult) -> None:
+    turns = [turn for name in TOOLS for item in played(result, name) for turn in item.turns[1:]]
+    assert len(turns) >= 8
+    assert sum(turn.forked for turn in turns) <= len(turns) // 4  # the server writes arguments its own way
+    assert any(len(item.turns) > 1 and len(item.segments()) == 1 for item in played(result, "coding_rlvr"))
