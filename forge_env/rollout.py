@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from forge_env.environment import Environment
 from forge_env.errors import ContextLengthExceeded, InfrastructureError, environment_code
 from forge_env.policy import LimitReached, Policy, PolicySession, Reply
+from forge_env.sandbox.protocol import on_behalf_of
 from forge_env.trajectory import Trajectory, Turn
 from forge_env.types import Observation, Task
 from forge_env.working_time import WorkingTime
@@ -100,7 +101,8 @@ async def run_episode(
         try:
             env = make_env()
             try:
-                await _play(env, policy, trajectory, task, seed, limits, clock, watch)
+                with on_behalf_of(environment_name or type(env).__name__):
+                    await _play(env, policy, trajectory, task, seed, limits, clock, watch)
             finally:
                 watch("close")
                 await _close(env)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
+import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from sandboxes.answers import call_outcome, exec_result, limits_header, raise_io
 from sandboxes.connection import Connection, Listener
 from sandboxes.images.runner import values
 from sandboxes.images.runner.wire import Header
+from sandboxes.network import AllowList, FilteringProxy, receive_listener
 from sandboxes.sessions import BoxProcess, BoxSession, open_persistent
 
 GRACE_S = 10.0
@@ -40,7 +42,27 @@ class Box(ABC):
         self.name = name
         self.spec = spec
         self.connection = connection
+        self.proxy: FilteringProxy | None = None
         self.uses = 0
+
+    async def join(self, channel: socket.socket) -> None:
+        """Take over our end of the channel and wait for the runner's first word. Raises `SandboxError`."""
+        channel.setblocking(False)
+        try:
+            if self.spec.allow:
+                self.proxy = FilteringProxy(await receive_listener(channel), AllowList(self.spec.allow))
+                await self.proxy.start()
+            await asyncio.get_running_loop().create_unix_connection(lambda: self.connection, sock=channel)
+        except BaseException:
+            channel.close()
+            raise
+        await self.connection.ready
+
+    def hang_up(self) -> None:
+        """Close what leads to it: the runner ends itself."""
+        self.connection.close()
+        if self.proxy is not None:
+            self.proxy.close()
 
     @abstractmethod
     async def destroy(self) -> None:
@@ -48,6 +70,8 @@ class Box(ABC):
 
     async def reset(self) -> list[str]:
         """Kill and wipe everything the last user left. Returns what is not as it was (empty: clean)."""
+        if self.proxy is not None:
+            self.proxy.drop_connections()
         header, _ = await self.connection.request({"op": "reset"}, timeout=GRACE_S)
         dirty = [str(item) for item in header.get("dirty", ["no report"])]
         if abs(time.time() - float(header.get("time", 0.0))) > _MAX_CLOCK_SKEW_S:

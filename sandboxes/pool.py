@@ -14,25 +14,19 @@ import asyncio
 import functools
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from forge_env.errors import ForgeError, SandboxError
 from forge_env.sandbox import SandboxSpec
+from sandboxes.background import Background
 from sandboxes.box import Box
 from sandboxes.metrics import Phases
+from sandboxes.waiters import Waiters
 
 _START_ATTEMPTS = 2
 IDLE_S = 60.0
 """After this long without work a box beyond the warm ones is given up."""
-
-
-@dataclass(eq=False)
-class _Waiter:
-    spec: SandboxSpec
-    tenant: str
-    box: asyncio.Future[Box]
 
 
 class Pool:
@@ -68,8 +62,8 @@ class Pool:
         self._resetting: set[Box] = set()
         self._pending: Counter[SandboxSpec] = Counter()  # starting or resetting
         self._dying = 0
-        self._waiters: list[_Waiter] = []
-        self._tasks: set[asyncio.Future[None]] = set()
+        self._waiters = Waiters()
+        self._background = Background()
         self._shrinking: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -94,8 +88,7 @@ class Pool:
         if self._closed:
             raise SandboxError("the sandbox engine is closed")
         asked = time.monotonic()
-        waited = any(waiter.spec == spec for waiter in self._waiters)
-        box = None if waited else self._take_idle(spec, tenant)
+        box = None if self._waiters.wants(spec) else self._take_idle(spec, tenant)
         self.counters["hits" if box else "misses"] += 1
         if box is None:
             box = await self._wait(spec, tenant)
@@ -104,8 +97,7 @@ class Pool:
         return box
 
     async def _wait(self, spec: SandboxSpec, tenant: str) -> Box:
-        waiter = _Waiter(spec, tenant, asyncio.get_running_loop().create_future())
-        self._waiters.append(waiter)
+        waiter = self._waiters.join(spec, tenant)
         self._grow()
         try:
             return await waiter.box
@@ -114,8 +106,7 @@ class Pool:
                 box = waiter.box.result()  # it came at the very moment of giving up
                 del self._leased[box]
                 self._offer(box)
-            elif waiter in self._waiters:
-                self._waiters.remove(waiter)
+            self._waiters.leave(waiter)
             raise
 
     def release(self, box: Box) -> None:
@@ -127,25 +118,21 @@ class Pool:
         else:
             self._pending[box.spec] += 1
             self._resetting.add(box)
-            self._background(self._reset(box))
+            self._background.start(self._reset(box))
 
     async def close(self) -> None:
         """Destroy every box and refuse whoever waits."""
         self._closed = True
         if self._shrinking is not None:
             self._shrinking.cancel()
-        for waiter in self._waiters:
-            if not waiter.box.done():
-                waiter.box.set_exception(SandboxError("the sandbox engine was closed"))
-        self._waiters.clear()
-        for task in list(self._tasks):
-            task.cancel()
+        self._waiters.fail_all(SandboxError("the sandbox engine was closed"))
+        self._background.cancel()
         boxes = [*self._idle, *self._leased, *self._resetting]
         self._idle.clear()
         self._leased.clear()
         self._resetting.clear()
-        await asyncio.gather(*self._tasks, *(box.destroy() for box in boxes), return_exceptions=True)
-        await asyncio.gather(*self._tasks, return_exceptions=True)  # what the cancelled ones had to destroy
+        await asyncio.gather(*(box.destroy() for box in boxes), return_exceptions=True)
+        await self._background.wait()  # what the cancelled ones had to destroy too
 
     def stats(self) -> dict[str, Any]:
         """Counters, boxes in each state, hit rate, and percentiles of the phases."""
@@ -177,11 +164,7 @@ class Pool:
         if self._closed or not box.connection.alive:
             self._discard(box, "lost")
             return
-        held = Counter(self._leased.values())
-        candidates = [waiter for waiter in self._waiters if waiter.spec == box.spec and not waiter.box.done()]
-        if candidates:
-            waiter = min(candidates, key=lambda waiter: held[waiter.tenant])  # the first among equals
-            self._waiters.remove(waiter)
+        if waiter := self._waiters.next(box.spec, self._leased.values()):
             self._leased[box] = waiter.tenant
             waiter.box.set_result(box)
             return
@@ -207,7 +190,7 @@ class Pool:
                 self.counters["no memory to grow"] += 1
                 return
             self._pending[waiter.spec] += 1  # it counts from now on, not from when its task first runs
-            self._background(self._start_for(waiter.spec))
+            self._background.start(self._start_for(waiter.spec))
 
     def _make_room(self, spec: SandboxSpec) -> None:
         """Give up an idle box of another kind, unless one is on its way out already."""
@@ -262,12 +245,7 @@ class Pool:
         try:
             box = await self._pending_start(spec)
         except ForgeError as error:
-            for waiter in self._waiters:
-                if waiter.spec == spec:
-                    self._waiters.remove(waiter)
-                    if not waiter.box.done():
-                        waiter.box.set_exception(error)
-                    break
+            self._waiters.fail_first(spec, error)
             self._grow()
         else:
             self._offer(box)
@@ -302,7 +280,7 @@ class Pool:
         if not self._closed:
             self.counters[why] += 1
         self._dying += 1
-        self._background(self._destroy(box), survives_close=True)
+        self._background.start(self._destroy(box), to_its_end=True)
 
     async def _destroy(self, box: Box) -> None:
         try:
@@ -312,7 +290,7 @@ class Pool:
             self._grow()
             if not self._closed and self.total < self.warm:
                 self._pending[box.spec] += 1
-                self._background(self._replace(box.spec))
+                self._background.start(self._replace(box.spec))
 
     async def _replace(self, spec: SandboxSpec) -> None:
         """Keep the warm ones warm; a failure here shows again when somebody asks for a box."""
@@ -320,19 +298,3 @@ class Pool:
             self._offer(await self._pending_start(spec))
         except SandboxError:
             return
-
-    def _background(self, work: Coroutine[Any, Any, None], *, survives_close: bool = False) -> None:
-        task: asyncio.Future[None] = asyncio.get_running_loop().create_task(work)
-        if survives_close:
-            task = asyncio.ensure_future(_to_the_end(task))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-async def _to_the_end(task: asyncio.Future[None]) -> None:
-    """Wait for `task` even when cancelled: a destruction is never left half done."""
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            continue

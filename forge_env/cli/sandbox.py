@@ -27,6 +27,9 @@ def add_parser(commands: Any) -> None:
     )
     run.add_argument("--image", default="python", help="image to run in (default: python)")
     run.add_argument("--network", action="store_true", help="let the program reach the network")
+    run.add_argument(
+        "--allow", action="append", default=[], metavar="HOST[:PORT]", help="let it reach this host over HTTP and HTTPS"
+    )
     _finish(run, "run_program")
 
     build = actions.add_parser("build", help="build the image where it is missing")
@@ -37,6 +40,7 @@ def add_parser(commands: Any) -> None:
     ps = actions.add_parser("ps", help="list running sandboxes")
     ps.set_defaults(run=_lazy("run_ps"))
     reap = actions.add_parser("reap", help="remove what dead owners left")
+    reap.add_argument("--images", action="store_true", help="and the images of other versions that nobody uses")
     reap.set_defaults(run=_lazy("run_reap"))
 
     bench = actions.add_parser("bench", help="measure sandboxes on this machine")

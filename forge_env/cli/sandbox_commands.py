@@ -25,7 +25,7 @@ def run_program(args: argparse.Namespace) -> int:
     limits = parse_limits(args.limit)
     source = sys.stdin.read() if args.file == "-" else Path(args.file).read_text(encoding="utf-8", errors="replace")
     stdin = "" if args.file == "-" or sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
-    spec = SandboxSpec(image=args.image, network=args.network)
+    spec = SandboxSpec(image=args.image, network=args.network, allow=tuple(args.allow))
     result = asyncio.run(_run_once(args.engine, spec, source, stdin, limits, shell=args.file.endswith(".sh")))
     sys.stdout.write(result.stdout)
     sys.stdout.flush()
@@ -102,9 +102,12 @@ def run_ps(args: argparse.Namespace) -> int:
 
 
 def run_reap(args: argparse.Namespace) -> int:
-    """`sandbox reap`: remove what dead owners left."""
+    """`sandbox reap`: remove what dead owners left, and with `--images` what other versions built."""
     for name in installed(GROUP):
-        print(f"{name}: {load_engine(name).reap_abandoned()} removed")
+        engine = load_engine(name)
+        print(f"{name}: {engine.reap_abandoned()} removed")
+        for image in engine.prune() if args.images else ():
+            print(f"  {image}")
     return 0
 
 

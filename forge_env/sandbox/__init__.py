@@ -1,7 +1,7 @@
 """Sandboxes: where every line of model-written code runs. Engines are plug-ins behind `SandboxEngine`."""
 
 from forge_env.sandbox.engines import available_engines, open_engine, reap_abandoned
-from forge_env.sandbox.protocol import TENANT, Process, Sandbox, SandboxEngine, Session
+from forge_env.sandbox.protocol import TENANT, Process, Sandbox, SandboxEngine, Session, on_behalf_of
 from forge_env.sandbox.types import (
     CallOutcome,
     CallsResult,
@@ -30,6 +30,7 @@ __all__ = [
     "TestsResult",
     "Usage",
     "available_engines",
+    "on_behalf_of",
     "open_engine",
     "reap_abandoned",
 ]

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-from typing import Any, cast
+from typing import Any
 
-from forge_env.errors import PluginError, SandboxUnavailableError
+from forge_env.errors import PluginError, SandboxUnavailableError, UsageError
 from forge_env.plugins import installed, load_plugin
 from forge_env.sandbox.protocol import SandboxEngine
 
 logger = logging.getLogger(__name__)
 GROUP = "forge_env.sandboxes"
 PREFERENCE = ("docker", "local")
+_WISHES = {"concurrency", "warm"}
 
 
 def load_engine(name: str) -> type[SandboxEngine]:
-    """The engine class registered under `name`."""
-    return cast("type[SandboxEngine]", load_plugin(GROUP, name))
+    """The engine class registered as `name`, or at the import path `module:attribute`.
+
+    Raises:
+        NotRegisteredError: there is none of that name.
+        PluginError: it can't be loaded, or is no `SandboxEngine`.
+    """
+    found = load_plugin(GROUP, name)
+    if not (isinstance(found, type) and issubclass(found, SandboxEngine)):
+        raise PluginError(f"sandbox engine {name!r} is {found!r}", fix="name a subclass of SandboxEngine")
+    return found
 
 
 def available_engines() -> dict[str, str | None]:
@@ -46,20 +56,37 @@ def reap_abandoned() -> int:
 def open_engine(name: str = "auto", **options: Any) -> SandboxEngine:
     """An engine to be used as `async with`. `auto` takes the first that works: docker, then local.
 
+    `concurrency` and `warm` are wishes that an engine without a pool need not know; it must take every other option.
+
     Raises:
+        UsageError: the engine has no such option.
         SandboxUnavailableError: none works; the reasons are listed. There is no unsandboxed fallback.
     """
     if name != "auto":
         engine = load_engine(name)
         if reason := engine.unavailable_reason():
             raise SandboxUnavailableError(f"sandbox engine {name!r} can't run here: {reason}")
-        return engine(**options)
+        return _made(engine, name, options)
     reasons = available_engines()
     for candidate, reason in reasons.items():
         if reason is None:
-            return load_engine(candidate)(**options)
+            return _made(load_engine(candidate), candidate, options)
     raise SandboxUnavailableError(
         "no sandbox engine can run here, so no code will be run: "
         + "; ".join(f"{candidate}: {reason}" for candidate, reason in reasons.items()),
         fix="start a Docker daemon, or allow unprivileged user namespaces",
     )
+
+
+def _made(engine: type[SandboxEngine], name: str, options: dict[str, Any]) -> SandboxEngine:
+    signature = inspect.signature(engine)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    known = {option: value for option, value in options.items() if takes_any or option in signature.parameters}
+    if unknown := set(options) - set(known) - _WISHES:
+        names = ", ".join(sorted(set(signature.parameters))) or "none"
+        raise UsageError(f"sandbox engine {name!r} has no option {', '.join(sorted(unknown))}", fix=f"it has: {names}")
+    try:
+        signature.bind(**known)
+    except TypeError as error:
+        raise UsageError(f"sandbox engine {name!r} can't be made: {error}", fix="give every option a default") from None
+    return engine(**known)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
@@ -29,12 +29,22 @@ from forge_env.sandbox.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from types import TracebackType
 
 
 TENANT: ContextVar[str] = ContextVar("sandbox_tenant", default="")
 """On whose behalf sandboxes are acquired, such as an environment's name: pools share them out evenly."""
+
+
+@contextmanager
+def on_behalf_of(tenant: str) -> Iterator[None]:
+    """Sandboxes acquired inside count for `tenant`."""
+    token = TENANT.set(tenant)
+    try:
+        yield
+    finally:
+        TENANT.reset(token)
 
 
 class Sandbox(ABC):
@@ -178,6 +188,11 @@ class SandboxEngine(ABC):
     def reap_abandoned(cls) -> int:
         """Remove what dead owners left on this machine; returns how many things. Quick, and starts nothing."""
         return 0
+
+    @classmethod
+    def prune(cls) -> list[str]:
+        """Remove the images of other versions that no sandbox uses; returns their names. They are built when needed."""
+        return []
 
     @classmethod
     def running(cls) -> list[RunningSandbox]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from forge_env.errors import UsageError
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -34,10 +36,20 @@ class SandboxSpec:
     """Name of a bundled image, or an image reference of the engine."""
     network: bool = False
     """Reach the network. Off unless a task needs it."""
+    allow: tuple[str, ...] = ()
+    """Hosts (`NAME`, `NAME:PORT`, `*.NAME`) that programs may reach over HTTP and HTTPS through a filtering proxy,
+    which the usual variables name; everything else stays out of reach."""
     disk_mb: int = 64
     """Size of the writable work folder, MiB."""
     memory_mb: int = 1024
     """Memory of the whole sandbox, MiB."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.allow, str):
+            raise UsageError(f"allow is the text {self.allow!r}", fix="pass a tuple of hosts")
+        object.__setattr__(self, "allow", tuple(self.allow))
+        if self.network and self.allow:
+            raise UsageError("network=True reaches everything, allow only some", fix="choose one of them")
 
 
 @dataclass(frozen=True, slots=True)

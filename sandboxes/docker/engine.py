@@ -7,21 +7,24 @@ import contextlib
 import functools
 import os
 import shutil
+import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-from forge_env.errors import SandboxError, SandboxUnavailableError, UsageError
+from forge_env.errors import SandboxError, UsageError
 from forge_env.sandbox import RunningSandbox, SandboxSpec
 from sandboxes import owner
 from sandboxes.box import Box
 from sandboxes.connection import Connection
+from sandboxes.docker import daemon
 from sandboxes.docker import seccomp as own_seccomp
-from sandboxes.docker.options import SOCKET_NAME, Daemon, container_options, random_uid
+from sandboxes.docker.options import SOCKET_NAME, container_options, random_uid
 from sandboxes.docker.reaper import FOLDER_PREFIX, end_container, is_running, reap, remove_stale_folders, running
-from sandboxes.engine import PooledEngine
-from sandboxes.images.build import ensure_image
+from sandboxes.engine import MAX_USES, PooledEngine
+from sandboxes.images.build import ensure_image, prune_images
+from sandboxes.network import AllowList
 
 START_TIMEOUT_S = 30
 _MAX_SOCKET_PATH = 100
@@ -37,7 +40,7 @@ class DockerBox(Box):
         self._removal: asyncio.Task[None] | None = None
 
     async def destroy(self) -> None:  # noqa: D102
-        self.connection.close()
+        self.hang_up()
         if self._removal is None:
             self._removal = asyncio.ensure_future(asyncio.to_thread(end_container, self._client, self._container))
         await asyncio.shield(self._removal)
@@ -51,7 +54,9 @@ class DockerEngine(PooledEngine):
         runtime: an OCI runtime the daemon knows, such as `runsc`.
         cpus: CPUs one sandbox may use.
         seccomp: `own` (an allow-list tighter than Docker's), or `docker` for Docker's default profile.
-        options: see `PooledEngine`.
+        concurrency: most sandboxes alive at once; by default four per CPU.
+        warm: how many to start ahead; by default one per CPU.
+        max_uses: leases after which a sandbox is replaced by a new one.
     """
 
     name = "docker"
@@ -63,9 +68,11 @@ class DockerEngine(PooledEngine):
         runtime: str | None = None,
         cpus: float = 1.0,
         seccomp: str = "own",
-        **options: Any,
+        concurrency: int | None = None,
+        warm: int | None = None,
+        max_uses: int = MAX_USES,
     ) -> None:
-        super().__init__(**options)
+        super().__init__(concurrency=concurrency, warm=warm, max_uses=max_uses)
         if seccomp not in ("own", "docker"):
             raise UsageError(f"seccomp is {seccomp!r}", fix="use 'own' or 'docker'")
         self.base_image = base_image
@@ -73,36 +80,28 @@ class DockerEngine(PooledEngine):
         self.cpus = cpus
         self.owner = owner.this_process()
         self.seccomp = seccomp
-        self._daemon = Daemon(seccomp=False, remapped=False)
+        self._daemon = daemon.Daemon(seccomp=False, remapped=False)
         self._client: Any = None
         self._images: dict[str, asyncio.Task[str]] = {}
 
     @classmethod
     def unavailable_reason(cls) -> str | None:  # noqa: D102
-        try:
-            import docker
-            import docker.errors
-        except ImportError:
-            return "the Python package 'docker' is missing (pip install docker)"
-        try:
-            client = docker.from_env(timeout=5)
-            try:
-                kind = client.info().get("OSType")
-            finally:
-                client.close()
-        except (docker.errors.DockerException, OSError) as error:
-            return f"no Docker daemon answers: {str(error)[:200]} (start it, or set DOCKER_HOST)"
-        return None if kind == "linux" else f"the Docker daemon runs {kind} containers, not Linux ones"
+        return daemon.unavailable_reason()
 
     @classmethod
     def reap_abandoned(cls) -> int:  # noqa: D102
         remove_stale_folders()
-        with _daemon() as client:
+        with daemon.momentary_client() as client:
             return len(reap(client)) if client else 0
 
     @classmethod
+    def prune(cls) -> list[str]:  # noqa: D102
+        with daemon.momentary_client() as client:
+            return prune_images(client) if client else []
+
+    @classmethod
     def running(cls) -> list[RunningSandbox]:  # noqa: D102
-        with _daemon() as client:
+        with daemon.momentary_client() as client:
             return running(client) if client else []
 
     async def build(self, image: str | None = None) -> str:  # noqa: D102
@@ -116,16 +115,8 @@ class DockerEngine(PooledEngine):
         await self._image(SandboxSpec().image)
 
     async def _connect(self) -> None:
-        import docker
-        import docker.errors
-
         if self._client is None:
-            try:
-                self._client = await asyncio.to_thread(docker.from_env, max_pool_size=self.concurrency + 4)
-                self._daemon = Daemon.of(await asyncio.to_thread(self._client.info))
-            except docker.errors.DockerException as error:
-                fix = "start it or set DOCKER_HOST"
-                raise SandboxUnavailableError(f"no Docker daemon answers: {error}", fix=fix) from error
+            self._client, self._daemon = await asyncio.to_thread(daemon.connect, max_pool_size=self.concurrency + 4)
 
     async def close(self) -> None:  # noqa: D102
         await super().close()
@@ -134,9 +125,9 @@ class DockerEngine(PooledEngine):
             await asyncio.to_thread(client.close)
 
     def _seccomp_profile(self) -> str | None:
-        return (
-            own_seccomp.profile() if self._daemon.seccomp and self.seccomp == "own" and self.runtime is None else None
-        )
+        if not self._daemon.seccomp or self.seccomp != "own" or self.runtime is not None:
+            return None
+        return str(own_seccomp.profile_file()) if self._daemon.podman else own_seccomp.profile()
 
     async def _image(self, name: str) -> str:
         if name not in self._images or (self._images[name].done() and self._images[name].exception()):
@@ -145,12 +136,13 @@ class DockerEngine(PooledEngine):
         return await asyncio.shield(self._images[name])
 
     async def _make_box(self, spec: SandboxSpec) -> Box:
+        AllowList(spec.allow)  # a bad entry is told before anything is started
         image = await self._image(spec.image)
-        loop = asyncio.get_running_loop()
-        connection = Connection()
-        with _socket_folder() as folder:
+        with _socket_folder() as folder, socket.socket(socket.AF_UNIX) as server:
             path = os.path.join(folder, SOCKET_NAME)
-            server = await loop.create_unix_server(lambda: connection, path=path)
+            server.bind(path)
+            server.listen(1)
+            server.setblocking(False)
             os.chmod(path, 0o666)  # the folder's parent is ours alone; the container's root has no right to override
             options = container_options(
                 image,
@@ -161,27 +153,34 @@ class DockerEngine(PooledEngine):
                 cpus=self.cpus,
                 runtime=self.runtime,
                 seccomp_profile=self._seccomp_profile(),
+                podman=self._daemon.podman,
             )
-            container = await _finish(asyncio.to_thread(self._start_container, options))
-            box = DockerBox(container, spec, connection, self._client)
             try:
-                await self._wait_until_ready(connection, container)
+                container = await _finish(asyncio.to_thread(self._start_container, options))
+            except _ImageGoneError:
+                self._images.pop(spec.image, None)  # pruned behind our back: the next attempt builds it again
+                raise
+            box = DockerBox(container, spec, Connection(), self._client)
+            try:
+                await self._while_running(container, _meet(server, box))
             except BaseException:
                 await box.destroy()
                 raise
-            finally:
-                server.close()
         return box
 
-    async def _wait_until_ready(self, connection: Connection, container: str) -> None:
-        """Wait for the runner's first word. A container that died before it connected is noticed by looking."""
-        for _ in range(START_TIMEOUT_S):
-            await asyncio.wait([connection.ready], timeout=1.0)
-            if connection.ready.done():
-                return connection.ready.result()
-            if not await asyncio.to_thread(is_running, self._client, container):
-                raise SandboxError(f"container {container[:12]} ended before its runner answered")
-        raise SandboxError(f"container {container[:12]} did not answer within {START_TIMEOUT_S} s")
+    async def _while_running(self, container: str, work: Coroutine[Any, Any, None]) -> None:
+        """Wait for a runner. A container that died before it connected is noticed by looking."""
+        task = asyncio.ensure_future(work)
+        try:
+            for _ in range(START_TIMEOUT_S):
+                await asyncio.wait([task], timeout=1.0)
+                if task.done():
+                    return task.result()
+                if not await asyncio.to_thread(is_running, self._client, container):
+                    raise SandboxError(f"container {container[:12]} ended before its runner answered")
+            raise SandboxError(f"container {container[:12]} did not answer within {START_TIMEOUT_S} s")
+        finally:
+            task.cancel()
 
     def _start_container(self, options: dict[str, Any]) -> str:
         import docker.errors
@@ -195,11 +194,23 @@ class DockerEngine(PooledEngine):
             except BaseException:
                 api.remove_container(container, force=True)
                 raise
+        except docker.errors.ImageNotFound as error:
+            raise _ImageGoneError(f"the image {options['Image']} is gone") from error
         except docker.errors.APIError as error:
             raise SandboxError(f"Docker refused a container: {error.explanation or error}") from error
         except (docker.errors.DockerException, requests.RequestException) as error:
             raise SandboxError(f"the Docker daemon is lost: {error}") from error
         return container
+
+
+class _ImageGoneError(SandboxError):
+    """The image was removed since it was looked up."""
+
+
+async def _meet(server: socket.socket, box: Box) -> None:
+    """Wait until the runner has connected and said that it is ready."""
+    channel, _ = await asyncio.get_running_loop().sock_accept(server)
+    await box.join(channel)
 
 
 async def _finish(work: Any) -> Any:
@@ -210,23 +221,6 @@ async def _finish(work: Any) -> Any:
     except asyncio.CancelledError:
         await asyncio.wait([task])
         raise
-
-
-@contextlib.contextmanager
-def _daemon() -> Iterator[Any]:
-    """A client for a moment, or None when no daemon answers."""
-    import docker
-    import docker.errors
-
-    try:
-        client = docker.from_env(timeout=5)
-    except (docker.errors.DockerException, OSError):
-        yield None
-        return
-    try:
-        yield client
-    finally:
-        client.close()
 
 
 @contextlib.contextmanager

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Any
 
 from forge_env.sandbox import SandboxSpec
+from sandboxes.docker.daemon import Daemon
 from sandboxes.images.runner.config import RunnerConfig
+from sandboxes.network import PROXY_PORT
 
 SOCKET_FOLDER = "/run/forge_env"
 SOCKET_NAME = "s"
@@ -17,29 +18,17 @@ SCRATCH_MB = 32
 INODES_PER_MB = 64
 PIDS = 1024
 """Twice `MAX_PROCESSES`, for the two users of a container, and the runner's own."""
+MOST_FILES = 4096
 CPU_PERIOD_US = 100_000
 
 
-def tmpfs(size_mb: int, uid: int | None, mode: str) -> str:
+def tmpfs(size_mb: int, uid: int | None, mode: str, *, podman: bool = False) -> str:
     """Mount options of one writable folder."""
+    options = f"rw,nosuid,nodev,size={size_mb}m,mode={mode}"
+    if podman:  # it knows neither inodes nor owners
+        return options
     owner = f",uid={uid},gid={uid}" if uid is not None else ""
-    return f"rw,nosuid,nodev,size={size_mb}m,nr_inodes={size_mb * INODES_PER_MB},mode={mode}{owner}"
-
-
-@dataclass(frozen=True)
-class Daemon:
-    """What the daemon can do."""
-
-    seccomp: bool
-    remapped: bool
-    """User ids of containers are mapped to others of the host, and few (userns-remap, rootless)."""
-
-    @classmethod
-    def of(cls, info: dict[str, Any]) -> Daemon:
-        """From `docker info`."""
-        options = info.get("SecurityOptions") or []
-        remapped = any(option.startswith(("name=userns", "name=rootless")) for option in options)
-        return cls(any(option.startswith("name=seccomp") for option in options), remapped)
+    return f"{options},nr_inodes={size_mb * INODES_PER_MB}{owner}"
 
 
 def container_options(
@@ -52,6 +41,7 @@ def container_options(
     cpus: float,
     runtime: str | None,
     seccomp_profile: str | None,
+    podman: bool = False,
 ) -> dict[str, Any]:
     """The body of Docker's `POST /containers/create`.
 
@@ -59,9 +49,13 @@ def container_options(
     (and `uid + 1` to judge them), a range that no other container has, since the kernel counts processes per user
     across containers.
     """
-    runner = RunnerConfig(isolation="uid", connect=f"{SOCKET_FOLDER}/{SOCKET_NAME}", uid=uid)
+    runner = RunnerConfig(isolation="uid", connect=f"{SOCKET_FOLDER}/{SOCKET_NAME}", uid=uid, chown=podman)
+    runner.proxy_port = PROXY_PORT if spec.allow else 0
     security = ["no-new-privileges"] + ([f"seccomp={seccomp_profile}"] if seccomp_profile else [])
     memory = (spec.memory_mb + RUNNER_MB) << 20
+    ulimits = [{"Name": "core", "Soft": 0, "Hard": 0}]
+    if podman:  # what it would set by itself may be more than its service has
+        ulimits += [{"Name": name, "Soft": MOST_FILES, "Hard": MOST_FILES} for name in ("nofile", "nproc")]
     return {
         "Image": image,
         "Cmd": ["python3", "-s", "-m", "runner", runner.dumps()],
@@ -76,13 +70,13 @@ def container_options(
             "NetworkMode": "bridge" if spec.network else "none",
             "ReadonlyRootfs": True,
             "Tmpfs": {
-                "/work": tmpfs(spec.disk_mb, uid, "0700"),
-                "/work-judge": tmpfs(spec.disk_mb, uid + 1, "0700"),
-                "/tmp": tmpfs(SCRATCH_MB, None, "1777"),
+                "/work": tmpfs(spec.disk_mb, uid, "0700", podman=podman),
+                "/work-judge": tmpfs(spec.disk_mb, uid + 1, "0700", podman=podman),
+                "/tmp": tmpfs(SCRATCH_MB, None, "1777", podman=podman),
             },
             "ShmSize": SCRATCH_MB << 20,
             "CapDrop": ["ALL"],
-            "CapAdd": ["SETUID", "SETGID"],
+            "CapAdd": ["SETUID", "SETGID", *(["CHOWN"] if podman else [])],  # given up before the first program
             "SecurityOpt": security,
             "IpcMode": "private",
             "Memory": memory,
@@ -92,7 +86,7 @@ def container_options(
             "Sysctls": {"net.ipv4.tcp_max_tw_buckets": "0"},
             "CpuPeriod": CPU_PERIOD_US,
             "CpuQuota": int(cpus * CPU_PERIOD_US),
-            "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
+            "Ulimits": ulimits,
             "Mounts": [{"Type": "bind", "Source": socket_folder, "Target": SOCKET_FOLDER, "ReadOnly": True}],
             "LogConfig": {"Type": "none"},
             "AutoRemove": True,

@@ -9,9 +9,15 @@ unix and internet. Clone may make no namespaces; clone3, whose flags a filter ca
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import tempfile
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
+
+from sandboxes.images.cache import cache_folder
 
 _NAMESPACE_FLAGS = 0x7E020000
 _ENOSYS = 38
@@ -85,3 +91,15 @@ def profile() -> str:
             "syscalls": rules,
         }
     )
+
+
+def profile_file() -> Path:
+    """The profile as a file of the cache folder, for a Podman service on this machine."""
+    text = profile()
+    path = cache_folder() / f"seccomp-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix="seccomp-", delete=False) as file:
+            file.write(text)
+        os.replace(file.name, path)
+    return path

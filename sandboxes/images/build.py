@@ -5,17 +5,19 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import tarfile
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from forge_env.errors import SandboxUnavailableError, UsageError
-from sandboxes.images import rootfs
+from sandboxes.images import cache, rootfs
 
 REPOSITORY = "forge-env"
 BASE_IMAGE_VARIABLE = "FORGE_ENV_BASE_IMAGE"
 BUNDLED = "python"
+_CONFLICT = 409
 _HERE = Path(__file__).parent
 _FOLDERS = {"work": 0o700, "work-judge": 0o700, "run/forge_env": 0o755, "tmp": 0o1777}
 
@@ -24,7 +26,7 @@ def image_tag(base_image: str | None) -> str:
     """The name of the bundled image over `base_image`, or over this machine's own Python."""
     digest = hashlib.sha256((base_image or rootfs.fingerprint()).encode())
     digest.update((_HERE / "Dockerfile").read_bytes())
-    for path in rootfs.runner_files():
+    for path in cache.runner_files():
         digest.update(path.name.encode() + path.read_bytes())
     return f"{REPOSITORY}/{BUNDLED}:{digest.hexdigest()[:16]}"
 
@@ -78,6 +80,29 @@ def _ensure_folder_image(client: Any, folder: Path, base_image: str | None) -> s
     return tag
 
 
+def prune_images(client: Any) -> list[str]:
+    """Remove every image that this project built for other versions of itself, of the machine's Python or of a user's
+    Dockerfile, and that no container uses. Returns their tags; who needs one again builds it again."""
+    import docker.errors
+
+    current = {image_tag(None), f"{REPOSITORY}/base:{rootfs.fingerprint()}"}
+    if base := os.environ.get(BASE_IMAGE_VARIABLE):
+        current.add(image_tag(base))
+    removed = []
+    for image in client.images.list(name=f"{REPOSITORY}/*"):
+        for tag in set(image.tags) - current:
+            try:
+                client.images.remove(tag)
+            except docker.errors.ImageNotFound:
+                continue
+            except docker.errors.APIError as error:
+                if error.status_code != _CONFLICT:  # a container uses it
+                    raise
+            else:
+                removed.append(tag)
+    return sorted(removed)
+
+
 def _import_base(client: Any) -> str:
     import docker.errors
 
@@ -85,12 +110,14 @@ def _import_base(client: Any) -> str:
     try:
         client.images.get(tag)
     except docker.errors.ImageNotFound:
-        root = rootfs.ensure_rootfs()
+        root = cache.ensure_rootfs()
         repository, _, version = tag.partition(":")
         with tempfile.NamedTemporaryFile(prefix="forge-env-", suffix=".tar") as file:
             with tarfile.open(file.name, "w") as archive:
                 archive.add(root, arcname=".", filter=_owned_by_root)
-            client.api.import_image_from_file(file.name, repository=repository, tag=version)
+            answer = str(client.api.import_image_from_file(file.name, repository=repository, tag=version))
+        if imported := re.search("sha256:[0-9a-f]{64}|[0-9a-f]{64}", answer):
+            client.api.tag(imported.group(), repository, version)  # Podman's import forgets the version
     return tag
 
 
@@ -124,7 +151,7 @@ def _context() -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         archive.add(_HERE / "Dockerfile", arcname="Dockerfile", filter=_owned_by_root)
-        for path in rootfs.runner_files():
+        for path in cache.runner_files():
             archive.add(path, arcname=f"forge_env/runner/{path.name}", filter=_owned_by_root)
         for folder, mode in _FOLDERS.items():
             entry = tarfile.TarInfo(f"folders/{folder}")

@@ -7,7 +7,6 @@ that no path of the machine is left inside. Both engines use it: as an image, an
 from __future__ import annotations
 
 import compileall
-import fcntl
 import hashlib
 import os
 import platform
@@ -16,99 +15,18 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from forge_env.errors import SandboxUnavailableError
 
-TOOLS = [
-    "awk",
-    "base64",
-    "basename",
-    "bash",
-    "cat",
-    "chmod",
-    "chown",
-    "cmp",
-    "comm",
-    "cp",
-    "cut",
-    "dash",
-    "date",
-    "dd",
-    "df",
-    "diff",
-    "dirname",
-    "du",
-    "echo",
-    "env",
-    "expr",
-    "false",
-    "find",
-    "fold",
-    "grep",
-    "egrep",
-    "fgrep",
-    "gunzip",
-    "gzip",
-    "head",
-    "hostname",
-    "id",
-    "install",
-    "join",
-    "kill",
-    "ln",
-    "ls",
-    "md5sum",
-    "mkdir",
-    "mkfifo",
-    "mktemp",
-    "mv",
-    "nl",
-    "nproc",
-    "od",
-    "paste",
-    "patch",
-    "printf",
-    "ps",
-    "pwd",
-    "readlink",
-    "realpath",
-    "rev",
-    "rm",
-    "rmdir",
-    "sed",
-    "seq",
-    "sha256sum",
-    "sleep",
-    "sort",
-    "split",
-    "stat",
-    "strings",
-    "tac",
-    "tail",
-    "tar",
-    "tee",
-    "test",
-    "timeout",
-    "touch",
-    "tr",
-    "true",
-    "tsort",
-    "tty",
-    "uname",
-    "uniq",
-    "unzip",
-    "wc",
-    "which",
-    "whoami",
-    "xargs",
-    "xxd",
-    "yes",
-    "zcat",
-    "zip",
-]
+TOOLS = """
+    awk base64 basename bash cat chmod chown cmp comm cp cut dash date dd df diff dirname du echo env expr false
+    find fold grep egrep fgrep gunzip gzip head hostname id install join kill ln ls md5sum mkdir mkfifo mktemp mv nl
+    nproc od paste patch printf ps pwd readlink realpath rev rm rmdir sed seq sha256sum sleep sort split stat
+    strings tac tail tar tee test timeout touch tr true tsort tty uname uniq unzip wc which whoami xargs xxd yes
+    zcat zip
+""".split()  # noqa: SIM905  a list literal would fill two screens
 _DLOPENED = (
     "libgcc_s.so.1", "libstdc++.so.6", "librt.so.1", "libpthread.so.0", "libdl.so.2", "libutil.so.1", "libresolv.so.2",
     "libnss_files.so.2", "libnss_dns.so.2",
@@ -147,61 +65,6 @@ def fingerprint() -> str:
     return digest.hexdigest()[:16]
 
 
-def cache_folder() -> Path:
-    """Where built root filesystems are kept: $XDG_CACHE_HOME/forge-env."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "forge-env"
-
-
-def ensure_rootfs() -> Path:
-    """The root filesystem for this machine, built once and cached (1 to 5 s the first time)."""
-    return _ensure(f"rootfs-{fingerprint()}", build)
-
-
-def ensure_runner() -> Path:
-    """A folder with the runner package alone, byte-compiled, built once and cached."""
-    digest = hashlib.sha256(sys.version.encode())
-    for path in runner_files():
-        digest.update(path.name.encode() + path.read_bytes())
-    return _ensure(f"runner-{digest.hexdigest()[:16]}", _build_runner)
-
-
-def runner_files() -> list[Path]:
-    """The runner's modules."""
-    return sorted((Path(__file__).parent / "runner").glob("*.py"))
-
-
-def _build_runner(folder: Path) -> None:
-    (folder / "runner").mkdir()
-    for path in runner_files():
-        _copy(str(path), str(folder / "runner" / path.name))
-    compileall.compile_dir(str(folder), ddir="/opt/forge_env", quiet=2)
-
-
-def _ensure(name: str, build_into: Callable[[Path], None]) -> Path:
-    """The cached folder `name`, filled by `build_into` when missing; one builder at a time, never half built."""
-    cache = cache_folder()
-    target = cache / name
-    if target.is_dir():
-        return target
-    cache.mkdir(parents=True, exist_ok=True)
-    cache.chmod(0o755)  # sandboxes reach it as other users, without passing through its parents
-    with open(cache / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.is_dir():
-            for stale in cache.glob("building-*"):  # the lock is ours: whoever made these is dead
-                shutil.rmtree(stale, ignore_errors=True)
-            building = Path(tempfile.mkdtemp(prefix="building-", dir=cache))
-            try:
-                build_into(building)
-                building.chmod(0o755)
-                building.rename(target)
-            except BaseException:
-                shutil.rmtree(building, ignore_errors=True)
-                raise
-    return target
-
-
 def build(root: Path) -> None:
     """Fill the empty folder `root`."""
     if sys.platform != "linux":
@@ -237,7 +100,7 @@ def _copy_python(root: Path) -> None:
         (root / "usr/bin" / name).symlink_to(version)
     target = root / "usr/lib" / version
     for source in dict.fromkeys((sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))):
-        shutil.copytree(source, target, symlinks=False, ignore=_ignore, dirs_exist_ok=True, copy_function=_copy)
+        shutil.copytree(source, target, symlinks=False, ignore=_ignore, dirs_exist_ok=True, copy_function=copy)
     for extension in target.rglob("*.so"):
         _copy_libraries(extension, root)
     for name in _DLOPENED:
@@ -249,7 +112,8 @@ def _ignore(folder: str, names: list[str]) -> set[str]:
     return {name for name in names if name in _LEFT_OUT or name.startswith("config-") or name.endswith((".pyc", ".a"))}
 
 
-def _copy(source: str, target: str) -> None:
+def copy(source: str, target: str) -> None:
+    """Copy a file's bytes; of its attributes only whether it can be executed."""
     shutil.copyfile(source, target)
     executable = os.access(source, os.X_OK)
     os.chmod(target, 0o755 if executable else 0o644)
@@ -261,7 +125,7 @@ def _copy_program(source: Path, target: Path, root: Path) -> None:
     if target.exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    _copy(str(source), str(target))
+    copy(str(source), str(target))
     _copy_libraries(source, root)
 
 
@@ -273,7 +137,7 @@ def _copy_libraries(binary: Path, root: Path) -> None:
             place = root / str(_libc().parent.resolve()).lstrip("/") / library.name
         if not place.exists():
             place.parent.mkdir(parents=True, exist_ok=True)
-            _copy(str(library.resolve()), str(place))
+            copy(str(library.resolve()), str(place))
 
 
 def _linked(binary: Path) -> Iterator[Path]:

@@ -5,53 +5,77 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from forge_env.errors import SandboxError, SandboxUnavailableError, UsageError
 from forge_env.sandbox import RunningSandbox, SandboxSpec
 from sandboxes.box import Box
 from sandboxes.connection import Connection
-from sandboxes.engine import PooledEngine
-from sandboxes.images import rootfs
+from sandboxes.engine import MAX_USES, PooledEngine
+from sandboxes.images import cache, rootfs
 from sandboxes.images.build import BUNDLED
 from sandboxes.images.runner.config import RunnerConfig
+from sandboxes.local import cgroups
+from sandboxes.network import PROXY_PORT, AllowList
 
 START_TIMEOUT_S = 30.0
 PROBE_TIMEOUT_S = 20.0
+GRACE_S = 3.0
+"""How long a runner may take to end by itself once its channel is closed."""
 SCRATCH_MB = 32
 SCRATCH = ["/tmp", "/dev/shm"]
 FIRST_UID = 0x60000000
 """As root, a sandbox runs as FIRST_UID plus a random number: an id that no account has."""
+_IN_CONTAINER = "inside a container, start that container with"
 _LAUNCHER = Path(__file__).with_name("launch.py")
 
 
 class LocalBox(Box):
     """One launcher process with everything below it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], spec: SandboxSpec, connection: Connection) -> None:
-        super().__init__(f"pid {process.pid}", spec, connection)
-        self._process = process
-        self._ended = _process_end(process)
+    def __init__(self, launched: Launched, spec: SandboxSpec) -> None:
+        super().__init__(f"pid {launched.process.pid}", spec, Connection())
+        self._launched = launched
+        self._ended = _process_end(launched)
 
     async def destroy(self) -> None:  # noqa: D102
-        self.connection.close()
-        if self._process.returncode is None:
-            self._process.kill()  # its init dies with it, and with the init everything in the pid namespace
-        await asyncio.shield(self._ended)
+        self.hang_up()
+        await asyncio.wait([self._ended], timeout=GRACE_S)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if not self._ended.done():
+                self._launched.process.send_signal(number)
+                await asyncio.wait([self._ended], timeout=GRACE_S)
 
 
 class LocalEngine(PooledEngine):
-    """Sandboxes in user, mount, pid, network, ipc, uts and cgroup namespaces. See `PooledEngine` for options."""
+    """Sandboxes in user, mount, pid, network, ipc, uts and cgroup namespaces.
+
+    Args:
+        concurrency: most sandboxes alive at once; by default four per CPU.
+        warm: how many to start ahead; by default one per CPU.
+        max_uses: leases after which a sandbox is replaced by a new one.
+        cpus: CPUs one sandbox may use, where control groups can be made (else they only run at lower priority).
+    """
 
     name = "local"
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(
+        self,
+        *,
+        concurrency: int | None = None,
+        warm: int | None = None,
+        max_uses: int = MAX_USES,
+        cpus: float = 1.0,
+    ) -> None:
+        super().__init__(concurrency=concurrency, warm=warm, max_uses=max_uses)
+        self.cpus = cpus
         self._rootfs: Path | None = None
         self._runner: Path | None = None
 
@@ -60,18 +84,17 @@ class LocalEngine(PooledEngine):
         if sys.platform != "linux":
             return "namespaces exist on Linux only"
         try:
-            root, runner = rootfs.ensure_rootfs(), rootfs.ensure_runner()
+            return _try(cache.ensure_rootfs(), cache.ensure_runner())
         except (OSError, SandboxUnavailableError) as error:
             return f"no root filesystem can be made: {error}"
-        process, _, log = _launch(root, runner, SandboxSpec(), probe=True)
-        with log:
-            try:
-                status = process.wait(PROBE_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                return "the kernel did not answer"
-            return None if status == 0 else f"the kernel forbids namespaces: {_read(log)}; {_advice()}"
+
+    @classmethod
+    def reap_abandoned(cls) -> int:  # noqa: D102
+        return cgroups.reap()  # the processes never outlive their owners
+
+    @classmethod
+    def prune(cls) -> list[str]:  # noqa: D102
+        return cache.prune({name for options in _running_options() for name in (options["rootfs"], options["runner"])})
 
     @classmethod
     def running(cls) -> list[RunningSandbox]:  # noqa: D102
@@ -85,8 +108,8 @@ class LocalEngine(PooledEngine):
 
     async def _prepare(self) -> None:
         try:
-            self._rootfs = await asyncio.to_thread(rootfs.ensure_rootfs)
-            self._runner = await asyncio.to_thread(rootfs.ensure_runner)
+            self._rootfs = await asyncio.to_thread(cache.ensure_rootfs)
+            self._runner = await asyncio.to_thread(cache.ensure_runner)
         except OSError as error:
             raise SandboxUnavailableError(
                 f"no root filesystem can be made: {error}", fix="set XDG_CACHE_HOME"
@@ -98,31 +121,47 @@ class LocalEngine(PooledEngine):
         if spec.image != BUNDLED:
             raise UsageError(f"the local engine has no image {spec.image!r}", fix="use the docker engine")
         if spec.network:  # it would be the host's own, with everything that listens on its loopback
-            raise UsageError("the local engine gives no network", fix="use the docker engine")
-        process, ours, log = _launch(self._rootfs, self._runner, spec)
-        with log:
-            connection = Connection()
-            box = LocalBox(process, spec, connection)
+            raise UsageError("the local engine gives no network", fix="list hosts in 'allow', or use the docker engine")
+        AllowList(spec.allow)  # a bad entry is told before anything is started
+        launched = launch(self._rootfs, self._runner, spec, self.cpus)
+        with launched.log:
+            box = LocalBox(launched, spec)
             try:
-                await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
                 async with asyncio.timeout(START_TIMEOUT_S):
-                    await connection.ready
+                    await box.join(launched.channel)
             except (SandboxError, TimeoutError):
                 await box.destroy()
-                raise SandboxError(f"an embedded sandbox did not start: {_read(log) or 'no reason given'}") from None
+                said = launched.said() or "no reason given"
+                raise SandboxError(f"an embedded sandbox did not start: {said}") from None
             except BaseException:
                 await box.destroy()
                 raise
         return box
 
 
-def _launch(
-    root: Path, runner: Path, spec: SandboxSpec, *, probe: bool = False
-) -> tuple[subprocess.Popen[bytes], socket.socket, Any]:
-    """Start the launcher. Returns it, our end of the channel, and the file that its errors go to."""
+@dataclass
+class Launched:
+    """A launcher that was started, our end of the channel, the file its errors go to, and its groups if it has any."""
+
+    process: subprocess.Popen[bytes]
+    channel: socket.socket
+    log: IO[bytes]
+    groups: cgroups.Groups | None
+
+    def said(self) -> str:
+        """Its errors."""
+        self.log.seek(0)
+        return self.log.read(2000).decode("utf-8", "replace").strip()
+
+
+def launch(root: Path, runner: Path, spec: SandboxSpec, cpus: float) -> Launched:
+    """Start the launcher of one sandbox."""
     ours, theirs = socket.socketpair()
     log = os.fdopen(os.memfd_create("launcher"), "w+b")
-    config = RunnerConfig("ns", control_fd=theirs.fileno(), scratch=SCRATCH, memory_mb=spec.memory_mb)
+    groups = cgroups.create(spec.memory_mb, cpus)
+    config = RunnerConfig("ns", control_fd=theirs.fileno(), scratch=SCRATCH)
+    config.memory_mb = 0 if groups else spec.memory_mb
+    config.proxy_port = PROXY_PORT if spec.allow else 0
     options = {
         "rootfs": root.name,
         "runner": runner.name,
@@ -132,7 +171,9 @@ def _launch(
         "uid": FIRST_UID + int.from_bytes(os.urandom(3), "big") if os.geteuid() == 0 else 0,
         "disk_mb": spec.disk_mb,
         "scratch_mb": SCRATCH_MB,
-        "probe": probe,
+        "cgroups": [str(folder) for folder in groups.folders] if groups else [],
+        "memory_group": str(groups.memory) if groups else "",
+        "unified": bool(groups and groups.unified),
     }
     with theirs:
         process = subprocess.Popen(
@@ -145,23 +186,21 @@ def _launch(
             pass_fds=(theirs.fileno(),),
             start_new_session=True,
         )
-    if probe:
-        ours.close()
-    else:
-        ours.setblocking(False)
-    return process, ours, log
+    return Launched(process, ours, log, groups)
 
 
-def _process_end(process: subprocess.Popen[bytes]) -> asyncio.Future[None]:
-    """A future that is done once `process` has ended and is reaped."""
+def _process_end(launched: Launched) -> asyncio.Future[None]:
+    """A future that is done once the launcher has ended, is reaped, and its groups are gone."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
-    pidfd = os.pidfd_open(process.pid)
+    pidfd = os.pidfd_open(launched.process.pid)
 
     def reap() -> None:
         loop.remove_reader(pidfd)
         os.close(pidfd)
-        process.wait()
+        launched.process.wait()
+        if launched.groups:
+            launched.groups.remove()
         if not ended.done():
             ended.set_result(None)
 
@@ -169,8 +208,31 @@ def _process_end(process: subprocess.Popen[bytes]) -> asyncio.Future[None]:
     return ended
 
 
+def _try(root: Path, runner: Path) -> str | None:
+    """Start a sandbox for real, up to its first word. Why that is impossible here, or None."""
+    launched = launch(root, runner, SandboxSpec(), 1.0)
+    with launched.log, launched.channel:
+        launched.channel.settimeout(PROBE_TIMEOUT_S)
+        try:
+            answered = bool(launched.channel.recv(1))
+        except TimeoutError:
+            answered = False
+        launched.process.terminate()
+        launched.process.wait()
+        if launched.groups:
+            launched.groups.remove()
+        said = launched.said()
+    return None if answered else f"the kernel forbids it: {said or 'no answer'}; {_advice(said)}"
+
+
 def _launchers() -> Iterator[RunningSandbox]:
-    """The launchers of this machine, by their command lines. They never outlive their owners."""
+    """The launchers of this machine. They never outlive their owners."""
+    for options in _running_options():
+        yield RunningSandbox(options["pid"], BUNDLED, options["owner_pid"], False, options["started"])
+
+
+def _running_options() -> Iterator[dict[str, Any]]:
+    """The options of every launcher in sight, by their command lines, with `pid` and `started`."""
     for folder in Path("/proc").iterdir():
         try:
             words = (folder / "cmdline").read_bytes().split(b"\0") if folder.name.isdigit() else []
@@ -178,19 +240,15 @@ def _launchers() -> Iterator[RunningSandbox]:
                 parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
                 options = json.loads(words[4])
                 if parent == options["owner_pid"]:  # the launcher itself, not the processes it forks
-                    started = folder.stat().st_mtime
-                    yield RunningSandbox(folder.name, BUNDLED, options["owner_pid"], False, started)
+                    yield {**options, "pid": folder.name, "started": folder.stat().st_mtime}
         except (OSError, ValueError, KeyError):
             continue
 
 
-def _read(log: Any) -> str:
-    log.seek(0)
-    return str(log.read(2000).decode("utf-8", "replace")).strip()
-
-
-def _advice() -> str:
-    """What would allow it, from the settings that usually forbid it."""
+def _advice(said: str) -> str:
+    """What would allow it, from what was refused and the settings that usually do so."""
+    if "/proc:" in said:  # a container's masked /proc allows no unmasked one
+        return f"{_IN_CONTAINER} --security-opt systempaths=unconfined besides seccomp=unconfined"
     for path, bad, fix in (
         ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sysctl kernel.unprivileged_userns_clone=1"),
         ("/proc/sys/user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=10000"),
@@ -204,4 +262,4 @@ def _advice() -> str:
                 return f"allow them with: {fix}"
         except OSError:
             continue
-    return "inside a container, start that container with --security-opt seccomp=unconfined, or use its Docker daemon"
+    return f"{_IN_CONTAINER} --security-opt seccomp=unconfined --security-opt systempaths=unconfined"

@@ -6,9 +6,13 @@ else has, and from there does exactly what an ordinary user would do, so that ev
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
+import signal
+import socket
+import struct
 import sys
 
 TYPE_CHECKING = False  # importing typing would cost a third of the start
@@ -25,12 +29,15 @@ INNER_ID = 1000
 REFUSED = 3
 """Exit status when the kernel refuses; stderr says what."""
 INODES_PER_MB = 64
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
 
 def main(options: dict[str, Any]) -> None:
     """Set the stage, then be the parent that waits for the sandbox's init. The current folder is the cache."""
     owner = os.pidfd_open(options["owner_pid"])
+    for folder in options["cgroups"]:
+        _write(f"{folder}/cgroup.procs", "0")
     if options["uid"]:
         os.setgroups([])
         os.setresgid(options["uid"], options["uid"], options["uid"])
@@ -54,13 +61,14 @@ def main(options: dict[str, Any]) -> None:
 
 
 def _wait(init: int, owner: int) -> None:
-    """Outlive neither the sandbox nor the engine's process."""
+    """Outlive neither the sandbox nor the engine's process; whoever waits for this process waits for all of them."""
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(init, signal.SIGKILL))
     ended = os.pidfd_open(init)
     poll = select.poll()
     for fd in (ended, owner):
         poll.register(fd, select.POLLIN)
     if any(fd == owner for fd, _ in poll.poll()):
-        os.kill(init, 9)
+        os.kill(init, signal.SIGKILL)
     _, status = os.waitpid(init, 0)
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
@@ -72,9 +80,8 @@ def _become_sandbox(options: dict[str, Any]) -> None:
         _make_root(options)
         _pivot()
         kernel.set_host_name("sandbox")
+        _raise_loopback()
         kernel.keep_capabilities_across_exec()
-        if options["probe"]:
-            os._exit(0)
         environment = {"PYTHONPATH": "/opt/forge_env", "PYTHONHASHSEED": "0", "LANG": "C.UTF-8"}
         os.set_inheritable(options["control_fd"], True)
         os.execve("/usr/bin/python3", ["python3", "-s", "-m", "runner", options["config"]], environment)
@@ -106,6 +113,17 @@ def _make_root(options: dict[str, Any]) -> None:
         data = f"size={size_mb}m,nr_inodes={size_mb * INODES_PER_MB},mode={mode}"
         kernel.mount("sandbox", f"{NEW_ROOT}/{folder}", "tmpfs", hard, data)
     kernel.mount(None, f"{NEW_ROOT}/dev", None, kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID)
+    if options["memory_group"]:
+        _show_memory_group(options["memory_group"], options["unified"])
+
+
+def _show_memory_group(folder: str, unified: bool) -> None:
+    """The sandbox's own group, where the runner looks for kills for want of memory."""
+    place = f"{NEW_ROOT}/sys/fs/cgroup" + ("" if unified else "/memory")
+    kernel.mount("sys", f"{NEW_ROOT}/sys", "tmpfs", kernel.MS_NOSUID, "size=16k,mode=0755")
+    os.makedirs(place)
+    _bind_read_only(folder, place)
+    kernel.mount(None, f"{NEW_ROOT}/sys", None, kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID)
 
 
 def _bind_read_only(source: str, target: str) -> None:
@@ -122,6 +140,12 @@ def _pivot() -> None:
     kernel.pivot_root(".", ".")
     kernel.detach(".")
     os.chdir("/")
+
+
+def _raise_loopback() -> None:
+    """A new network namespace has a loopback of its own, which is down."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", _IFF_UP))
 
 
 def _write(path: str, text: str) -> None:

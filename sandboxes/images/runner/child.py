@@ -21,6 +21,13 @@ NICENESS = 5
 """The supervisor must win the CPU over the code it watches."""
 _HIGHEST_FD = 1 << 16
 _JOB_FD = 3
+_WORK_MODE = 0o700
+_CHUNK = 1 << 16
+_PASSED_SIZE = socket.CMSG_SPACE(4 * 4)
+_NEVER = (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE)
+_LIMITED = (
+    resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_AS,
+)  # fmt: skip
 PERSISTENT = ("shell", "session", "process")
 
 
@@ -31,32 +38,41 @@ class Request:
     header: Header
     code: str
     files: dict[str, bytes]
-    channel: int
+    channel: int = -1
     """Descriptor of the value or command channel, -1 when the request has none."""
     verdict: int = -1
     """Descriptor for the verdict of judging tests, -1 for everything else."""
 
 
-def enter(
-    isolation: Isolation, slot: int, fds: list[int], null: int, seccomp_program: Any, landlock_rules: int
-) -> NoReturn:
-    """Become slot `slot`'s child and serve one request. `fds`: request socket, stdout, stderr."""
+def enter(isolation: Isolation, slot: int, fds: list[int], null: int, landlock_rules: int) -> NoReturn:
+    """Become slot `slot`'s child and serve one request. `fds`: request socket, stdout, stderr.
+
+    Whatever does not depend on the request is done before it is there: the child is forked ahead.
+    """
     os.setsid()
     os.nice(NICENESS)
     _be_killed_first()
-    kernel.forbid_new_privileges()
     if landlock_rules >= 0:
         landlock.restrict(landlock_rules)
     for target, source in enumerate((null, fds[1], fds[2])):
         os.dup2(source, target)
     os.dup2(fds[0], _JOB_FD)
     os.closerange(_JOB_FD + 1, _HIGHEST_FD)
-    for name in (signal.SIGCHLD, signal.SIGPIPE):
-        signal.signal(name, signal.SIG_DFL)
+    for number in (signal.SIGCHLD, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     isolation.confine(slot)
-    if seccomp_program is not None:
-        kernel.install_seccomp(seccomp_program)
     os.umask(0o022 if slot == 0 else 0o077)
+    work = isolation.folder(slot)
+    environment = base_environment(work, isolation.config.proxy_port)
+    if slot:
+        environment["TMPDIR"] = work  # /tmp is in the solution's reach
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["main.py"]
+    ceilings = {name: resource.getrlimit(name)[1] for name in _LIMITED}
+    for name in _NEVER:
+        resource.setrlimit(name, (0, 0))
     request, stdin = _receive(_JOB_FD)
     if request is None:
         os._exit(0)
@@ -64,26 +80,28 @@ def enter(
     if stdin >= 0:
         os.dup2(stdin, 0)
         os.close(stdin)
-    work = isolation.folder(slot)
-    _apply_limits(request.header["limits"], isolation.processes)
-    os.environ.clear()
-    os.environ.update(base_environment(work), **(request.header.get("env") or {}))
-    if slot:
-        os.environ["TMPDIR"] = work  # /tmp is in the solution's reach
+    _apply_limits(request.header["limits"], isolation.processes, ceilings)
+    if variables := request.header.get("env"):
+        os.environ.update(variables)
     if request.header["kind"] in PERSISTENT:
         kernel.become_subreaper()  # its orphans stay its own, apart from those of other requests
-    try:
-        os.chmod(work, 0o700)  # an earlier program may have locked itself out
-        os.chdir(os.path.join(work, request.header.get("cwd") or ""))
-    except OSError as error:
-        os.write(2, f"{error.strerror}: {request.header.get('cwd')}\n".encode())
-        os._exit(126)
+    _enter_folder(work, request.header.get("cwd") or "")
     programs.run(request, work)
 
 
-def base_environment(work: str) -> dict[str, str]:
+def _enter_folder(work: str, cwd: str) -> None:
+    try:
+        if os.stat(work).st_mode & 0o7777 != _WORK_MODE:
+            os.chmod(work, _WORK_MODE)  # an earlier program may have locked itself out
+        os.chdir(os.path.join(work, cwd))
+    except OSError as error:
+        os.write(2, f"{error.strerror}: {cwd}\n".encode())
+        os._exit(126)
+
+
+def base_environment(work: str, proxy_port: int) -> dict[str, str]:
     """The whole environment of a program, before the request's own variables."""
-    return {
+    environment = {
         "HOME": work,
         "LANG": "C.UTF-8",
         "LOGNAME": "sandbox",
@@ -91,6 +109,10 @@ def base_environment(work: str) -> dict[str, str]:
         "TMPDIR": "/tmp",
         "USER": "sandbox",
     }
+    if proxy_port:
+        names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
+        environment.update(dict.fromkeys(names, f"http://127.0.0.1:{proxy_port}"))
+    return environment
 
 
 def _be_killed_first() -> None:
@@ -109,55 +131,65 @@ def _be_killed_first() -> None:
 
 
 def _receive(fd: int) -> tuple[Request | None, int]:
-    """Wait for the request: a frame up to end of file, with descriptors for stdin and the value channel."""
+    """Wait for the request: one frame, with descriptors for stdin and the value channel."""
     job = socket.socket(fileno=fd)
-    chunks: list[bytes] = []
-    passed = array.array("i")
-    while True:
-        chunk, ancillary, _, _ = job.recvmsg(1 << 20, socket.CMSG_SPACE(8))
+    frame, passed = bytearray(), array.array("i")
+    size = PREFIX.size
+    while len(frame) < size:
+        chunk, ancillary, _, _ = job.recvmsg(_CHUNK, _PASSED_SIZE)
         for _, _, data in ancillary:
             passed.frombytes(data)
         if not chunk:
-            break
-        chunks.append(chunk)
+            return None, -1
+        frame += chunk
+        if len(frame) >= PREFIX.size:
+            size = PREFIX.size + sum(PREFIX.unpack_from(frame))
     job.close()
-    frame = b"".join(chunks)
-    if not frame:
-        return None, -1
+    request = parse(bytes(frame))
+    if passed:
+        return request, _place(request, passed)
+    return request, -1
+
+
+def parse(frame: bytes) -> Request:
+    """A frame as a request, still without descriptors."""
     header_length, _ = PREFIX.unpack_from(frame)
     position = PREFIX.size + header_length
     header = json.loads(frame[PREFIX.size : position])
-    moved = [fcntl.fcntl(source, fcntl.F_DUPFD, 64) for source in passed]
-    for source in passed:
-        os.close(source)
-    stdin = moved.pop(0) if header.get("stdin") or header["kind"] == "process" else -1
-    fds = [-1, -1]
-    for index, source in enumerate(moved):
-        fds[index] = _JOB_FD + index
-        os.dup2(source, fds[index], inheritable=False)
-        os.close(source)
     code = frame[position : position + header.get("code", 0)].decode("utf-8", "surrogatepass")
     position += header.get("code", 0) + header.get("stdin", 0)
     files = {}
     for name, size in header.get("files", ()):
         files[name] = frame[position : position + size]
         position += size
-    return Request(header, code, files, *fds), stdin
+    return Request(header, code, files)
 
 
-def _apply_limits(limits: dict[str, Any], overhead: int) -> None:
+def _place(request: Request, passed: array.array[int]) -> int:
+    """Give the descriptors that came along their places in the request; returns the one for stdin, or -1."""
+    moved = [fcntl.fcntl(source, fcntl.F_DUPFD, 64) for source in passed]
+    for source in passed:
+        os.close(source)
+    stdin = moved.pop(0) if request.header.get("stdin") or request.header["kind"] == "process" else -1
+    fds = [-1, -1]
+    for index, source in enumerate(moved):
+        fds[index] = _JOB_FD + index
+        os.dup2(source, fds[index], inheritable=False)
+        os.close(source)
+    request.channel, request.verdict = fds
+    return stdin
+
+
+def _apply_limits(limits: dict[str, Any], overhead: int, ceilings: dict[int, int]) -> None:
     cpu = max(1, int(-(-limits["cpu_s"] // 1)))
     for name, soft, hard in (
-        (resource.RLIMIT_CORE, 0, 0),
-        (resource.RLIMIT_MEMLOCK, 0, 0),
-        (resource.RLIMIT_MSGQUEUE, 0, 0),
         (resource.RLIMIT_CPU, cpu, cpu + 1),
         (resource.RLIMIT_FSIZE, limits["file_size_mb"] << 20, limits["file_size_mb"] << 20),
         (resource.RLIMIT_NOFILE, limits["open_files"], limits["open_files"]),
         (resource.RLIMIT_NPROC, limits["processes"] + overhead, limits["processes"] + overhead),
         (resource.RLIMIT_AS, limits["memory_mb"] << 20, limits["memory_mb"] << 20),
     ):
-        _, ceiling = resource.getrlimit(name)
+        ceiling = ceilings[name]
         if ceiling != resource.RLIM_INFINITY:
             soft, hard = min(soft, ceiling), min(hard, ceiling)
         resource.setrlimit(name, (soft, hard))

@@ -26,12 +26,16 @@ class RunnerConfig:
     control_fd: int = -1
     uid: int = 0
     """First of the user ids of children (`uid` isolation)."""
+    chown: bool = False
+    """The work folders are not their users' yet."""
     work: str = "/work"
     scratch: list[str] = field(default_factory=lambda: ["/tmp", "/dev/shm", "/dev/mqueue"])
     """Writable folders besides `work`, wiped with it."""
     preload: list[str] = field(default_factory=lambda: list(PRELOAD))
     memory_mb: int = 0
     """Memory of all programs of the sandbox together, MiB; 0: a cgroup outside sees to it."""
+    proxy_port: int = 0
+    """Port of the sandbox's loopback that leads to the engine's filtering proxy; 0: no way out at all."""
     drain_mb: int = 64
     """MiB of output beyond the kept part after which a flooding program is killed."""
 

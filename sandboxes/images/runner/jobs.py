@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import time
 from dataclasses import dataclass, field
 
@@ -14,22 +13,6 @@ from .wire import Header
 SIGKILL, SIGXCPU = 9, 24
 _RUNNER_BYTES = 64 << 20
 """More address space than a process of the runner has."""
-
-
-@dataclass
-class Spare:
-    """A forked child that waits for a request: our ends of its request socket, stdout and stderr."""
-
-    ticket: int
-    job: socket.socket
-    stdout: int
-    stderr: int
-
-    def close(self) -> None:
-        """Close our ends."""
-        self.job.close()
-        os.close(self.stdout)
-        os.close(self.stderr)
 
 
 @dataclass

@@ -39,6 +39,8 @@ PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_RAISE = 2
 SECCOMP_MODE_FILTER = 2
 
+CAP_SETGID, CAP_SETUID = 6, 7
+
 _CAPABILITY_VERSION_3 = 0x20080522
 _LAST_CAPABILITY = 63
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
@@ -139,6 +141,12 @@ def drop_capabilities() -> None:
         except OSError:  # an unknown capability, or CAP_SETPCAP is not held: the sets are emptied below anyway
             break
     _capset(0, 0, 0)
+
+
+def keep_capabilities(*numbers: int) -> None:
+    """Give up all but these."""
+    kept = sum(1 << number for number in numbers)
+    _capset(kept, kept, 0)
 
 
 def keep_capabilities_across_exec() -> None:

@@ -23,8 +23,11 @@ def main(argument: str) -> None:
         kernel.die_with_parent()
         engine = socket.socket(fileno=config.control_fd)
     engine.set_inheritable(False)
+    if config.proxy_port:
+        with socket.create_server(("127.0.0.1", config.proxy_port)) as listener:
+            socket.send_fds(engine, [b"\0"], [listener.fileno()])  # the engine accepts what programs connect
     kernel.forbid_new_privileges()
-    commands, _ = zygote.start(config, close=[engine.fileno()])
+    zygotes = zygote.start(config, close=[engine.fileno()])
     kernel.drop_capabilities()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    Supervisor(config, engine, commands).run()
+    Supervisor(config, engine, zygotes).run()

@@ -44,7 +44,6 @@ def run(request: Request, work: str) -> NoReturn:
     if kind == "shell":
         _run_shell(request)
     sys.path.insert(0, work)
-    sys.argv = ["main.py"]
     if kind == "calls":
         _run_calls(request)
     if kind == "session":

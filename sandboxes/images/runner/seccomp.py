@@ -1,4 +1,4 @@
-"""The system-call filter of every child, as a raw BPF program.
+"""The system-call filter of the zygotes and all their children, as a raw BPF program.
 
 Refused: what looks into or steers other processes, mounts and namespaces, kernel keyrings, bpf, perf,
 userfaultfd, io_uring, System V and POSIX queues and shared memory (they would outlive the child), clocks,
@@ -71,9 +71,14 @@ DENIED: dict[str, tuple[int, int]] = {
     "clock_settime": (227, 112), "clock_adjtime": (305, 266), "adjtimex": (159, 171), "iopl": (172, -1),
     "ioperm": (173, -1), "syslog": (103, 116), "vhangup": (153, 58), "quotactl": (179, 60), "quotactl_fd": (443, 443),
     # its share of the machine
-    "setpriority": (141, 140), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
+    "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
     "sched_setattr": (314, 274), "ioprio_set": (251, 30), "mbind": (237, 235), "set_mempolicy": (238, 237),
     "migrate_pages": (256, 238), "move_pages": (279, 239), "set_mempolicy_home_node": (450, 450),
+}  # fmt: skip
+
+# Allowed when the named arguments are 0, which stands for the caller itself: others of the same user are the runner.
+ONLY_ITSELF: dict[str, tuple[tuple[int, int], tuple[int, ...]]] = {
+    "setpriority": ((141, 140), (0, 1)), "prlimit64": ((302, 261), (0,)), "sched_setaffinity": ((203, 122), (0,)),
 }  # fmt: skip
 
 Instruction = tuple[int, int, int, int]
@@ -107,6 +112,15 @@ def instructions(machine: str) -> list[Instruction]:
         code.append((_JUMP_EQUAL, len(_SOCKET_FAMILIES) - index, 0, family))
     code.append((_RETURN, 0, 0, no_family))
     code.append((_RETURN, 0, 0, _RET_ALLOW))
+    for numbers, arguments in ONLY_ITSELF.values():
+        code.append((_JUMP_EQUAL, 0, 3 * len(arguments) + 1, numbers[arch.column]))
+        for argument in arguments:
+            code += [
+                (_LOAD, 0, 0, _OFFSET_ARGUMENT_0 + 8 * argument),
+                (_JUMP_EQUAL, 1, 0, 0),
+                (_RETURN, 0, 0, refuse),
+            ]
+        code.append((_RETURN, 0, 0, _RET_ALLOW))
     for numbers in DENIED.values():
         number = numbers[arch.column]
         if number >= 0:

@@ -12,41 +12,49 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from . import kernel
 from .capture import Capture
 from .config import RunnerConfig
-from .jobs import SIGKILL, Job, MemoryWatch, Spare, ended_for_memory
+from .jobs import SIGKILL, Job, MemoryWatch, ended_for_memory
+from .oneshot import OneShots
 from .sessions import Sessions
-from .values import MAX_TOTAL
+from .spares import Spares
 from .wire import FrameReader, Header, pack
 from .zygote import COMMAND, EVENT, MAX_MESSAGE
 
-_CHUNK = 1 << 20
-_CHANNEL_KINDS = ("calls", "read")
+_CHUNK = 1 << 16
 FOREVER = float("inf")
 
 
 class Supervisor:
-    """State of the supervisor process."""
+    """State of the supervisor process.
 
-    def __init__(self, config: RunnerConfig, engine: socket.socket, zygote: socket.socket) -> None:
+    Args:
+        config: the runner's options.
+        engine: the channel to the engine.
+        zygotes: the channel to each slot's zygote; slots may share one.
+    """
+
+    def __init__(self, config: RunnerConfig, engine: socket.socket, zygotes: dict[int, socket.socket]) -> None:
         self.config = config
         self.engine = engine
-        self.zygote = zygote
+        self.zygotes = zygotes
         self.reader = FrameReader()
         self.poll = select.epoll()
         self.handlers: dict[int, Callable[[], None]] = {}
         self.jobs: dict[int, Job] = {}  # by ticket
-        self.spares: dict[int, Spare] = {}  # by slot
-        self.tickets = 0
+        self.spares = Spares(self)
         self.memory = MemoryWatch(config.memory_mb)
         self.resets: list[int] = []  # requests for a reset under way
+        self.wiping: set[int] = set()  # first slots of the realms that have not said yet that they are clean
+        self.dirty: list[str] = []
         self.sessions = Sessions(self)
+        self.one_shots = OneShots(self)
         self.operations: dict[str, Callable[[Header, bytes], None]] = {
-            "run": self._run,
-            "judge": self._judge,
+            "run": self.one_shots.run,
+            "judge": self.one_shots.judge,
             "open": self.sessions.open,
             "turn": self.sessions.turn,
             "feed": self.sessions.feed,
@@ -59,14 +67,16 @@ class Supervisor:
         """Serve until the engine is gone."""
         kernel.set_dumpable(False)
         self.watch(self.engine.fileno(), self._from_engine)
-        self.watch(self.zygote.fileno(), self._from_zygote)
-        self._spare(0)
+        for slot, zygote in self._realms().items():
+            self.watch(zygote.fileno(), lambda slot=slot: self._from_zygote(slot))  # type: ignore[misc]
+        self.spares.fill()
         self.send({"ready": os.getpid()})
         while True:
             for fd, _ in self.poll.poll(self._timeout()):
                 if handler := self.handlers.get(fd):
                     handler()
-            self._enforce_deadlines()
+            if self.jobs:
+                self._enforce_deadlines()
 
     # ---- plumbing -------------------------------------------------------------------------------------
 
@@ -87,10 +97,14 @@ class Supervisor:
         except OSError:
             os._exit(0)  # the engine is gone: everything here goes with it
 
-    def command(self, operation: bytes, slot: int, ticket: int, fds: list[int] | None = None) -> None:
-        """One message to the zygote."""
+    def command(self, operation: bytes, slot: int, ticket: int, fds: Sequence[int] = ()) -> None:
+        """One message to the zygote of `slot`."""
         passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        self.zygote.sendmsg([COMMAND.pack(operation, slot, ticket)], passed)
+        self.zygotes[slot].sendmsg([COMMAND.pack(operation, slot, ticket)], passed)
+
+    def _realms(self) -> dict[int, socket.socket]:
+        """Each zygote once, by the first of its slots."""
+        return {slot: end for slot, end in self.zygotes.items() if end not in list(self.zygotes.values())[:slot]}
 
     def _timeout(self) -> float:
         if not self.jobs:
@@ -110,25 +124,9 @@ class Supervisor:
 
     # ---- requests -------------------------------------------------------------------------------------
 
-    def _spare(self, slot: int) -> Spare:
-        """Have a child forked ahead of its request."""
-        ours, job = socket.socketpair()
-        stdout, stdout_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        stderr, stderr_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        theirs = [job.detach(), stdout_end, stderr_end]
-        os.set_blocking(stdout_end, True)
-        os.set_blocking(stderr_end, True)
-        self.tickets += 1
-        self.command(b"S", slot, self.tickets, theirs)
-        for fd in theirs:
-            os.close(fd)
-        self.spares[slot] = Spare(self.tickets, ours, stdout, stderr)
-        return self.spares[slot]
-
     def begin(self, header: Header, body: bytes, passed: list[int], *, slot: int = 0, wall_s: float = FOREVER) -> Job:
         """Hand a request and the child's descriptors to a child of `slot`."""
-        spare = self.spares.get(slot) or self._spare(slot)
-        del self.spares[slot]
+        spare = self.spares.take(slot)
         now, output = time.monotonic(), header["limits"]["output_bytes"]
         stdout, stderr = Capture(spare.stdout, output), Capture(spare.stderr, output)
         job = Job(header["id"], spare.ticket, slot, header["kind"], now, now + wall_s, stdout, stderr)
@@ -149,34 +147,6 @@ class Supervisor:
             self.watch(capture.fd, lambda number=number: self._output(job, number))  # type: ignore[misc]
         return job
 
-    def _run(self, header: Header, body: bytes) -> None:
-        passed: list[int] = []
-        if size := header.get("stdin"):
-            passed.append(_stdin(body[header["code"] : header["code"] + size]))
-        reading = -1
-        if header["kind"] in _CHANNEL_KINDS:
-            reading, writing = os.pipe2(os.O_CLOEXEC)
-            passed.append(writing)
-        job = self.begin(header, body, passed, wall_s=header["limits"]["wall_s"])
-        if reading >= 0:
-            self._collect_values(job, reading, header.get("max_bytes", MAX_TOTAL))
-
-    def _judge(self, header: Header, body: bytes) -> None:
-        """Split judgement: the solution as slot 0, its tests as slot 1, nothing between them but plain values."""
-        solution_end, tests_end = socket.socketpair()
-        reading, writing = os.pipe2(os.O_CLOEXEC)
-        split, wall_s = header["code"], header["limits"]["wall_s"]
-        solution = self.begin({**header, "kind": "serve"}, body[:split], [solution_end.detach()], wall_s=wall_s)
-        judge_header = {**header, "kind": "tests", "code": len(body) - split}
-        tests = self.begin(judge_header, body[split:], [tests_end.detach(), writing], slot=1, wall_s=wall_s)
-        self._collect_values(tests, reading, MAX_TOTAL)
-        solution.partner, tests.partner = tests, solution
-
-    def _collect_values(self, job: Job, reading: int, limit: int) -> None:
-        os.set_blocking(reading, False)
-        job.channel, job.channel_limit = reading, limit
-        self.watch(reading, lambda: self._channel(job))
-
     def _output(self, job: Job, number: int) -> None:
         capture = job.stdout if number == 1 else job.stderr
         chunk = capture.read()
@@ -186,19 +156,6 @@ class Supervisor:
             self.send({"id": job.id, "stream": number}, chunk)
         elif capture.dropped > self.config.drain_mb << 20 and not job.flooded:
             job.flooded = True
-            self.kill(job)
-
-    def _channel(self, job: Job) -> None:
-        try:
-            chunk = os.read(job.channel, _CHUNK)
-        except BlockingIOError:
-            return
-        if not chunk:
-            self.unwatch(job.channel)
-        elif len(job.values) + len(chunk) <= job.channel_limit + 4:
-            job.values += chunk
-        else:  # what came so far stays whole frames; the rest is refused with the program
-            self.unwatch(job.channel)
             self.kill(job)
 
     def kill(self, job: Job) -> None:
@@ -230,13 +187,18 @@ class Supervisor:
         self.sessions.ended_jobs.clear()
         for job in self.jobs.values():
             self.kill(job)
-        if not self.jobs:
-            self.command(b"W", 0, 0)
+        self._wipe_when_quiet()
 
-    # ---- from the zygote ------------------------------------------------------------------------------
+    def _wipe_when_quiet(self) -> None:
+        if self.resets and not self.jobs and not self.wiping:
+            for slot in self._realms():
+                self.wiping.add(slot)
+                self.command(b"W", slot, 0)
 
-    def _from_zygote(self) -> None:
-        message = self.zygote.recv(MAX_MESSAGE)
+    # ---- from the zygotes -----------------------------------------------------------------------------
+
+    def _from_zygote(self, slot: int) -> None:
+        message = self.zygotes[slot].recv(MAX_MESSAGE)
         if not message:
             os._exit(1)
         operation, ticket, status, cpu_us, peak_kb, strays = EVENT.unpack_from(message)
@@ -244,12 +206,18 @@ class Supervisor:
             if job := self.jobs.pop(ticket, None):
                 self._ended(job, job.describe(status, cpu_us, peak_kb, strays))
             else:
-                self._replace_spare(ticket)
+                self.spares.ended(ticket)
         elif operation == b"W":
-            dirty = json.loads(message[EVENT.size :])
+            self._wiped(slot, json.loads(message[EVENT.size :]))
+
+    def _wiped(self, slot: int, dirty: list[str]) -> None:
+        self.wiping.discard(slot)
+        self.dirty += dirty
+        if not self.wiping:
             for request in self.resets:
-                self.send({"id": request, "dirty": dirty, "time": time.time()})
+                self.send({"id": request, "dirty": self.dirty, "time": time.time()})
             self.resets.clear()
+            self.dirty = []
 
     def _ended(self, job: Job, report: Header) -> None:
         for capture in (job.stdout, job.stderr):
@@ -257,7 +225,7 @@ class Supervisor:
             self.unwatch(capture.fd)
         if job.channel >= 0:
             if not job.persistent:
-                self._finish_channel(job)
+                self.one_shots.finish_channel(job)
             self.unwatch(job.channel)
         self.unwatch(job.stdin)
         job.close()
@@ -266,47 +234,10 @@ class Supervisor:
         job.report = report
         if job.persistent:
             self.sessions.ended(job)
-        elif job.partner is None:
-            self.answer(job, job.id, report)
         else:
-            self._judged(job, job.partner)
-        if self.jobs:
-            return
-        if 0 not in self.spares:  # never beside a program, which as the same user could stop it or lower its limits
-            self._spare(0)
-        if self.resets:
-            self.command(b"W", 0, 0)
-
-    def _judged(self, job: Job, partner: Job) -> None:
-        if partner.report is None:
-            if job.kind == "tests":  # the verdict is in: the solution has nothing more to say
-                self.kill(partner)
-            return
-        solution, tests = (job, partner) if job.kind == "serve" else (partner, job)
-        assert solution.report is not None
-        assert tests.report is not None
-        solution.values = tests.values
-        judge = {"exit_code": tests.report["exit_code"], "stderr": tests.stderr.text().decode("utf-8", "replace")}
-        timed_out = solution.timed_out or tests.timed_out
-        self.answer(solution, solution.id, {**solution.report, "timed_out": timed_out, "judge": judge})
-
-    def _finish_channel(self, job: Job) -> None:
-        while len(job.values) <= job.channel_limit:
-            try:
-                chunk = os.read(job.channel, _CHUNK)
-            except BlockingIOError:
-                break
-            if not chunk:
-                break
-            job.values += chunk
-
-    def _replace_spare(self, ticket: int) -> None:
-        """An idle child was killed along with its user's processes: fork another."""
-        for slot, spare in list(self.spares.items()):
-            if spare.ticket == ticket:
-                spare.close()
-                del self.spares[slot]
-                self._spare(slot)
+            self.one_shots.ended(job, report)
+        self.spares.fill()
+        self._wipe_when_quiet()
 
     def answer(self, job: Job, request: int, report: Header) -> None:
         """Send the outcome of `request` with the output captured for it."""
@@ -320,15 +251,3 @@ class Supervisor:
         if ended_for_memory(report["exit_code"], stderr):
             outcome["out_of_memory"] = True
         self.send(outcome, stdout + stderr + bytes(job.values))
-
-
-def _stdin(data: bytes) -> int:
-    """Standard input as a file in memory: never blocks whoever writes it."""
-    writable = os.memfd_create("stdin", os.MFD_CLOEXEC)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(writable, view) :]
-        return os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(writable)

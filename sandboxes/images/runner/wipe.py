@@ -10,33 +10,15 @@ _MAX_ROUNDS = 100_000
 _names = itertools.count()
 
 
-def wipe(folder: str) -> None:
-    """Remove everything inside `folder` that this user may remove; the folder itself stays.
+def wipe(top: int) -> None:
+    """Remove everything inside the folder `top` (a descriptor) that this user may remove; the folder itself stays.
 
     A folder that is not empty has its own folders moved up to the top first, so depth costs neither stack nor
     descriptors, and paths longer than PATH_MAX are no hiding place.
     """
-    try:
-        top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        for _ in range(_MAX_ROUNDS):
-            if not _one_round(top):
-                break
-        _forget(top)
-    finally:
-        os.close(top)
-
-
-def _forget(top: int) -> None:
-    """Take off the folder itself what its owner could leave there: access lists and other attributes, times."""
-    try:
-        for name in os.listxattr(top):
-            os.removexattr(top, name)
-        os.utime(top, (0, 0))
-    except PermissionError:  # not the owner, who could not have left any either
-        pass
+    for _ in range(_MAX_ROUNDS):
+        if not _one_round(top):
+            return
 
 
 def _one_round(top: int) -> bool:

@@ -1,0 +1,85 @@
+"""One writable folder of a sandbox: whether it was touched, and making it as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+from .wipe import wipe
+
+_COUNTING = ("tmpfs", "mqueue")
+"""File systems where the size of a folder tells how many entries it has."""
+
+
+class Folder:
+    """A folder that is looked at and emptied through one descriptor. Made by somebody who may read it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._counting = _file_system(path) in _COUNTING
+        info = os.fstat(self.fd)
+        self._mode, self._times = info.st_mode & 0o7777, (info.st_atime_ns, info.st_mtime_ns)
+        self._clean = self._look()
+        self._changed = info.st_ctime_ns
+        self._was_empty = not os.listdir(self.fd)
+
+    def untouched(self) -> bool:
+        """Whether nobody can have done anything here since it was last seen clean: three system calls at most.
+
+        The time of the last change can't be set by anybody, but is no finer than a tick of the clock; number of
+        entries, attributes and free space of the file system, which is this folder's alone, make up for that.
+        """
+        return self._counting and os.fstat(self.fd).st_ctime_ns == self._changed and self._look() == self._clean
+
+    def empty(self) -> None:
+        """Remove what the calling user may remove, and undo what it did to the folder itself."""
+        self._restore_itself()  # first, for it may have been locked
+        wipe(self.fd)
+        self._restore_itself()
+
+    def restore(self) -> list[str]:
+        """After emptying: what is still not as it was."""
+        self._restore_itself()
+        left = [os.path.join(self.path, name) for name in os.listdir(self.fd)] if self._was_empty else []
+        now, clean = self._look(), self._clean
+        self._changed = os.fstat(self.fd).st_ctime_ns
+        left += [f"{self.path}: attributes" for _ in _attributes(self.fd)[:1]]
+        return left or [f"{self.path}: {what}" for what in now if now[what] != clean[what]]
+
+    def _restore_itself(self) -> None:
+        """Mode, access lists, other attributes and times of the folder itself."""
+        with contextlib.suppress(OSError):  # not its owner, whose turn comes or was
+            if os.fstat(self.fd).st_mode & 0o7777 != self._mode:
+                os.chmod(self.fd, self._mode)
+            for name in _attributes(self.fd):
+                os.removexattr(self.fd, name)
+            os.utime(self.fd, ns=self._times)
+
+    def _look(self) -> dict[str, Any]:
+        info, space = os.fstat(self.fd), os.fstatvfs(self.fd)
+        return {
+            "mode": info.st_mode,
+            "owner": (info.st_uid, info.st_gid),
+            "entries": (info.st_nlink, info.st_size) if self._counting else (),
+            "space": (space.f_bfree, space.f_ffree) if self._counting else (),
+        }
+
+
+def _attributes(fd: int) -> list[str]:
+    try:
+        return os.listxattr(fd)
+    except OSError:  # a file system without any
+        return []
+
+
+def _file_system(path: str) -> str:
+    """The type of the file system mounted at exactly `path`, empty when `path` is only a folder of another."""
+    found = ""
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            fields, _, rest = line.partition(" - ")
+            if fields.split()[4] == path:
+                found = rest.split()[0]  # the last one hides the others
+    return found

@@ -1,0 +1,108 @@
+"""Requests that are answered when their program ends: programs, files, calls, and split judgement."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from .values import MAX_TOTAL
+from .wire import Header
+
+if TYPE_CHECKING:
+    from .jobs import Job
+    from .supervisor import Supervisor
+
+_CHUNK = 1 << 16
+_CHANNEL_KINDS = ("calls", "read")
+
+
+class OneShots:
+    """The supervisor's operations that start one or two jobs and are answered at their end."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self.supervisor = supervisor
+
+    def run(self, header: Header, body: bytes) -> None:
+        """One program, or one file request."""
+        passed: list[int] = []
+        if size := header.get("stdin"):
+            passed.append(_stdin(body[header["code"] : header["code"] + size]))
+        reading = -1
+        if header["kind"] in _CHANNEL_KINDS:
+            reading, writing = os.pipe2(os.O_CLOEXEC)
+            passed.append(writing)
+        job = self.supervisor.begin(header, body, passed, wall_s=header["limits"]["wall_s"])
+        if reading >= 0:
+            self._collect_values(job, reading, header.get("max_bytes", MAX_TOTAL))
+
+    def judge(self, header: Header, body: bytes) -> None:
+        """Split judgement: the solution as slot 0, its tests as slot 1, nothing between them but plain values."""
+        solution_end, tests_end = socket.socketpair()
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        split, wall_s = header["code"], header["limits"]["wall_s"]
+        begin = self.supervisor.begin
+        solution = begin({**header, "kind": "serve"}, body[:split], [solution_end.detach()], wall_s=wall_s)
+        judge_header = {**header, "kind": "tests", "code": len(body) - split}
+        tests = begin(judge_header, body[split:], [tests_end.detach(), writing], slot=1, wall_s=wall_s)
+        self._collect_values(tests, reading, MAX_TOTAL)
+        solution.partner, tests.partner = tests, solution
+
+    def ended(self, job: Job, report: Header) -> None:
+        """A job's process has ended and everything it wrote was read."""
+        partner = job.partner
+        if partner is None:
+            self.supervisor.answer(job, job.id, report)
+        elif partner.report is not None:
+            self._judged(*((job, partner) if job.kind == "serve" else (partner, job)))
+        elif job.kind == "tests":  # the verdict is in: the solution has nothing more to say
+            self.supervisor.kill(partner)
+
+    def finish_channel(self, job: Job) -> None:
+        """Read the rest of a value channel whose writers are gone."""
+        while len(job.values) <= job.channel_limit:
+            try:
+                chunk = os.read(job.channel, _CHUNK)
+            except BlockingIOError:
+                break
+            if not chunk:
+                break
+            job.values += chunk
+
+    def _judged(self, solution: Job, tests: Job) -> None:
+        assert solution.report is not None
+        assert tests.report is not None
+        solution.values = tests.values
+        judge = {"exit_code": tests.report["exit_code"], "stderr": tests.stderr.text().decode("utf-8", "replace")}
+        timed_out = solution.timed_out or tests.timed_out
+        self.supervisor.answer(solution, solution.id, {**solution.report, "timed_out": timed_out, "judge": judge})
+
+    def _collect_values(self, job: Job, reading: int, limit: int) -> None:
+        os.set_blocking(reading, False)
+        job.channel, job.channel_limit = reading, limit
+        self.supervisor.watch(reading, lambda: self._channel(job))
+
+    def _channel(self, job: Job) -> None:
+        try:
+            chunk = os.read(job.channel, _CHUNK)
+        except BlockingIOError:
+            return
+        if not chunk:
+            self.supervisor.unwatch(job.channel)
+        elif len(job.values) + len(chunk) <= job.channel_limit + 4:
+            job.values += chunk
+        else:  # what came so far stays whole frames; the rest is refused with the program
+            self.supervisor.unwatch(job.channel)
+            self.supervisor.kill(job)
+
+
+def _stdin(data: bytes) -> int:
+    """Standard input as a file in memory: never blocks whoever writes it."""
+    writable = os.memfd_create("stdin", os.MFD_CLOEXEC)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(writable, view) :]
+        return os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(writable)

@@ -1,0 +1,69 @@
+"""Looking at processes through /proc, from a process that they can't look into."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+class OwnChildren:
+    """Direct children of the calling, single-threaded process, dead ones included. One read each time."""
+
+    def __init__(self) -> None:
+        pid = os.getpid()
+        self._fd = os.open(f"/proc/{pid}/task/{pid}/children", os.O_RDONLY | os.O_CLOEXEC)
+
+    def pids(self) -> list[int]:
+        """Their process ids."""
+        listing = b""
+        while chunk := os.pread(self._fd, 1 << 16, len(listing)):
+            listing += chunk
+        return [int(pid) for pid in listing.split()]
+
+
+def all_children(pid: int) -> list[int]:
+    """Direct children of any of a process's threads."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    found: list[int] = []
+    for thread in threads:
+        try:
+            found += [int(child) for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split()]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def tree(roots: list[int]) -> list[int]:
+    """`roots` and their descendants, parents first."""
+    found = list(roots)
+    for pid in found:
+        found += all_children(pid)
+    return found
+
+
+def owner(pid: int) -> int:
+    """Real user id of a process, -1 when it is gone. (The owner of /proc/PID is root for undumpable processes.)"""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            for line in file:
+                if line.startswith("Uid:"):
+                    return int(line.split()[1])
+    except OSError:
+        pass
+    return -1
+
+
+def visible() -> list[int]:
+    """Every process in sight."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def wait(pid: int) -> None:
+    """Reap a child; fine when it is nobody's any more."""
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        pass

@@ -1,0 +1,74 @@
+"""Children forked ahead of their requests, which hides what a fork costs.
+
+A spare is forked only while nobody's code runs in the sandbox, and taken by the next program of its slot: what runs
+beside it in the same slot shares its user and could stop it, change its limits or kill it. So whoever gets it gets it
+untouched.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .supervisor import Supervisor
+
+
+@dataclass
+class Spare:
+    """A forked child that waits for a request: our ends of its request socket, stdout and stderr."""
+
+    ticket: int
+    job: socket.socket
+    stdout: int
+    stderr: int
+
+    def close(self) -> None:
+        """Close our ends."""
+        self.job.close()
+        os.close(self.stdout)
+        os.close(self.stderr)
+
+
+class Spares:
+    """At most one for each slot."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._waiting: dict[int, Spare] = {}
+        self._tickets = 0
+
+    def take(self, slot: int) -> Spare:
+        """A child for a request: the one that waits, or a new one."""
+        return self._waiting.pop(slot, None) or self._fork(slot)
+
+    def fill(self) -> None:
+        """Fork what is missing, unless somebody's code runs."""
+        if not self._supervisor.jobs:
+            for slot in self._supervisor.zygotes:
+                if slot not in self._waiting:
+                    self._waiting[slot] = self._fork(slot)
+
+    def ended(self, ticket: int) -> None:
+        """A child that waited has died: fork another."""
+        for slot, spare in list(self._waiting.items()):
+            if spare.ticket == ticket:
+                spare.close()
+                del self._waiting[slot]
+                self.fill()
+
+    def _fork(self, slot: int) -> Spare:
+        ours, job = socket.socketpair()
+        stdout, stdout_end = os.pipe2(os.O_CLOEXEC)
+        stderr, stderr_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(stdout, False)
+        os.set_blocking(stderr, False)
+        theirs = array.array("i", (job.detach(), stdout_end, stderr_end))
+        self._tickets += 1
+        self._supervisor.command(b"S", slot, self._tickets, theirs)
+        for fd in theirs:
+            os.close(fd)
+        return Spare(self._tickets, ours, stdout, stderr)

@@ -1,0 +1,108 @@
+"""Finding engines: names, import paths, options, and those of third parties."""
+
+from __future__ import annotations
+
+import pytest
+
+import forge_env as fe
+from forge_env.errors import PluginError, SandboxUnavailableError, UsageError
+from forge_env.plugins import installed
+from forge_env.policies.scripted import ReplayPolicy
+from forge_env.rollout import run_episode
+from forge_env.sandbox import TENANT, Sandbox, SandboxEngine, SandboxSpec, open_engine
+from forge_env.sandbox.engines import GROUP, load_engine
+from sandboxes.docker import DockerEngine
+from sandboxes.docker.daemon import why_unreachable
+
+
+class Foreign(SandboxEngine):
+    """As a third party may write one: no pool, one option of its own."""
+
+    name = "foreign"
+
+    def __init__(self, region: str = "here") -> None:
+        self.region = region
+
+    @classmethod
+    def unavailable_reason(cls) -> str | None:
+        return None
+
+    async def start(self) -> None: ...
+
+    async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:
+        raise NotImplementedError
+
+    async def release(self, sandbox: Sandbox) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Demanding(Foreign):
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+
+
+FOREIGN, DEMANDING = f"{__name__}:Foreign", f"{__name__}:Demanding"
+
+
+async def test_an_episodes_sandboxes_count_for_its_environment() -> None:
+    class Asker(fe.SingleTurnEnvironment):
+        def task(self, split: str, index: int) -> fe.Task:
+            return fe.Task(id=f"{split}-{index}", split=split, prompt=TENANT.get(), data={})
+
+        def reward(self, task: fe.Task, answer: str) -> float:
+            return float(answer == TENANT.get())
+
+    policy = ReplayPolicy(["asked/for"])
+    trajectory = await run_episode(Asker, policy, seed=0, environment_name="asked/for")
+    assert trajectory.reward == 1.0
+    assert TENANT.get() == ""
+
+
+def test_a_third_partys_engine_takes_what_it_knows() -> None:
+    engine = open_engine(FOREIGN, concurrency=3, warm=1, region="there")
+    assert isinstance(engine, Foreign)
+    assert engine.region == "there"
+    with pytest.raises(UsageError, match="no option base_image"):
+        open_engine(FOREIGN, base_image="x")
+    with pytest.raises(UsageError, match="can't be made"):
+        open_engine(DEMANDING)
+    with pytest.raises(UsageError, match="no option base_image"):
+        open_engine("local", base_image="x")
+
+
+@pytest.mark.parametrize("name", ["json:loads", "json:JSONDecoder", "os:sep"])
+def test_what_is_no_engine_is_said(name: str) -> None:
+    with pytest.raises(PluginError, match="SandboxEngine"):
+        load_engine(name)
+
+
+def test_every_installed_engine_loads() -> None:
+    assert {load_engine(name).name for name in installed(GROUP)} >= {"docker", "local"}
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [("unix:///nonexistent.sock", "No such file"), ("tcp://127.0.0.1:1", "refused"), ("tcp://nowhere.invalid:1", "")],
+)
+def test_a_daemon_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatch, host: str, reason: str) -> None:
+    monkeypatch.setenv("DOCKER_HOST", host)
+    said = DockerEngine.unavailable_reason() or ""
+    assert said.startswith(f"no Docker daemon answers at {host}: ")
+    assert reason in said
+    assert "DOCKER_HOST" in said
+    assert "urllib3" not in said
+    assert "\n" not in said
+    assert len(said) < 160
+    with pytest.raises(SandboxUnavailableError, match="no Docker daemon answers"):
+        open_engine("docker")
+    assert DockerEngine.reap_abandoned() == 0
+
+
+def test_the_innermost_reason_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    outer = RuntimeError("HTTPConnectionPool(host='x'): Max retries exceeded")
+    outer.__cause__ = ConnectionRefusedError(111, "Connection refused")
+    assert why_unreachable(outer) == "at unix:///var/run/docker.sock: Connection refused"
+    outer.__cause__ = TimeoutError()
+    assert why_unreachable(outer).endswith("timed out")

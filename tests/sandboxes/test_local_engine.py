@@ -1,0 +1,97 @@
+"""What is particular to the embedded engine: its groups, its cache, and what it says where it can't work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from forge_env.errors import UsageError
+from forge_env.sandbox import Limits, SandboxSpec
+from sandboxes import owner
+from sandboxes.images import cache
+from sandboxes.local import LocalEngine, cgroups
+from sandboxes.local.engine import _advice
+
+from .conftest import require
+
+EATERS = (
+    "import os, time\n"
+    "for _ in range(6):\n    if os.fork() == 0:\n        held = bytearray(60 << 20); time.sleep(20); os._exit(0)\n"
+    "print('killed', os.WTERMSIG(os.wait()[1]), flush=True)\n"
+)
+
+
+def groups_of(name: str) -> list[Path]:
+    return [folder for parent in set(cgroups._own_folders().values()) for folder in parent.glob(f"*{name}*")]
+
+
+async def test_memory_of_all_processes_together_is_bounded() -> None:
+    require("local")
+    async with LocalEngine(concurrency=1, warm=0) as engine:
+        async with engine.session(SandboxSpec(memory_mb=150)) as sandbox:
+            result = await sandbox.run_python(EATERS, limits=Limits(wall_s=8, memory_mb=200))
+            assert result.out_of_memory or result.stdout == "killed 9\n"
+            assert (await sandbox.run_python("print(1)")).stdout == "1\n"
+        assert "lost" not in engine.stats()
+
+
+async def test_groups_hold_the_limits_and_go_with_the_sandbox() -> None:
+    require("local")
+    probe = cgroups.create(64, 1.0)
+    if probe is None:
+        assert os.geteuid() != 0 or not os.access("/sys/fs/cgroup/memory", os.W_OK)
+        return
+    probe.remove()
+    async with LocalEngine(concurrency=1, warm=1, cpus=0.5):
+        made = groups_of(owner.this_process())
+        assert len(made) == len(probe.folders)
+        read = {
+            file.name: file.read_text().split()
+            for folder in made
+            for file in folder.iterdir()
+            if file.is_file()
+            and file.name in ("pids.max", "memory.limit_in_bytes", "memory.max", "cpu.cfs_quota_us", "cpu.max")
+        }
+        assert read["pids.max"] == [str(cgroups.PIDS)]
+        bound = str((SandboxSpec().memory_mb + cgroups.RUNNER_MB) << 20)
+        assert bound in (*read.get("memory.max", ()), *read.get("memory.limit_in_bytes", ()))
+        assert "50000" in (*read.get("cpu.max", ()), *read.get("cpu.cfs_quota_us", ()))
+    assert groups_of(owner.this_process()) == []
+
+
+async def test_groups_of_dead_owners_are_reaped() -> None:
+    probe = cgroups.create(64, 1.0)
+    if probe is None:
+        return
+    dead = owner.this_process().rpartition(".")[0] + ".1"
+    left = [
+        folder.rename(folder.with_name(folder.name.replace(owner.this_process(), dead))) for folder in probe.folders
+    ]
+    assert cgroups.reap() >= 1
+    assert not any(folder.exists() for folder in left)
+
+
+def test_prune_keeps_what_is_current_and_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cache, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(cache, "ensure_rootfs", lambda: tmp_path / "rootfs-current")
+    monkeypatch.setattr(cache, "ensure_runner", lambda: tmp_path / "runner-current")
+    for name in ("rootfs-current", "rootfs-used", "rootfs-old", "runner-current", "runner-old", "someone-elses"):
+        (tmp_path / name / "usr").mkdir(parents=True)
+    assert cache.prune({"rootfs-used"}) == [str(tmp_path / "rootfs-old"), str(tmp_path / "runner-old")]
+    assert (tmp_path / "someone-elses").is_dir()
+
+
+def test_advice_names_what_was_refused() -> None:
+    assert "systempaths=unconfined" in _advice("[Errno 1] mount /tmp/proc: Operation not permitted")
+    assert _advice("[Errno 1] unshare: Operation not permitted")
+
+
+async def test_unknown_images_and_networks_are_refused() -> None:
+    require("local")
+    async with LocalEngine(concurrency=1, warm=0) as engine:
+        with pytest.raises(UsageError, match="no image"):
+            await engine.acquire(SandboxSpec(image="debian"))
+        with pytest.raises(UsageError, match="no network"):
+            await engine.acquire(SandboxSpec(network=True))
