@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from forge_env.config.models import ModelSection, OptimizerSection, TinyModel  # noqa: E402
-from trainers.losses.sft import SFTLoss  # noqa: E402
-from trainers.model.tiny import hf_config  # noqa: E402
-from trainers.titan.batch import TokenSequence  # noqa: E402
-from trainers.titan.device import use_device  # noqa: E402
-from trainers.titan.engine import TitanEngine  # noqa: E402
-from trainers.titan.model import TitanModel  # noqa: E402
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from forge_env.config.models import ModelSection, OptimizerSection, TinyModel
+from trainers.losses.sft import SFTLoss
+from trainers.model.tiny import hf_config
+from trainers.titan.batch import TokenSequence, collate
+from trainers.titan.device import use_device
+from trainers.titan.engine import TitanEngine
+from trainers.titan.model import TitanModel
+from trainers.titan.packing import longest_first
+from trainers.titan.parallel import Sharding
 
 pytestmark = pytest.mark.stack
 VOCABULARY = 320
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +38,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def engine(folder: Path, *, threads: int = 1, seed: int = 0, dtype: str = "float32", **optimizer: float) -> TitanEngine:
-    device = use_device(with_gpus=False)
-    model = TitanModel(folder, max_length=128, device=device.torch, seed=seed, dtype=dtype)
+def engine(
+    folder: Path,
+    *,
+    threads: int = 1,
+    seed: int = 0,
+    dtype: str = "float32",
+    packed: bool = False,
+    recompute: str = "none",
+    **optimizer: float | str,
+) -> TitanEngine:
+    device = replace(use_device(with_gpus=False), packed=packed)
+    sharding = Sharding(activation_checkpoint=recompute)
+    model = TitanModel(folder, max_length=128, device=device.torch, seed=seed, dtype=dtype, sharding=sharding)
     section = OptimizerSection(lr=1e-2, warmup_steps=0, decay_start=1.0).model_copy(update=optimizer)
     return TitanEngine(model, section, device=device, steps=20, microbatch_tokens=256, threads=threads, seed=seed)
 
@@ -65,6 +82,91 @@ def test_microbatches_side_by_side_give_the_gradients_of_one_after_another(folde
         one, many = alone.train(data, SFTLoss()), together.train(data, SFTLoss())
         assert many["loss"] == pytest.approx(one["loss"], abs=1e-5)
         assert many["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
+
+
+def gradients(trained: TitanEngine, data: list[TokenSequence]) -> dict[str, torch.Tensor]:
+    trained.forward_backward(data, SFTLoss())
+    named = trained.model.module.named_parameters()
+    return {name.replace("_checkpoint_wrapped_module.", ""): parameter.grad for name, parameter in named}
+
+
+def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+@pytest.mark.parametrize("count", [1, 2, 11])
+def test_packed_rows_give_the_logprobs_and_gradients_of_single_ones(folder: Path, count: int) -> None:
+    padded, packed, data = engine(folder), engine(folder, packed=True), sequences(count, seed=5)
+    together = list(packed._microbatches(data))
+    assert count == 1 or any(batch.layout is not None and batch.layout.rows > 1 for batch in together)
+    with torch.no_grad():
+        logprobs = torch.cat([packed._logprobs(batch) for batch in together])
+    alone = [value for item in longest_first(data) for value in padded.logprobs([item])[0]]
+    assert logprobs.tolist() == pytest.approx(alone, abs=2e-6)
+    assert largest_difference(gradients(padded, data), gradients(packed, data)) < 1e-6
+
+
+def test_a_sequence_in_a_packed_row_does_not_see_its_neighbours(folder: Path) -> None:
+    packed = engine(folder, packed=True)
+    one, other, same = sequences(3, seed=1)
+    logprobs = [packed._logprobs(collate(row, CPU, packed=True)) for row in ([one, same], [other, same])]
+    tail = same.num_targets
+    assert torch.allclose(logprobs[0][-tail:], logprobs[1][-tail:], atol=2e-6)
+
+
+def test_packing_leaves_no_padding(folder: Path) -> None:
+    data = sequences(30)
+    assert engine(folder).train(data, SFTLoss())["padding"] > 0.05
+    assert engine(folder, packed=True).train(data, SFTLoss())["padding"] == 0
+
+
+def saved_bytes(trained: TitanEngine, data: list[TokenSequence]) -> int:
+    """Memory of what the forward pass keeps for the backward pass."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    batch = next(iter(trained._microbatches(data)))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        tokens = trained.forward(batch, total_tokens=1, total_sequences=1)
+    assert tokens.logprobs.requires_grad
+    return sum(kept.values())
+
+
+def operations(trained: TitanEngine, data: list[TokenSequence]) -> int:
+    """Floating-point operations of a forward and backward pass, recomputation included."""
+    with FlopCounterMode(display=False) as counter:
+        trained.forward_backward(data, SFTLoss())
+    return int(counter.get_total_flops())
+
+
+def test_recomputed_activations_take_less_memory_and_give_the_same_gradients(folder: Path) -> None:
+    data = sequences(12)
+    assert saved_bytes(engine(folder, recompute="full"), data) < saved_bytes(engine(folder), data) / 2
+    work = {name: operations(engine(folder, recompute=name), data) for name in ("none", "selective", "full")}
+    assert work["none"] < work["selective"] < work["full"] <= work["none"] * 4 / 3
+    expected = gradients(engine(folder), data)
+    for name in ("selective", "full"):
+        assert largest_difference(expected, gradients(engine(folder, recompute=name), data)) < 1e-6
+    side_by_side = gradients(engine(folder, recompute="full", threads=2), data)
+    assert largest_difference(expected, side_by_side) < 1e-6
+
+
+def test_minibatches_add_up_until_the_optimizer_steps(folder: Path) -> None:
+    data = sequences(8)
+    once, twice = engine(folder), engine(folder)
+    single = gradients(once, data)
+    single = {name: gradient.clone() for name, gradient in single.items()}
+    twice.forward_backward(data, SFTLoss())
+    double = gradients(twice, data)
+    assert largest_difference(double, {name: 2 * gradient for name, gradient in single.items()}) < 1e-6
+    assert twice.accumulated == 2 * once.accumulated > 0
+    twice.clear_gradients()
+    assert twice.accumulated == 0
+    assert largest_difference(gradients(twice, data), single) == 0
 
 
 def test_the_gradient_norm_is_clipped(folder: Path) -> None:
@@ -134,3 +236,32 @@ def test_the_learning_rate_warms_up_and_decays(folder: Path) -> None:
         rates.append(trained.learning_rate()["learning_rate"])
     assert rates[0] < rates[3] == max(rates)
     assert rates[-1] < 0.3 * max(rates)
+
+
+def rates(trained: TitanEngine) -> list[float]:
+    found = []
+    for _ in range(20):
+        found.append(trained.learning_rate()["learning_rate"])
+        trained.train(sequences(1), SFTLoss())
+    return found
+
+
+def test_schedules_decay_in_their_shapes(folder: Path) -> None:
+    shapes = {
+        name: rates(engine(folder, warmup_steps=0, decay_start=0.0, min_lr_ratio=0.0, schedule=name))
+        for name in ("linear", "cosine", "constant")
+    }
+    assert len(set(shapes["constant"])) == 1
+    half, quarter = len(shapes["linear"]) // 2, len(shapes["linear"]) // 4
+    assert shapes["cosine"][quarter] > shapes["linear"][quarter] > shapes["cosine"][-quarter]
+    assert shapes["cosine"][half] == pytest.approx(shapes["linear"][half], rel=0.1)
+
+
+def test_throughput_counts_the_work_of_parameters_and_attention(folder: Path) -> None:
+    trained = engine(folder)
+    parameters, attention = trained.model.parameters, 2 * 2 * 32  # layers * heads * head size
+    assert trained.throughput.flops([10]) == pytest.approx(6 * (parameters * 10 + attention * 100))
+    metrics = trained.train(sequences(4), SFTLoss())
+    assert metrics["tokens"] == sum(len(item.token_ids) for item in sequences(4))
+    assert metrics["tokens_per_s"] == pytest.approx(metrics["tokens"] / metrics["train_s"])
+    assert "mfu" not in metrics, "a CPU has no peak to compare with"
