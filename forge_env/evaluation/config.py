@@ -153,7 +153,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
-        raise ConfigError(f"can't read {path}: {error.strerror}") from error
+        raise ConfigError(f"can't read {path}: {error.strerror}", fix="check the path") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())[:300]}") from error
     if not isinstance(data, dict):

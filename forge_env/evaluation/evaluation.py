@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
@@ -69,7 +70,7 @@ class Evaluation:
         self._engine = WatchedEngine(self.sandboxes or LazyEngine(config.sandbox))
         self._sources = {choice.label: Source(self._maker(choice)) for choice in config.environments}
         self.samples = plan(config, {label: source.environment for label, source in self._sources.items()})
-        self._scripted = None if self.policy is not None else _scripted(config.model)
+        self._scripted = None if self.policy is not None else _scripted(config)
         if self.policy is None and self._scripted is None and config.model.startswith(VLLM):
             check_checkpoint(config.model.removeprefix(VLLM))
         if isinstance(self._scripted, GoldPolicy):
@@ -127,6 +128,15 @@ class Evaluation:
 
         Cancelled, it gives up the samples under way, sums up, and raises `CancelledError`.
         """
+        fresh = not self.folder.root.exists()
+        try:
+            return await self._run()
+        except ForgeError:
+            if fresh:
+                self.folder.remove_if_empty()
+            raise
+
+    async def _run(self) -> EvaluationResult:
         with self.folder, _log_to(self.folder.log):
             self._write_config()
             results = self._earlier()
@@ -239,12 +249,21 @@ def _planned(samples: Sequence[Sample]) -> dict[str, tuple[str, int]]:
     return planned
 
 
-def _scripted(model: str) -> Policy | None:
-    """The scripted policy of that name; `name:tag` of an endpoint's model is none."""
-    module, colon, attribute = model.partition(":")
-    if colon and (model.startswith(VLLM) or not attribute.isidentifier() or "/" in module or not _importable(module)):
+def _scripted(config: EvaluationConfig) -> Policy | None:
+    """The scripted policy that the model names; `name:tag` of an endpoint's model is none."""
+    model = config.model
+    if model.startswith(VLLM):
         return None
-    return scripted_policy(model)
+    module, colon, attribute = model.partition(":")
+    if not colon or (attribute.isidentifier() and "/" not in module and _importable(module)):
+        return scripted_policy(model)
+    path = "." in module and all(part.isidentifier() for part in [*module.split("."), attribute])
+    if path and "base_url" not in config.model_fields_set and "OPENAI_BASE_URL" not in os.environ:
+        raise UsageError(
+            f"there is no module {module!r} for the policy {model!r}",
+            fix="give package.module:function; where it is an endpoint's model, add --base-url",
+        )
+    return None
 
 
 def _importable(module: str) -> bool:

@@ -14,6 +14,7 @@ import fcntl
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -60,6 +61,12 @@ class ResultsFolder:
     def _note(self, damage: str) -> None:
         self.damage.append(damage)
         log.warning("%s", damage)
+
+    def remove_if_empty(self) -> None:
+        """Remove a folder in which nothing has happened: no sample, no warning, no log of a server."""
+        kept = [path for path in self.root.rglob("*") if path.is_file() and path.stat().st_size]
+        if not self.exists() and set(kept) <= {self.config, self.summary, self.report}:
+            shutil.rmtree(self.root, ignore_errors=True)
 
     def __enter__(self) -> Self:
         try:

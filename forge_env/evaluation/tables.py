@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from forge_env.evaluation.summary import EnvironmentSummary, GroupSummary, Summary
 
 SHOWN_TAGS = 40
+ALIKE_TASKS = 300
+"""Fewer tasks that all score alike leave more than 1 % open (3 / n at 95 %, J. A. Hanley and A. Lippman-Hand, 1983)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,11 @@ def footnotes(summary: Summary) -> list[str]:
             notes.append(
                 f"{item.label}: a sample took {item.wall_s:.2f} s on average (model {item.generate_s:.2f} s, "
                 f"environment {item.step_s:.2f} s, waiting {item.waited_s:.2f} s of these), {item.turns:.1f} turns"
+            )
+        if item.score is not None and item.score.low == item.score.high and 0 < item.tasks < ALIKE_TASKS:
+            notes.append(
+                f"{item.label}: every task scored alike, so error and interval say nothing about other tasks: with "
+                f"{item.tasks} tasks, up to {min(100, 300 // item.tasks)} % of all may still differ"
             )
         if item.cut_replies:
             notes.append(f"{item.label}: {item.cut_replies} replies ended at the limit of tokens for one reply")

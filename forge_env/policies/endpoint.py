@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from forge_env.errors import ContextLengthExceeded, UsageError, did_you_mean
 from forge_env.policies.endpoint_answers import read_answer
@@ -32,7 +32,7 @@ from forge_env.policies.endpoint_errors import (
     NoSuchModelError,
     RequestRefusedError,
 )
-from forge_env.policies.endpoint_http import Connections
+from forge_env.policies.endpoint_http import Connections, address
 from forge_env.policies.endpoint_limiter import AdaptiveLimiter
 from forge_env.policies.endpoint_stream import assemble
 from forge_env.policies.endpoint_text_tools import as_plain_chat, parse_calls
@@ -89,6 +89,15 @@ class EndpointOptions(BaseModel):
     start_concurrency: int = Field(16, ge=1)
     """Requests in flight before anything is known of the endpoint."""
 
+    @field_validator("base_url")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        try:
+            address(value)
+        except UsageError as error:
+            raise ValueError(str(error)) from error
+        return value
+
 
 class EndpointPolicy:
     """Sessions with one endpoint, which share its connections, its rate and its counters."""
@@ -110,6 +119,8 @@ class EndpointPolicy:
         self._connections = Connections(
             options.base_url, api_key=os.environ.get(options.api_key_env, ""), uds=options.uds
         )
+        self._served: list[str] = []
+        """Models that the endpoint lists."""
         self._sleep = sleep
         self._rng = rng or random.Random()
 
@@ -147,15 +158,17 @@ class EndpointPolicy:
                 raise
             return
         listed = data.get("data") if isinstance(data, dict) else None
-        models = [item for item in listed or [] if isinstance(item, dict)]
+        models = [item for item in listed or [] if isinstance(item, dict)] if isinstance(listed, list) else []
+        self._served = [str(item.get("id")) for item in models]
         if not any(item.get("owned_by") == "vllm" for item in models):
             return
-        names = [str(item.get("id")) for item in models]
-        if self.options.model not in names:
-            guess = did_you_mean(self.options.model, names)
-            fix = f"did you mean {guess!r}?" if guess else f"it serves {', '.join(names)}"
-            raise UsageError(f"the server has no model {self.options.model!r}", fix=fix)
+        if self.options.model not in self._served:
+            raise UsageError(f"the server has no model {self.options.model!r}", fix=self._other_model())
         self.exact_tokens = self.options.exact_tokens is not False
+
+    def _other_model(self) -> str:
+        guess = did_you_mean(self.options.model, self._served)
+        return f"did you mean {guess!r}?" if guess else f"it serves {', '.join(self._served[:10])}"
 
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
         """A conversation with these tools."""
@@ -176,6 +189,8 @@ class EndpointPolicy:
                 if isinstance(error, RequestRefusedError) and _CONTEXT_FULL.search(error.message):
                     raise ContextLengthExceeded(error.message) from error
                 self.errors[type(error).__name__] += 1
+                if isinstance(error, NoSuchModelError) and self._served and self.options.model not in self._served:
+                    error.fix = self._other_model()
                 if error.fatal:
                     self.fatal = error
                 if not error.transient or attempt == options.retries:

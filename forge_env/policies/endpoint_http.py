@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import resource
 import ssl
 import urllib.request
@@ -48,9 +49,7 @@ class Connections:
     """Connections to one origin; used from one event loop."""
 
     def __init__(self, base_url: str, *, api_key: str = "", uds: str | None = None) -> None:
-        self.base_url = httpx.URL(base_url.rstrip("/") + "/")
-        if self.base_url.scheme not in ("http", "https") or not self.base_url.host:
-            raise UsageError(f"{base_url!r} is no address of an endpoint", fix="for example http://localhost:8000/v1")
+        self.base_url = address(base_url)
         self._headers = {
             "host": self.base_url.netloc.decode(),
             "content-type": "application/json",
@@ -145,6 +144,19 @@ def _no_connection(url: httpx.URL, error: httpx.ConnectError) -> EndpointError:
 
 class _Interrupted(httpx.ReadError):
     """The connection was lost after the answer had begun."""
+
+
+def address(base_url: str) -> httpx.URL:
+    """An endpoint's address, which paths can be joined to; `UsageError` when it is none."""
+    try:
+        url = httpx.URL(base_url.strip().rstrip("/") + "/")
+    except httpx.InvalidURL as error:
+        raise UsageError(f"{base_url!r} is no address of an endpoint: {error}") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        bare = re.fullmatch(r"[\w.-]+(:\d+)?(/.*)?", base_url.strip())
+        meant = f"did you mean http://{base_url.strip()}?" if bare else "for example http://localhost:8000/v1"
+        raise UsageError(f"{base_url!r} is no address of an endpoint", fix=meant)
+    return url
 
 
 async def _read(response: httpx.Response) -> bytes:

@@ -72,6 +72,13 @@ def test_options_of_several_environments(out: str) -> None:
         ([TOY, "--model", "gold", "--resume"], "add --out DIR"),
         ([TOY, "--model", "gold", "-n", "0"], "greater than or equal to 1"),
         (["missing.yaml"], "can't read missing.yaml"),
+        ([TOY, "--model", "m", "--base-url", "localhost:8000/v1"], "did you mean http://localhost:8000/v1?"),
+        ([TOY, "--model", "m", "--base-url", "http://"], "is no address of an endpoint"),
+        ([TOY, "--model", "nosuch.module:policy"], "there is no module 'nosuch.module'"),
+        ([TOY, "--model", "tests.evaluation.toys:nosuch"], "can't be imported"),
+        ([TOY, "--model", "m", "--budget", "1"], "needs `prices`"),
+        ([TOY, "--model", "m", "--budget", "1", "--prices", "missing.yaml"], "can't read missing.yaml"),
+        ([TOY, "--model", "m", "--split", "exam"], "use one of"),
     ],
 )
 def test_wrong_usage_is_exit_code_2_with_the_fix(words: list[str], message: str, capsys: Any, tmp_path: Path) -> None:
@@ -112,6 +119,58 @@ def test_lost_samples_are_exit_code_1(out: str, capsys: Any) -> None:
 def test_a_dead_endpoint_is_named_at_once(out: str, capsys: Any) -> None:
     assert main(["eval", TOY, "--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--out", out]) == 1
     assert "start the server, or check --base-url" in capsys.readouterr().err
+
+
+def test_a_run_in_which_nothing_happened_leaves_no_folder(tmp_path: Path, clean_environ: pytest.MonkeyPatch) -> None:
+    clean_environ.chdir(tmp_path)
+    assert main(["eval", TOY, "--model", "m", "--base-url", "http://127.0.0.1:9/v1"]) == 1
+    assert list(tmp_path.glob("runs/*")) == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/forge-env")):
+        assert main(["eval", TOY, "--model", "gold", "--out", str(place)]) == 1
+        assert "choose another --out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line", [b"\x00\xff", b'{"id": 3', b"[]", b'{"id": "x", "environment": "e", "task_id": "t", "turns": 3}']
+)
+def test_a_damaged_line_costs_only_its_own_sample(line: bytes, out: str, capsys: Any) -> None:
+    assert main(["eval", TOY, "--model", "gold", "--out", out, "-n", "4"]) == 0
+    path = Path(out) / "trajectories" / "eval.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0], line + b"\n", *lines[2:]]))
+    assert main(["compare", out, out]) == 0
+    capsys.readouterr()
+    assert main(["eval", "--out", out, "--resume", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "line 2 is no trajectory" in captured.err
+    assert "its sample is played again" in captured.err
+    assert json.loads(captured.out)["environments"][TOY]["samples"] == 4
+    assert len(path.read_bytes().splitlines()) == 5
+
+
+def test_scoring_twice_needs_another_folder(out: str, capsys: Any) -> None:
+    assert main(["eval", TOY, "--model", "gold", "--out", out, "-n", "2"]) == 0
+    assert main(["score", out]) == 0
+    assert main(["score", out]) == 2
+    assert "choose another --out, or remove it" in capsys.readouterr().err
+
+
+def test_vllm_needs_a_checkpoint(tmp_path: Path, capsys: Any) -> None:
+    pytest.importorskip("vllm")
+    (tmp_path / "run" / "last").mkdir(parents=True)
+    (tmp_path / "run" / "last" / "config.json").write_text("{}")
+    for model, message in [
+        (f"vllm:{tmp_path}/nosuch", "there is no checkpoint folder"),
+        ("vllm:checkpoints/first/last", "there is no checkpoint folder"),
+        (f"vllm:{tmp_path}/run", f"use vllm:{tmp_path}/run/last"),
+        ("vllm:", "names no checkpoint"),
+    ]:
+        assert main(["eval", TOY, "--model", model]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_evaluating_an_endpoint_loads_nothing_heavy() -> None:

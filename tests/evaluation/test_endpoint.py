@@ -241,6 +241,23 @@ async def test_the_check_names_the_model_that_was_meant() -> None:
             await policy.check()
 
 
+async def test_a_refused_model_is_answered_with_what_is_served() -> None:
+    models = {"data": [{"id": "large"}, {"id": "small"}]}
+    refused = http({"error": {"message": "no such model"}}, 404)
+    async with Server(lambda request, n: refused, models=models) as server, policy_for(server, model="smal") as policy:
+        await policy.check()  # lists of hosted endpoints are not always whole: the answer counts
+        with pytest.raises(GeneratorError, match="did you mean 'small'"):
+            await policy.session([]).reply(QUESTION)
+
+
+@pytest.mark.parametrize("listed", [{"data": "none"}, {"data": [3, {"id": None}]}, [], "x"])
+async def test_a_list_of_models_in_another_shape_is_no_trouble(listed: Any) -> None:
+    async with Server(lambda request, n: GOOD, models=listed) as server, policy_for(server) as policy:
+        await policy.check()
+        reply = await policy.session([]).reply(QUESTION)
+    assert reply.message.content == "4"
+
+
 async def test_delays_grow_vary_and_obey_retry_after() -> None:
     answers = [http({}, 500), http({}, 500), http({}, 429, {"retry-after": "7"}), http(GOOD)]
     async with Server(lambda request, n: answers[n]) as server, policy_for(server, retries=5) as policy:
