@@ -1,0 +1,341 @@
+"""The replay buffer without its waiting: one state, changed by one call after the other.
+
+A group is admitted (it gets a ticket), completed, handed out to a training step, and done with when the weights that
+it helped to train have reached the generators; until then its step can be given it again.
+
+    admit -> rolling --add--> ready --take--> in training --release--> done, or kept for another use
+               |                |
+            discard        filtered, stale
+
+`trainers.buffer.window` has the bound on staleness and its proof. What holds at any time, t being the next step:
+
+    the pending groups (rolling and ready) can all be trained in time by the steps t, t + 1, ...
+
+`admit` and `take` keep it so. Where it fails for another reason (the trainer skipped versions, a checkpoint of another
+recipe was loaded, tokens older than their ticket arrived) what is too much is dropped and counted, so that nothing is
+ever trained beyond the bound and nothing waits for ever.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from typing import Generic
+
+from forge_env.errors import ForgeError, UsageError
+from trainers.buffer.pool import Pool
+from trainers.buffer.rules import make_rules
+from trainers.buffer.types import Batch, BufferSettings, Counters, G, Held, Outcome, Reservation, Ticket
+from trainers.buffer.window import Window
+
+PATIENCE = 20
+"""Batches of groups without signal in a row after which there is nothing to learn from."""
+
+
+class BufferCore(Generic[G]):
+    """Admits groups, keeps the complete ones, and hands out batches within the staleness bound."""
+
+    def __init__(self, settings: BufferSettings) -> None:
+        self.settings = settings
+        self.window = Window(settings.per_step, settings.max_off_policy_steps, settings.steps, settings.version)
+        """What is pending: rolling and ready."""
+        self.rolling: dict[int, Ticket] = {}
+        self.again: list[int] = []
+        """Indices of groups whose rollout was lost in a restart: they are admitted first."""
+        self.late: dict[int, Ticket] = {}
+        """Rolling, and too late already."""
+        self.ready: Pool[G] = Pool()
+        self.kept: Pool[G] = Pool()
+        self.in_training: dict[int, list[Held[G]]] = {}
+        self.next_index = settings.first_index
+        self.counters = Counters()
+        self.filtered_in_a_row = 0
+        self.random = random.Random(settings.seed)
+        self._new_per_step = -(-settings.per_step // settings.replay.max_uses)
+        self._sampling, self._eviction = make_rules(settings.replay)
+
+    # --- admission
+
+    def has_room(self) -> bool:
+        """Whether a group may be admitted: it can be trained in time, and is wanted.
+
+        Where groups are used k times, a step wants ceil(P / k) new ones, unless there are too few to use again.
+        """
+        window, version = self.window, self.window.generator_version
+        pending = window.pending.total()
+        wanted = self._new_per_step * window.steps_left(version)
+        if pending >= wanted and pending + self._reusable() >= self.settings.per_step:
+            return False
+        return window.fits(version)
+
+    def _reusable(self) -> int:
+        """Groups that the next step could use again, once those in training have been released."""
+        handed_out = (held for batch in self.in_training.values() for held in batch)
+        count = len(self.kept) + sum(self._usable_again(held) for held in handed_out)
+        capacity = self.settings.replay.capacity
+        return count if capacity is None else min(count, capacity)
+
+    def _usable_again(self, held: Held[G]) -> bool:
+        return held.uses < self.settings.replay.max_uses and self.window.steps_left(held.version) > 0
+
+    def admit(self) -> Ticket | None:
+        """A place for a new group, or None while there is no room."""
+        if not self.has_room():
+            return None
+        ticket = Ticket(self._take_index(), self.window.generator_version)
+        self.rolling[ticket.index] = ticket
+        self.window.add(ticket.version)
+        return ticket
+
+    def _take_index(self) -> int:
+        if self.again:
+            return heapq.heappop(self.again)
+        self.next_index += 1
+        self.counters.admitted += 1
+        return self.next_index - 1
+
+    # --- completion
+
+    def add(self, group: G, ticket: Ticket) -> Outcome:
+        """The group of `ticket` is complete.
+
+        Raises:
+            UsageError: it is not under way: added before, discarded, or of another buffer.
+            ForgeError: nothing but groups without signal for a long time.
+        """
+        if self.late.pop(ticket.index, None) is not None:
+            self.counters.completed += 1
+            return self._stale(group.num_tokens)
+        self._end_rollout(ticket, "added")
+        self.counters.completed += 1
+        if self.settings.filter_groups and not group.has_signal:
+            return self._filtered(group)
+        held = self._held(group, ticket)
+        if held.version < ticket.version and not self.window.fits(held.version):
+            return self._stale(held.tokens)
+        self.filtered_in_a_row = 0
+        self.put_ready(held)
+        return Outcome.KEPT
+
+    def add_unasked(self, group: G) -> Outcome | None:
+        """Admit and add a group that had no ticket; None while there is no room, or its weights aren't released."""
+        if group.oldest_version > self.window.generator_version:
+            return None
+        held = self._held(group, Ticket(self.next_index, self.window.generator_version))
+        if self.window.steps_left(held.version) > 0 and not self.window.fits(held.version):
+            return None
+        self.next_index += 1
+        self.counters.admitted += 1
+        self.counters.completed += 1
+        if self.settings.filter_groups and not group.has_signal:
+            return self._filtered(group)
+        if not self.window.steps_left(held.version):
+            return self._stale(held.tokens)
+        self.filtered_in_a_row = 0
+        self.put_ready(held)
+        return Outcome.KEPT
+
+    def discard(self, ticket: Ticket) -> None:
+        """The group of `ticket` came to nothing."""
+        if self.late.pop(ticket.index, None) is None:
+            self._end_rollout(ticket, "discarded")
+        self.counters.discarded += 1
+
+    def _end_rollout(self, ticket: Ticket, what: str) -> None:
+        if self.rolling.get(ticket.index) != ticket:
+            raise UsageError(f"group {ticket.index} can't be {what}: it is not under way", fix="once for each ticket")
+        del self.rolling[ticket.index]
+        self.window.remove(ticket.version)
+
+    def _held(self, group: G, ticket: Ticket) -> Held[G]:
+        version = ticket.version
+        if group.oldest_version >= 0:  # weights that `release` hasn't told of yet count as those before
+            version = min(group.oldest_version, self.window.generator_version)
+        return Held(ticket.index, version, group.num_tokens, group.priority, group)
+
+    def put_ready(self, held: Held[G]) -> None:
+        """A complete group waits for its step."""
+        self.window.add(held.version)
+        self.ready.put(self._sampling(held, self.random), held)
+
+    def _filtered(self, group: G) -> Outcome:
+        self.counters.filtered += 1
+        self.counters.tokens_filtered += group.num_tokens
+        self.filtered_in_a_row += 1
+        if self.filtered_in_a_row >= PATIENCE * self.settings.per_step:
+            raise ForgeError(
+                f"{self.filtered_in_a_row} groups in a row had no signal: all rewards of a group were equal",
+                fix="choose tasks that are sometimes solved (tasks.order=curriculum), or set grpo.filter_groups=false",
+            )
+        return Outcome.FILTERED
+
+    def _stale(self, tokens: int) -> Outcome:
+        self.counters.discarded_stale += 1
+        self.counters.tokens_discarded_stale += tokens
+        return Outcome.STALE
+
+    # --- training
+
+    def check_step(self, step: int) -> None:
+        """Refuse a step that has been given its groups, or that the run doesn't have.
+
+        Raises:
+            UsageError: with what was expected.
+        """
+        if step < self.window.next_step:
+            raise UsageError(
+                f"step {step} has been given its groups: the next is {self.window.next_step}",
+                fix="`fetch` gives them again",
+            )
+        if self.settings.steps is not None and step >= self.settings.steps:
+            raise UsageError(f"there is no step {step}: the run has {self.settings.steps}, from 0 on")
+
+    def take(self, step: int) -> Reservation | None:
+        """The groups of `step`, in order of admission; None while they can't be given.
+
+        Raises:
+            UsageError: as `check_step`.
+        """
+        self.check_step(step)
+        self.evict(step)
+        if self.missing() is not None:
+            return None
+        size = self.settings.per_step
+        picked = self.ready.pick(min(size, len(self.ready)), self.window.quotas())
+        for held in picked:
+            self.window.remove(held.version)
+        picked += self.kept.pick(size - len(picked))
+        picked.sort(key=lambda held: held.index)
+        for held in picked:
+            held.uses += 1
+        self.in_training[step] = picked
+        self.window.next_step = step + 1
+        self.drop_old()
+        reserved = Reservation.of(step, picked)
+        self.counters.max_staleness = max(self.counters.max_staleness, *reserved.staleness)
+        return reserved
+
+    def missing(self) -> str | None:
+        """What the next step waits for, in words; None: nothing, or there is no next step."""
+        per_step, ready = self.settings.per_step, len(self.ready)
+        if self.settings.steps is not None and self.window.next_step >= self.settings.steps:
+            return None
+        if ready < self._new_per_step or ready + len(self.kept) < per_step:
+            usable = f"{ready} ready" + (f" and {len(self.kept)} to use again" if self.kept else "")
+            return f"groups: {usable}, {len(self.rolling)} under way, {per_step} wanted"
+        have, versions = 0, deque(sorted(self.window.pending))
+        for version, count in self.window.quotas():
+            while versions and versions[0] <= version:
+                have += self.ready.count(versions.popleft())
+            if have < count:
+                late = [ticket.index for ticket in self.rolling.values() if ticket.version <= version]
+                return f"group {min(late)}: it is due, or the bound would be broken"
+        return None
+
+    def batch(self, step: int) -> Batch[G]:
+        """What `step` was given.
+
+        Raises:
+            UsageError: it was given nothing, or its groups are done with.
+        """
+        held = self._given(step)
+        return Batch(Reservation.of(step, held), [own.group for own in held])
+
+    def _given(self, step: int) -> list[Held[G]]:
+        if step not in self.in_training:
+            steps = ", ".join(map(str, sorted(self.in_training))) or "none"
+            raise UsageError(f"no groups are in training for step {step}", fix=f"steps in training: {steps}")
+        return self.in_training[step]
+
+    def undo_admit(self, ticket: Ticket) -> None:
+        """Whoever asked for the ticket is gone: the next to ask gets its index."""
+        self._end_rollout(ticket, "taken back")
+        heapq.heappush(self.again, ticket.index)
+
+    def undo_take(self, step: int) -> None:
+        """Whoever asked for the groups of `step`, the last one handed out, is gone: they are ready again."""
+        groups = self._given(step)
+        self.window.next_step = step
+        del self.in_training[step]
+        for held in groups:
+            self.hand_back(held)
+
+    def hand_back(self, held: Held[G]) -> None:
+        """A group that was handed out was not trained on."""
+        held.uses -= 1
+        if held.uses:
+            self.keep(held)
+        else:
+            self.put_ready(held)
+
+    def release(self, version: int) -> None:
+        """The generators hold `version`: groups of earlier steps are done with.
+
+        Raises:
+            UsageError: the version goes backwards, or is of weights that nothing was handed out for.
+        """
+        window = self.window
+        if not window.generator_version <= version <= window.next_step:
+            raise UsageError(
+                f"version {version} can't be released: it is {window.generator_version} now, "
+                f"and steps up to {window.next_step - 1} have been given their groups",
+                fix="release(step + 1) when the weights of that step have reached the generators",
+            )
+        window.generator_version = version
+        self.finish(version)
+
+    def finish(self, version: int) -> None:
+        """Done with the groups in training for steps before `version`; those that may be used again are kept."""
+        for step in sorted(step for step in self.in_training if step < version):
+            for held in self.in_training.pop(step):
+                self.counters.trained += held.uses == 1
+                self.counters.reused += held.uses > 1
+                self.keep(held)
+        self._trim()
+
+    def keep(self, held: Held[G]) -> None:
+        """A group that was trained on waits for another use, where it has one left."""
+        if self._usable_again(held):
+            self.kept.put(self._sampling(held, self.random), held)
+
+    def _trim(self) -> None:
+        capacity = self.settings.replay.capacity
+        excess = 0 if capacity is None else len(self.kept) - capacity
+        if excess > 0:
+            worst = heapq.nsmallest(excess, self.kept, key=lambda held: (self._eviction(held), held.index))
+            self.kept.drop({held.index for held in worst})
+            self.counters.evicted += excess
+
+    # --- eviction
+
+    def evict(self, step: int) -> int:
+        """The trainer is at `step`: drop what can't be trained within the bound. 0 where every step is sampled."""
+        if step <= self.window.next_step:
+            return 0
+        self.window.next_step = step
+        return self.drop_old()
+
+    def drop_old(self) -> int:
+        """Drop used groups that are too old, and pending ones that can't be trained in time; returns how many of these.
+
+        Without versions skipped by the trainer there are none of these: see `Window`.
+        """
+        self.kept.drop_before(self.window.next_step - self.settings.max_off_policy_steps)
+        excess = self.window.excess()
+        for version, count in excess:
+            rolling = [ticket for ticket in self.rolling.values() if ticket.version == version][-count:]
+            for ticket in rolling:  # the last ones: the least has been spent on them
+                self.late[ticket.index] = self.rolling.pop(ticket.index)
+            for held in self.ready.drop_last(version, count - len(rolling)):
+                self._stale(held.tokens)
+            self.window.remove(version, count)
+        return sum(count for _, count in excess)
+
+    def clear(self) -> None:
+        """Drop every complete group that has not been handed out."""
+        for held in self.ready:
+            self.window.remove(held.version)
+        self.counters.cleared += len(self.ready)
+        self.ready.clear()
+        self.kept.clear()

@@ -1,0 +1,135 @@
+"""The replay buffer in this process: a core, and callers that wait for it to change."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Generic
+
+from trainers.buffer import state
+from trainers.buffer.core import BufferCore
+from trainers.buffer.types import Batch, BufferSettings, BufferStats, G, Outcome, Reservation, Ticket
+
+
+class LocalReplayBuffer(Generic[G]):
+    """A `GroupBuffer` for one event loop. What waits is woken by what it waits for; nothing polls.
+
+    buffer = LocalReplayBuffer(BufferSettings(per_step=24, max_off_policy_steps=2))
+    ticket = await buffer.admit()                    # a rollout worker, for every group
+    await buffer.add(group, ticket)
+    batch = await buffer.sample(version)             # the trainer, for every step
+    await buffer.release(version + 1)                # when the weights trained on it are in the generators
+    """
+
+    def __init__(self, settings: BufferSettings) -> None:
+        self._core: BufferCore[G] = BufferCore(settings)
+        self._changed = asyncio.Condition()
+
+    async def admit(self) -> Ticket:
+        """See `GroupBuffer`."""
+        async with self._changed:
+            while (ticket := self._core.admit()) is None:
+                await self._changed.wait()
+            return ticket
+
+    async def add(self, group: G, ticket: Ticket | None = None) -> Outcome:
+        """See `GroupBuffer`.
+
+        Raises:
+            UsageError: the ticket's group is not under way (added twice, discarded, lost in a restart).
+            ForgeError: nothing but groups without signal for a long time.
+        """
+        async with self._changed:
+            if ticket is None:
+                while (outcome := self._core.add_unasked(group)) is None:
+                    await self._changed.wait()
+            else:
+                outcome = self._core.add(group, ticket)
+            self._changed.notify_all()
+            return outcome
+
+    async def discard(self, ticket: Ticket) -> None:
+        """See `GroupBuffer`."""
+        async with self._changed:
+            self._core.discard(ticket)
+            self._changed.notify_all()
+
+    async def sample(self, curr_policy_version: int) -> Batch[G]:
+        """See `GroupBuffer`.
+
+        Raises:
+            UsageError: that step has been given its groups, or the run doesn't have it.
+        """
+        return self._core.batch((await self.reserve(curr_policy_version)).step)
+
+    async def reserve(self, curr_policy_version: int) -> Reservation:
+        """See `GroupBuffer`; raises as `sample` does."""
+        async with self._changed:
+            while (reserved := self._core.take(curr_policy_version)) is None:
+                self._changed.notify_all()  # dropping what was too old may have made room
+                await self._changed.wait()
+            self._changed.notify_all()
+            return reserved
+
+    async def fetch(self, step: int) -> Batch[G]:
+        """See `GroupBuffer`.
+
+        Raises:
+            UsageError: nothing is in training for that step.
+        """
+        return self._core.batch(step)
+
+    async def release(self, version: int) -> None:
+        """See `GroupBuffer`.
+
+        Raises:
+            UsageError: the version goes backwards, or no step was given groups for it.
+        """
+        async with self._changed:
+            self._core.release(version)
+            self._changed.notify_all()
+
+    async def evict(self, curr_policy_version: int) -> int:
+        """See `GroupBuffer`."""
+        async with self._changed:
+            dropped = self._core.evict(curr_policy_version)
+            self._changed.notify_all()
+            return dropped
+
+    async def clear(self) -> None:
+        """See `GroupBuffer`."""
+        async with self._changed:
+            self._core.clear()
+            self._changed.notify_all()
+
+    async def restart(self, version: int) -> None:
+        """See `GroupBuffer`."""
+        async with self._changed:
+            state.restart(self._core, version)
+            self._changed.notify_all()
+
+    async def undo(self, granted: Ticket | Reservation | Batch[G]) -> None:
+        """Take back what was granted to a caller that is gone, as if it had never asked."""
+        async with self._changed:
+            if isinstance(granted, Ticket):
+                self._core.undo_admit(granted)
+            else:
+                self._core.undo_take(granted.step)
+            self._changed.notify_all()
+
+    async def stats(self) -> BufferStats:
+        """See `GroupBuffer`."""
+        return state.stats(self._core)
+
+    async def state_dict(self) -> dict[str, Any]:
+        """See `GroupBuffer`."""
+        return state.state_dict(self._core)
+
+    async def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """See `GroupBuffer`.
+
+        Raises:
+            UsageError: another version of this program wrote it.
+        """
+        async with self._changed:
+            state.load_state_dict(self._core, saved)
+            self._changed.notify_all()
