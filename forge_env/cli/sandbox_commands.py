@@ -10,11 +10,15 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forge_env.errors import ForgeError, UsageError, did_you_mean
 from forge_env.plugins import installed
 from forge_env.sandbox import ExecResult, Limits, SandboxEngine, SandboxSpec, open_engine
 from forge_env.sandbox.engines import GROUP, load_engine
+
+if TYPE_CHECKING:
+    from forge_env.sandbox.attacks import Attack
 
 TIMED_OUT = 124
 _SIGNALLED = 128
@@ -113,23 +117,33 @@ def run_reap(args: argparse.Namespace) -> int:
 
 def run_audit(args: argparse.Namespace) -> int:
     """`sandbox audit`: 0 when every attack was contained."""
-    return asyncio.run(_audit(args.engine, args.group))
+    from forge_env.sandbox.attacks import ATTACKS, GROUPS
+
+    groups, names = args.group or GROUPS, args.attack
+    if unknown := sorted(set(groups) - set(GROUPS)):
+        raise UsageError(f"no group {unknown[0]!r}", fix=f"use one of: {', '.join(GROUPS)}")
+    if names and (missing := sorted(set(names) - {attack.name for attack in ATTACKS})):
+        raise UsageError(f"no attack {missing[0]!r}", fix="see forge-env sandbox audit --list")
+    attacks = [attack for attack in ATTACKS if attack.group in groups and (not names or attack.name in names)]
+    if args.list:
+        for attack in attacks:
+            print(f"{attack.group:<11} {attack.name:<31} {attack.tries}")
+        return 0
+    return asyncio.run(_audit(args.engine, attacks))
 
 
-async def _audit(engine_name: str, groups: list[str] | None) -> int:
-    from forge_env.sandbox.attacks import ATTACKS
+async def _audit(engine_name: str, attacks: list[Attack]) -> int:
     from forge_env.sandbox.audit import audit
 
-    attacks = [attack for attack in ATTACKS if not groups or attack.group in groups]
-    if not attacks:
-        raise UsageError(f"no group {groups}", fix=", ".join(sorted({attack.group for attack in ATTACKS})))
     broken = 0
     async with open_engine(engine_name, concurrency=2, warm=2) as engine:
         print(f"{len(attacks)} attacks on the {engine.name} engine")
         async for finding in audit(engine, attacks):
             broken += bool(finding.problems)
             verdict = "; ".join(finding.problems) or "held"
-            print(f"  {finding.attack.group:<11} {finding.attack.tries:<66} {verdict}", flush=True)
+            print(f"  {finding.attack.group:<11} {finding.attack.name:<31} {verdict}", flush=True)
+            if finding.problems:
+                print(f"  {'':<11} {finding.attack.tries}", flush=True)
     print(f"{len(attacks) - broken} of {len(attacks)} held")
     return 1 if broken else 0
 

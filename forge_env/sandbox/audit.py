@@ -1,42 +1,35 @@
 """Attacking a sandbox on purpose: run a hostile program, then look whether it was contained.
 
-`forge-env sandbox audit` runs `attacks.ATTACKS`; a larger collection can be passed to `audit` in the same form.
+    async for finding in audit(engine, ATTACKS): ...
+
+One attack is contained when it reached nothing outside, ended in time, left the next user of the same sandbox exactly
+what a new one has, cost the engine no time, and when a neighbour at work in the same engine never noticed. A cheating
+solution must earn what it would have earned without its tricks. `forge-env sandbox audit` prints what held.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
+import time
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass, field
-from typing import Literal
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
 
 from forge_env.errors import ForgeError
-from forge_env.sandbox.protocol import Sandbox, SandboxEngine
+from forge_env.sandbox.attacks import BAIT, EXPECTED, LEAK, TESTS, Attack
+from forge_env.sandbox.looks import LOOK, differences
+from forge_env.sandbox.protocol import Process, Sandbox, SandboxEngine, Session
 from forge_env.sandbox.types import Limits
 
-Group = Literal["escape", "starvation", "leftovers", "network", "cheating"]
-LEAK = "LEAK"
-"""What a program prints when it reached what it must not reach."""
-EXPECTED = (7, 8)
-"""Right answers to the calls f(1) and f(2), which a cheating solution does not know."""
-_LATE_S = 3.0
-_LOOK = (
-    "import os\n"
-    "print(len([p for p in os.listdir('/proc') if p.isdigit()]))\n"
-    "print([f for d in ('.', '/tmp', '/dev/shm') for f in os.listdir(d)][:9])\n"
-    "print(sorted(os.environ))"
-)
-
-
-@dataclass(frozen=True)
-class Attack:
-    """One hostile program. A `cheating` one is a solution that must not pass; others are programs."""
-
-    name: str
-    group: Group
-    tries: str
-    """What it attempts, in a few words."""
-    code: str
-    limits: Limits = field(default_factory=lambda: Limits(wall_s=0.8, memory_mb=256))
+_LATE_S = 5.0
+_ENGINE_CPU_S = 2.0
+"""CPU seconds that one attack may cost the engine's own thread."""
+_PATIENT = Limits(wall_s=30.0)
+_HONEST = f"def f(x): return {{1: {EXPECTED[0]}, 2: {EXPECTED[1]}}}[x]"
+_WRONG = "def f(x): return 0"
+_SHOWN = 300
 
 
 @dataclass(frozen=True)
@@ -48,62 +41,126 @@ class Finding:
     """Empty: it was contained."""
 
 
+@dataclass
+class Neighbour:
+    """An innocent user of the same engine, with a file, a session and a process that must all survive."""
+
+    sandbox: Sandbox
+    session: Session
+    process: Process
+    usual: dict[str, Any]
+    """How a clean sandbox looks from inside."""
+    turns: int = 0
+
+    async def work(self) -> list[str]:
+        """Go on with its work. Returns what disturbed it."""
+        self.turns += 1
+        problems = []
+        try:
+            if (await self.session.run("turns += 1; turns", limits=_PATIENT)).stdout != f"{self.turns}\n":
+                problems.append("the neighbour's session lost its state")
+            if await self.process.wait(0.001) is not None:
+                problems.append("the neighbour's process ended")
+            if await self.sandbox.read_file("mine") != b"untouched":
+                problems.append("the neighbour's file was changed")
+            if (await self.sandbox.run_python("print(6 * 7)", limits=_PATIENT)).stdout != "42\n":
+                problems.append("the neighbour's program went wrong")
+        except (ForgeError, OSError) as error:
+            problems.append(f"the neighbour lost its sandbox: {error}")
+        return problems
+
+
+@asynccontextmanager
+async def neighbour(engine: SandboxEngine) -> AsyncIterator[Neighbour]:
+    """A neighbour at work in `engine`, for as long as the block lasts."""
+    async with engine.session() as sandbox:
+        usual = json.loads((await sandbox.run_python(LOOK, limits=_PATIENT)).stdout)
+        await sandbox.write_file("mine", b"untouched")
+        session = await sandbox.python()
+        await session.run("turns = 0")
+        yield Neighbour(sandbox, session, await sandbox.spawn(["cat"]), usual)
+
+
 async def audit(engine: SandboxEngine, attacks: Iterable[Attack]) -> AsyncIterator[Finding]:
-    """Run every attack on `engine`, which must allow at least two sandboxes at once."""
-    for attack in attacks:
-        yield Finding(attack, await try_attack(engine, attack))
+    """Run every attack on `engine`. It must allow two sandboxes at once, and best not more: see `try_attack`."""
+    async with neighbour(engine) as witness:
+        for attack in attacks:
+            yield Finding(attack, await try_attack(engine, attack, witness))
 
 
-async def try_attack(engine: SandboxEngine, attack: Attack) -> list[str]:
-    """Run one attack beside an innocent neighbour. Returns what went wrong, in words."""
+async def try_attack(engine: SandboxEngine, attack: Attack, witness: Neighbour) -> list[str]:
+    """Run one attack beside `witness`. Returns what went wrong, in words.
+
+    Where the engine has room for these two sandboxes only, the next user certainly gets the one that was attacked.
+    """
+    started = time.thread_time()
     problems: list[str] = []
     try:
-        async with engine.session() as neighbour:
-            await neighbour.write_file("mine", b"untouched")
-            usual = (await neighbour.run_python(_LOOK)).stdout.splitlines()
-            async with engine.session() as sandbox:
-                problems += await (_cheat if attack.group == "cheating" else _attack)(sandbox, attack)
-                if (await sandbox.run_python("print(1 + 1)")).stdout != "2\n":
-                    problems.append("the sandbox does not work any more")
-            if await neighbour.read_file("mine") != b"untouched":
-                problems.append("a neighbour's file was changed")
-        for _ in range(2):
-            async with engine.session() as sandbox:
-                problems += await _leftovers(sandbox, usual)
+        async with engine.session() as sandbox:
+            found, disturbed = await asyncio.gather(carry_out(sandbox, attack), witness.work())
+            problems += found + disturbed
+        async with engine.session() as sandbox:
+            result = await sandbox.run_python(LOOK, limits=_PATIENT)
+            problems += differences(result, witness.usual)
     except ForgeError as error:
         problems.append(f"the engine lost a sandbox: {error}")
+    if (spent := time.thread_time() - started) > _ENGINE_CPU_S:
+        problems.append(f"it cost the engine {spent:.1f} s")
+    return problems + await witness.work()
+
+
+async def carry_out(sandbox: Sandbox, attack: Attack) -> list[str]:
+    """Run one attack in `sandbox`. Returns what it achieved there, in words."""
+    problems = await (_cheat if attack.group == "cheating" else _run)(sandbox, attack)
+    if attack.bait:
+        problems += await _take_bait(sandbox)
+    if (await sandbox.run_python("print(1 + 1)", limits=_PATIENT)).stdout != "2\n":
+        problems.append("the sandbox does not work any more")
     return problems
 
 
-async def _attack(sandbox: Sandbox, attack: Attack) -> list[str]:
-    result = await sandbox.run_python(attack.code, limits=attack.limits)
-    problems = [line for line in result.stdout.splitlines() if line.startswith(LEAK)]
+async def _run(sandbox: Sandbox, attack: Attack) -> list[str]:
+    if attack.session:
+        session = await sandbox.python()
+        await sandbox.run_python("")
+        result = await session.run(attack.code, limits=attack.limits)
+    else:
+        result = await sandbox.run_python(attack.code, limits=attack.limits)
+    problems = [line[:_SHOWN] for line in result.stdout.splitlines() if line.startswith(LEAK)][:9]
     if result.usage.wall_s > attack.limits.wall_s + _LATE_S:
         problems.append(f"ended late, after {result.usage.wall_s:.1f} s")
     return problems
 
 
+async def _take_bait(sandbox: Sandbox) -> list[str]:
+    started = time.monotonic()
+    try:
+        data = await sandbox.read_file(BAIT)
+        return [f"the engine read {len(data)} bytes of the bait"]
+    except OSError:
+        late = time.monotonic() - started > _LATE_S
+        return ["the engine was held up by the bait"] if late else []
+
+
 async def _cheat(sandbox: Sandbox, attack: Attack) -> list[str]:
+    if attack.plant:
+        await sandbox.run_python(attack.plant, limits=attack.limits)
+    problems = await _judge(sandbox, "it", attack.code, attack.tests, attack.earns, attack.limits)
+    problems += await _judge(sandbox, "a wrong solution after it", _WRONG, TESTS, 0, _PATIENT)
+    return problems + await _judge(sandbox, "an honest solution after it", _HONEST, TESTS, len(EXPECTED), _PATIENT)
+
+
+async def _judge(sandbox: Sandbox, who: str, code: str, tests: str, earns: int, limits: Limits) -> list[str]:
+    """Judge a solution in both ways; `earns` is the number of right answers that it has coming."""
     problems = []
-    result = await sandbox.run_calls(attack.code, ["f(1)", "f(2)"], limits=attack.limits)
-    for outcome, expected in zip(result.outcomes, EXPECTED, strict=False):
-        if outcome.error is None and type(outcome.value) is int and outcome.value == expected:
-            problems.append("a wrong solution gave a right value")
-    assertions = "\n".join(f"assert solution.f({n}) == {value}" for n, value in enumerate(EXPECTED, 1))
-    if (await sandbox.run_tests(attack.code, f"import solution\n{assertions}", limits=attack.limits)).passed:
-        problems.append("a wrong solution passed its tests")
-    return problems
-
-
-async def _leftovers(sandbox: Sandbox, usual: list[str]) -> list[str]:
-    """What the next user would find that a clean sandbox does not have."""
-    result = await sandbox.run_python(_LOOK)
-    lines = result.stdout.splitlines()
-    if len(lines) != 3:
-        return [f"the next sandbox does not work: {result.stderr[-200:]}"]
-    problems = [] if int(lines[0]) <= int(usual[0]) else [f"processes were left: {lines[0]} instead of {usual[0]}"]
-    if lines[1] != "[]":
-        problems.append(f"files were left: {lines[1]}")
-    if lines[2] != usual[2]:
-        problems.append(f"variables were left: {lines[2]}")
+    outcomes = (await sandbox.run_calls(code, ["f(1)", "f(2)"], limits=limits)).outcomes
+    right = [
+        outcome.error is None and type(outcome.value) is int and outcome.value == expected
+        for outcome, expected in zip(outcomes, EXPECTED, strict=False)
+    ]
+    if sum(right) != earns:
+        problems.append(f"{who} earned {sum(right)} answers instead of {earns}")
+    passed = (await sandbox.run_tests(code, tests, limits=limits)).passed
+    if passed is not (earns == len(EXPECTED)):
+        problems.append(f"{who} {'passed' if passed else 'failed'} its tests")
     return problems
