@@ -143,9 +143,10 @@ def _pivot() -> None:
 
 
 def _raise_loopback() -> None:
-    """A new network namespace has a loopback of its own, which is down."""
+    """A new network namespace has a loopback of its own, which is down; closed connections keep no port busy on it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", _IFF_UP))
+    _write("/proc/sys/net/ipv4/tcp_max_tw_buckets", "0")
 
 
 def _write(path: str, text: str) -> None:

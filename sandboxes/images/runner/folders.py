@@ -10,6 +10,8 @@ from .wipe import wipe
 
 _COUNTING = ("tmpfs", "mqueue")
 """File systems where the size of a folder tells how many entries it has."""
+_TIMES = (0, 0)
+"""Of access and change: the same in every sandbox, so that they tell nothing."""
 
 
 class Folder:
@@ -19,8 +21,10 @@ class Folder:
         self.path = path
         self.fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._counting = _file_system(path) in _COUNTING
+        with contextlib.suppress(OSError):  # a folder of the image's that is not ours
+            os.utime(self.fd, ns=_TIMES)
         info = os.fstat(self.fd)
-        self._mode, self._times = info.st_mode & 0o7777, (info.st_atime_ns, info.st_mtime_ns)
+        self._mode = info.st_mode & 0o7777
         self._clean = self._look()
         self._changed = info.st_ctime_ns
         self._was_empty = not os.listdir(self.fd)
@@ -55,7 +59,7 @@ class Folder:
                 os.chmod(self.fd, self._mode)
             for name in _attributes(self.fd):
                 os.removexattr(self.fd, name)
-            os.utime(self.fd, ns=self._times)
+            os.utime(self.fd, ns=_TIMES)
 
     def _look(self) -> dict[str, Any]:
         info, space = os.fstat(self.fd), os.fstatvfs(self.fd)
