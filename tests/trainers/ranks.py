@@ -12,7 +12,9 @@ import torch
 import torch.distributed as dist
 
 from forge_env.config.models import OptimizerSection, ParallelismSection
+from trainers.losses.grpo import GSPOLoss
 from trainers.losses.sft import SFTLoss
+from trainers.losses.types import Loss
 from trainers.titan.batch import TokenSequence
 from trainers.titan.device import use_device
 from trainers.titan.engine import TitanEngine
@@ -23,6 +25,7 @@ VOCABULARY = 320
 STEPS = 3
 FSDP = {"data_parallel_shard_degree": 2}
 TENSOR = {"tensor_parallel_degree": 2}
+CONTEXT = {"context_parallel_degree": 2}
 
 
 def sequences(count: int = 13, seed: int = 0) -> list[TokenSequence]:
@@ -32,7 +35,8 @@ def sequences(count: int = 13, seed: int = 0) -> list[TokenSequence]:
     for _ in range(count):
         length = rng.randrange(8, 60)
         ids = [rng.randrange(VOCABULARY) for _ in range(length)]
-        result.append(TokenSequence(ids, [False] * 4 + [True] * (length - 4)))
+        mask = [False] * 4 + [True] * (length - 4)
+        result.append(TokenSequence(ids, mask, [-5.8] * length, rng.uniform(-1, 1)))
     return result
 
 
@@ -45,15 +49,17 @@ def engine(folder: Path, dims: dict[str, int] | None = None, **sharding: Any) ->
     return TitanEngine(model, section, device=device, steps=20, microbatch_tokens=256)
 
 
-def observe(trained: TitanEngine, *, data: list[TokenSequence] | None = None) -> dict[str, Any]:
+def observe(
+    trained: TitanEngine, *, data: list[TokenSequence] | None = None, loss: Loss | None = None
+) -> dict[str, Any]:
     """Gradients of one batch, then metrics and weights of `STEPS` steps, then log-probabilities."""
-    data = data or sequences()
-    trained.forward_backward(data, SFTLoss())
+    data, loss = data or sequences(), loss or SFTLoss()
+    trained.forward_backward(data, loss)
     gradients = {name: whole(p.grad).clone() for name, p in trained.model.module.named_parameters()}
     trained.clear_gradients()
     return {
         "gradients": {name.replace("_checkpoint_wrapped_module.", ""): value for name, value in gradients.items()},
-        "metrics": [trained.train(data, SFTLoss(), minibatches=2) for _ in range(STEPS)],
+        "metrics": [trained.train(data, loss, minibatches=2) for _ in range(STEPS)],
         "weights": weights(trained),
         "logprobs": trained.logprobs(data[:3]),
     }
@@ -76,24 +82,35 @@ def check_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) 
 
 
 def rank_main(rank: int, size: int, tied: Path, untied: Path, out: Path) -> None:
-    """All that is asked of one rank; the first writes what it saw."""
+    """All that is asked of one of two or four ranks; the first writes what it saw."""
     logging.disable(logging.INFO)
     store = dist.FileStore(str(out / "store"), size)  # type: ignore[attr-defined]
     join(store, rank, size, use_device(with_gpus=False))
-    seen: dict[str, Any] = {}
-    for name, folder, dims in (
-        ("fsdp", tied, {}),
-        ("fsdp, untied", untied, FSDP),
-        ("tensor", tied, TENSOR),
-        ("tensor, untied", untied, TENSOR),
-    ):
-        seen[name] = observe(engine(folder, dims))
-    seen["fewer sequences than ranks"] = observe(engine(tied), data=sequences(1))
-    seen["recomputed"] = observe(engine(tied, activation_checkpoint="full"))
-    seen["resumed"] = _save_and_resume(tied, out)
+    seen = _two(tied, untied, out) if size == 2 else _four(tied)
     if rank == 0:
         torch.save(seen, out / "seen.pt")
     leave()
+
+
+def _two(tied: Path, untied: Path, out: Path) -> dict[str, Any]:
+    seen: dict[str, Any] = {}
+    for kind, folder in (("tied", tied), ("untied", untied)):
+        seen[f"fsdp {kind}"] = observe(engine(folder, FSDP if kind == "untied" else {}))
+        seen[f"tensor {kind}"] = observe(engine(folder, TENSOR))
+        seen[f"context {kind}"] = observe(engine(folder, CONTEXT))
+    seen["by sequence"] = observe(engine(tied, CONTEXT), loss=GSPOLoss())
+    seen["fewer sequences than ranks"] = observe(engine(tied), data=sequences(1))
+    seen["recomputed"] = observe(engine(tied, activation_checkpoint="full"))
+    seen["resumed"] = _save_and_resume(tied, out)
+    return seen
+
+
+def _four(folder: Path) -> dict[str, Any]:
+    return {
+        "fsdp and tensor": observe(engine(folder, TENSOR)),
+        "fsdp and context": observe(engine(folder, CONTEXT)),
+        "tensor and context": observe(engine(folder, TENSOR | CONTEXT)),
+    }
 
 
 def _save_and_resume(folder: Path, out: Path) -> dict[str, Any]:

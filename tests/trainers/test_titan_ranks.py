@@ -15,6 +15,7 @@ import torch
 from forge_env.config.models import ModelSection, TinyModel
 from forge_env.errors import UsageError
 from tests.trainers.ranks import VOCABULARY, check_weights, engine, observe, run_ranks, sequences, weights
+from trainers.losses.grpo import GSPOLoss
 from trainers.losses.sft import SFTLoss
 from trainers.model.tiny import hf_config
 
@@ -65,11 +66,24 @@ def check_alike(one: dict[str, Any], two: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tied", "untied"])
-@pytest.mark.parametrize("parallelism", ["fsdp", "tensor"])
+@pytest.mark.parametrize("parallelism", ["fsdp", "tensor", "context"])
 def test_two_ranks_give_the_gradients_and_weights_of_one(
     folders: dict[str, Path], seen: dict[str, Any], kind: str, parallelism: str
 ) -> None:
-    check_alike(observe(engine(folders[kind])), seen[parallelism + (", untied" if kind == "untied" else "")])
+    check_alike(observe(engine(folders[kind])), seen[f"{parallelism} {kind}"])
+
+
+def test_a_loss_of_whole_sequences_has_them_whole_where_ranks_split_them(
+    folders: dict[str, Path], seen: dict[str, Any]
+) -> None:
+    check_alike(observe(engine(folders["tied"]), loss=GSPOLoss()), seen["by sequence"])
+
+
+def test_four_ranks_combine_parallelisms(folders: dict[str, Path], tmp_path: Path) -> None:
+    expected = observe(engine(folders["tied"]))
+    for name, observed in run_ranks(4, folders["tied"], folders["untied"], tmp_path).items():
+        assert largest_difference(expected["gradients"], observed["gradients"]) < GRADIENT_ERROR, name
+        check_alike(expected, observed)
 
 
 def test_ranks_without_a_sequence_keep_up(folders: dict[str, Path], seen: dict[str, Any]) -> None:

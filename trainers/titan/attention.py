@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torchtitan.models.common.attention import ScaledDotProductAttention
 
-from trainers.titan.layout import PackedLayout
+from trainers.titan.context import gather_tokens
+from trainers.titan.layout import ContextLayout, PackedLayout
 
 
 class _Spread(torch.autograd.Function):
@@ -57,7 +58,7 @@ class PackedAttention(ScaledDotProductAttention):  # type: ignore[misc]
         k_BLNH: torch.Tensor,
         v_BLNH: torch.Tensor,
         *,
-        attention_masks: PackedLayout | None = None,
+        attention_masks: PackedLayout | ContextLayout | None = None,
         **options: Any,
     ) -> torch.Tensor:
         """[B, T, heads, head dim] each; with a layout, B is 1."""
@@ -65,6 +66,8 @@ class PackedAttention(ScaledDotProductAttention):  # type: ignore[misc]
         if layout is None:
             plain: torch.Tensor = super().forward(q_BLNH, k_BLNH, v_BLNH, **options)
             return plain
+        if isinstance(layout, ContextLayout):
+            return _attend_over_ranks(q_BLNH, k_BLNH, v_BLNH, layout, options)
 
         def spread(packed: torch.Tensor) -> torch.Tensor:
             _, _, heads, size = packed.shape
@@ -74,3 +77,22 @@ class PackedAttention(ScaledDotProductAttention):  # type: ignore[misc]
         out = super().forward(spread(q_BLNH), spread(k_BLNH), spread(v_BLNH), **options)
         collected: torch.Tensor = _Collect.apply(out.flatten(2).flatten(0, 1), layout.slots)  # type: ignore[no-untyped-call]
         return collected.view(q_BLNH.shape)
+
+
+def _attend_over_ranks(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: ContextLayout, options: dict[str, Any]
+) -> torch.Tensor:
+    """[1, t, heads, head dim] each, of this rank's tokens; keys and values of the other ranks are fetched."""
+
+    def gather(own: torch.Tensor) -> torch.Tensor:
+        return gather_tokens(own[0], layout)[None].transpose(1, 2)
+
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        gather(k),
+        gather(v),
+        attn_mask=layout.visible,
+        scale=options.get("scale"),
+        enable_gqa=options.get("enable_gqa", False),
+    )
+    return out.transpose(1, 2)

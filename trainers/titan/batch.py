@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 
 from forge_env.trajectory import Segment
-from trainers.titan.layout import PackedLayout
+from trainers.titan.layout import ContextLayout, PackedLayout
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class Microbatch:
 
     tokens: torch.Tensor
     positions: torch.Tensor
-    layout: PackedLayout | None
+    layout: PackedLayout | ContextLayout | None
     predictors: torch.Tensor
     target_ids: torch.Tensor
     behavior_logprobs: torch.Tensor
@@ -99,7 +99,7 @@ def collate(
         starts = [0, *accumulate(lengths[:-1])]
         tokens = torch.zeros(1, used + filler, dtype=torch.long)
         positions = torch.cat([torch.arange(size) for size in sizes])[None]
-        layout = PackedLayout.of(sizes, device)
+        layout: PackedLayout | None = PackedLayout.of(sizes, device)
     else:
         width = max(lengths)
         starts = [row * width for row in range(len(lengths))]

@@ -168,8 +168,12 @@ class TitanEngine:
         self, batch: Microbatch, *, total_tokens: int, total_sequences: int, entropy_gradient: bool = False
     ) -> TokenBatch:
         """Log-probabilities and entropy of a microbatch's target tokens."""
-        logits = self.model.logits(batch) / self.temperature
-        logprobs, entropy = token_logprobs_and_entropy(logits, batch.target_ids, entropy_gradient=entropy_gradient)
+        context = self.model.ranks.context
+        part = batch if context is None else context.part(batch)
+        logits = self.model.logits(part) / self.temperature
+        logprobs, entropy = token_logprobs_and_entropy(logits, part.target_ids, entropy_gradient=entropy_gradient)
+        if context is not None:
+            logprobs, entropy = (context.whole(values, batch) for values in (logprobs, entropy))
         return TokenBatch(
             logprobs=logprobs,
             entropy=entropy,

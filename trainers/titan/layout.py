@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -39,3 +40,18 @@ class PackedLayout:
     def padding(self) -> float:
         """Share of the grid that is padding."""
         return 1 - len(self.slots) / len(self.take)
+
+
+@dataclass(frozen=True, slots=True)
+class ContextLayout:
+    """What this rank's t tokens of a packed row may see of all T, which lie on `degree` ranks.
+
+    Attributes:
+        visible: [t, T] bool, keys in the order of ranks.
+        group: those ranks (a `torch.distributed` process group).
+        degree: how many they are.
+    """
+
+    visible: torch.Tensor
+    group: Any
+    degree: int

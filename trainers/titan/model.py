@@ -25,7 +25,7 @@ from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from trainers.model.folder import check_heads, read_hf_config, written_whole
 from trainers.titan.attention import PackedAttention
 from trainers.titan.batch import Microbatch
-from trainers.titan.layout import PackedLayout
+from trainers.titan.layout import ContextLayout, PackedLayout
 from trainers.titan.parallel import Ranks, Sharding, whole
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
@@ -45,7 +45,7 @@ class PolicyModel(Qwen3Model):  # type: ignore[misc]
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor | None = None,
-        attention_masks: PackedLayout | None = None,
+        attention_masks: PackedLayout | ContextLayout | None = None,
         predictors: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Scores [N, V] at `predictors`, [N] indices into the flattened [B, T] rows."""
@@ -120,7 +120,7 @@ class TitanModel:
     ) -> None:
         self.folder = Path(folder)
         self.sharding = sharding or Sharding()
-        self.ranks = Ranks(self.sharding.dims)
+        self.ranks = Ranks(self.sharding.dims, device)
         self._device = device
         self._dtype = getattr(torch, dtype)
         hf = read_hf_config(folder)
@@ -144,7 +144,7 @@ class TitanModel:
                 module.init_states(buffer_device=self._device)
             self.ranks.parallelize(module, self.sharding, self._dtype)
             return module
-        check_heads(read_hf_config(self.folder), self.ranks.config.tensor_parallel_degree)
+        check_heads(read_hf_config(self.folder), self.ranks.tensor_degree)
         set_qwen3_sharding_config(self.config, enable_sp=True, enable_ep=False)
         with torch.device("meta"):
             module = self.config.build()
@@ -179,7 +179,7 @@ class TitanModel:
         everywhere = torch.arange(tokens.numel(), device=tokens.device)
         return self._forward(tokens, positions, None, everywhere).view(*tokens.shape, -1)
 
-    def _forward(self, *arguments: torch.Tensor | PackedLayout | None) -> torch.Tensor:
+    def _forward(self, *arguments: torch.Tensor | PackedLayout | ContextLayout | None) -> torch.Tensor:
         with self._precision():
             logits: torch.Tensor = self.module(*arguments)
         return logits.float()

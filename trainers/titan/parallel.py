@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torchtitan.config.configs import CompileConfig, ParallelismConfig, TrainingConfig
@@ -20,6 +21,7 @@ from torchtitan.models.qwen3.parallelize import parallelize_qwen3
 
 from forge_env.config.models import ParallelismSection
 from trainers.losses import metrics as figures
+from trainers.titan.context import Context
 from trainers.titan.device import Device
 
 # Longest wait for another rank; a rank that died ends the others through Monarch, long before.
@@ -49,15 +51,28 @@ class Sharding:
 class Ranks:
     """This process among the processes of its trainer. Alone, it needs no process group."""
 
-    def __init__(self, dims: ParallelismSection) -> None:
+    def __init__(self, dims: ParallelismSection, device: torch.device) -> None:
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.size = dist.get_world_size() if dist.is_initialized() else 1
-        self.config = ParallelismConfig(**dims.model_dump(), spmd_backend="partial_dtensor")
-        self.dims: Any = None
+        self.tensor_degree = dims.tensor_parallel_degree
+        context_degree = dims.context_parallel_degree
+        self.data_degree = self.size // (self.tensor_degree * context_degree)
+        # To TorchTitan a rank with another part of the sequences is one with another part of the batch.
+        self._config = ParallelismConfig(
+            data_parallel_shard_degree=self.data_degree * context_degree,
+            tensor_parallel_degree=self.tensor_degree,
+            spmd_backend="partial_dtensor",
+        )
+        self._dims: Any = None
+        self.context: Context | None = None
         if self.size > 1:
             set_spmd_backend("partial_dtensor")
-            self.dims = ParallelDims.from_config(self.config, self.size)
-            self.dims.build_mesh()
+            self._dims = ParallelDims.from_config(self._config, self.size)
+            self._dims.build_mesh()
+        if context_degree > 1:
+            shape, names = (self.data_degree, context_degree, self.tensor_degree), ("data", "context", "tensor")
+            mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)["context"]
+            self.context = Context(mesh.get_group(), mesh.get_local_rank(), context_degree)
 
     @property
     def alone(self) -> bool:
@@ -70,26 +85,19 @@ class Ranks:
         return self.rank == 0
 
     @property
-    def data_degree(self) -> int:
-        """Ranks among which a batch is shared."""
-        return 1 if self.alone else int(self.dims.dp_shard)
-
-    @property
     def data_rank(self) -> int:
-        """Which share of a batch is this process's."""
-        if self.data_degree == 1:
-            return 0
-        return int(self.dims.get_mesh("batch").get_local_rank())
-
-    @property
-    def row_multiple(self) -> int:
-        """What the length of a row must be a multiple of: it is split among the ranks that share each matrix."""
-        return 1 if self.alone else int(self.dims.tp)
+        """Which of the `data_degree` shares of a batch is this process's."""
+        return self.rank // (self.size // self.data_degree)
 
     @property
     def counts(self) -> bool:
         """Whether this process's metrics are its own: of ranks with the same data, the first counts."""
         return self.rank % (self.size // self.data_degree) == 0
+
+    @property
+    def row_multiple(self) -> int:
+        """What the length of a row must be a multiple of, since ranks split it."""
+        return self.tensor_degree * (1 if self.context is None else 2 * self.context.degree)
 
     def parallelize(self, module: Any, sharding: Sharding, dtype: torch.dtype) -> None:
         """Checkpoint activations, compile, and shard with TorchTitan's functions for Qwen3, in place."""
@@ -100,14 +108,14 @@ class Ranks:
                 policy(policy.Config()).apply(module)
             if sharding.compile:
                 apply_compile(
-                    module, compile_config=compile_config, parallel_dims=ParallelDims.from_config(self.config, 1)
+                    module, compile_config=compile_config, parallel_dims=ParallelDims.from_config(self._config, 1)
                 )
             return
         parallelize_qwen3(
             module,
-            parallel_dims=self.dims,
+            parallel_dims=self._dims,
             training=TrainingConfig(mixed_precision_param=str(dtype).removeprefix("torch.")),
-            parallelism=self.config,
+            parallelism=self._config,
             compile_config=compile_config,
             ac_config=None if policy is None else policy.Config(),
             dump_folder="",
