@@ -62,10 +62,7 @@ class World:
 
     def both(self, name: str, *arguments: Any) -> Any:
         """Call a method of the core, and of a restored copy: they do the same."""
-        outcomes = []
-        for core in (self.core, self.twin):
-            if core is not None:
-                outcomes.append(getattr(core, name)(*arguments))
+        outcomes = [getattr(core, name)(*arguments) for core in (self.core, self.twin) if core is not None]
         assert outcomes[0] == outcomes[-1]
         return outcomes[0]
 

@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to the next timer as soon as nothing else is to do: no waiting, and deadlocks show."""
+"""An event loop whose clock jumps to the next timer when nothing else is to do: no waiting, and deadlocks show."""
 
 from __future__ import annotations
 

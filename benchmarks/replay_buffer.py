@@ -1,0 +1,251 @@
+"""The replay buffer with 1,000 to 100,000 episodes held: rate of add and sample, memory, bytes on the wire.
+
+    python -m benchmarks replay_buffer [--torchforge CHECKOUT] [--actor] [--repeats 7]
+
+The peer is torchforge's own `src/forge/actors/replay_buffer.py`, read from a checkout and run without its remote calls,
+metrics and traces. Ours is run without its actor as well, and with it where `--actor` says so. A step adds 256 episodes
+and samples 256, in groups of 8; its time is processor time, since the machine may be shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import pickle
+import random
+import sys
+import time
+import tracemalloc
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from benchmarks.report import record, spread, table
+from forge_env.config.models import ReplaySection
+from forge_env.trajectory import Trajectory, Turn
+from forge_env.types import Message
+from trainers.buffer.local import LocalReplayBuffer
+from trainers.buffer.packed import PackedGroup, pack
+from trainers.buffer.types import BufferSettings, GroupBuffer
+
+GROUP = 8
+GROUPS_PER_STEP = 32
+EPISODES_PER_STEP = GROUP * GROUPS_PER_STEP
+PROMPT, SAMPLED = 60, 150
+STEPS = 12
+Step = Callable[[], Awaitable[None]]
+
+
+def trajectories(rng: random.Random, version: int) -> list[Trajectory]:
+    """A group of one-turn episodes as rolled out."""
+    episodes = []
+    for number in range(GROUP):
+        ids = [rng.randrange(150_000) for _ in range(PROMPT + SAMPLED)]
+        logprobs = [-rng.random() for _ in range(SAMPLED)]
+        message = Message(role="assistant", content="x" * SAMPLED)
+        turn = Turn([], message, ids[:PROMPT], ids[PROMPT:], logprobs, [version] * SAMPLED)
+        episode = Trajectory(str(number), "env", "task", turns=[turn], metrics={"solved": number % 2})
+        episodes.append(episode)
+    return episodes
+
+
+def group_of(rng: random.Random, version: int) -> PackedGroup:
+    return pack(trajectories(rng, version), [0.5, -0.5] * (GROUP // 2))
+
+
+async def ours(buffer: GroupBuffer[PackedGroup], held: int, steps: int) -> Step:
+    """Fill to `held` episodes, one batch of every version that the bound allows; then one call is one step."""
+    rng = random.Random(0)
+    bound = held // EPISODES_PER_STEP
+    version = 0
+    by_version = [group_of(rng, version) for version in range(bound + steps)]
+
+    async def add() -> None:
+        for _ in range(GROUPS_PER_STEP):
+            await buffer.add(by_version[version], await buffer.admit())
+
+    async def step() -> None:
+        nonlocal version
+        await add()
+        await buffer.sample(version)
+        version += 1
+        await buffer.release(version)
+
+    for _ in range(bound):
+        await add()
+    for _ in range(bound):
+        await step()
+    return step
+
+
+def settings(held: int, sampling: str) -> BufferSettings:
+    return BufferSettings(GROUPS_PER_STEP, held // EPISODES_PER_STEP, replay=ReplaySection(sampling=sampling))
+
+
+def torchforge(checkout: Path) -> Any:
+    """The class of the peer, its decorators replaced by nothing."""
+
+    def same(function: Any) -> Any:
+        return function
+
+    stubs: dict[str, dict[str, Any]] = {
+        "monarch.actor": {"endpoint": same},
+        "forge.controller": {"ForgeActor": type("ForgeActor", (), {})},
+        "forge.observability.metrics": {
+            "record_metric": lambda *_: None,
+            "Reduce": type("Reduce", (), dict.fromkeys(("SUM", "MEAN", "MAX"))),
+        },
+        "forge.observability.perf_tracker": {"trace": lambda *_, **__: same},
+    }
+    before = dict(sys.modules)
+    for name, contents in stubs.items():
+        for part in (name.rpartition(".")[0], name):
+            sys.modules[part] = ModuleType(part)
+        vars(sys.modules[name]).update(contents)
+    try:
+        spec = importlib.util.spec_from_file_location("peer", checkout / "src/forge/actors/replay_buffer.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["peer"] = module
+        spec.loader.exec_module(module)
+        return module.ReplayBuffer
+    finally:
+        sys.modules.clear()
+        sys.modules.update(before)
+
+
+@dataclass(slots=True)
+class PeerEpisode:
+    policy_version: int
+
+
+async def peer(checkout: Path, held: int) -> Step:
+    buffer = torchforge(checkout)(batch_size=EPISODES_PER_STEP, max_policy_age=10**9, seed=0)
+    await buffer.setup()
+    for _ in range(held):
+        await buffer.add(PeerEpisode(0))
+
+    async def step() -> None:
+        for _ in range(EPISODES_PER_STEP):
+            await buffer.add(PeerEpisode(0))
+        await buffer.sample(curr_policy_version=1)
+
+    return step
+
+
+async def seconds(step: Step, clock: Callable[[], float] = time.process_time) -> float:
+    """Of one step, the mean over `STEPS`."""
+    started = clock()
+    for _ in range(STEPS):
+        await step()
+    return (clock() - started) / STEPS
+
+
+async def rates(sizes: list[int], repeats: int, checkout: Path | None) -> list[list[object]]:
+    """A row for every size: microseconds an episode of ours (two rules) and of the peer, and the ratio."""
+    rows: list[list[object]] = []
+    for held in sizes:
+        steps: dict[str, Step] = {}
+        for sampling in ("fifo", "prioritized"):
+            buffer: LocalReplayBuffer[PackedGroup] = LocalReplayBuffer(settings(held, sampling))
+            steps[sampling] = await ours(buffer, held, STEPS * repeats)
+        if checkout is not None:
+            steps["peer"] = await peer(checkout, held)
+        taken: dict[str, list[float]] = {name: [] for name in steps}
+        for _ in range(repeats):  # in turns
+            for name, step in steps.items():
+                taken[name].append(1e6 * await seconds(step) / EPISODES_PER_STEP)
+        row: list[object] = [f"{held:,}", spread(taken["fifo"]), spread(taken["prioritized"])]
+        if checkout is not None:
+            ratios = [theirs / own for theirs, own in zip(taken["peer"], taken["fifo"], strict=True)]
+            row += [spread(taken["peer"]), spread(ratios)]
+        rows.append(row)
+        print(*row, sep="   ", flush=True)
+    return rows
+
+
+async def memory(groups: int) -> tuple[float, float, float]:
+    """Bytes an episode of the tensors alone, of the buffer that holds them, and of Python lists in its place."""
+    rng = random.Random(0)
+    buffer: LocalReplayBuffer[PackedGroup] = LocalReplayBuffer(BufferSettings(groups, 0))
+    warm = group_of(rng, 0)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(groups):
+        await buffer.add(group_of(rng, 0), await buffer.admit())
+    held = tracemalloc.get_traced_memory()[0] - before
+    kept = [trajectories(rng, 0) for _ in range(groups // 10)]
+    lists = tracemalloc.get_traced_memory()[0] - before - held
+    tracemalloc.stop()
+    return warm.nbytes / GROUP, held / groups / GROUP, lists / len(kept) / GROUP
+
+
+async def actor_step(held: int, steps: int) -> tuple[float, float]:
+    """Milliseconds of a step over the actor's boundary, all groups of it at once: adding, sampling."""
+    from trainers.buffer.actor import RemoteReplayBuffer, ReplayBuffer
+
+    process = await ReplayBuffer.as_actor(settings(held, "fifo"))
+    buffer: RemoteReplayBuffer[PackedGroup] = RemoteReplayBuffer(process)
+    rng = random.Random(0)
+    adding, sampling = [], []
+    try:
+        for version in range(steps):
+            groups = [group_of(rng, version) for _ in range(GROUPS_PER_STEP)]
+            tickets = [await buffer.admit() for _ in groups]
+            started = time.perf_counter()
+            await asyncio.gather(*(buffer.add(group, ticket) for group, ticket in zip(groups, tickets, strict=True)))
+            added = time.perf_counter()
+            await buffer.sample(version)
+            adding.append(1e3 * (added - started))
+            sampling.append(1e3 * (time.perf_counter() - added))
+            await buffer.release(version + 1)
+    finally:
+        await ReplayBuffer.shutdown(process)
+    return sorted(adding)[steps // 2], sorted(sampling)[steps // 2]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--torchforge", type=Path, metavar="CHECKOUT", help="a checkout of meta-pytorch/torchforge")
+    parser.add_argument("--actor", action="store_true", help="measure the actor too (needs Monarch)")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1_024, 10_240, 102_400], metavar="EPISODES")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--record", action="store_true", help="write the section of docs/benchmarks.md")
+    args = parser.parse_args()
+    rows = asyncio.run(rates(args.sizes, args.repeats, args.torchforge))
+    tensors, held, lists = asyncio.run(memory(2_000))
+    rng = random.Random(0)
+    wire = len(pickle.dumps(group_of(rng, 0))) / GROUP
+    wire_lists = len(pickle.dumps(trajectories(rng, 0))) / GROUP
+    columns = ["episodes held", "us an episode", "the same, `prioritized`"]
+    columns += ["torchforge, us an episode", "ratio"] if args.torchforge else []
+    lines = table(columns, rows)
+    lines += [
+        "",
+        f"Memory of an episode with {PROMPT} prompt and {SAMPLED} sampled tokens: {tensors:.0f} bytes of tensors, "
+        f"{held:.0f} bytes in the buffer ({100 * (held / tensors - 1):.1f} % more), {lists:.0f} as lists of numbers. "
+        f"On the wire {wire:.0f} bytes, as pickled lists {wire_lists:.0f}.",
+    ]
+    if args.actor:
+        adding, sampling = asyncio.run(actor_step(10_240, 15))
+        lines[-1] += (
+            f" Through the actor, {GROUPS_PER_STEP} groups at once: {adding:.1f} ms to add, {sampling:.1f} ms to "
+            "sample and fetch (median of 15)."
+        )
+    lines += [
+        "",
+        "Processor time to add and to sample, in one process, without remote calls on either side: median (smallest "
+        f"to largest) of {args.repeats} repeats of {STEPS} steps, in turns. A step is {EPISODES_PER_STEP} "
+        f"episodes; ours come in groups of {GROUP} and are read for their due date, signal and priority.",
+    ]
+    print("\n".join(lines))
+    if args.record:
+        record("replay_buffer", "Replay buffer", "make bench ARGS=replay_buffer", lines)
+
+
+if __name__ == "__main__":
+    main()
