@@ -9,9 +9,13 @@ line with its fix.
 from __future__ import annotations
 
 import difflib
+import os
+import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+
+_STDLIB = sysconfig.get_path("stdlib") + os.sep
 
 
 class ForgeError(Exception):
@@ -94,6 +98,10 @@ def root_cause(error: BaseException) -> BaseException:
     return next((cause for cause in causes if isinstance(cause, ForgeError)), causes[0])
 
 
+def _is_stdlib(filename: str) -> bool:
+    return filename.startswith(("<frozen", _STDLIB)) and "site-packages" not in filename
+
+
 @contextmanager
 def environment_code(what: str, task_id: str) -> Iterator[None]:
     """Run an environment author's code: its unexpected exceptions become `EnvironmentBugError`, typed ones pass."""
@@ -104,7 +112,8 @@ def environment_code(what: str, task_id: str) -> Iterator[None]:
             raise EnvironmentBugError(f"{what} raised ToolError on task {task_id!r}: {error}") from error
         raise
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{frame.filename}:{frame.lineno}"
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if not _is_stdlib(frame.filename)] or frames
+        where = f"{own[-1].filename}:{own[-1].lineno}"
         text = f"{what} raised {type(error).__name__} on task {task_id!r}: {error} [{where}]"
         raise EnvironmentBugError(text) from error

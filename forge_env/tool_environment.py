@@ -169,8 +169,6 @@ class ToolEnvironment(Environment):
         if self._state != "running":
             raise UsageError("step() without a running episode", fix="call reset() first")
         message = as_message(action)
-        if message.role != "assistant":
-            raise UsageError(f"an action is an assistant message, not {message.role!r}")
         self.turns += 1
         self.messages.append(message)
         calls = message.tool_calls

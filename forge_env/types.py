@@ -7,6 +7,8 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from forge_env.errors import UsageError
+
 Role = Literal["system", "user", "assistant", "tool"]
 
 
@@ -56,8 +58,14 @@ StepResult: TypeAlias = tuple[Observation, float, bool, bool, dict[str, Any]]
 
 
 def as_message(action: Action) -> Message:
-    """The assistant message that `action` stands for."""
-    return Message(role="assistant", content=action) if isinstance(action, str) else action
+    """The assistant message that `action` stands for. `UsageError`: it stands for none."""
+    if isinstance(action, str):
+        return Message(role="assistant", content=action)
+    if not isinstance(action, Message):
+        raise UsageError(f"an action is a text or a Message, not {type(action).__name__}")
+    if action.role != "assistant":
+        raise UsageError(f"an action is an assistant message, not {action.role!r}")
+    return action
 
 
 def call_tool(name: str, /, **arguments: Any) -> Message:

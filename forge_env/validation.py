@@ -38,6 +38,8 @@ class Validator:
     """Runs every check on the first `num_tasks` tasks of each split."""
 
     def __init__(self, make_env: Callable[[], Environment], *, num_tasks: int = 20, seed: int = 0) -> None:
+        if num_tasks < 1:
+            raise UsageError("validation needs at least one task", fix="--tasks 1 or more")
         self.make_env = make_env
         self.num_tasks = num_tasks
         self.num_searched = min(num_tasks, 3)
@@ -59,6 +61,7 @@ class Validator:
             tasks += found
             yield check
         if not tasks:
+            yield Check("failed", "tasks", "there are none")
             return
         for check_function in (self._determinism, self._gold, self._wrong, self._random, self._search):
             yield await check_function(tasks)

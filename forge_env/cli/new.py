@@ -7,6 +7,7 @@ import keyword
 import re
 import sys
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
@@ -26,7 +27,8 @@ def run_new(args: argparse.Namespace) -> int:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
     print(f"wrote {folder}: edit {folder / 'src' / name / 'environment.py'}, then")
-    print(f"  pip install -e {folder}")
+    pip = "pip" if find_spec("pip") else "uv pip"  # environments that uv makes have none
+    print(f"  {pip} install -e {folder}")
     print(f"  forge-env validate {name}")
     print(f"  forge-env play {name}")
     return 0
