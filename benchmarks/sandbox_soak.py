@@ -1,9 +1,10 @@
 """Mixed executions with random kills: no result lost, none wrong, nothing left behind.
 
-python -m benchmarks.sandbox_soak [--engine docker] [--count 10000] [--kill-every 200]
+    python -m benchmarks.sandbox_soak [--engine docker] [--count 10000] [--kill-every 200] [--kill-daemon-every 2000]
 
-Every program's right answer is known. Every so often a sandbox is killed from outside, as if the machine had; a call
-that fails with `SandboxError` is repeated on another sandbox, as a rollout does.
+Every program's right answer is known. Every so often a sandbox is killed from outside, and with `--kill-daemon-every`
+(as root) a Docker daemon of the benchmark's own, which is then started again. A call that fails with `SandboxError` is
+repeated on another sandbox, as a rollout does.
 """
 
 from __future__ import annotations
@@ -11,20 +12,30 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
+import contextlib
 import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
+from benchmarks.sandbox_daemon import OwnDaemon, own_daemon
 from forge_env.errors import SandboxError
 from forge_env.sandbox import Limits, Sandbox, SandboxEngine, open_engine
 from forge_env.sandbox.engines import load_engine
 
 DAEMON = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(100)\nprint({n})"
 LEFT = "open('/tmp/left', 'w').write('x'); open('left', 'w').write('x'); print({n})"
-KINDS = ["print"] * 60 + ["fail"] * 10 + ["calls"] * 15 + ["wrong"] * 5 + ["daemon"] * 4 + ["left"] * 4 + ["late"] * 2
+CHEAT = "import os\ndef f(x): os._exit(0)"
+KINDS = [
+    *["print"] * 50, *["fail"] * 10, *["calls"] * 15, *["wrong"] * 5, *["tests"] * 5, *["wrong tests"] * 3,
+    *["daemon"] * 4, *["left"] * 4, *["shell"] * 2, *["late"] * 2,
+]  # fmt: skip
+WAIT_S = 0.2
+"""Before a call is repeated: its engine may be coming back."""
 
 
 async def one(sandbox: Sandbox, kind: str, number: int) -> bool:
@@ -35,37 +46,61 @@ async def one(sandbox: Sandbox, kind: str, number: int) -> bool:
         result = await sandbox.run_python(f"raise SystemExit({number % 200 + 1})")
         return result.exit_code == number % 200 + 1
     if kind in ("calls", "wrong"):
-        code = "def f(x): return x * 3" if kind == "calls" else "import os\ndef f(x): os._exit(0)"
+        code = "def f(x): return x * 3" if kind == "calls" else CHEAT
         outcomes = (await sandbox.run_calls(code, [f"f({number})", "f(2)"])).outcomes
         right = [outcome.value for outcome in outcomes] == [number * 3, 6]
         return right if kind == "calls" else not outcomes
+    if kind in ("tests", "wrong tests"):
+        code = "def f(x): return x * 3" if kind == "tests" else CHEAT
+        judged = await sandbox.run_tests(code, f"from solution import f\nassert f({number}) == {number * 3}")
+        return judged.passed is (kind == "tests")
     if kind in ("daemon", "left"):
         source = (DAEMON if kind == "daemon" else LEFT).replace("{n}", str(number))
         return (await sandbox.run_python(source)).stdout == f"{number}\n"
+    if kind == "shell":
+        shell = await sandbox.shell()
+        await shell.run(f"x={number}")
+        return (await shell.run("echo $x")).stdout == f"{number}\n"
     return (await sandbox.run_python("while True: pass", limits=Limits(wall_s=0.2))).timed_out
 
 
-async def soak(engine: SandboxEngine, count: int, kill_every: int, seed: int) -> collections.Counter[str]:
-    """`count` executions by as many callers as there are sandboxes."""
-    chance = random.Random(seed)
-    work: Iterator[int] = iter(range(count))
-    seen: collections.Counter[str] = collections.Counter()
+class Soak:
+    """One run over one engine."""
 
-    async def caller() -> None:
-        for number in work:
-            kind = chance.choice(KINDS)
+    def __init__(self, engine: SandboxEngine, args: argparse.Namespace, daemon: OwnDaemon | None) -> None:
+        self.engine = engine
+        self.args = args
+        self.daemon = daemon
+        self.chance = random.Random(args.seed)
+        self.work: Iterator[int] = iter(range(args.count))
+        self.seen: collections.Counter[str] = collections.Counter()
+        self.daemon_lock = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Every number once, by as many callers as there are sandboxes."""
+        await asyncio.gather(*(self._caller() for _ in range(self.args.concurrency)))
+
+    async def _caller(self) -> None:
+        for number in self.work:
+            kind = self.chance.choice(KINDS)
+            if self.daemon and number and number % self.args.kill_daemon_every == 0:
+                await self._kill_daemon(self.daemon)
             while True:
-                if kill_every and chance.randrange(kill_every) == 0:
-                    seen["killed"] += await asyncio.to_thread(kill_one, engine.name, chance)
                 try:
-                    async with engine.session() as sandbox:
-                        seen["right" if await one(sandbox, kind, number) else f"WRONG {kind}"] += 1
+                    async with self.engine.session() as sandbox:
+                        if self.args.kill_every and self.chance.randrange(self.args.kill_every) == 0:
+                            self.seen["killed"] += await asyncio.to_thread(kill_one, self.engine.name, self.chance)
+                        self.seen["right" if await one(sandbox, kind, number) else f"WRONG {kind}"] += 1
                     break
                 except SandboxError:
-                    seen["repeated"] += 1
+                    self.seen["repeated"] += 1
+                    await asyncio.sleep(WAIT_S)
 
-    await asyncio.gather(*(caller() for _ in range(4 * len(os.sched_getaffinity(0)))))
-    return seen
+    async def _kill_daemon(self, daemon: OwnDaemon) -> None:
+        async with self.daemon_lock:
+            await asyncio.to_thread(daemon.kill)
+            self.seen["daemon killed"] += 1
+            await asyncio.to_thread(daemon.start)
 
 
 def kill_one(engine: str, chance: random.Random) -> int:
@@ -78,28 +113,55 @@ def kill_one(engine: str, chance: random.Random) -> int:
     return int(subprocess.run(command, capture_output=True, check=False).returncode == 0)
 
 
-async def run(args: argparse.Namespace) -> int:
-    start = time.perf_counter()
+def left_behind(engine: type[SandboxEngine]) -> list[str]:
+    """Sandboxes, socket folders, control groups and runners of this process that are still there."""
+    left = [box.id for box in engine.running() if box.owner_pid == os.getpid()]
+    mark = f".{os.getpid()}."
+    left += [str(path) for path in Path(tempfile.gettempdir()).glob(f"forge-env-*{mark}*")]
+    left += [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/forge-env-*{mark}*")]
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        left += [
+            f"process {pid}" for pid in file.read().split() if "runner" in _command(pid) or "launch" in _command(pid)
+        ]
+    return left
+
+
+def _command(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+async def run(args: argparse.Namespace, daemon: OwnDaemon | None) -> int:
     async with open_engine(args.engine, concurrency=args.concurrency) as engine:
-        seen = await soak(engine, args.count, args.kill_every, args.seed)
+        start = time.perf_counter()
+        soak = Soak(engine, args, daemon)
+        await soak.run()
+        seconds = time.perf_counter() - start
         stats = engine.stats()
-        cls = type(engine)
-    left = [box for box in cls.running() if box.owner_pid == os.getpid()]
-    seconds = time.perf_counter() - start
-    print(f"{args.engine}: {args.count} executions in {seconds:.0f} s ({args.count / seconds:.0f}/s): {dict(seen)}")
+    left = left_behind(type(engine))
+    print(
+        f"{args.engine}: {args.count} executions in {seconds:.0f} s ({args.count / seconds:.0f}/s): {dict(soak.seen)}"
+    )
     print(f"  pool: { {k: v for k, v in stats.items() if isinstance(v, (int, float))} }")
-    print(f"  left behind: {len(left)} sandboxes")
-    return 0 if seen["right"] == args.count and not left else 1
+    print(f"  left behind: {left or 'nothing'}")
+    return 0 if soak.seen["right"] == args.count and not left else 1
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", default="docker")
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--kill-every", type=int, default=200, metavar="N", help="kill a sandbox every N executions")
+    parser.add_argument(
+        "--kill-daemon-every", type=int, default=0, metavar="N", help="0: never, and use the daemon here"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    sys.exit(asyncio.run(run(parser.parse_args())))
+    args = parser.parse_args()
+    with own_daemon() if args.kill_daemon_every else contextlib.nullcontext() as daemon:
+        sys.exit(asyncio.run(run(args, daemon)))
 
 
 if __name__ == "__main__":

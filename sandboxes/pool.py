@@ -252,17 +252,20 @@ class Pool:
 
     async def _reset(self, box: Box) -> None:
         begun = time.monotonic()
+        dirty: list[str] | None = None
         try:
             dirty = await box.reset()
         except SandboxError:
-            dirty = ["no answer"]
+            pass  # it died, or does not answer
         finally:
             self._pending[box.spec] -= 1
         if box not in self._resetting:
             return  # closed meanwhile: whoever closed the pool destroys it
         self._resetting.discard(box)
         self.phases.add("reset", time.monotonic() - begun)
-        if dirty:
+        if dirty is None:
+            self._discard(box, "lost")
+        elif dirty:
             self.last_dirt = dirty
             self._discard(box, "poisoned")
         elif box.uses >= self.max_uses:

@@ -104,6 +104,7 @@ def base_environment(work: str, proxy_port: int) -> dict[str, str]:
     environment = {
         "HOME": work,
         "LANG": "C.UTF-8",
+        "LANGUAGE": "C",  # there are no translations: nobody need look for them
         "LOGNAME": "sandbox",
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "TMPDIR": "/tmp",

@@ -1,0 +1,132 @@
+"""Peers' sandboxes, run by an interpreter that has swe-rex, aiohttp and inspect_ai; started by `benchmarks.sandbox`.
+
+Says which ways work, then answers one request a line, both in JSON, until its input ends. Needs nothing of forge-env.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+SANDBOXES = 2
+Run = Callable[[str], Awaitable[None]]
+
+
+async def swerex_docker(stack: contextlib.AsyncExitStack, image: str) -> Run:
+    """SWE-ReX in containers, as its documentation starts them; its package comes in by a mount instead of an image."""
+    from swerex.deployment.docker import DockerDeployment  # type: ignore[import-not-found]
+    from swerex.runtime.abstract import Command  # type: ignore[import-not-found]
+
+    tools = swerex_command(stack.enter_context(tempfile.TemporaryDirectory()))
+    packages = next(path for path in sys.path if path.endswith("site-packages"))
+    mounts = ["-v", f"{packages}:/peers:ro", "-e", "PYTHONPATH=/peers", "-v", f"{tools}:/usr/local/bin:ro"]
+    started = []
+    for _ in range(SANDBOXES):
+        deployment = DockerDeployment(image=image, pull="never", docker_args=mounts, startup_timeout=60)
+        await deployment.start()
+        stack.push_async_callback(deployment.stop)
+        started.append(deployment.runtime)
+    runtimes = itertools.cycle(started)
+
+    async def run(source: str) -> None:
+        result = await next(runtimes).execute(Command(command=["python3", "-I", "-c", source]))
+        assert result.exit_code == 0, result
+
+    return run
+
+
+def swerex_command(folder: str) -> str:
+    """A folder with the command that the container is started with."""
+    os.chmod(folder, 0o755)
+    command = Path(folder, "swerex-remote")
+    command.write_text("#!/usr/bin/python3\nfrom swerex.server import main\nmain()\n")
+    command.chmod(0o755)
+    return folder
+
+
+async def swerex_local(stack: contextlib.AsyncExitStack, image: str) -> Run:
+    """SWE-ReX without a container: no isolation, its fastest."""
+    from swerex.deployment.local import LocalDeployment
+    from swerex.runtime.abstract import Command
+
+    deployment = LocalDeployment()
+    await deployment.start()
+    stack.push_async_callback(deployment.stop)
+
+    async def run(source: str) -> None:
+        result = await deployment.runtime.execute(Command(command=[sys.executable, "-I", "-c", source]))
+        assert result.exit_code == 0, result
+
+    return run
+
+
+async def inspect_local(stack: contextlib.AsyncExitStack, image: str) -> Run:
+    """inspect_ai's local sandbox: no isolation. Its Docker sandbox needs Docker 24 and the compose plug-in."""
+    from inspect_ai.util._sandbox.local import LocalSandboxEnvironment  # type: ignore[import-not-found]
+
+    sandbox = LocalSandboxEnvironment()
+
+    async def run(source: str) -> None:
+        result = await sandbox.exec([sys.executable, "-I", "-c", source])
+        assert result.success, result
+
+    return run
+
+
+WAYS = {
+    "swe-rex docker": swerex_docker,
+    "swe-rex local, no isolation": swerex_local,
+    "inspect_ai local, no isolation": inspect_local,
+}
+
+
+async def measure(run: Run, source: str, seconds: float, callers: int, singles: int) -> dict[str, Any]:
+    """The same as `sandbox_ways.measure_steps`."""
+    await run(source)
+    latency = []
+    for _ in range(singles):
+        start = time.perf_counter()
+        await run(source)
+        latency.append((time.perf_counter() - start) * 1e3)
+    start = time.perf_counter()
+
+    async def caller() -> int:
+        count = 0
+        while time.perf_counter() - start < seconds:
+            await run(source)
+            count += 1
+        return count
+
+    done = sum(await asyncio.gather(*(caller() for _ in range(callers))))
+    return {"latency": latency, "rate": done / (time.perf_counter() - start)}
+
+
+async def main(image: str) -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what the peers print must not get between the answers
+    async with contextlib.AsyncExitStack() as stack:
+        ways: dict[str, Run] = {}
+        for name, make in WAYS.items():
+            try:
+                ways[name] = await make(stack, image)
+                await ways[name]("pass")
+            except Exception as error:  # noqa: BLE001  a peer that can't run here is left out, and said
+                ways.pop(name, None)
+                print(f"{name} does not run here: {type(error).__name__}: {error}", file=sys.stderr)
+        print(json.dumps(list(ways)), file=answers)
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            request = json.loads(line)
+            print(json.dumps(await measure(ways[request.pop("way")], **request)), file=answers)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

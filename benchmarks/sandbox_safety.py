@@ -1,0 +1,166 @@
+"""What safety costs: rollouts a second with each sandbox engine, against a plain child process, in one environment.
+
+    python -m benchmarks.sandbox_safety [--rounds 5] [--episodes 60] [--json FILE] [--record]
+
+The environment is coding_rlvr played by a policy that submits the right program at once, so that what runs is the
+environment and the judging of code. The unsafe engine starts a Python for each judgement, as most do who have no
+sandbox: nothing keeps the program from the machine, or from the answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import forge_env as fe
+from benchmarks.report import record, spread, table
+from forge_env.policies.scripted import GoldPolicy
+from forge_env.rollout import run_episode
+from forge_env.sandbox import (
+    CallOutcome,
+    CallsResult,
+    ExecResult,
+    Limits,
+    Sandbox,
+    SandboxEngine,
+    SandboxSpec,
+    available_engines,
+    open_engine,
+)
+
+ENVIRONMENT = "coding_rlvr"
+CONCURRENCY = 2 * len(os.sched_getaffinity(0))
+UNSAFE = "subprocess, no isolation"
+HARNESS = (
+    "import json, sys\ncode, calls = json.load(sys.stdin)\nspace = {'__name__': 'solution'}\nexec(code, space)\n"
+    "answers = []\nfor call in calls:\n    try:\n        answers.append(['value', repr(eval(call, space))])\n"
+    "    except Exception as error:\n        answers.append(['error', type(error).__name__])\n"
+    "print(json.dumps(answers))\n"
+)
+
+
+class UnsafeSandbox(Sandbox):
+    """A child process for each call, with the user's rights."""
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: str = "",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        limits: Limits | None = None,
+    ) -> ExecResult:
+        process = await asyncio.create_subprocess_exec(*argv, stdin=-1, stdout=-1, stderr=-1, cwd=cwd)
+        output, errors = await process.communicate(stdin.encode())
+        return ExecResult(process.returncode, stdout=output.decode(), stderr=errors.decode())
+
+    async def run_python(
+        self, code: str, *, stdin: str = "", files: Mapping[str, str] | None = None, limits: Limits | None = None
+    ) -> ExecResult:
+        return await self.exec([sys.executable, "-I", "-c", code], stdin=stdin)
+
+    async def run_calls(self, code: str, calls: Sequence[str], *, limits: Limits | None = None) -> CallsResult:
+        import ast
+
+        result = await self.run_python(HARNESS, stdin=json.dumps([code, list(calls)]))
+        answers = json.loads(result.stdout) if result.ok else []
+        outcomes = [
+            CallOutcome(value=ast.literal_eval(text)) if kind == "value" else CallOutcome(error=text)
+            for kind, text in answers
+        ]
+        return CallsResult(outcomes, result)
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        raise NotImplementedError
+
+    async def read_file(self, path: str) -> bytes:
+        raise NotImplementedError
+
+
+class UnsafeEngine(SandboxEngine):
+    """Gives out what isolates nothing. For comparison only; it is registered nowhere."""
+
+    name = UNSAFE
+
+    @classmethod
+    def unavailable_reason(cls) -> str | None:
+        return None
+
+    async def start(self) -> None: ...
+
+    async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:
+        return UnsafeSandbox()
+
+    async def release(self, sandbox: Sandbox) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+async def rollouts_per_s(engine: SandboxEngine, episodes: int) -> float:
+    """Play `episodes` with `CONCURRENCY` at once; every one must score full marks."""
+    numbers = iter(range(episodes))
+
+    async def player() -> None:
+        for number in numbers:
+            env = fe.make(ENVIRONMENT, sandboxes=engine)
+            task = env.task("eval", number)
+            played = await run_episode(lambda env=env: env, GoldPolicy(), task=task, seed=number)  # type: ignore[misc]
+            assert played.valid, played
+            assert played.reward == 1.0, played
+
+    start = time.perf_counter()
+    await asyncio.gather(*(player() for _ in range(CONCURRENCY)))
+    return episodes / (time.perf_counter() - start)
+
+
+async def measure(rounds: int, episodes: int) -> dict[str, list[float]]:
+    names = [name for name, reason in available_engines().items() if reason is None]
+    rates: dict[str, list[float]] = {}
+    for number in range(rounds):
+        order = [*names, UNSAFE]
+        for name in order[number % len(order) :] + order[: number % len(order)]:
+            engine = UnsafeEngine() if name == UNSAFE else open_engine(name, concurrency=CONCURRENCY, warm=CONCURRENCY)
+            async with engine:
+                await rollouts_per_s(engine, CONCURRENCY)
+                rates.setdefault(name, []).append(await rollouts_per_s(engine, episodes))
+    return {name: rates[name] for name in [*names, UNSAFE]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--episodes", type=int, default=60)
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--record", action="store_true", help="write the section of docs/benchmarks.md")
+    args = parser.parse_args()
+    rates = asyncio.run(measure(args.rounds, args.episodes))
+    rows: list[list[Any]] = []
+    for name, values in rates.items():
+        ratios = [100 * mine / unsafe for mine, unsafe in zip(values, rates[UNSAFE], strict=True)]
+        rows.append([name, spread(values), f"{statistics.median(ratios):.0f} %"])
+    load = " ".join(f"{value:.1f}" for value in os.getloadavg())
+    lines = [
+        *table(["code runs in", "rollouts a second", "of the unsafe one"], rows),
+        "",
+        f"Whole episodes of {ENVIRONMENT} with {CONCURRENCY} at once: task, prompt, answer, hidden tests, reward. "
+        "Median (smallest to largest) of the rounds, taken in turns. "
+        f"Aim: at least 100 %; verifiers with Docker reaches 56 % of itself without. Load at the end {load}.",
+    ]
+    print("\n".join(lines))
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump({"load": os.getloadavg(), "rates": rates}, file, indent=1)
+    if args.record:
+        record("sandbox_safety", "What safety costs", "make bench ARGS='sandbox_safety --record'", lines)
+
+
+if __name__ == "__main__":
+    main()
