@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 from forge_env.trajectory import Trajectory, Turn
 from forge_env.types import Message
-from trainers.loop.advantages import Group, advantages, training_sequences
+from trainers.loop.advantages import Group, advantages, packed, training_sequences
 
 pytestmark = pytest.mark.stack
 
@@ -33,17 +33,17 @@ def test_advantages_sum_to_zero() -> None:
 def test_infrastructure_failures_leave_the_baseline_alone() -> None:
     group = Group([episode(1.0), episode(0.0), episode(0.0, valid=False), episode(0.0, valid=False)])
     assert group.mean_reward == 0.5
-    sequences = training_sequences([group], normalize_std=False)
+    sequences = training_sequences([packed(group, normalize_std=False)])
     assert [sequence.advantage for sequence in sequences] == [0.5, -0.5]
 
 
 def test_groups_without_signal_are_left_out() -> None:
-    assert training_sequences([Group([episode(1.0), episode(1.0)])], normalize_std=False) == []
-    assert training_sequences([Group([episode(1.0), episode(0.0, valid=False)])], normalize_std=False) == []
+    assert training_sequences([packed(Group([episode(1.0), episode(1.0)]), normalize_std=False)]) == []
+    assert training_sequences([packed(Group([episode(1.0), episode(0.0, valid=False)]), normalize_std=False)]) == []
 
 
 def test_only_sampled_tokens_are_learned() -> None:
-    (first, _) = training_sequences([Group([episode(1.0), episode(0.0)])], normalize_std=False)
+    (first, _) = training_sequences([packed(Group([episode(1.0), episode(0.0)]), normalize_std=False)])
     assert first.token_ids == [1, 2, 10, 11, 12]
     assert first.mask == [False, False, True, True, True]
     assert first.logprobs == [0, 0, -0.5, -0.5, -0.5]

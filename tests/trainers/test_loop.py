@@ -19,11 +19,14 @@ from forge_env.trajectory import Trajectory
 from trainers.generator.pool import GeneratorPool
 from trainers.generator.types import SamplingOptions
 from trainers.loop.advantages import Group
-from trainers.loop.checkpoints import Checkpoints, check_prompts
+from trainers.loop.checkpoints import Checkpoints, Saved
 from trainers.loop.evaluation import Evaluator
+from trainers.loop.feeder import why_nothing
 from trainers.loop.grpo import train
 from trainers.loop.metrics import Totals
-from trainers.loop.session import Session, _why_nothing
+from trainers.loop.prepare import check_prompts
+from trainers.loop.publisher import Publisher
+from trainers.loop.session import Session
 from trainers.loop.stopping import unless_stopped
 from trainers.model.chat import Chat, FolderTokenizer
 from trainers.model.folder import written_whole
@@ -59,9 +62,9 @@ def test_why_a_group_came_to_nothing() -> None:
     def episode(**fields: Any) -> Trajectory:
         return Trajectory(id="", environment="", task_id="", **fields)
 
-    assert "no sandbox" in _why_nothing(Group([episode(valid=False, error="no sandbox")]))[0]
-    assert "model.max_length" in _why_nothing(Group([episode(error="lost once, then played")]))[1]
-    assert "grpo.group_timeout_s" in _why_nothing(Group([]))[1]
+    assert "no sandbox" in why_nothing(Group([episode(valid=False, error="no sandbox")]))[0]
+    assert "model.max_length" in why_nothing(Group([episode(error="lost once, then played")]))[1]
+    assert "grpo.group_timeout_s" in why_nothing(Group([]))[1]
 
 
 async def test_work_ends_when_the_run_is_asked_to_stop(run: Run) -> None:
@@ -80,7 +83,7 @@ async def test_work_ends_when_the_run_is_asked_to_stop(run: Run) -> None:
         return 3
 
     assert await unless_stopped(run, quick()) == 3
-    assert await unless_stopped(run, forever()) is None
+    await unless_stopped(run, forever())
     assert ended == ["cleaned up"]
 
 
@@ -98,7 +101,7 @@ async def test_a_step_is_saved_once(run: Run) -> None:
     writer, checkpoints = Writer(), Checkpoints(run)
     assert checkpoints.step == 0
     for step in (1, 2, 2, 3):
-        await checkpoints.save(writer, step, step * 24)  # type: ignore[arg-type]
+        await checkpoints.save(writer, Saved(step, {}, {}))  # type: ignore[arg-type]
     assert writer.saved == ["step-000001", "step-000002", "step-000003"]
     assert checkpoints.step == 3
     assert [path.name for path in sorted(run.folder.checkpoints.iterdir())] == ["step-000002", "step-000003"]
@@ -107,7 +110,7 @@ async def test_a_step_is_saved_once(run: Run) -> None:
 async def test_a_finished_run_is_not_started_again(config: RunConfig, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     (folder.checkpoints / "step-000004").mkdir(parents=True)
-    (folder.checkpoints / "step-000004" / "progress.json").write_text(json.dumps({"step": 4, "position": 96}))
+    (folder.checkpoints / "step-000004" / "progress.json").write_text(json.dumps({"step": 4, "order": {}}))
     folder.metrics.write_text(json.dumps({"step": 4, "eval/eval/score": 0.8}) + "\n")
     run = Run(config, folder, resume=True)
     await train(run)
@@ -166,10 +169,12 @@ async def test_one_evaluation_at_a_time(run: Run) -> None:
             await end.wait()
 
     session.evaluator = Slow()  # type: ignore[assignment]
+    publisher = Publisher(None, None, None, None)  # type: ignore[arg-type]
     async with asyncio.TaskGroup() as group:
         for step in (10, 20):
             session.step = step
-            session._evaluate_beside(group)
+            session._evaluate_beside(group, publisher)
+            await asyncio.sleep(0)
             await asyncio.sleep(0)
         end.set()
     assert begun == [10]

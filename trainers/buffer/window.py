@@ -32,42 +32,8 @@ all pending groups are complete and there are P of them, there is a batch: nothi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-
-
-def slots(per_step: int, max_off_policy_steps: int) -> int:
-    """Groups that may be between admission and release at once: B = (S + 1) P."""
-    return (max_off_policy_steps + 1) * per_step
-
-
-def feasible(due: Iterable[int], version: int, per_step: int) -> bool:
-    """Whether groups due at these versions can all be trained in time by steps at `version`, `version + 1`, ..."""
-    dates = sorted(due)
-    return all(position < per_step * (date - version + 1) for position, date in enumerate(dates))
-
-
-def select(
-    pending: Sequence[tuple[int, bool]], version: int, per_step: int, max_off_policy_steps: int
-) -> list[int] | None:
-    """Which groups the step at `version` trains on.
-
-    Args:
-        pending: of every untrained group in order of admission: the version it was admitted at, and whether it is
-            complete.
-        version: the trainer's policy version.
-        per_step: P.
-        max_off_policy_steps: S.
-
-    Returns:
-        Positions in `pending` of the P groups to train on, or None when the step has to wait for more.
-    """
-    complete = [position for position, (_, done) in enumerate(pending) if done]
-    if len(complete) < per_step:
-        return None
-    chosen = complete[:per_step]
-    taken = set(chosen)
-    rest = [admitted + max_off_policy_steps for position, (admitted, _) in enumerate(pending) if position not in taken]
-    return chosen if feasible(rest, version + 1, per_step) else None
+from collections.abc import Sequence
+from itertools import accumulate
 
 
 class Window:
@@ -87,6 +53,7 @@ class Window:
         self.generator_version = version
         self.next_step = version
         self.pending: Counter[int] = Counter()
+        self.total = 0
 
     def due(self, version: int) -> int:
         """The last step that may train on tokens of `version`, and that the run has."""
@@ -99,7 +66,7 @@ class Window:
 
     def fits(self, version: int) -> bool:
         """Whether (1) holds with one more group of `version`."""
-        if self.pending.total() < self.per_step * self.steps_left(version):
+        if self.total < self.per_step * self.steps_left(version):
             return True  # (2): even if all were due no later than this one
         before = 0
         for own in sorted({*self.pending, version}):
@@ -111,20 +78,28 @@ class Window:
     def add(self, version: int) -> None:
         """One more group is pending."""
         self.pending[version] += 1
+        self.total += 1
 
     def remove(self, version: int, count: int = 1) -> None:
         """Groups were handed out, dropped or lost."""
         self.pending[version] -= count
+        self.total -= count
         if not self.pending[version]:
             del self.pending[version]
+
+    def set_pending(self, versions: Sequence[int]) -> None:
+        """These and no others are pending."""
+        self.pending = Counter(versions)
+        self.total = len(versions)
 
     def quotas(self) -> list[tuple[int, int]]:
         """What the next step can't leave to later ones, in ascending order of versions.
 
         Returns:
-            `(version, count)`: at least `count` of the groups trained on are of that version or older.
+            `(version, count)`: at least `count` of the groups trained on are of that version or older. The counts
+            ascend; a quota that an older version's implies is left out.
         """
-        return self._beyond(after=1)
+        return self._beyond(self.next_step)
 
     def excess(self) -> list[tuple[int, int]]:
         """`(version, count)` in ascending order: how many groups break (1), those of older versions that do left out.
@@ -132,17 +107,24 @@ class Window:
         Empty while groups are admitted by `fits` and every step is sampled by `quotas`.
         """
         found, dropped = [], 0
-        for version, count in self._beyond(after=0):
-            if count > dropped:
-                found.append((version, count - dropped))
-                dropped = count
+        for version, count in self._beyond(self.next_step - 1):
+            found.append((version, count - dropped))
+            dropped = count
         return found
 
-    def _beyond(self, after: int) -> list[tuple[int, int]]:
-        found, total = [], 0
-        for version in sorted(self.pending):
-            total += self.pending[version]
-            more = total - self.per_step * max(0, self.due(version) - self.next_step + 1 - after)
-            if more > 0:
-                found.append((version, more))
+    def overdue(self) -> bool:
+        """Whether a pending group was due before the next step."""
+        return self.total > 0 and self.due(min(self.pending)) < self.next_step
+
+    def _beyond(self, step: int) -> list[tuple[int, int]]:
+        """How many groups of a version or older have no place in the steps after `step`, where that ascends."""
+        last = None if self.steps is None else self.steps - 1
+        versions = sorted(self.pending)
+        found, most = [], 0
+        for version, total in zip(versions, accumulate(map(self.pending.__getitem__, versions)), strict=True):
+            due = version + self.max_off_policy_steps
+            places = self.per_step * ((due if last is None or due < last else last) - step)
+            if total - places > most:
+                most = total - max(places, 0)
+                found.append((version, most))
         return found

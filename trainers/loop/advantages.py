@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forge_env.trajectory import Trajectory
+from trainers.buffer.packed import PackedGroup, pack
 from trainers.titan.batch import TokenSequence
 
 
@@ -36,15 +38,17 @@ def advantages(rewards: list[float], *, normalize_std: bool) -> list[float]:
     return [value / (deviation + 1e-4) for value in centred]
 
 
-def training_sequences(groups: list[Group], *, normalize_std: bool) -> list[TokenSequence]:
-    """The token sequences with signal: groups whose rewards are all equal have no gradient and are left out."""
-    sequences = []
-    for group in groups:
-        episodes = group.valid
-        if len(episodes) < 2:
-            continue
-        values = advantages([episode.reward for episode in episodes], normalize_std=normalize_std)
-        for episode, advantage in zip(episodes, values, strict=True):
-            if abs(advantage) > 1e-8:
-                sequences += [TokenSequence.from_segment(segment, advantage) for segment in episode.segments()]
-    return sequences
+def packed(group: Group, *, normalize_std: bool) -> PackedGroup:
+    """The group's valid episodes with their advantages, as the replay buffer holds them."""
+    episodes = group.valid
+    return pack(episodes, advantages([episode.reward for episode in episodes], normalize_std=normalize_std))
+
+
+def training_sequences(groups: Sequence[PackedGroup]) -> list[TokenSequence]:
+    """The token sequences with signal: episodes whose advantage is 0 have no gradient and are left out."""
+    return [
+        TokenSequence(segment.token_ids.tolist(), segment.mask.tolist(), segment.logprobs.tolist(), segment.advantage)
+        for group in groups
+        for segment in group.segments()
+        if abs(segment.advantage) > 1e-8
+    ]

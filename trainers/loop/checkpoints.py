@@ -1,124 +1,35 @@
-"""From a recipe's model to a running trainer and generators: build, warm up, cache, save, resume."""
+"""Checkpoints of a run: what is saved, when it counts, what is read back."""
 
 from __future__ import annotations
 
-import asyncio
 import json
+import pickle
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forge_env.config.models import RunConfig
-from forge_env.environment import Environment
-from forge_env.errors import UsageError
-from forge_env.machine import cache_dir
 from forge_env.run import Run
-from trainers.generator.pool import GeneratorPool
-from trainers.loop.checks import TINY, warms_up
-from trainers.loop.stack import Stack
 from trainers.loop.trainer import TrainerHandle
-from trainers.loop.warmup import cache_key, warm_up
-from trainers.model.chat import Chat, FolderTokenizer
-from trainers.model.folder import check_folder, local_folder
-
-PROMPTS_TRIED = 8
 
 
-async def find_model(run: Run) -> Path | None:
-    """The checkpoint folder that `model.path` names, fetched from the hub if need be; None where it is built here."""
-    path = run.config.model.path
-    if path == TINY:
-        return None
-    if (local := local_folder(path)) is not None:
-        return local
-    folder = await asyncio.to_thread(_from_hub, path)
-    check_folder(folder, run.config.model.max_length)
-    return folder
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a checkpoint holds besides the trainer's state.
 
-
-async def prepare_model(
-    run: Run, stack: Stack, environment: Environment, found: Path | None
-) -> tuple[TrainerHandle, GeneratorPool]:
-    """Start trainer and generators on the recipe's checkpoint, which is built and warmed up first if need be.
-
-    What needs nothing of the other starts beside it: the store, the generators' imports, the trainer.
+    Attributes:
+        step: training steps done.
+        order: of the tasks, with what a curriculum has learned.
+        buffer: of the replay buffer: which groups are done with, and those that wait to be trained on.
     """
-    warm = _warm_folder(run, environment)
-    cached = warm if warm is not None and (warm / "model.safetensors").is_file() else None
-    if cached:
-        run.note(f"Warmed-up model from the cache: {cached}")
-    start = cached or found
-    if start is None:
-        start = await asyncio.to_thread(_build_tiny, run, environment)
-    await check_prompts(run.config, environment, Chat(FolderTokenizer(start), run.config.model.renderer))
-    generators = await stack.launch_generators(warm or start)
-    run.stage("trainer", "trainer and generators are starting")
-    async with asyncio.TaskGroup() as group:
-        group.create_task(stack.open_store())
-        # vLLM takes seconds to import: let it, while the trainer warms up the model it is to serve.
-        serving = group.create_task(generators.setup() if warm is None or cached else generators.preload())
-        trainer = await stack.start_trainer(start)
-        if warm is not None and not cached:
-            run.stage("warm-up", "supervised fine-tuning on demonstrations")
-            await warm_up(run, environment, trainer, warm)
-            await serving
-            run.stage("generator", "loading the warmed-up model")
-            await generators.setup()
-    trainer.reference = await stack.start_reference(warm or start)
-    return trainer, generators
 
-
-async def check_prompts(config: RunConfig, environment: Environment, chat: Chat) -> None:
-    """Refuse a `model.max_length` that the first training tasks' prompts already fill."""
-    lengths = []
-    for index in range(PROMPTS_TRIED):
-        try:
-            observation, _ = await environment.reset(options={"split": environment.splits[0], "index": index})
-        finally:
-            await environment.close()
-        lengths.append(len(chat.render(list(observation), environment.tools)))
-    if min(lengths) >= config.model.max_length:
-        raise UsageError(
-            f"model.max_length={config.model.max_length} leaves no room for a reply: "
-            f"the prompts of {config.environment.name} have {min(lengths)} to {max(lengths)} tokens",
-            fix=f"use model.max_length={max(lengths) + config.grpo.max_tokens_per_turn} or more",
-        )
-
-
-def _build_tiny(run: Run, environment: Environment) -> Path:
-    config = run.config
-    folder = cache_dir(config.model.cache_dir) / "models" / f"tiny-{cache_key(config, environment, warm=False)}"
-    if not (folder / "config.json").is_file():
-        from trainers.model.tiny import build_tiny_folder
-
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        build_tiny_folder(config.model, environment, config.seed, folder)
-    return folder
-
-
-def _from_hub(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise UsageError(
-            f"no model {name!r}: {str(error).splitlines()[0]}",
-            fix="model.path is 'tiny', a checkpoint folder, or a hub name within reach (HF_TOKEN for private ones)",
-        ) from error
-
-
-def _warm_folder(run: Run, environment: Environment) -> Path | None:
-    """Where the warmed-up model is or will be; None where the recipe has no warm-up."""
-    config = run.config
-    if not warms_up(config):
-        return None
-    return cache_dir(config.model.cache_dir) / "models" / f"warm-{cache_key(config, environment, warm=True)}"
+    step: int
+    order: dict[str, Any]
+    buffer: dict[str, Any]
 
 
 class Checkpoints:
-    """The run's checkpoints: `step-N/` folders with weights, training state and data position."""
+    """The run's checkpoints: `step-N/` folders with weights, training state, data position and replay buffer."""
 
     def __init__(self, run: Run) -> None:
         self._root = run.folder.checkpoints
@@ -138,27 +49,29 @@ class Checkpoints:
         found = self._all()
         return found[-1] if found else None
 
-    async def save(self, trainer: TrainerHandle, step: int, position: int, order: dict[str, Any] | None = None) -> Path:
-        """Save after `step` training steps, with `position` groups of the data used, and the state of their order."""
-        folder = self._root / f"step-{step:06d}"
+    async def save(self, trainer: TrainerHandle, saved: Saved) -> Path:
+        """Save the trainer and what goes with it."""
+        folder = self._root / f"step-{saved.step:06d}"
         progress = folder / "progress.json"
         if progress.is_file():  # the same step of the same run: saved before, or resumed from
             return folder
         folder.mkdir(parents=True, exist_ok=True)
         await trainer.save(str(folder))
+        (folder / "buffer.pickle").write_bytes(pickle.dumps(saved.buffer))
         # Written last, whole or not at all: a checkpoint without it is not one.
         partial = progress.with_suffix(".partial")
-        partial.write_text(json.dumps({"step": step, "position": position, "order": order or {}}))
+        partial.write_text(json.dumps({"step": saved.step, "order": saved.order}))
         partial.rename(progress)
         for old in self._all()[: -self._keep]:
             shutil.rmtree(old, ignore_errors=True)
         return folder
 
-    async def restore(self, trainer: TrainerHandle) -> tuple[int, int, dict[str, Any]]:
-        """Load the newest checkpoint; returns its step, data position and order, zeros where there is none."""
+    async def restore(self, trainer: TrainerHandle) -> Saved | None:
+        """Load the newest checkpoint into the trainer; None where there is none."""
         folder = self.newest()
         if folder is None:
-            return 0, 0, {}
+            return None
         await trainer.load(str(folder))
         progress = json.loads((folder / "progress.json").read_text())
-        return int(progress["step"]), int(progress["position"]), progress.get("order", {})
+        buffer = pickle.loads((folder / "buffer.pickle").read_bytes())
+        return Saved(int(progress["step"]), progress["order"], buffer)

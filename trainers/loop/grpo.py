@@ -39,7 +39,8 @@ async def train(run: Run) -> None:
 
 
 async def _train(run: Run) -> None:
-    from trainers.loop.checkpoints import Checkpoints, find_model, prepare_model
+    from trainers.loop.checkpoints import Checkpoints
+    from trainers.loop.prepare import find_model, prepare_model
 
     config = run.config
     if run.resume and _complete(run, Checkpoints(run).step):
@@ -59,10 +60,9 @@ async def _train(run: Run) -> None:
         if prepared is not None:
             from trainers.loop.session import Session
 
-            trainer, generators = prepared
-            await Session(run, trainer, generators, lambda: _make_environment(run, engine)).run_to_end()
+            await Session(run, prepared, lambda: _make_environment(run, engine)).run_to_end()
             run.stage("shutdown")
-            await generators.halt()
+            await prepared.generators.halt()
         else:
             run.note("stopped before training began: nothing to save")
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from trainers.buffer.packed import PackedGroup
+from trainers.buffer.types import BufferStats
 from trainers.loop.advantages import Group
 
 _METRIC_NAMES = {
@@ -65,21 +67,28 @@ class Totals:
         return {f"episode/{name}": float(count) for name, count in counts.items()}
 
 
-def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
+def batch_metrics(groups: Sequence[PackedGroup]) -> dict[str, float]:
     """Rewards, signal and lengths of the groups of one training step; means over valid episodes."""
-    episodes = [episode for group in groups for episode in group.valid]
-    signal = [group for group in groups if len({episode.reward for episode in group.valid}) > 1]
     metrics = {
-        "reward/mean": _mean([episode.reward for episode in episodes]),
-        "groups/with_signal": len(signal) / len(groups),
-        "episode/turns": _mean([len(episode.turns) for episode in episodes]),
-        "episode/tokens": _mean([episode.num_sampled_tokens for episode in episodes]),
-        "episode/truncated": _mean([float(episode.truncated) for episode in episodes]),
+        "reward/mean": _mean(groups, "reward"),
+        "groups/with_signal": sum(group.has_signal for group in groups) / len(groups),
+        "episode/turns": _mean(groups, "turns"),
+        "episode/tokens": _mean(groups, "tokens"),
+        "episode/truncated": _mean(groups, "truncated"),
     }
-    for name in sorted({name for episode in episodes for name in episode.metrics}):
-        metrics[f"reward/{name}"] = _mean([episode.metrics.get(name, 0.0) for episode in episodes])
+    episodes = sum(group.num_episodes for group in groups)
+    for name in sorted({name for group in groups for name in group.metrics}):
+        total = sum(float(group.metrics[name].sum()) for group in groups if name in group.metrics)
+        metrics[f"reward/{name}"] = total / episodes
     return metrics
 
 
-def _mean(values: Sequence[float]) -> float:
+def buffer_metrics(stats: BufferStats) -> dict[str, float]:
+    """What the buffer has let go of, since the start of the run."""
+    counts = {"filtered": stats.filtered, "reused": stats.reused, "discarded_stale": stats.discarded_stale}
+    return {f"groups/{name}": float(count) for name, count in counts.items()}
+
+
+def _mean(groups: Sequence[PackedGroup], column: str) -> float:
+    values = [value for group in groups for value in group.column(column).tolist()]
     return sum(values) / len(values) if values else 0.0

@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from typing import Any
 
-from forge_env.errors import ForgeError
 from forge_env.run import Run
-from trainers.buffer.replay import ReplayBuffer, Ticket
+from trainers.buffer.packed import PackedGroup
+from trainers.buffer.types import Batch, BufferStats
 from trainers.generator.policy import GeneratorPolicy
-from trainers.generator.pool import GeneratorPool
-from trainers.loop.advantages import Group, training_sequences
-from trainers.loop.checkpoints import Checkpoints
+from trainers.loop.advantages import training_sequences
+from trainers.loop.checkpoints import Checkpoints, Saved
 from trainers.loop.evaluation import Evaluator, Score
-from trainers.loop.metrics import Totals, batch_metrics, named
+from trainers.loop.feeder import Feeder
+from trainers.loop.metrics import Totals, batch_metrics, buffer_metrics, named
+from trainers.loop.prepare import Actors
+from trainers.loop.publisher import Publisher
 from trainers.loop.rollouts import MakeEnvironment, Rollouts
 from trainers.loop.status import Status
 from trainers.loop.stopping import unless_stopped
-from trainers.loop.trainer import TrainerHandle
 from trainers.losses.load import make_loss
 from trainers.model.chat import Chat, FolderTokenizer
-
-logger = logging.getLogger(__name__)
-MAX_DISCARDED_IN_A_ROW = 20
 
 
 class Session:
     """One training session from its first rollout to its last step."""
 
-    def __init__(self, run: Run, trainer: TrainerHandle, generators: GeneratorPool, make_env: MakeEnvironment) -> None:
+    def __init__(self, run: Run, actors: Actors, make_env: MakeEnvironment) -> None:
         config = run.config
         self.run = run
         self.config = config
-        self.trainer = trainer
-        self.generators = generators
+        self.trainer, self.generators, self.buffer = trainer, generators, _ = actors
         chat = Chat(FolderTokenizer(trainer.folder), config.model.renderer)
 
         def policy(temperature: float) -> GeneratorPolicy:
@@ -49,8 +45,7 @@ class Session:
         self.status = Status(run, generators, self.rollouts, self.account)
         self.totals = Totals.since(run.earlier)
         self.step = 0
-        self.position = 0
-        self._discarded_in_a_row = 0
+        self.counters = BufferStats()
         self._trained_at: list[float] = []
         self._evaluation: asyncio.Task[Score] | None = None
 
@@ -72,13 +67,6 @@ class Session:
             self.run.stage("evaluation", "held-out score before training")
             await unless_stopped(self.run, self.evaluator.evaluate_all(self.step))
         self.run.stage("training", f"{config.grpo.steps} steps")
-        self.buffer: ReplayBuffer[Group] = ReplayBuffer(
-            config.grpo.groups_per_step,
-            config.grpo.max_off_policy_steps,
-            first_index=self.position,
-            version=self.step,
-            needed=(config.grpo.steps - self.step) * config.grpo.groups_per_step,
-        )
         try:
             await self._loops()
         finally:
@@ -86,112 +74,87 @@ class Session:
         await self._finish()
 
     async def _resume(self) -> None:
-        self.step, self.position, order = await self.checkpoints.restore(self.trainer)
-        if order:
-            self.rollouts.order.load_state_dict(order)
-        if self.step:
-            self.run.note(f"Resuming after step {self.step}")
-            await self.trainer.push_weights(self.step)
-            await self.generators.update_weights(self.step)
+        saved = await self.checkpoints.restore(self.trainer)
+        if saved is None:
+            return
+        self.step = saved.step
+        self.run.note(f"Resuming after step {self.step}")
+        self.rollouts.order.load_state_dict(saved.order)
+        await self.buffer.load_state_dict(saved.buffer)
+        await self.buffer.restart(self.step)
+        await self.trainer.push_weights(self.step)
+        await self.generators.update_weights(self.step)
 
     async def _loops(self) -> None:
         """Rollouts, status and evaluations run beside the training loop; a failure ends all of them."""
         async with asyncio.TaskGroup() as group:
+            feeder = Feeder(self.run, self.rollouts, self.buffer, self.totals)
             endless: list[asyncio.Task[Any]] = [
-                group.create_task(self._roll_out()),
+                group.create_task(feeder.feed()),
                 group.create_task(self.status.report(self.buffer)),
             ]
-            await self._train(group)
+            publisher = Publisher(self.trainer, self.generators, self.buffer, group)
+            await self._train(group, publisher)
+            await publisher.settled()
             if self.run.stop.is_set() and self._evaluation is not None:
                 endless.append(self._evaluation)
             for task in endless:
                 task.cancel()
 
-    async def _roll_out(self) -> None:
-        """Start a group wherever there is room for one. Cancelled, it takes every rollout along."""
-        async with asyncio.TaskGroup() as rollouts:
-            while True:
-                ticket = await self.buffer.admit()
-                rollouts.create_task(self._roll_out_group(ticket))
-
-    async def _roll_out_group(self, ticket: Ticket[Group]) -> None:
-        started = time.perf_counter()
-        result = await self.rollouts.group(ticket.index)
-        if (timeline := self.run.timeline) is not None:
-            name = f"group {ticket.index}"
-            timeline.overlapping("groups", name, name, started, time.perf_counter(), version=ticket.version)
-        self.totals.count(result, self.config.grpo.group_size)
-        for episode in result.episodes:
-            self.run.trajectory(episode, "train")
-        if result.valid:
-            self._discarded_in_a_row = 0
-            await self.buffer.add(ticket, result)
-            return
-        self._discarded_in_a_row += 1
-        self.run.warn("a whole group came to nothing and is replaced")
-        if self._discarded_in_a_row >= MAX_DISCARDED_IN_A_ROW:
-            reason, fix = _why_nothing(result)
-            text = f"{MAX_DISCARDED_IN_A_ROW} groups in a row came to nothing, the last because: {reason}"
-            raise ForgeError(text, fix=fix)
-        await self.buffer.discard(ticket)
-
-    async def _train(self, group: asyncio.TaskGroup) -> None:
-        """Batch after batch: train, publish, swap, free the slots."""
+    async def _train(self, group: asyncio.TaskGroup, publisher: Publisher) -> None:
+        """Batch after batch: train, and send the weights off."""
         config = self.config.grpo
         every = self.config.evaluation.every
         while self.step < config.steps and not self.run.stop.is_set():
             self.account.enter("wait for episodes")
             self.run.status(waiting={"trainer": "episodes"})
-            batch = await unless_stopped(self.run, self.buffer.sample())
+            batch = await unless_stopped(self.run, self.buffer.sample(self.step))
             if batch is None:
                 return
             self.run.status(waiting={})
             metrics = await self._train_on(batch)
             self.step += 1
-            self.position += len(batch)
-            self._log(batch, metrics | self.status.time_metrics())
+            self.account.enter("wait for generators")
+            await publisher.settled()
+            self.account.enter("push weights")
+            await publisher.publish(self.step)
+            self.account.enter("book-keeping")
+            await self._log(batch, metrics | publisher.take_metrics() | self.status.time_metrics())
             if every and self.step % every == 0 and self.step < config.steps:
-                self._evaluate_beside(group)
+                self._evaluate_beside(group, publisher)
             if self.config.checkpoint.every and self.step % self.config.checkpoint.every == 0:
+                await publisher.settled()
                 await self._save()
                 self._summarise()
                 self.run.save_summary()
         if self.step >= config.steps:
             self.run.note(f"Reached training limit ({config.steps} steps)")
 
-    def _evaluate_beside(self, group: asyncio.TaskGroup) -> None:
+    def _evaluate_beside(self, group: asyncio.TaskGroup, publisher: Publisher) -> None:
         """Score the held-out split while training goes on; one evaluation at a time, in order."""
-        section = self.config.evaluation
+        section, step = self.config.evaluation, self.step
         if self._evaluation is not None and not self._evaluation.done():
             self.run.warn("an evaluation was left out: the one before it was still going. Raise evaluation.every")
             return
-        evaluating = self.evaluator.evaluate(self.step, section.split, section.num_tasks)
-        self._evaluation = group.create_task(evaluating)
 
-    async def _train_on(self, batch: list[Ticket[Group]]) -> dict[str, float]:
-        groups = [ticket.group for ticket in batch if ticket.group is not None]
-        sequences = training_sequences(groups, normalize_std=self.config.grpo.normalize_std)
-        staleness = [self.step - episode.oldest_version for group in groups for episode in group.valid]
-        self.buffer.stats.max_staleness = max(self.buffer.stats.max_staleness, *staleness)
+        async def evaluate() -> Score:
+            await publisher.settled()
+            return await self.evaluator.evaluate(step, section.split, section.num_tasks)
+
+        self._evaluation = group.create_task(evaluate())
+
+    async def _train_on(self, batch: Batch[PackedGroup]) -> dict[str, float]:
+        staleness = batch.reservation.staleness
         metrics: dict[str, float] = {"staleness/max": max(staleness), "staleness/mean": sum(staleness) / len(staleness)}
+        sequences = training_sequences(batch.groups)
         if sequences:
             self.account.enter("train")
             metrics |= named(await self.trainer.train_step(sequences))
-        version = self.step + 1
-        logger.info(f"Pushing weights for policy version {version}")
-        self.account.enter("push weights")
-        pushed = await self.trainer.push_weights(version)
-        self.account.enter("wait for generators")
-        swapped = await self.generators.update_weights(version)
-        metrics |= {"weights/push_s": pushed["push_s"], "weights/pull_s": swapped["pull_s"]}
-        metrics |= {"weights/stall_s": swapped["stall_s"]}
-        await self.buffer.release(batch)
-        self.account.enter("book-keeping")
         return metrics
 
-    def _log(self, batch: list[Ticket[Group]], metrics: dict[str, float]) -> None:
-        groups = [ticket.group for ticket in batch if ticket.group is not None]
-        metrics |= batch_metrics(groups) | self.totals.metrics()
+    async def _log(self, batch: Batch[PackedGroup], metrics: dict[str, float]) -> None:
+        self.counters = await self.buffer.stats()
+        metrics |= batch_metrics(batch.groups) | self.totals.metrics() | buffer_metrics(self.counters)
         self._trained_at.append(time.perf_counter())
         self.run.log(self.step, metrics)
         self.run.status(reward=metrics["reward/mean"], staleness=metrics["staleness/max"], eta_s=self._seconds_left())
@@ -212,23 +175,17 @@ class Session:
             await unless_stopped(self.run, self.evaluator.evaluate_all(self.step))
 
     async def _save(self) -> None:
-        order = self.rollouts.order.state_dict(first=self.position)
-        await self.checkpoints.save(self.trainer, self.step, self.position, order)
+        with self.account.during("save"):
+            order = self.rollouts.order.state_dict((await self.buffer.stats()).first_open)
+            saved = Saved(self.step, order, await self.buffer.state_dict())
+            await self.checkpoints.save(self.trainer, saved)
 
     def _summarise(self) -> None:
+        stale = self.counters.tokens_discarded_stale
         self.run.summary |= {
             "steps": self.step,
-            "tokens_discarded_stale": 0,  # groups are admitted so that none can become too old: there is no such path
-            "max_staleness": max(self.buffer.stats.max_staleness, self.run.earlier.get("max_staleness") or 0),
+            "tokens_discarded_stale": stale,
+            "max_staleness": self.counters.max_staleness,
             "max_off_policy_steps": self.config.grpo.max_off_policy_steps,
             **self.totals.summary(),
         }
-
-
-def _why_nothing(group: Group) -> tuple[str, str]:
-    """Why a group has no episode to train on, and what to do about it."""
-    if error := next((episode.error for episode in group.episodes if not episode.valid), None):
-        return error, "run.log has the errors of all episodes"
-    if group.episodes:
-        return "the first prompt leaves no room for a token", "raise model.max_length"
-    return "no episode finished in time", "raise grpo.group_timeout_s, or lower grpo.max_tokens_per_turn"

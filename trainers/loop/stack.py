@@ -6,13 +6,17 @@ import asyncio
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge_env.config.models import RunConfig
 from trainers.actors.remote import result
+from trainers.buffer.types import BufferSettings
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.reference import Reference
 from trainers.loop.trainer import TrainerHandle
+
+if TYPE_CHECKING:
+    from trainers.buffer.actor import RemoteReplayBuffer
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +65,7 @@ class Stack:
         self._config = config
         self._trainers: list[Any] = []
         self._generators: list[Any] = []
+        self._buffers: list[Any] = []
         self._store: Any = None
 
     async def __aenter__(self) -> Stack:
@@ -124,6 +129,23 @@ class Stack:
         await result(actor.setup.call())
         return Reference(actor, section)
 
+    async def start_buffer(self) -> RemoteReplayBuffer[Any]:
+        """Start the replay buffer."""
+        from trainers.buffer.actor import RemoteReplayBuffer, ReplayBuffer
+
+        config = self._config
+        settings = BufferSettings(
+            per_step=config.grpo.groups_per_step,
+            max_off_policy_steps=config.grpo.max_off_policy_steps,
+            steps=config.grpo.steps,
+            filter_groups=config.grpo.filter_groups,
+            replay=config.grpo.replay,
+            seed=config.seed,
+        )
+        actor = await ReplayBuffer.options(mesh_name="buffer").as_actor(settings)
+        self._buffers.append(actor)
+        return RemoteReplayBuffer(actor)
+
     async def launch_generators(self, folder: Path) -> GeneratorPool:
         """Start the generators' processes; `preload` and `setup` are the caller's to time."""
         from trainers.generator.generator import Generator
@@ -142,8 +164,8 @@ class Stack:
         """End every process, generators first: nothing may be left that waits for another."""
         from trainers.actors.actor import ForgeActor
 
-        actors = [*self._generators, *self._trainers]
-        self._generators, self._trainers = [], []
+        actors = [*self._generators, *self._trainers, *self._buffers]
+        self._generators, self._trainers, self._buffers = [], [], []
         await asyncio.gather(*(ForgeActor.shutdown(actor) for actor in actors), return_exceptions=True)
         if self._store is not None:
             store, self._store = self._store, None

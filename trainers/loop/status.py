@@ -9,7 +9,7 @@ from typing import Any
 from forge_env.run import Run
 from forge_env.run.account import Account
 from forge_env.run.state import duration
-from trainers.buffer.replay import ReplayBuffer
+from trainers.buffer.types import GroupBuffer
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.rollouts import Rollouts
 from trainers.loop.watchdog import Watchdog
@@ -26,11 +26,12 @@ class Status:
         self._rollouts = rollouts
         self._trainer = trainer
         self._stats: dict[str, float] = {}
+        self._missing = ""
         self._logged: dict[str, float] = {}
         section = run.config.watchdog
         self._watchdog = Watchdog(run, warn_s=section.warn_s, end_s=section.end_s, diagnose=self.diagnose)
 
-    async def report(self, buffer: ReplayBuffer[Any]) -> None:
+    async def report(self, buffer: GroupBuffer[Any]) -> None:
         """Show live figures until cancelled.
 
         Raises:
@@ -40,10 +41,12 @@ class Status:
         while True:
             await asyncio.sleep(INTERVAL_S)
             before, self._stats = self._stats, await self._generators.stats()
+            held = await buffer.stats()
+            self._missing = held.waiting_for or ""
             now = time.perf_counter()
             rate = (self._stats["tokens"] - before["tokens"]) / (now - at) if before else 0.0
             at = now
-            running, ready = self._rollouts.episodes_running, buffer.ready
+            running, ready = self._rollouts.episodes_running, held.ready
             self._run.status(tokens_per_s=rate, in_flight=running, buffer=ready)
             if (timeline := self._run.timeline) is not None:
                 timeline.counter("tokens/s", now, sampled=rate)
@@ -55,6 +58,7 @@ class Status:
         """What every actor is at, in one line."""
         trainer = f"the trainer has been in '{self._trainer.doing}' for {self._ago(self._trainer.since)}"
         requests = int(self._stats.get("in_flight", 0))
+        trainer += f" ({self._missing})" if self._missing else ""
         return f"{trainer}; the generators hold {requests} requests; {self._rollouts.longest_waiting()}"
 
     def _ago(self, since: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,22 @@ class TrainerHandle:
         if self.reference is not None:
             await self.reference.follow(version)
         return metrics
+
+    async def begin_push(self, version: int) -> asyncio.Future[dict[str, float]]:
+        """Start to publish the weights as they are now; what is returned ends when they can be pulled.
+
+        Training may go on at once.
+        """
+        metrics: dict[str, float] = await agreed(self._actor.begin_push.call(version))
+        arrival = self._actor.pushed.call()  # sent now, ahead of whatever the trainer is asked next
+
+        async def arrived() -> dict[str, float]:
+            published: dict[str, float] = await agreed(arrival)
+            if self.reference is not None:
+                await self.reference.follow(version)
+            return metrics | published
+
+        return asyncio.ensure_future(arrived())
 
     async def save(self, folder: str) -> None:
         """Write weights and training state."""

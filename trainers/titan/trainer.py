@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, cast
 
 from forge_env.config.models import OptimizerSection, ParallelismSection
 from forge_env.errors import UsageError
-from trainers.actors.actor import ForgeActor, endpoint, own_rank
+from trainers.actors.actor import ForgeActor, concurrent_endpoint, endpoint, own_rank
 from trainers.actors.remote import result
 
 
@@ -62,6 +63,7 @@ class TitanTrainer(ForgeActor):
         self._loss: Any = None
         self._minibatches = 1
         self._published: int | None = None
+        self._pushing: asyncio.Task[dict[str, float]] | None = None
         self._meeting_point: Any = None
 
     @classmethod
@@ -151,7 +153,10 @@ class TitanTrainer(ForgeActor):
     @endpoint
     async def train(self, sequences: list[Any]) -> dict[str, float]:
         """Update the weights from one batch of `TokenSequence`s; returns its metrics."""
-        metrics: dict[str, float] = self._engine.train(sequences, self._loss, minibatches=self._minibatches)
+        # In a thread, so that weights under way to the store go on.
+        metrics: dict[str, float] = await asyncio.to_thread(
+            self._engine.train, sequences, self._loss, minibatches=self._minibatches
+        )
         return metrics
 
     @endpoint
@@ -189,17 +194,37 @@ class TitanTrainer(ForgeActor):
         self._engine.clear_gradients()
 
     @endpoint
+    async def begin_push(self, version: int) -> dict[str, float]:
+        """Copy the weights and start to publish the copy as policy `version`; training may go on at once."""
+        started = time.perf_counter()
+        weights = self._model.state_dict_hf()
+        if self._model.ranks.first:
+            self._pushing = asyncio.create_task(self._put(self._store.snapshot(weights), version, started))
+        return {"snapshot_s": time.perf_counter() - started}
+
+    async def _put(self, snapshot: Any, version: int, started: float) -> dict[str, float]:
+        moved = await self._store.put(snapshot, version)
+        if self._published is not None:  # generators have had the version before
+            await self._store.drop(self._published)
+        self._published = version
+        return {"push_s": time.perf_counter() - started, "bytes": float(moved)}
+
+    @concurrent_endpoint
+    async def pushed(self) -> dict[str, float]:
+        """Wait until what `begin_push` began is published; seconds and bytes, of the first rank."""
+        if self._pushing is None:
+            return {}
+        metrics: dict[str, float] = await self._pushing
+        return metrics
+
+    @endpoint
     async def push_weights(self, version: int) -> dict[str, float]:
         """Publish the weights as policy `version`, and forget the version before: generators have had it."""
         started = time.perf_counter()
         weights = self._model.state_dict_hf()
-        moved = 0
-        if self._model.ranks.first:
-            moved = await self._store.push(weights, version)
-            if self._published is not None:
-                await self._store.drop(self._published)
-        self._published = version
-        return {"push_s": time.perf_counter() - started, "bytes": float(moved)}
+        if not self._model.ranks.first:
+            return {"push_s": time.perf_counter() - started, "bytes": 0.0}
+        return await self._put(self._store.snapshot(weights), version, started)
 
     @endpoint
     async def logprobs(self, sequences: list[Any]) -> list[list[float]]:

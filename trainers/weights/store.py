@@ -24,6 +24,7 @@ class WeightStore:
 
     def __init__(self) -> None:
         self._layout: Layout | None = None
+        self._layout_published = False
         self._volumes: Any = None
 
     async def open(self) -> None:
@@ -40,10 +41,19 @@ class WeightStore:
 
     async def push(self, state: Mapping[str, torch.Tensor], version: int) -> int:
         """Publish `state` as `version`; returns the bytes moved."""
+        return await self.put(self.snapshot(state), version)
+
+    def snapshot(self, state: Mapping[str, torch.Tensor]) -> dict[torch.dtype, torch.Tensor]:
+        """A copy of `state` for `put`: from here on the weights may change."""
         if self._layout is None:
             self._layout = Layout.of(state)
+        return self._layout.pack(state)
+
+    async def put(self, buffers: Mapping[torch.dtype, torch.Tensor], version: int) -> int:
+        """Publish a snapshot as `version`; returns the bytes moved."""
+        if not self._layout_published:
             await torchstore.put(LAYOUT_KEY, self._layout)
-        buffers = self._layout.pack(state)
+            self._layout_published = True
         for dtype, buffer in buffers.items():
             await torchstore.put(_key(version, dtype), buffer)
         return sum(buffer.nbytes for buffer in buffers.values())

@@ -1,0 +1,123 @@
+"""From a recipe's model to running actors: find or build it, warm it up or take that from the cache, start."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from forge_env.config.models import RunConfig
+from forge_env.environment import Environment
+from forge_env.errors import UsageError
+from forge_env.machine import cache_dir
+from forge_env.run import Run
+from trainers.buffer.types import GroupBuffer
+from trainers.generator.pool import GeneratorPool
+from trainers.loop.checks import TINY, warms_up
+from trainers.loop.stack import Stack
+from trainers.loop.trainer import TrainerHandle
+from trainers.loop.warmup import cache_key, warm_up
+from trainers.model.chat import Chat, FolderTokenizer
+from trainers.model.folder import check_folder, local_folder
+
+PROMPTS_TRIED = 8
+
+
+class Actors(NamedTuple):
+    """The processes of a run."""
+
+    trainer: TrainerHandle
+    generators: GeneratorPool
+    buffer: GroupBuffer[Any]
+
+
+async def find_model(run: Run) -> Path | None:
+    """The checkpoint folder that `model.path` names, fetched from the hub if need be; None where it is built here."""
+    path = run.config.model.path
+    if path == TINY:
+        return None
+    if (local := local_folder(path)) is not None:
+        return local
+    folder = await asyncio.to_thread(_from_hub, path)
+    check_folder(folder, run.config.model.max_length)
+    return folder
+
+
+async def prepare_model(run: Run, stack: Stack, environment: Environment, found: Path | None) -> Actors:
+    """Start every actor, on the recipe's checkpoint, which is built and warmed up first if need be.
+
+    What needs nothing of the other starts beside it: store, buffer, the generators' imports, the trainer.
+    """
+    warm = _warm_folder(run, environment)
+    cached = warm if warm is not None and (warm / "model.safetensors").is_file() else None
+    if cached:
+        run.note(f"Warmed-up model from the cache: {cached}")
+    start = cached or found
+    if start is None:
+        start = await asyncio.to_thread(_build_tiny, run, environment)
+    await check_prompts(run.config, environment, Chat(FolderTokenizer(start), run.config.model.renderer))
+    generators = await stack.launch_generators(warm or start)
+    run.stage("trainer", "trainer and generators are starting")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(stack.open_store())
+        buffer = group.create_task(stack.start_buffer())
+        # vLLM takes seconds to import: let it, while the trainer warms up the model it is to serve.
+        serving = group.create_task(generators.setup() if warm is None or cached else generators.preload())
+        trainer = await stack.start_trainer(start)
+        if warm is not None and not cached:
+            run.stage("warm-up", "supervised fine-tuning on demonstrations")
+            await warm_up(run, environment, trainer, warm)
+            await serving
+            run.stage("generator", "loading the warmed-up model")
+            await generators.setup()
+    trainer.reference = await stack.start_reference(warm or start)
+    return Actors(trainer, generators, buffer.result())
+
+
+async def check_prompts(config: RunConfig, environment: Environment, chat: Chat) -> None:
+    """Refuse a `model.max_length` that the first training tasks' prompts already fill."""
+    lengths = []
+    for index in range(PROMPTS_TRIED):
+        try:
+            observation, _ = await environment.reset(options={"split": environment.splits[0], "index": index})
+        finally:
+            await environment.close()
+        lengths.append(len(chat.render(list(observation), environment.tools)))
+    if min(lengths) >= config.model.max_length:
+        raise UsageError(
+            f"model.max_length={config.model.max_length} leaves no room for a reply: "
+            f"the prompts of {config.environment.name} have {min(lengths)} to {max(lengths)} tokens",
+            fix=f"use model.max_length={max(lengths) + config.grpo.max_tokens_per_turn} or more",
+        )
+
+
+def _build_tiny(run: Run, environment: Environment) -> Path:
+    config = run.config
+    folder = cache_dir(config.model.cache_dir) / "models" / f"tiny-{cache_key(config, environment, warm=False)}"
+    if not (folder / "config.json").is_file():
+        from trainers.model.tiny import build_tiny_folder
+
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        build_tiny_folder(config.model, environment, config.seed, folder)
+    return folder
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise UsageError(
+            f"no model {name!r}: {str(error).splitlines()[0]}",
+            fix="model.path is 'tiny', a checkpoint folder, or a hub name within reach (HF_TOKEN for private ones)",
+        ) from error
+
+
+def _warm_folder(run: Run, environment: Environment) -> Path | None:
+    """Where the warmed-up model is or will be; None where the recipe has no warm-up."""
+    config = run.config
+    if not warms_up(config):
+        return None
+    return cache_dir(config.model.cache_dir) / "models" / f"warm-{cache_key(config, environment, warm=True)}"

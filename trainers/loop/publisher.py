@@ -1,0 +1,66 @@
+"""New weights on their way from the trainer to the generators, while the trainer goes on with the next step.
+
+    trainer: train c | snapshot | train c + 1 ........... | snapshot | ...
+                         \\ put -> pull -> swap -> release   \\ ...
+
+One version at a time: the next snapshot waits until the version before has arrived everywhere. The buffer's window
+allows for it: between the trainer's version and the generators' lies at most one step, whose groups still hold their
+slots (`trainers.buffer.window`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from trainers.buffer.types import GroupBuffer
+from trainers.generator.pool import GeneratorPool
+from trainers.loop.trainer import TrainerHandle
+
+logger = logging.getLogger(__name__)
+
+
+class Publisher:
+    """Publishes policy versions in order.
+
+    Args:
+        trainer: where they come from.
+        generators: where they go.
+        buffer: told when they have arrived.
+        tasks: children of the run; a failure on the way ends the run.
+    """
+
+    def __init__(
+        self, trainer: TrainerHandle, generators: GeneratorPool, buffer: GroupBuffer[Any], tasks: asyncio.TaskGroup
+    ) -> None:
+        self._trainer = trainer
+        self._generators = generators
+        self._buffer = buffer
+        self._tasks = tasks
+        self._under_way: asyncio.Task[None] | None = None
+        self._metrics: dict[str, float] = {}
+
+    async def publish(self, version: int) -> None:
+        """Take a snapshot of the weights and send it off as `version`."""
+        await self.settled()
+        logger.info(f"Pushing weights for policy version {version}")
+        arriving = await self._trainer.begin_push(version)
+        self._under_way = self._tasks.create_task(self._carry(version, arriving))
+
+    async def settled(self) -> None:
+        """Wait until the version under way, if any, is in every generator."""
+        if self._under_way is not None:
+            await asyncio.shield(self._under_way)
+
+    async def _carry(self, version: int, arriving: asyncio.Future[dict[str, float]]) -> None:
+        pushed = await arriving
+        swapped = await self._generators.update_weights(version)
+        await self._buffer.release(version)
+        names = {"snapshot_s": pushed, "push_s": pushed, "bytes": pushed, "pull_s": swapped, "stall_s": swapped}
+        self._metrics = {f"weights/{name}": source[name] for name, source in names.items() if name in source}
+
+    def take_metrics(self) -> dict[str, float]:
+        """Seconds and bytes of the last version that has arrived since the last call."""
+        metrics, self._metrics = self._metrics, {}
+        return metrics
