@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from forge_env.contract import checked_reset, checked_step
 from forge_env.environment import Environment
 from forge_env.errors import ContextLengthExceeded, InfrastructureError, environment_code
 from forge_env.policy import LimitReached, Policy, PolicySession, Reply
@@ -94,7 +95,6 @@ async def run_episode(
         EnvironmentBugError: the environment's own code failed.
     """
     started = clock()
-    rng = rng or random.Random()
     tries = 0
     while True:
         trajectory = Trajectory(id=trajectory_id, environment=environment_name, task_id=task.id if task else "")
@@ -114,7 +114,7 @@ async def run_episode(
                 trajectory.valid = False
                 break
         watch("retry")
-        await sleep(retry.delay(tries, rng))
+        await sleep(retry.delay(tries, rng or random.Random()))
         tries += 1
     trajectory.id = trajectory.id or trajectory.task_id
     trajectory.retries = tries
@@ -138,8 +138,7 @@ async def _play(
         task = env.resolve_task(seed, None) if task is None else task
     trajectory.task_id, trajectory.split = task.id, task.split
     trajectory.difficulty, trajectory.tags = task.difficulty, list(task.tags)
-    with environment_code(f"{type(env).__name__}.reset", task.id):
-        trajectory.final_observation, _ = await env.reset(seed=seed, options={"task": task})
+    trajectory.final_observation, _ = await checked_reset(env, task, seed)
     session = open_session(policy, env, task, seed=seed)
     deadline = asyncio.timeout(limits.wall_s)  # from here on: waiting for a free sandbox is not the agent's doing
     working = WorkingTime(limits.working_s)
@@ -167,7 +166,6 @@ async def _take_turns(
 ) -> str | None:
     """Turns until the environment ends the episode (None) or a limit that it doesn't know does (its name)."""
     sampled = 0
-    what = f"{type(env).__name__}.step"
     while True:
         observation = trajectory.final_observation
         asked = clock()
@@ -187,16 +185,15 @@ async def _take_turns(
         trajectory.turns.append(turn)
         trajectory.final_observation = []  # until the step gives one: an unanswered turn has none
         watch("environment")
-        with environment_code(what, trajectory.task_id):
-            observation, reward, terminated, truncated, info = await env.step(reply.message)
+        observation, reward, terminated, truncated, info = await checked_step(env, reply.message, trajectory.task_id)
         turn.step_s = clock() - answered
-        turn.reward = float(reward)
+        turn.reward = reward
         trajectory.reward += turn.reward
         trajectory.final_observation = observation
         if "metrics" in info:
             trajectory.metrics.update(info["metrics"])
         if terminated or truncated:
-            trajectory.terminated, trajectory.truncated = bool(terminated), bool(truncated)
+            trajectory.terminated, trajectory.truncated = terminated, truncated
             trajectory.truncation = info.get("truncation", "limit") if truncated else None
             return None
         sampled += len(reply.token_ids)

@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from forge_env.concurrency import gather_or_cancel
+from forge_env.contract import as_observation
 from forge_env.environment import Environment, EnvironmentConfig
-from forge_env.errors import UsageError, environment_code
+from forge_env.errors import EnvironmentBugError, UsageError, environment_code
 from forge_env.rubric import Rubric, RubricResult
 from forge_env.tools import Tool, ToolResult, clean_unicode, tools_of, unknown_tool
 from forge_env.types import Action, Message, Observation, StepResult, Task, ToolCall, ToolSpec, as_message
@@ -81,13 +82,23 @@ class ToolEnvironment(Environment):
         self._state = "new"  # new -> running -> ended
         self._holds_resources = False
         if not isinstance(getattr(self, "rubric", None), Rubric):
-            raise UsageError(f"{type(self).__name__} has no rubric", fix="set `rubric = fe.Rubric([...])`")
+            name = type(self).__name__
+            found = (
+                f"{name}.rubric is a {type(self.rubric).__name__}"
+                if hasattr(self, "rubric")
+                else f"{name} has no rubric"
+            )
+            raise UsageError(found, fix="set `rubric = fe.Rubric([...])`")
 
     # What an author may override.
 
     def task(self, split: str, index: int) -> Task:
         """The `index`-th task of `split`. Override this for generated tasks, or `tasks` for a list of them."""
-        return self.tasks(split)[index]
+        tasks = self.tasks(split)
+        if not hasattr(tasks, "__getitem__"):
+            name = f"{type(self).__name__}.tasks"
+            raise EnvironmentBugError(f"{name} returned a {type(tasks).__name__}", fix="return a list of fe.Task")
+        return tasks[index]
 
     def tasks(self, split: str) -> Sequence[Task] | StreamedTasks:
         """All tasks of `split`, the same at every call (`forge_env.datasets.load_tasks` reads files and hubs)."""
@@ -146,7 +157,8 @@ class ToolEnvironment(Environment):
     ) -> tuple[Observation, dict[str, Any]]:
         """Start an episode; see `Environment.reset`. `info` holds `task_id`, `split` and `difficulty`."""
         await self._release()
-        with environment_code(f"{type(self).__name__}.task", f"{options or seed}"):
+        given = (options or {}).get("task")
+        with environment_code(f"{type(self).__name__}.task", str(getattr(given, "id", seed))):
             task = self.resolve_task(seed, options)
         self.current_task = task
         self.messages = []
@@ -157,9 +169,10 @@ class ToolEnvironment(Environment):
         self._holds_resources = True
         await self._begin(task)
         with environment_code(f"{type(self).__name__}.prompt", task.id):
-            observation = self.prompt(task)
-            if inspect.isawaitable(observation):
-                observation = await observation
+            prompted: Any = self.prompt(task)
+            if inspect.isawaitable(prompted):
+                prompted = await prompted
+        observation = as_observation(f"{type(self).__name__}.prompt", prompted)
         self.messages.extend(observation)
         self._state = "running"
         return list(observation), {"task_id": task.id, "split": task.split, "difficulty": task.difficulty}
@@ -177,7 +190,9 @@ class ToolEnvironment(Environment):
         terminated = self._submitted is not None or self.is_final(message)
         if not terminated and not calls:
             with environment_code(f"{type(self).__name__}.respond", self.current_task.id):
-                observation = await self.respond(message)
+                said: Any = self.respond(message)
+                said = await said if inspect.isawaitable(said) else said
+            observation = as_observation(f"{type(self).__name__}.respond", said)
             terminated = self._submitted is not None
         self.messages.extend(observation)
         truncation = None
@@ -234,11 +249,15 @@ class ToolEnvironment(Environment):
 
     async def _begin(self, task: Task) -> None:
         with environment_code(f"{type(self).__name__}.setup", task.id):
-            await self.setup(task)
+            done: Any = self.setup(task)  # an author may leave the `async` out
+            if inspect.isawaitable(done):
+                await done
 
     async def _end(self) -> None:
         with environment_code(f"{type(self).__name__}.cleanup", self.current_task.id):
-            await self.cleanup()
+            done: Any = self.cleanup()
+            if inspect.isawaitable(done):
+                await done
 
     async def _answer_calls(self, calls: list[ToolCall], allowed: list[ToolCall]) -> Observation:
         if len(allowed) == 1:

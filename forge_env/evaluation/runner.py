@@ -115,7 +115,8 @@ class Runner:
                 metered = MeteredPolicy(self.policy, self.meter, self.config, on_turn=self._changed.set)
                 self._running += 1
                 group.create_task(self._play(sample, metered))
-                await asyncio.sleep(0)  # it may ask for a sandbox now: whether there are enough is known only then
+                if self._running == 1 or self._engine.in_use:
+                    await asyncio.sleep(0)  # it may ask for a sandbox now: whether there are enough is known only then
         if self.meter.exhausted and self.error is None:
             self.error = BudgetExhaustedError(
                 f"the budget of {self.config.budget:g} is used up", fix="resume with a larger --budget"

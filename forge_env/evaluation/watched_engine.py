@@ -24,6 +24,11 @@ class WatchedEngine(SandboxEngine):
         self.queued = 0
 
     @property
+    def in_use(self) -> bool:
+        """Whether anybody has, or waits for, a sandbox."""
+        return self.out + self.queued > 0
+
+    @property
     def saturated(self) -> bool:
         """Whether the queue is as long as all that is out: starting more samples would only lengthen it."""
         return self.queued >= max(QUEUE, self.out)

@@ -50,13 +50,15 @@ class Connections:
 
     def __init__(self, base_url: str, *, api_key: str = "", uds: str | None = None) -> None:
         self.base_url = address(base_url)
-        self._headers = {
+        self._urls: dict[str, httpx.URL] = {}
+        headers = {
             "host": self.base_url.netloc.decode(),
             "content-type": "application/json",
             "accept-encoding": "gzip, deflate",
             "user-agent": "forge-env",
             **({"authorization": f"Bearer {api_key}"} if api_key else {}),
         }
+        self._headers = httpx.Headers(headers)
         self._uds = uds
         self._proxy = None if uds else _proxy(self.base_url)
         tls = self.base_url.scheme == "https" or self._proxy is not None
@@ -87,9 +89,12 @@ class Connections:
         return content if "text/event-stream" in headers.get("content-type", "") else parse_json(content)
 
     async def _send(self, method: str, path: str, body: Any) -> tuple[int, httpx.Headers, bytes]:
+        url = self._urls.get(path)
+        if url is None:
+            url = self._urls[path] = self.base_url.join(path)
         request = httpx.Request(
             method,
-            self.base_url.join(path),
+            url,
             content=None if body is None else json.dumps(body, separators=(",", ":")).encode(),
             headers=self._headers,
             extensions={"timeout": {"connect": CONNECT_S, "read": None, "write": None, "pool": None}},

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from forge_env.environment import Environment
-from forge_env.errors import UsageError
+from forge_env.errors import EnvironmentBugError, UsageError
 from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.types import FunctionCall, Message, Observation, Task, ToolCall, ToolSpec, as_message
 
@@ -29,6 +29,9 @@ class GoldPolicy:
         actions = env.gold_actions(task)
         if actions is None:
             raise UsageError(f"task {task.id!r} has no gold solution", fix="set Task.gold, or override gold_actions")
+        if isinstance(actions, str | Message):
+            name = f"{type(env).__name__}.gold_actions"
+            raise EnvironmentBugError(f"{name} returned a {type(actions).__name__}", fix="return a list of actions")
         return ReplaySession([as_message(action) for action in actions])
 
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
