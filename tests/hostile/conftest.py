@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
 from forge_env.sandbox import SandboxEngine, open_engine
@@ -23,3 +25,10 @@ async def engine(request: Any) -> AsyncIterator[SandboxEngine]:
 async def witness(engine: SandboxEngine) -> AsyncIterator[Neighbour]:
     async with neighbour(engine) as witness:
         yield witness
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The fast tests attack the embedded engine; with the slow ones, Docker's is attacked too."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("docker"):
+            item.add_marker(pytest.mark.slow)
