@@ -63,7 +63,7 @@ class BufferCore(Generic[G]):
         Where groups are used k times, a step wants ceil(P / k) new ones, unless there are too few to use again.
         """
         window, version = self.window, self.window.generator_version
-        pending = window.pending.total()
+        pending = window.total
         wanted = self._new_per_step * window.steps_left(version)
         if pending >= wanted and pending + self._reusable() >= self.settings.per_step:
             return False
@@ -199,10 +199,11 @@ class BufferCore(Generic[G]):
         """
         self.check_step(step)
         self.evict(step)
-        if self.missing() is not None:
+        quotas = self.window.quotas()
+        if not self._enough() or self._late_version(quotas) is not None:
             return None
         size = self.settings.per_step
-        picked = self.ready.pick(min(size, len(self.ready)), self.window.quotas())
+        picked = self.ready.pick(min(size, len(self.ready)), quotas)
         for held in picked:
             self.window.remove(held.version)
         picked += self.kept.pick(size - len(picked))
@@ -211,27 +212,41 @@ class BufferCore(Generic[G]):
             held.uses += 1
         self.in_training[step] = picked
         self.window.next_step = step + 1
-        self.drop_old()
+        self._drop_used()
+        if self.window.overdue():
+            self.drop_old()  # by the quotas there are none
         reserved = Reservation.of(step, picked)
         self.counters.max_staleness = max(self.counters.max_staleness, *reserved.staleness)
         return reserved
 
-    def missing(self) -> str | None:
-        """What the next step waits for, in words; None: nothing, or there is no next step."""
-        per_step, ready = self.settings.per_step, len(self.ready)
-        if self.settings.steps is not None and self.window.next_step >= self.settings.steps:
+    def _enough(self) -> bool:
+        """Whether the next step's places can be filled."""
+        return len(self.ready) >= self._new_per_step and len(self.ready) + len(self.kept) >= self.settings.per_step
+
+    def _late_version(self, quotas: list[tuple[int, int]]) -> int | None:
+        """The first version with too few complete groups for its quota."""
+        if not self.rolling:
             return None
-        if ready < self._new_per_step or ready + len(self.kept) < per_step:
-            usable = f"{ready} ready" + (f" and {len(self.kept)} to use again" if self.kept else "")
-            return f"groups: {usable}, {len(self.rolling)} under way, {per_step} wanted"
         have, versions = 0, deque(sorted(self.window.pending))
-        for version, count in self.window.quotas():
+        for version, count in quotas:
             while versions and versions[0] <= version:
                 have += self.ready.count(versions.popleft())
             if have < count:
-                late = [ticket.index for ticket in self.rolling.values() if ticket.version <= version]
-                return f"group {min(late)}: it is due, or the bound would be broken"
+                return version
         return None
+
+    def missing(self) -> str | None:
+        """What the next step waits for, in words; None: nothing, or there is no next step."""
+        if self.settings.steps is not None and self.window.next_step >= self.settings.steps:
+            return None
+        if not self._enough():
+            usable = f"{len(self.ready)} ready" + (f" and {len(self.kept)} to use again" if self.kept else "")
+            return f"groups: {usable}, {len(self.rolling)} under way, {self.settings.per_step} wanted"
+        late = self._late_version(self.window.quotas())
+        if late is None:
+            return None
+        index = min(ticket.index for ticket in self.rolling.values() if ticket.version <= late)
+        return f"group {index}: it is due, or the bound would be broken"
 
     def batch(self, step: int) -> Batch[G]:
         """What `step` was given.
@@ -321,7 +336,7 @@ class BufferCore(Generic[G]):
 
         Without versions skipped by the trainer there are none of these: see `Window`.
         """
-        self.kept.drop_before(self.window.next_step - self.settings.max_off_policy_steps)
+        self._drop_used()
         excess = self.window.excess()
         for version, count in excess:
             rolling = [ticket for ticket in self.rolling.values() if ticket.version == version][-count:]
@@ -331,6 +346,10 @@ class BufferCore(Generic[G]):
                 self._stale(held.tokens)
             self.window.remove(version, count)
         return sum(count for _, count in excess)
+
+    def _drop_used(self) -> None:
+        if self.kept:
+            self.kept.drop_before(self.window.next_step - self.settings.max_off_policy_steps)
 
     def clear(self) -> None:
         """Drop every complete group that has not been handed out."""

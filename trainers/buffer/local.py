@@ -22,14 +22,27 @@ class LocalReplayBuffer(Generic[G]):
 
     def __init__(self, settings: BufferSettings) -> None:
         self._core: BufferCore[G] = BufferCore(settings)
-        self._changed = asyncio.Condition()
+        self._waiting: dict[asyncio.Future[None], None] = {}  # in order of arrival
+
+    async def _change(self) -> None:
+        """Wait until something has changed."""
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting[waiting] = None
+        try:
+            await waiting
+        finally:
+            del self._waiting[waiting]
+
+    def _changed(self) -> None:
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(None)
 
     async def admit(self) -> Ticket:
         """See `GroupBuffer`."""
-        async with self._changed:
-            while (ticket := self._core.admit()) is None:
-                await self._changed.wait()
-            return ticket
+        while (ticket := self._core.admit()) is None:
+            await self._change()
+        return ticket
 
     async def add(self, group: G, ticket: Ticket | None = None) -> Outcome:
         """See `GroupBuffer`.
@@ -38,20 +51,18 @@ class LocalReplayBuffer(Generic[G]):
             UsageError: the ticket's group is not under way (added twice, discarded, lost in a restart).
             ForgeError: nothing but groups without signal for a long time.
         """
-        async with self._changed:
-            if ticket is None:
-                while (outcome := self._core.add_unasked(group)) is None:
-                    await self._changed.wait()
-            else:
-                outcome = self._core.add(group, ticket)
-            self._changed.notify_all()
-            return outcome
+        if ticket is None:
+            while (outcome := self._core.add_unasked(group)) is None:
+                await self._change()
+        else:
+            outcome = self._core.add(group, ticket)
+        self._changed()
+        return outcome
 
     async def discard(self, ticket: Ticket) -> None:
         """See `GroupBuffer`."""
-        async with self._changed:
-            self._core.discard(ticket)
-            self._changed.notify_all()
+        self._core.discard(ticket)
+        self._changed()
 
     async def sample(self, curr_policy_version: int) -> Batch[G]:
         """See `GroupBuffer`.
@@ -63,12 +74,13 @@ class LocalReplayBuffer(Generic[G]):
 
     async def reserve(self, curr_policy_version: int) -> Reservation:
         """See `GroupBuffer`; raises as `sample` does."""
-        async with self._changed:
-            while (reserved := self._core.take(curr_policy_version)) is None:
-                self._changed.notify_all()  # dropping what was too old may have made room
-                await self._changed.wait()
-            self._changed.notify_all()
-            return reserved
+        self._core.check_step(curr_policy_version)
+        if self._core.evict(curr_policy_version):
+            self._changed()  # there may be room now
+        while (reserved := self._core.take(curr_policy_version)) is None:
+            await self._change()
+        self._changed()
+        return reserved
 
     async def fetch(self, step: int) -> Batch[G]:
         """See `GroupBuffer`.
@@ -84,37 +96,32 @@ class LocalReplayBuffer(Generic[G]):
         Raises:
             UsageError: the version goes backwards, or no step was given groups for it.
         """
-        async with self._changed:
-            self._core.release(version)
-            self._changed.notify_all()
+        self._core.release(version)
+        self._changed()
 
     async def evict(self, curr_policy_version: int) -> int:
         """See `GroupBuffer`."""
-        async with self._changed:
-            dropped = self._core.evict(curr_policy_version)
-            self._changed.notify_all()
-            return dropped
+        dropped = self._core.evict(curr_policy_version)
+        self._changed()
+        return dropped
 
     async def clear(self) -> None:
         """See `GroupBuffer`."""
-        async with self._changed:
-            self._core.clear()
-            self._changed.notify_all()
+        self._core.clear()
+        self._changed()
 
     async def restart(self, version: int) -> None:
         """See `GroupBuffer`."""
-        async with self._changed:
-            state.restart(self._core, version)
-            self._changed.notify_all()
+        state.restart(self._core, version)
+        self._changed()
 
     async def undo(self, granted: Ticket | Reservation | Batch[G]) -> None:
         """Take back what was granted to a caller that is gone, as if it had never asked."""
-        async with self._changed:
-            if isinstance(granted, Ticket):
-                self._core.undo_admit(granted)
-            else:
-                self._core.undo_take(granted.step)
-            self._changed.notify_all()
+        if isinstance(granted, Ticket):
+            self._core.undo_admit(granted)
+        else:
+            self._core.undo_take(granted.step)
+        self._changed()
 
     async def stats(self) -> BufferStats:
         """See `GroupBuffer`."""
@@ -130,6 +137,5 @@ class LocalReplayBuffer(Generic[G]):
         Raises:
             UsageError: another version of this program wrote it.
         """
-        async with self._changed:
-            state.load_state_dict(self._core, saved)
-            self._changed.notify_all()
+        state.load_state_dict(self._core, saved)
+        self._changed()

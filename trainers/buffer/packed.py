@@ -17,8 +17,10 @@ from forge_env.trajectory import Trajectory
 
 FIXED = ("reward", "advantage", "turns", "tokens", "truncated")
 """Columns of every group's table; the environment's metrics come after them."""
+NO_ADVANTAGE = 1e-8
+"""Advantages no larger than this are none."""
 _NAMES: dict[tuple[str, ...], tuple[str, ...]] = {}
-_HEADER = struct.Struct("<qqqqq")
+_HEADER = struct.Struct("<qqqqqqqd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +62,14 @@ class PackedGroup:
     def __reduce__(self) -> tuple[object, ...]:
         return PackedGroup, (self.task_id, self.columns, self.data)
 
-    def _sizes(self) -> tuple[int, int, int, int, int]:
-        """Episodes, columns, segments, tokens, sampled tokens."""
-        sizes: tuple[int, int, int, int, int] = _HEADER.unpack_from(self.data)
-        return sizes
-
     def _array(self, name: str) -> NDArray[np.generic]:
-        kind, count, offset = _layout(*self._sizes())[name]
+        kind, count, offset = _layout(*_HEADER.unpack_from(self.data)[:5])[name]
         return np.frombuffer(self.data, kind, count, offset)
 
     @property
     def table(self) -> NDArray[np.float64]:
         """One row for each episode, one column for each of `columns`, [E, C]."""
-        episodes, columns = self._sizes()[:2]
-        return self._array("table").reshape(episodes, columns)  # type: ignore[return-value]
+        return self._array("table").reshape(-1, len(self.columns))  # type: ignore[return-value]
 
     def column(self, name: str) -> NDArray[np.float64]:
         """One of `FIXED`, a value for each episode, [E]."""
@@ -87,27 +83,27 @@ class PackedGroup:
     @property
     def num_episodes(self) -> int:
         """Valid episodes, E."""
-        return self._sizes()[0]
+        return int(_HEADER.unpack_from(self.data)[0])
 
     @property
     def num_tokens(self) -> int:
         """Sampled tokens."""
-        return self._sizes()[4]
+        return int(_HEADER.unpack_from(self.data)[4])
 
     @property
     def oldest_version(self) -> int:
         """Policy version of the oldest sampled token; -1: no token was sampled."""
-        return int(self._array("versions").min()) if self.num_tokens else -1
+        return int(_HEADER.unpack_from(self.data)[5])
 
     @property
     def has_signal(self) -> bool:
         """Whether any advantage differs from 0."""
-        return bool((np.abs(self.column("advantage")) > 1e-8).any())
+        return bool(_HEADER.unpack_from(self.data)[6])
 
     @property
     def priority(self) -> float:
         """Mean size of the advantages."""
-        return float(np.abs(self.column("advantage")).mean()) if self.num_episodes else 0.0
+        return float(_HEADER.unpack_from(self.data)[7])
 
     @property
     def nbytes(self) -> int:
@@ -116,7 +112,7 @@ class PackedGroup:
 
     def segments(self) -> list[PackedSegment]:
         """The token sequences of all episodes, in order."""
-        tokens, sampled = self._sizes()[3:]
+        tokens, sampled = _HEADER.unpack_from(self.data)[3:5]
         mask = np.unpackbits(self._array("mask"), count=tokens).astype(np.bool_)  # type: ignore[arg-type]
         logprobs, versions = np.zeros(tokens, np.float32), np.full(tokens, -1, np.int32)
         if sampled:
@@ -180,6 +176,16 @@ def pack(episodes: Sequence[Trajectory], advantages: Sequence[float]) -> PackedG
         np.packbits(mask),
     )
     columns = (*FIXED, *metrics)
-    header = _HEADER.pack(len(table), len(columns), len(segments), mask.size, int(mask.sum()))
+    sizes = np.abs(np.array(advantages, np.float64))
+    header = _HEADER.pack(
+        len(table),
+        len(columns),
+        len(segments),
+        mask.size,
+        int(mask.sum()),
+        min((episode.oldest_version for episode in episodes if episode.num_sampled_tokens), default=-1),
+        bool((sizes > NO_ADVANTAGE).any()),
+        float(sizes.mean()) if episodes else 0.0,
+    )
     task_id = episodes[0].task_id if episodes else ""
     return PackedGroup(task_id, columns, header + b"".join(array.tobytes() for array in arrays))

@@ -55,13 +55,15 @@ class Pool(Generic[G]):
         picked: list[Held[G]] = []
         waiting = sorted(self._heaps, reverse=True)
         for version, count in quotas:
+            if len(picked) == size:
+                return picked
             while waiting and waiting[-1] <= version:
                 self._expose(heads, waiting.pop())
             while len(picked) < count:
                 picked.append(self._next(heads))
         if len(picked) < size:
-            for version in waiting:
-                self._expose(heads, version)
+            heads += [(*self._heaps[version][0][:2], version) for version in waiting]
+            heapq.heapify(heads)
             while len(picked) < size:
                 picked.append(self._next(heads))
         return picked

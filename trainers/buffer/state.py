@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
@@ -98,7 +97,7 @@ def load_state_dict(core: BufferCore[G], state: dict[str, Any]) -> None:
     version, internal, gauss = state["random"]
     core.random.setstate((version, tuple(internal), gauss))
     rolling = (ticket.version for ticket in core.rolling.values())
-    core.window.pending = Counter([*rolling, *(held.version for held in core.ready)])
+    core.window.set_pending([*rolling, *(held.version for held in core.ready)])
     core.drop_old()
 
 
