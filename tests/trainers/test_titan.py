@@ -155,6 +155,14 @@ def test_recomputed_activations_take_less_memory_and_give_the_same_gradients(fol
     assert largest_difference(expected, side_by_side) < 1e-6
 
 
+def test_compile_compiles_every_block(folder: Path) -> None:
+    sharding = Sharding(compile=True)
+    compiled = TitanModel(folder, max_length=128, device=CPU, sharding=sharding)
+    plain = TitanModel(folder, max_length=128, device=CPU)
+    for model, expected in ((compiled, True), (plain, False)):
+        assert {layer._compiled_call_impl is not None for layer in model.module.layers.values()} == {expected}
+
+
 def test_minibatches_add_up_until_the_optimizer_steps(folder: Path) -> None:
     data = sequences(8)
     once, twice = engine(folder), engine(folder)

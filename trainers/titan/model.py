@@ -190,12 +190,20 @@ class TitanModel:
         return torch.autocast(self._device.type, dtype=self._dtype, enabled=enabled)
 
     def state_dict_hf(self) -> dict[str, torch.Tensor]:
-        """Whole weights under Hugging Face names; a tied head is left out. A collective: all ranks call it."""
+        """Whole weights under Hugging Face names; a tied head is left out.
+
+        A collective of all ranks, of which the first has the result, in main memory, and the others have nothing.
+        """
         named = self.module.state_dict()
         if self.config.enable_weight_tying:
             named.pop("lm_head.weight", None)
-        state: dict[str, torch.Tensor] = self._adapter.to_hf({name: whole(item) for name, item in named.items()})
-        return {name: tensor.detach() for name, tensor in state.items()}
+        state: dict[str, torch.Tensor] = {}
+        for name, item in named.items():
+            tensor = whole(item).detach()  # one at a time: no rank ever holds all of them on its device
+            if self.ranks.first:
+                state[name] = tensor if self.ranks.alone else tensor.cpu()
+        converted: dict[str, torch.Tensor] = self._adapter.to_hf(state)
+        return converted
 
     def load_hf(self, state: dict[str, torch.Tensor]) -> None:
         """Copy whole weights under Hugging Face names into the model; each rank keeps its shard."""
