@@ -12,12 +12,13 @@ reason. What the agent does wrong is an observation. What the infrastructure doe
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from forge_env.errors import UsageError
+from forge_env.errors import EnvironmentBugError, UsageError
 from forge_env.types import Action, Observation, StepResult, Task, ToolSpec
 
 if TYPE_CHECKING:
@@ -111,4 +112,10 @@ class Environment(ABC):
         count = self.num_tasks(split)
         if count == 0:
             raise UsageError(f"{type(self).__name__} has no tasks in split {split!r}")
-        return self.task(split, index if count is None else index % count)
+        task = self.task(split, index if count is None else index % count)
+        if not isinstance(task, Task):
+            if inspect.iscoroutine(task):
+                task.close()
+            name = f"{type(self).__name__}.task"
+            raise EnvironmentBugError(f"{name} returned a {type(task).__name__}", fix="return an fe.Task, not async")
+        return task

@@ -98,8 +98,20 @@ def root_cause(error: BaseException) -> BaseException:
     return next((cause for cause in causes if isinstance(cause, ForgeError)), causes[0])
 
 
-def _is_stdlib(filename: str) -> bool:
+def _is_library(filename: str) -> bool:
+    """Whether this frame is of the standard library or pydantic, and so not where the mistake is."""
+    if f"{os.sep}pydantic{os.sep}" in filename:
+        return True
     return filename.startswith(("<frozen", _STDLIB)) and "site-packages" not in filename
+
+
+def _in_one_line(error: Exception) -> str:
+    from pydantic import ValidationError
+
+    if not isinstance(error, ValidationError):
+        return str(error)
+    items = error.errors(include_url=False)
+    return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in items)
 
 
 @contextmanager
@@ -113,7 +125,7 @@ def environment_code(what: str, task_id: str) -> Iterator[None]:
         raise
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if not _is_stdlib(frame.filename)] or frames
+        own = [frame for frame in frames if not _is_library(frame.filename)] or frames
         where = f"{own[-1].filename}:{own[-1].lineno}"
-        text = f"{what} raised {type(error).__name__} on task {task_id!r}: {error} [{where}]"
+        text = f"{what} raised {type(error).__name__} on task {task_id!r}: {_in_one_line(error)} [{where}]"
         raise EnvironmentBugError(text) from error

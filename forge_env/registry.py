@@ -8,6 +8,7 @@ import path `module:Class`.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from forge_env.sandbox import SandboxEngine
 
 GROUP = "forge_env.environments"
+INIT = "def __init__(self, config=None, **context): super().__init__(config, **context)"
 
 _REGISTERED: dict[str, type[Environment] | str] = {}
 
@@ -92,9 +94,21 @@ def make(name: str, *, sandboxes: SandboxEngine | None = None, **options: Any) -
         name: registered name, or import path `module:Class`.
         sandboxes: the started engine that its code runs in, where it runs any.
         options: fields of its `config_class`; an unknown one is refused.
+
+    Raises:
+        UsageError: there is no such environment or option, or it can't be made as asked.
+        PluginError: its class is broken.
     """
     cls = environment_class(name)
-    return cls(make_config(name, cls, options), sandboxes=sandboxes)
+    config = make_config(name, cls, options)
+    try:
+        inspect.signature(cls).bind(config, sandboxes=sandboxes)
+    except TypeError as error:
+        raise PluginError(f"environment {name!r}: {cls.__name__}.__init__: {error}", fix=INIT) from error
+    env = cls(config, sandboxes=sandboxes)
+    if getattr(env, "config", None) is not config:
+        raise PluginError(f"environment {name!r}: {cls.__name__}.__init__ does not call its base's", fix=INIT)
+    return env
 
 
 def make_config(name: str, cls: type[Environment], options: dict[str, Any]) -> EnvironmentConfig:
@@ -137,6 +151,12 @@ def list_environments() -> list[EnvironmentEntry]:
 def _checked(name: str, target: Any) -> type[Environment]:
     if not (isinstance(target, type) and issubclass(target, Environment)):
         raise PluginError(f"environment {name!r}: {target!r} is not a subclass of fe.Environment")
+    if missing := sorted(getattr(target, "__abstractmethods__", ())):
+        raise PluginError(f"environment {name!r}: {target.__name__} lacks {', '.join(missing)}", fix="define them")
+    if not (isinstance(target.config_class, type) and issubclass(target.config_class, EnvironmentConfig)):
+        raise PluginError(
+            f"environment {name!r}: config_class is {target.config_class!r}", fix="derive it from fe.EnvironmentConfig"
+        )
     if target.api_version != API_VERSION:
         raise PluginError(
             f"environment {name!r} was written for environment API {target.api_version}, this is API {API_VERSION}",

@@ -13,7 +13,7 @@ from forge_env.errors import ForgeError, UsageError, environment_code
 from forge_env.policies.scripted import GoldPolicy, RandomPolicy, ReplayPolicy
 from forge_env.policies.search import SearchPolicy
 from forge_env.policy import Policy
-from forge_env.rollout import run_episode
+from forge_env.rollout import EpisodeLimits, run_episode
 from forge_env.trajectory import Trajectory
 from forge_env.types import Message, Task
 
@@ -21,6 +21,8 @@ WRONG_ANSWERS = ("I don't know.", "0", "```python\npass\n```")
 SHORTEST_SECRET = 12
 """Hidden texts shorter than this occur by chance and aren't looked for, characters."""
 CONCURRENCY = 8
+LIMITS = EpisodeLimits(max_turns=1000, wall_s=300.0)
+"""An episode that takes longer has no end."""
 MOST_SEARCHES = 16
 """Episodes in which one task's hidden data is looked for."""
 
@@ -80,8 +82,9 @@ class Validator:
         count = self.env.num_tasks(split)
         wanted = self.num_tasks if count is None else min(count, self.num_tasks)
         with environment_code(f"{type(self.env).__name__}.task", split):
-            tasks = [self.env.task(split, index) for index in range(wanted)]
-            again = [self.make_env().task(split, index) for index in range(wanted)]
+            tasks = [self.env.resolve_task(None, {"split": split, "index": index}) for index in range(wanted)]
+            twin = self.make_env()
+            again = [twin.resolve_task(None, {"split": split, "index": index}) for index in range(wanted)]
         problems = list(_task_problems(split, tasks, again))
         if problems:
             return tasks, Check("failed", name, problems[0])
@@ -95,7 +98,8 @@ class Validator:
 
         async def one(task: Task) -> Trajectory:
             async with gate:
-                return await run_episode(self.make_env, policy, task=task, seed=self.seed if seed is None else seed)
+                chosen = self.seed if seed is None else seed
+                return await run_episode(self.make_env, policy, task=task, seed=chosen, limits=LIMITS)
 
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(one(task)) for task in tasks]
@@ -104,6 +108,13 @@ class Validator:
         for trajectory in done:
             if not trajectory.valid:
                 raise ForgeError(f"task {trajectory.task_id!r} could not be played: {trajectory.error}")
+            if trajectory.truncation == "time":
+                raise ForgeError(f"task {trajectory.task_id!r} has not ended after {LIMITS.wall_s:g} s")
+            if trajectory.truncated and len(trajectory.turns) >= (LIMITS.max_turns or 0):
+                raise ForgeError(
+                    f"task {trajectory.task_id!r} has not ended after {LIMITS.max_turns} turns",
+                    fix="end it: truncate at config.max_turns",
+                )
         return done
 
     async def _determinism(self, tasks: Sequence[Task]) -> Check:

@@ -116,7 +116,7 @@ class GymnasiumEnvironment(Environment):
             self._actions += 1
             with environment_code(f"{self.config.env_id}.step", self.config.env_id):
                 observation, given, terminated, truncated, _ = self.game.step(move)
-                reward, terminated, truncated = float(given), bool(terminated), bool(truncated)
+                reward, terminated, truncated = float(given), bool(terminated), bool(truncated) and not terminated
                 said = self.describe(observation)
         if truncated:
             info["truncation"] = "limit"

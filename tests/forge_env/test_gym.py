@@ -51,6 +51,36 @@ def test_gymnasiums_checker_is_content(name: str) -> None:
         env.close()
 
 
+@pytest.mark.parametrize("name", BUNDLED)
+def test_bundled_environments_play_through_gymnasium_without_a_warning(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env: Any = gymnasium.make(f"forge_env/{name}", render_mode="ansi")  # with gymnasium's passive checker
+        observation, info = env.reset(seed=3)
+        assert (observation in env.observation_space, info["task_id"] != "") == (True, True)
+        while True:
+            action = env.action_space.sample()
+            observation, _, terminated, truncated, info = env.step(action)
+            assert observation in env.observation_space
+            if terminated or truncated:
+                break
+        assert "[user]" in env.render()
+        env.close()
+        envs: Any = gymnasium.make_vec(f"forge_env/{name}", num_envs=2)
+        observations, _ = envs.reset(seed=3)
+        assert observations in envs.observation_space
+        for _ in range(3):
+            observations, rewards, *_ = envs.step(envs.action_space.sample())
+            assert observations in envs.observation_space
+        assert rewards.shape == (2,)
+        envs.close()
+
+
+def test_gymnasium_imports_us_by_itself() -> None:
+    code = "import gymnasium; gymnasium.make('forge_env:forge_env/gsm8k').reset(seed=1)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_an_episode_through_gymnasium() -> None:
     env: Any = gymnasium.make("forge_env/test_tools", max_turns=3, render_mode="ansi")
     observation, info = env.reset(seed=3)

@@ -1,0 +1,115 @@
+"""What holds for every bundled environment: it is a package like a user's, and no model output breaks it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import forge_env as fe
+from forge_env.policies.scripted import ReplayPolicy
+from forge_env.rollout import run_episode
+from forge_env.sandbox import SandboxEngine
+from tests.forge_env.test_hostile_output import WILD
+from tests.sandboxes.conftest import require
+
+ASYNC = pytest.mark.asyncio(loop_scope="module")
+ROOT = Path(__file__).parents[2]
+BUNDLED = [entry.name for entry in fe.list_environments() if entry.source.startswith("forge-env ")]
+SANDBOXED = {"coding_rlvr", "terminal", "data_analysis"}
+TOOLS = ["python", "bash", "sql", "", "functions.bash", "submit"]
+TEXTS = WILD | st.sampled_from(
+    ["<guess>crane</guess>", "<action>hit</action>", "#### 4", "```python\ndef f(:\n```", "\0"]
+)
+CALLS = st.builds(
+    lambda name, arguments: fe.ToolCall.model_validate({"id": "c", "function": {"name": name, "arguments": arguments}}),
+    st.sampled_from(TOOLS) | WILD,
+    WILD | st.builds(lambda key, text: json.dumps({key: text}), st.sampled_from(["code", "command", "query"]), TEXTS),
+)
+ACTIONS = TEXTS | st.builds(
+    lambda content, made: fe.Message(role="assistant", content=content, tool_calls=made),
+    TEXTS,
+    st.lists(CALLS, max_size=3),
+)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine() -> AsyncIterator[SandboxEngine]:
+    require("local")
+    async with fe.open_engine("local", concurrency=2, warm=1) as engine:
+        yield engine
+
+
+def test_there_is_one_of_each_kind() -> None:
+    assert set(BUNDLED) == {"blackjack", "coding_rlvr", "data_analysis", "gsm8k", "terminal", "wordle"}
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_each_is_a_package_with_everything(name: str) -> None:
+    package = ROOT / "environments" / name
+    readme = (package / "README.md").read_text()
+    assert readme.startswith(f"# {name}\n")
+    assert list((ROOT / "tests" / "environments" / name).glob("test_*.py"))
+    cls = type(fe.make(name))
+    assert vars(cls)["api_version"] == fe.API_VERSION
+    env = fe.make(name)
+    for split in env.splits[:2]:
+        assert any(env.gold_actions(env.task(split, index)) is not None for index in range(5))
+
+
+async def play(name: str, actions: list[Any], engine: SandboxEngine | None) -> None:
+    options = {"wall_s": 1.0, "cpu_s": 0.5} if name in SANDBOXED else {}
+    trajectory = await run_episode(
+        lambda: fe.make(name, sandboxes=engine, **options), ReplayPolicy(actions or [""]), seed=3
+    )
+    assert trajectory.valid, trajectory.error
+    assert trajectory.terminated != trajectory.truncated
+    assert -1.0 <= trajectory.reward <= 1.0
+    for turn in trajectory.turns:
+        for message in turn.observation:
+            message.content.encode()  # a tokenizer can read it
+
+
+@ASYNC
+@pytest.mark.parametrize("name", sorted(set(BUNDLED) - SANDBOXED))
+@given(st.lists(ACTIONS, max_size=8))
+async def test_any_output_leaves_a_valid_episode(name: str, actions: list[Any]) -> None:
+    await play(name, actions, None)
+
+
+@ASYNC
+@pytest.mark.parametrize("name", sorted(SANDBOXED))
+@given(actions=st.lists(ACTIONS, max_size=4))
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+async def test_any_output_leaves_a_valid_episode_in_a_sandbox(
+    name: str, engine: SandboxEngine, actions: list[Any]
+) -> None:
+    await play(name, actions, engine)
+
+
+@ASYNC
+@pytest.mark.parametrize("name", BUNDLED)
+@pytest.mark.parametrize(
+    "action",
+    [
+        "x" * 3_000_000,
+        "<answer>" * 100_000,
+        "<guess>" + "a" * 1_000_000 + "</guess>",
+        "#### " + "9" * 500_000,
+        "```python\n" * 50_000,
+        "\ud800",
+        fe.Message(role="assistant", tool_calls=[fe.call_tool("bash", command="true").tool_calls[0]] * 3000),
+        fe.call_tool("python", code="print('x' * 10**8)"),
+        fe.call_tool("sql", query="SELECT " * 100_000),
+        fe.call_tool("bash", command="a" * 2_000_000),
+    ],
+    ids=["long", "tags", "guess", "number", "fences", "surrogate", "calls", "output", "query", "command"],
+)
+async def test_huge_output_is_answered(name: str, action: Any, engine: SandboxEngine) -> None:
+    await play(name, [action, action], engine)
