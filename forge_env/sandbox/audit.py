@@ -104,6 +104,8 @@ async def try_attack(engine: SandboxEngine, attack: Attack, witness: Neighbour) 
             problems += differences(result, witness.usual)
     except ForgeError as error:
         problems.append(f"the engine lost a sandbox: {error}")
+    except Exception as error:  # noqa: BLE001  task boundary: whatever else an attack makes an engine raise is a finding
+        problems.append(f"the engine raised {type(error).__name__}: {error}")
     if (spent := time.thread_time() - started) > _ENGINE_CPU_S:
         problems.append(f"it cost the engine {spent:.1f} s")
     return problems + await witness.work()

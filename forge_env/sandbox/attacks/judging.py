@@ -69,6 +69,23 @@ for frame in (verdict, {'v': True}, {'v': 1.0}, {'names': {'f': {'o': 0, 'k': Tr
         unguarded="",
     ),
     _cheat(
+        "broken answers",
+        "Send answers that break whoever reads them, so that it is the engine that seems to have failed.",
+        """\
+import os, struct
+texts = ['{"v":{"c":[]}}', '{"v":{"c":{}}}', '{"v":{"d":[[[],1]]}}', '{"v":{"i":"0x"}}', '{"v":{"b":"g"}}',
+         '{"v":{"":0}}', '{"v":{"f":"0x1p99999999999"}}', '{"e":[]}', '{"e":"A","m":' + '[' * 900 + ']' * 900 + '}',
+         '{"v":1e999}', '[]', 'x', '{"v":{"o":99}}', '{"v":{"o":-1}}', '{"e":["StopIteration"],"m":{}}',
+         '{"v":' + '9' * 5000 + '}', '\\udcff']
+left = iter(texts * 3)
+def f(x):
+    for text in (next(left), next(left)):
+        data = text.encode('utf-8', 'surrogateescape'); os.write(3, struct.pack('!I', len(data)) + data)
+    return 0
+""",
+        unguarded="",
+    ),
+    _cheat(
         "patches the encoder",
         "Change how its values are sent.",
         """\

@@ -69,7 +69,7 @@ def decode(data: Any, depth: int = 0) -> Any:
     ((tag, body),) = data.items()
     try:
         return _decode_tagged(tag, body, depth + 1)
-    except (TypeError, ValueError, OverflowError, AttributeError) as error:
+    except (TypeError, ValueError, OverflowError, AttributeError, LookupError) as error:
         raise MalformedValueError(f"bad {tag!r}") from error
 
 
