@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
@@ -171,13 +170,19 @@ def launch(root: Path, runner: Path, spec: SandboxSpec, cpus: float) -> Launched
         "uid": FIRST_UID + int.from_bytes(os.urandom(3), "big") if os.geteuid() == 0 else 0,
         "disk_mb": spec.disk_mb,
         "scratch_mb": SCRATCH_MB,
-        "cgroups": [str(folder) for folder in groups.folders] if groups else [],
+        "cgroups": ":".join(map(str, groups.folders)) if groups else "",
         "memory_group": str(groups.memory) if groups else "",
-        "unified": bool(groups and groups.unified),
+        "unified": int(bool(groups and groups.unified)),
     }
     with theirs:
         process = subprocess.Popen(
-            [str(rootfs.interpreter()), "-I", "-S", str(_LAUNCHER), json.dumps(options)],
+            [
+                str(rootfs.interpreter()),
+                "-I",
+                "-S",
+                str(_LAUNCHER),
+                *(f"{name}={value}" for name, value in options.items()),
+            ],
             cwd=root.parent,
             env={},
             stdin=subprocess.DEVNULL,
@@ -235,10 +240,11 @@ def _running_options() -> Iterator[dict[str, Any]]:
     """The options of every launcher in sight, by their command lines, with `pid` and `started`."""
     for folder in Path("/proc").iterdir():
         try:
-            words = (folder / "cmdline").read_bytes().split(b"\0") if folder.name.isdigit() else []
-            if len(words) > 4 and words[3].endswith(b"sandboxes/local/launch.py"):
+            words = (folder / "cmdline").read_text().split("\0") if folder.name.isdigit() else []
+            if len(words) > 4 and words[3].endswith("sandboxes/local/launch.py"):
                 parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                options = json.loads(words[4])
+                options: dict[str, Any] = dict(word.split("=", 1) for word in words[4:] if word)
+                options["owner_pid"] = int(options["owner_pid"])
                 if parent == options["owner_pid"]:  # the launcher itself, not the processes it forks
                     yield {**options, "pid": folder.name, "started": folder.stat().st_mtime}
         except (OSError, ValueError, KeyError):

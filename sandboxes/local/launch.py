@@ -6,22 +6,23 @@ else has, and from there does exactly what an ordinary user would do, so that ev
 
 from __future__ import annotations
 
+import _socket  # the modules without an underscore, json and typing would each cost a third of the start
 import fcntl
-import json
 import os
 import select
-import signal
-import socket
 import struct
 import sys
 
-TYPE_CHECKING = False  # importing typing would cost a third of the start
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal as _signal
     from typing import Any
 
     from sandboxes.images.runner import kernel
 else:
-    sys.path.insert(0, os.path.abspath(json.loads(sys.argv[1])["runner"]))
+    import _signal
+
+    sys.path.insert(0, os.path.abspath(next(word[7:] for word in sys.argv if word.startswith("runner="))))
     from runner import kernel
 
 NEW_ROOT = "/tmp"
@@ -30,7 +31,17 @@ REFUSED = 3
 """Exit status when the kernel refuses; stderr says what."""
 INODES_PER_MB = 64
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
+_NUMBERS = ("control_fd", "owner_pid", "uid", "disk_mb", "scratch_mb", "unified")
 DEVICES = ("null", "zero", "full", "random", "urandom")
+
+
+def parse(words: list[str]) -> dict[str, Any]:
+    """The options from `name=value` words, as `LocalEngine` writes them."""
+    options: dict[str, Any] = dict(word.split("=", 1) for word in words)
+    for name in _NUMBERS:
+        options[name] = int(options[name])
+    options["cgroups"] = options["cgroups"].split(":") if options["cgroups"] else []
+    return options
 
 
 def main(options: dict[str, Any]) -> None:
@@ -62,13 +73,13 @@ def main(options: dict[str, Any]) -> None:
 
 def _wait(init: int, owner: int) -> None:
     """Outlive neither the sandbox nor the engine's process; whoever waits for this process waits for all of them."""
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(init, signal.SIGKILL))
+    _signal.signal(_signal.SIGTERM, lambda *_: os.kill(init, _signal.SIGKILL))
     ended = os.pidfd_open(init)
     poll = select.poll()
     for fd in (ended, owner):
         poll.register(fd, select.POLLIN)
     if any(fd == owner for fd, _ in poll.poll()):
-        os.kill(init, signal.SIGKILL)
+        os.kill(init, _signal.SIGKILL)
     _, status = os.waitpid(init, 0)
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
@@ -144,8 +155,8 @@ def _pivot() -> None:
 
 def _raise_loopback() -> None:
     """A new network namespace has a loopback of its own, which is down; closed connections keep no port busy on it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", _IFF_UP))
+    any_socket = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
+    fcntl.ioctl(any_socket.fileno(), _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", _IFF_UP))
     _write("/proc/sys/net/ipv4/tcp_max_tw_buckets", "0")
 
 
@@ -160,7 +171,7 @@ def _write_bytes(path: str, data: bytes) -> None:
 
 if __name__ == "__main__":
     try:
-        main(json.loads(sys.argv[1]))
+        main(parse(sys.argv[1:]))
     except OSError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(REFUSED)

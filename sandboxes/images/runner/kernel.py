@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import struct
 
 CLONE_NEWNS = 0x00020000
@@ -86,7 +85,7 @@ def mount_flags(path: str) -> int:
 
 def pivot_root(new_root: str, put_old: str) -> None:
     """pivot_root(2), which the C library does not wrap."""
-    number = _PIVOT_ROOT[platform.machine()]
+    number = _PIVOT_ROOT[os.uname().machine]
     _check(_libc.syscall(number, new_root.encode(), put_old.encode()), "pivot_root")
 
 

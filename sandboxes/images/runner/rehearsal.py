@@ -1,7 +1,7 @@
-"""Running what requests will run, once, before any zygote is forked.
+"""Running what requests will run, in the zygote, while nothing is to do after its start.
 
-The interpreter adapts its bytecode to how it is used and fills caches as it goes. What has happened before the fork
-is shared by every child; what has not, each child does anew, on pages that it must copy first.
+The interpreter adapts its bytecode to how it is used and fills caches as it goes. What has happened before a fork is
+shared by every child; what has not, each child does anew, on pages that it must copy first.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import types
 from . import child, values
 from .wire import pack
 
-_ROUNDS = 12
-"""Enough for the interpreter to specialise the code on the way."""
+ROUNDS = 12
+"""Of about a millisecond each. Enough for the interpreter to specialise the code on the way."""
 _PROGRAM = "import unittest, sys, json, math, re\nx = [n * n for n in range(3)]\nprint(sum(x), f'{x}')\n"
 _TESTS = (
     "import unittest\nclass Case(unittest.TestCase):\n    def test_a(self): self.assertEqual(1 + 1, 2)\n"
@@ -28,14 +28,13 @@ _HEADER = {"kind": "python", "op": "run", "limits": {"wall_s": 10.0, "cpu_s": 10
 
 
 def rehearse() -> None:
-    """Run harmless programs the way requests run; what they leave in this process is undone, save loaded modules."""
+    """One round of harmless programs, run as requests are; all they leave in this process are loaded modules."""
     argv, main, streams = sys.argv, sys.modules["__main__"], (sys.stdout, sys.stderr)
     cached = dict(linecache.cache)
     try:
         sys.argv = ["main.py"]
         sys.stdout = sys.stderr = io.StringIO()
-        for _ in range(_ROUNDS):
-            _once()
+        _once()
     finally:
         sys.stdout, sys.stderr = streams
         sys.argv = argv

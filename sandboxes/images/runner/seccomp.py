@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import platform
+import os
 import struct
 from dataclasses import dataclass
 
@@ -139,7 +139,7 @@ class Program(ctypes.Structure):
 
 def program(machine: str | None = None) -> Program | None:
     """The filter for this machine, or None for an architecture without a table."""
-    machine = machine or platform.machine()
+    machine = machine or os.uname().machine
     if machine not in _ARCHITECTURES:
         return None
     packed = b"".join(struct.pack("HBBI", *instruction) for instruction in instructions(machine))

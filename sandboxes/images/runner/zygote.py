@@ -67,12 +67,18 @@ class Zygote:
             raise SystemExit(f"no system-call table for {os.uname().machine}")
         kernel.install_seccomp(program)  # once, for itself and every child: a filter costs more than the fork
         self.poll.register(self.supervisor.fileno(), select.POLLIN)
-        gc.collect()
-        gc.freeze()
         gc.disable()  # children enable it again: a collection here would unshare pages before each fork
+        _keep_apart()
         self._tell(b"R", 0)
+        rehearsals = rehearsal.ROUNDS
         while True:
-            for fd, _ in self.poll.poll():
+            events = self.poll.poll(0 if rehearsals else None)
+            if not events:
+                rehearsal.rehearse()
+                rehearsals -= 1
+                if not rehearsals:
+                    _keep_apart()
+            for fd, _ in events:
                 if fd == self.supervisor.fileno():
                     self._command()
                 else:
@@ -151,6 +157,12 @@ class Zygote:
         self._tell(b"W", 0, extra=json.dumps(dirty).encode())
 
 
+def _keep_apart() -> None:
+    """Take everything that lives now out of the sight of the children's garbage collector."""
+    gc.collect()
+    gc.freeze()
+
+
 def start(config: RunnerConfig, close: list[int] | None = None) -> dict[int, socket.socket]:
     """Load what programs need, then fork the zygotes and wait until they are ready.
 
@@ -159,7 +171,6 @@ def start(config: RunnerConfig, close: list[int] | None = None) -> dict[int, soc
     kind = {"uid": UserIsolation, "ns": NamespaceIsolation}[config.isolation]
     for name in config.preload:
         importlib.import_module(name)
-    rehearsal.rehearse()
     ends: dict[int, socket.socket] = {}
     for slots in kind.realms():
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
