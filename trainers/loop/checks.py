@@ -6,6 +6,7 @@ import forge_env as fe
 from forge_env.config.models import RunConfig
 from forge_env.environment import Environment
 from forge_env.errors import UsageError, did_you_mean
+from trainers.buffer.rules import make_rules
 from trainers.model.folder import check_folder, check_heads, local_folder, read_hf_config
 
 TINY = "tiny"
@@ -18,6 +19,7 @@ def check(config: RunConfig) -> None:
         ForgeError: with the fix.
     """
     check_processes(config)
+    make_rules(config.grpo.replay)
     check_model(config)
     check_parallelism(config)
     check_environment(config)
