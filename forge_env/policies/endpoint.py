@@ -18,13 +18,12 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Literal, Self
-
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from typing import Any, Self
 
 from forge_env.errors import ContextLengthExceeded, UsageError, did_you_mean
 from forge_env.policies.endpoint_answers import read_answer
 from forge_env.policies.endpoint_errors import (
+    AccessDeniedError,
     EndpointError,
     EndpointTimeoutError,
     EndpointUnreachableError,
@@ -32,71 +31,21 @@ from forge_env.policies.endpoint_errors import (
     NoSuchModelError,
     RequestRefusedError,
 )
-from forge_env.policies.endpoint_http import Connections, address
+from forge_env.policies.endpoint_http import Connections
 from forge_env.policies.endpoint_limiter import AdaptiveLimiter
+from forge_env.policies.endpoint_options import EndpointOptions
 from forge_env.policies.endpoint_stream import assemble
 from forge_env.policies.endpoint_text_tools import as_plain_chat, parse_calls
 from forge_env.policy import PolicySession, Reply
 from forge_env.types import Message, Observation, ToolSpec
 from forge_env.working_time import waiting
 
-LOCAL = "http://localhost:8000/v1"
+__all__ = ["EndpointOptions", "EndpointPolicy"]
+
 CHECK_S = 30.0
 _CONTEXT_FULL = re.compile(
     r"context_length_exceeded|context length|context window|max_model_len|maximum.{0,40}tokens|prompt is too long", re.I
 )
-
-
-class EndpointOptions(BaseModel):
-    """How an endpoint is asked."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-
-    model: str
-    """The model's name at the endpoint."""
-    base_url: str = Field(default_factory=lambda: os.environ.get("OPENAI_BASE_URL", LOCAL))
-    """Address, up to and including `/v1`; else OPENAI_BASE_URL, else a server on this machine at port 8000."""
-    uds: str | None = None
-    """Unix socket to connect to instead of the address's host."""
-    api_key_env: str = "OPENAI_API_KEY"
-    """Environment variable that holds the key; none is sent when it is not set."""
-    tools: Literal["native", "text"] = "native"
-    """`native`: the endpoint's own tool calls; `text`: described in the system message, parsed from text."""
-    stream: bool = False
-    """Ask for server-sent events: keeps proxies from closing a connection that is silent for minutes."""
-    exact_tokens: bool | None = None
-    """Ask for token ids and log-probs as vLLM gives them; None asks where the endpoint says it is vLLM."""
-    temperature: float | None = Field(None, ge=0)
-    """Sampling temperature; the endpoint's default when not given."""
-    top_p: float | None = Field(None, gt=0, le=1)
-    """Nucleus sampling; the endpoint's default when not given."""
-    max_tokens: int | None = Field(None, ge=1)
-    """Tokens of one reply; the endpoint's default when not given."""
-    send_seed: bool = False
-    """Send every sample's own seed."""
-    extra: dict[str, Any] = Field(default_factory=dict)
-    """More fields of the request, as they are."""
-    timeout_s: float = Field(600.0, gt=0)
-    """Seconds until an answer must be complete."""
-    retries: int = Field(6, ge=0)
-    """Times a request is asked again after a passing failure."""
-    first_delay_s: float = Field(0.5, ge=0)
-    """Delay before the first of them; doubled each time, varied by half to either side."""
-    longest_delay_s: float = Field(60.0, ge=0)
-    """Bound on that delay before it is varied."""
-    concurrency: int = Field(256, ge=1)
-    """Most requests in flight."""
-    start_concurrency: int = Field(16, ge=1)
-    """Requests in flight before anything is known of the endpoint."""
-
-    @field_validator("base_url")
-    @classmethod
-    def _address(cls, value: str) -> str:
-        try:
-            address(value)
-        except UsageError as error:
-            raise ValueError(str(error)) from error
-        return value
 
 
 class EndpointPolicy:
@@ -154,6 +103,7 @@ class EndpointPolicy:
         except (NoSuchModelError, MalformedAnswerError):
             return  # not every endpoint has such a list
         except RequestRefusedError as error:
+            self._explain(error)
             if error.fatal:
                 raise
             return
@@ -165,6 +115,15 @@ class EndpointPolicy:
         if self.options.model not in self._served:
             raise UsageError(f"the server has no model {self.options.model!r}", fix=self._other_model())
         self.exact_tokens = self.options.exact_tokens is not False
+
+    def _explain(self, error: EndpointError) -> None:
+        """Name the fix as exactly as the options and the endpoint's list of models allow."""
+        name = self.options.api_key_env
+        if isinstance(error, AccessDeniedError) and name:
+            known = os.environ.get(name)
+            error.fix = f"the key in {name} is refused" if known else f"set {name}, or name another with --api-key-env"
+        if isinstance(error, NoSuchModelError) and self._served and self.options.model not in self._served:
+            error.fix = self._other_model()
 
     def _other_model(self) -> str:
         guess = did_you_mean(self.options.model, self._served)
@@ -189,8 +148,7 @@ class EndpointPolicy:
                 if isinstance(error, RequestRefusedError) and _CONTEXT_FULL.search(error.message):
                     raise ContextLengthExceeded(error.message) from error
                 self.errors[type(error).__name__] += 1
-                if isinstance(error, NoSuchModelError) and self._served and self.options.model not in self._served:
-                    error.fix = self._other_model()
+                self._explain(error)
                 if error.fatal:
                     self.fatal = error
                 if not error.transient or attempt == options.retries:

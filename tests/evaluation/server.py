@@ -61,6 +61,7 @@ class Server:
         """Closes the connection after every answer without a word about it."""
         self.connections = 0
         self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
         self.asked = asyncio.Event()
         """Set once a request has come in."""
         self.in_flight = self.most_in_flight = 0
@@ -106,6 +107,7 @@ class Server:
         request = json.loads(body)
         number = len(self.requests)
         self.requests.append(request)
+        self.headers.append(dict(line.split(": ", 1) for line in head.split("\r\n")[1:] if ": " in line))
         self.asked.set()
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)

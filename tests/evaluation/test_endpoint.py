@@ -250,6 +250,23 @@ async def test_a_refused_model_is_answered_with_what_is_served() -> None:
             await policy.session([]).reply(QUESTION)
 
 
+@pytest.mark.parametrize(
+    ("key", "fix"), [(None, "set FORGE_ENV_TEST_KEY"), ("sk-1", "the key in FORGE_ENV_TEST_KEY is")]
+)
+async def test_a_refused_key_is_named(key: str | None, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if key:
+        monkeypatch.setenv("FORGE_ENV_TEST_KEY", key)
+    refused = http({"error": {"message": "bad key"}}, 401)
+    async with (
+        Server(lambda request, n: refused) as server,
+        policy_for(server, api_key_env="FORGE_ENV_TEST_KEY") as policy,
+    ):
+        with pytest.raises(GeneratorError) as caught:
+            await policy.session([]).reply(QUESTION)
+    assert fix in (caught.value.fix or "")
+    assert server.headers[0].get("authorization") == (f"Bearer {key}" if key else None)
+
+
 @pytest.mark.parametrize("listed", [{"data": "none"}, {"data": [3, {"id": None}]}, [], "x"])
 async def test_a_list_of_models_in_another_shape_is_no_trouble(listed: Any) -> None:
     async with Server(lambda request, n: GOOD, models=listed) as server, policy_for(server) as policy:

@@ -167,7 +167,7 @@ async def test_a_refused_key_ends_the_run_at_once(out: Path) -> None:
     async with Server(lambda request, n: http({"error": {"message": "bad key"}}, 401)) as server:
         result = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out, max_samples=2)
     assert "refuses every request" in str(result.error)
-    assert "API key" in (result.error.fix or "")
+    assert "OPENAI_API_KEY" in (result.error.fix or "")
     assert len(server.requests) <= 4
 
 
