@@ -11,9 +11,9 @@ from __future__ import annotations
 import inspect
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from forge_env.environment import API_VERSION, Environment, EnvironmentConfig
 from forge_env.errors import ConfigError, NotRegisteredError, PluginError, did_you_mean
@@ -116,17 +116,32 @@ def make_config(name: str, cls: type[Environment], options: dict[str, Any]) -> E
     try:
         return cls.config_class.model_validate(options)
     except ValidationError as error:
-        known = list(cls.config_class.model_fields)
         problems, fixes = [], []
         for item in error.errors(include_url=False):
-            key = ".".join(str(part) for part in item["loc"])
-            if item["type"] != "extra_forbidden":
+            *sections, last = [str(part) for part in item["loc"]] or [""]
+            key = ".".join([*sections, last])
+            if item["type"] == "missing":
+                problems.append(f"{key} is missing")
+            elif item["type"] != "extra_forbidden":
                 problems.append(f"{key}: {item['msg']} (got {str(item['input'])[:80]!r})")
             else:
-                guess = did_you_mean(key, known)
                 problems.append(f"there is no option {key!r}")
+                known = _options(cls.config_class, sections)
+                guess = did_you_mean(last, known)
                 fixes.append(f"did you mean {guess!r}?" if guess else f"options: {', '.join(known)}")
         raise ConfigError(f"environment {name!r}: {'; '.join(problems)}", fix="; ".join(fixes) or None) from error
+
+
+def _options(model: type[BaseModel], sections: list[str]) -> list[str]:
+    """Names of the options below `sections`."""
+    for section in sections:
+        field = model.model_fields.get(section)
+        choices = [] if field is None else [field.annotation, *get_args(field.annotation)]
+        found = [choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel)]
+        if not found:
+            return []
+        model = found[0]
+    return list(model.model_fields)
 
 
 def list_environments() -> list[EnvironmentEntry]:

@@ -79,8 +79,10 @@ def run_info(args: argparse.Namespace) -> int:
     for tool in facts["tools"]:
         print(f"  {tool['name']}: {tool['description']}")
         print(f"      {json.dumps(tool['parameters'])}")
-    print(f"\nrewarded: {', '.join(facts['rewards']) or 'by the environment itself'}; a perfect episode: ", end="")
-    print(f"{env.max_reward:g}")
+    rewarded = [f"{name} x {weight:g}" if weight != 1 else name for name, weight in facts["rewards"].items() if weight]
+    print(f"\nrewarded: {', '.join(rewarded) or 'by the environment itself'}; a perfect episode: {env.max_reward:g}")
+    if logged := [name for name, weight in facts["rewards"].items() if not weight]:
+        print(f"logged: {', '.join(logged)}")
     if not args.no_example:
         print("\nexample episode")
         asyncio.run(_print_example(args, options))

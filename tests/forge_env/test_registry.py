@@ -66,6 +66,10 @@ def test_unknown_names_and_options_say_what_was_meant(third_party: Path) -> None
         fe.make("zzz")
     with pytest.raises(ConfigError, match=r"no option 'max_turn'.*did you mean 'max_turns'"):
         fe.make("good", max_turn=1)
+    with pytest.raises(ConfigError, match=r"no option 'dataset.pth'.*did you mean 'path'"):
+        fe.make("gsm8k", dataset={"path": "x.jsonl", "pth": 1})
+    with pytest.raises(ConfigError, match=r"dataset.path is missing"):
+        fe.make("gsm8k", dataset={})
     with pytest.raises(ConfigError, match=r"seed: Input should be a valid integer.*got 'x'"):
         fe.make("good", seed="x")
 
