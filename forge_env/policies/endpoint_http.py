@@ -158,8 +158,8 @@ def address(base_url: str) -> httpx.URL:
     except httpx.InvalidURL as error:
         raise UsageError(f"{base_url!r} is no address of an endpoint: {error}") from error
     if url.scheme not in ("http", "https") or not url.host:
-        bare = re.fullmatch(r"[\w.-]+(:\d+)?(/.*)?", base_url.strip())
-        meant = f"did you mean http://{base_url.strip()}?" if bare else "for example http://localhost:8000/v1"
+        bare = re.fullmatch(r"([\w.-]+(?::\d+)?)(/.*)?", base_url.strip())
+        meant = f"did you mean http://{bare[1]}{bare[2] or '/v1'}?" if bare else "for example http://localhost:8000/v1"
         raise UsageError(f"{base_url!r} is no address of an endpoint", fix=meant)
     return url
 

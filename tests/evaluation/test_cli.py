@@ -72,7 +72,7 @@ def test_options_of_several_environments(out: str) -> None:
         ([TOY, "--model", "gold", "--resume"], "add --out DIR"),
         ([TOY, "--model", "gold", "-n", "0"], "greater than or equal to 1"),
         (["missing.yaml"], "can't read missing.yaml"),
-        ([TOY, "--model", "m", "--base-url", "localhost:8000/v1"], "did you mean http://localhost:8000/v1?"),
+        ([TOY, "--model", "m", "--base-url", "localhost:8000"], "did you mean http://localhost:8000/v1?"),
         ([TOY, "--model", "m", "--base-url", "http://"], "is no address of an endpoint"),
         ([TOY, "--model", "nosuch.module:policy"], "there is no module 'nosuch.module'"),
         ([TOY, "--model", "tests.evaluation.toys:nosuch"], "can't be imported"),
