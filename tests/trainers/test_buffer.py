@@ -106,7 +106,7 @@ def test_beyond_the_capacity_used_groups_leave(eviction: str, left: set[int]) ->
     fill(core, 0.9, 0.2, 0.8, 0.3)
     step(core)
     if eviction == "least_advantage":
-        assert {held.index for held in core.kept} == left
+        assert {held.index for held in core.used.pool} == left
     assert core.counters.evicted == 2
 
 

@@ -27,6 +27,7 @@ from forge_env.errors import ForgeError, UsageError
 from trainers.buffer.pool import Pool
 from trainers.buffer.rules import make_rules
 from trainers.buffer.types import Batch, BufferSettings, Counters, G, Held, Outcome, Reservation, Ticket
+from trainers.buffer.used import UsedGroups
 from trainers.buffer.window import Window
 
 PATIENCE = 20
@@ -46,14 +47,14 @@ class BufferCore(Generic[G]):
         self.late: dict[int, Ticket] = {}
         """Rolling, and too late already."""
         self.ready: Pool[G] = Pool()
-        self.kept: Pool[G] = Pool()
         self.in_training: dict[int, list[Held[G]]] = {}
         self.next_index = settings.first_index
         self.counters = Counters()
         self.filtered_in_a_row = 0
         self.random = random.Random(settings.seed)
         self._new_per_step = -(-settings.per_step // settings.replay.max_uses)
-        self._sampling, self._eviction = make_rules(settings.replay)
+        self._sampling, eviction = make_rules(settings.replay)
+        self.used: UsedGroups[G] = UsedGroups(settings.replay, self.window, self._sampling, eviction)
 
     # --- admission
 
@@ -65,19 +66,11 @@ class BufferCore(Generic[G]):
         window, version = self.window, self.window.generator_version
         pending = window.total
         wanted = self._new_per_step * window.steps_left(version)
-        if pending >= wanted and pending + self._reusable() >= self.settings.per_step:
-            return False
+        if pending >= wanted:
+            handed_out = (held for batch in self.in_training.values() for held in batch)
+            if pending + self.used.expected(handed_out) >= self.settings.per_step:
+                return False
         return window.fits(version)
-
-    def _reusable(self) -> int:
-        """Groups that the next step could use again, once those in training have been released."""
-        handed_out = (held for batch in self.in_training.values() for held in batch)
-        count = len(self.kept) + sum(self._usable_again(held) for held in handed_out)
-        capacity = self.settings.replay.capacity
-        return count if capacity is None else min(count, capacity)
-
-    def _usable_again(self, held: Held[G]) -> bool:
-        return held.uses < self.settings.replay.max_uses and self.window.steps_left(held.version) > 0
 
     def admit(self) -> Ticket | None:
         """A place for a new group, or None while there is no room."""
@@ -200,30 +193,30 @@ class BufferCore(Generic[G]):
         self.check_step(step)
         self.evict(step)
         quotas = self.window.quotas()
-        if not self._enough() or self._late_version(quotas) is not None:
+        if not self.enough() or self.late_version(quotas) is not None:
             return None
         size = self.settings.per_step
         picked = self.ready.pick(min(size, len(self.ready)), quotas)
         for held in picked:
             self.window.remove(held.version)
-        picked += self.kept.pick(size - len(picked))
+        picked += self.used.pool.pick(size - len(picked))
         picked.sort(key=lambda held: held.index)
         for held in picked:
             held.uses += 1
         self.in_training[step] = picked
         self.window.next_step = step + 1
-        self._drop_used()
+        self.used.drop_old()
         if self.window.overdue():
             self.drop_old()  # by the quotas there are none
         reserved = Reservation.of(step, picked)
         self.counters.max_staleness = max(self.counters.max_staleness, *reserved.staleness)
         return reserved
 
-    def _enough(self) -> bool:
+    def enough(self) -> bool:
         """Whether the next step's places can be filled."""
-        return len(self.ready) >= self._new_per_step and len(self.ready) + len(self.kept) >= self.settings.per_step
+        return len(self.ready) >= self._new_per_step and len(self.ready) + len(self.used.pool) >= self.settings.per_step
 
-    def _late_version(self, quotas: list[tuple[int, int]]) -> int | None:
+    def late_version(self, quotas: list[tuple[int, int]]) -> int | None:
         """The first version with too few complete groups for its quota."""
         if not self.rolling:
             return None
@@ -234,19 +227,6 @@ class BufferCore(Generic[G]):
             if have < count:
                 return version
         return None
-
-    def missing(self) -> str | None:
-        """What the next step waits for, in words; None: nothing, or there is no next step."""
-        if self.settings.steps is not None and self.window.next_step >= self.settings.steps:
-            return None
-        if not self._enough():
-            usable = f"{len(self.ready)} ready" + (f" and {len(self.kept)} to use again" if self.kept else "")
-            return f"groups: {usable}, {len(self.rolling)} under way, {self.settings.per_step} wanted"
-        late = self._late_version(self.window.quotas())
-        if late is None:
-            return None
-        index = min(ticket.index for ticket in self.rolling.values() if ticket.version <= late)
-        return f"group {index}: it is due, or the bound would be broken"
 
     def batch(self, step: int) -> Batch[G]:
         """What `step` was given.
@@ -280,7 +260,7 @@ class BufferCore(Generic[G]):
         """A group that was handed out was not trained on."""
         held.uses -= 1
         if held.uses:
-            self.keep(held)
+            self.used.keep(held, self.random)
         else:
             self.put_ready(held)
 
@@ -306,21 +286,8 @@ class BufferCore(Generic[G]):
             for held in self.in_training.pop(step):
                 self.counters.trained += held.uses == 1
                 self.counters.reused += held.uses > 1
-                self.keep(held)
-        self._trim()
-
-    def keep(self, held: Held[G]) -> None:
-        """A group that was trained on waits for another use, where it has one left."""
-        if self._usable_again(held):
-            self.kept.put(self._sampling(held, self.random), held)
-
-    def _trim(self) -> None:
-        capacity = self.settings.replay.capacity
-        excess = 0 if capacity is None else len(self.kept) - capacity
-        if excess > 0:
-            worst = heapq.nsmallest(excess, self.kept, key=lambda held: (self._eviction(held), held.index))
-            self.kept.drop({held.index for held in worst})
-            self.counters.evicted += excess
+                self.used.keep(held, self.random)
+        self.counters.evicted += self.used.trim()
 
     # --- eviction
 
@@ -336,7 +303,7 @@ class BufferCore(Generic[G]):
 
         Without versions skipped by the trainer there are none of these: see `Window`.
         """
-        self._drop_used()
+        self.used.drop_old()
         excess = self.window.excess()
         for version, count in excess:
             rolling = [ticket for ticket in self.rolling.values() if ticket.version == version][-count:]
@@ -347,14 +314,10 @@ class BufferCore(Generic[G]):
             self.window.remove(version, count)
         return sum(count for _, count in excess)
 
-    def _drop_used(self) -> None:
-        if self.kept:
-            self.kept.drop_before(self.window.next_step - self.settings.max_off_policy_steps)
-
     def clear(self) -> None:
         """Drop every complete group that has not been handed out."""
         for held in self.ready:
             self.window.remove(held.version)
         self.counters.cleared += len(self.ready)
         self.ready.clear()
-        self.kept.clear()
+        self.used.pool.clear()

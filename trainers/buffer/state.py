@@ -23,11 +23,26 @@ def stats(core: BufferCore[G]) -> BufferStats:
         rolling=len(core.rolling) + len(core.late),
         ready=len(core.ready),
         in_training=len(handed_out),
-        kept=len(core.kept),
-        tokens_held=sum(held.tokens for held in [*core.ready, *core.kept, *handed_out]),
+        kept=len(core.used.pool),
+        tokens_held=sum(held.tokens for held in [*core.ready, *core.used.pool, *handed_out]),
         first_open=min([*core.rolling, *core.late, *core.again, *unfinished], default=core.next_index),
-        waiting_for=core.missing(),
+        waiting_for=missing(core),
     )
+
+
+def missing(core: BufferCore[G]) -> str | None:
+    """What the next step waits for, in words; None: nothing, or there is no next step."""
+    if core.settings.steps is not None and core.window.next_step >= core.settings.steps:
+        return None
+    if not core.enough():
+        used = len(core.used.pool)
+        usable = f"{len(core.ready)} ready" + (f" and {used} to use again" if used else "")
+        return f"groups: {usable}, {len(core.rolling)} under way, {core.settings.per_step} wanted"
+    late = core.late_version(core.window.quotas())
+    if late is None:
+        return None
+    index = min(ticket.index for ticket in core.rolling.values() if ticket.version <= late)
+    return f"group {index}: it is due, or the bound would be broken"
 
 
 def restart(core: BufferCore[G], version: int) -> None:
@@ -63,7 +78,7 @@ def state_dict(core: BufferCore[G]) -> dict[str, Any]:
         "late": [[ticket.index, ticket.version] for ticket in core.late.values()],
         "again": sorted(core.again),
         "ready": _pool_state(core.ready),
-        "kept": _pool_state(core.kept),
+        "kept": _pool_state(core.used.pool),
         "in_training": {step: [_held_state(held) for held in batch] for step, batch in core.in_training.items()},
         "counters": asdict(core.counters),
         "filtered_in_a_row": core.filtered_in_a_row,
@@ -90,7 +105,7 @@ def load_state_dict(core: BufferCore[G], state: dict[str, Any]) -> None:
     core.rolling = _tickets(state["rolling"])
     core.late = _tickets(state["late"])
     core.again = sorted(state["again"])
-    core.ready, core.kept = _pool(state["ready"]), _pool(state["kept"])
+    core.ready, core.used.pool = _pool(state["ready"]), _pool(state["kept"])
     core.in_training = {int(step): [Held(*held) for held in batch] for step, batch in state["in_training"].items()}
     core.counters = Counters(**state["counters"])
     core.filtered_in_a_row = state["filtered_in_a_row"]
