@@ -173,7 +173,7 @@ async def _take_turns(
         try:
             reply = await session.reply(observation)
         except ContextLengthExceeded:
-            return "tokens"
+            return "context"
         except LimitReached as reached:
             if reached.reply is not None:
                 trajectory.turns.append(_turn(observation, reached.reply))

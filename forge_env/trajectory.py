@@ -65,7 +65,7 @@ class Trajectory:
     terminated: bool = False
     truncated: bool = False
     truncation: str | None = None
-    """Which limit truncated it: "turns", "tokens", "time", "tool_calls", ..."""
+    """Which limit truncated it: "turns", "tokens", "context", "time", "tool_calls", ..."""
     valid: bool = True
     error: str | None = None
     retries: int = 0

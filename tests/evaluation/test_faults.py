@@ -97,6 +97,17 @@ async def test_what_the_model_gets_wrong_in_a_call_is_the_models(out: Path) -> N
     assert all(answer["content"] for answer in answers)
 
 
+async def test_a_full_context_truncates_and_is_counted_apart(out: Path) -> None:
+    full = http({"error": {"message": "This model's maximum context length is 512 tokens."}}, 400)
+    async with Server(lambda request, n: full if number(request) >= 9 else right(request, n)) as server:
+        result = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out, **QUICK)
+    item = result.summary.environments["Sums"]
+    assert (item.samples, item.truncated, item.invalid) == (12, {"context": 3}, {})
+    assert item.score is not None
+    assert item.untruncated is not None
+    assert (item.score.value, item.untruncated.value) == (0.75, 1.0)
+
+
 async def test_a_storm_of_429s_slows_down_and_loses_nothing(out: Path) -> None:
     """An endpoint with four places that refuses everything beyond them, and everything for a while."""
     server: Server

@@ -84,7 +84,7 @@ async def test_limits_truncate_and_what_there_is_is_scored(limits: EpisodeLimits
 
 async def test_a_full_context_truncates() -> None:
     trajectory = await run_episode(policy=Tokens(fail=ContextLengthExceeded("full"), failures=1), **MAKE)
-    assert (trajectory.truncation, len(trajectory.turns), trajectory.retries) == ("tokens", 1, 0)
+    assert (trajectory.truncation, len(trajectory.turns), trajectory.retries) == ("context", 1, 0)
 
 
 async def test_wall_time_cancels_the_turn_and_scores() -> None:
