@@ -244,7 +244,8 @@ def main() -> None:
     ]
     print("\n".join(lines))
     if args.record:
-        record("replay_buffer", "Replay buffer", "make bench ARGS=replay_buffer", lines)
+        command = "replay_buffer --torchforge CHECKOUT --actor" if args.torchforge else "replay_buffer"
+        record("replay_buffer", "Replay buffer", f'make bench ARGS="{command} --record"', lines)
 
 
 if __name__ == "__main__":

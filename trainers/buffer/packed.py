@@ -1,7 +1,7 @@
 """A group as the buffer holds it: the tensors of its episodes in one block of bytes, read without a copy.
 
 Between processes a group travels as that block, and in memory it costs a few hundred bytes over its tensors, where
-lists of Python numbers cost ten times the tensors.
+lists of Python numbers cost seven times the tensors.
 """
 
 from __future__ import annotations
