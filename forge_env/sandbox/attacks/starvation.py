@@ -28,7 +28,7 @@ while True:
         "fork bomb with a high limit",
         "Multiply where the caller allows hundreds of processes.",
         "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n",
-        Limits(wall_s=0.8, memory_mb=256, processes=480),
+        Limits(wall_s=0.8, memory_mb=256, processes=256),
     ),
     _starve(
         "thread bomb",
