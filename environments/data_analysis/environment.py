@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from random import Random
 from typing import ClassVar
 
@@ -15,12 +14,12 @@ from environments.data_analysis.shop import SCHEMA, draw_shop
 from forge_env.environment import EnvironmentConfig
 from forge_env.errors import UsageError
 from forge_env.rewards.math import parse_number
+from forge_env.tagged import last_between
 from forge_env.types import Action, Task
 
 ATTEMPTS = 200
 DATABASE = "shop.db"
 MOST_ROWS = 40
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 # Runs one statement that the agent wrote, inside the sandbox; the query comes in over stdin.
 _RUN_SQL = f"""
 import sqlite3, sys
@@ -127,8 +126,8 @@ def is_held_out(shop_seed: str) -> bool:
 
 def given_answer(text: str) -> str | None:
     """What the last answer tag holds."""
-    found = _TAG.findall(text)
-    return str(found[-1]).strip() if found else None
+    found = last_between(text, "<answer>", "</answer>")
+    return None if found is None else found.strip()
 
 
 def correct(env: DataAnalysis, task: Task, answer: str) -> float:

@@ -19,9 +19,9 @@ from pydantic import Field
 
 from forge_env.environment import Environment, EnvironmentConfig
 from forge_env.errors import UsageError, environment_code
+from forge_env.tagged import last_between
 from forge_env.types import Action, Message, Observation, StepResult, Task, as_message
 
-_TAGGED = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 LARGEST_SEED = 2**31
 
 
@@ -137,8 +137,8 @@ class GymnasiumEnvironment(Environment):
 
     def read_action(self, text: str) -> tuple[Any, str]:
         """`(action, "")` from a message, or `(None, what is wrong)`."""
-        tagged = _TAGGED.findall(text)
-        given = tagged[-1] if tagged else text
+        tagged = last_between(text, "<action>", "</action>")
+        given = text if tagged is None else tagged
         space = self.game.action_space
         if isinstance(space, spaces.Text):
             ok = space.contains(given)

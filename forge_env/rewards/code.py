@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from forge_env.errors import UsageError
 from forge_env.sandbox.types import CallOutcome, Limits
+from forge_env.tagged import last_fenced
 from forge_env.types import Task
-
-_BLOCK = re.compile(r"```(?:python|py)?[^\n]*\n(.*?)```", re.DOTALL)
 
 
 def extract_code(response: str) -> str:
     """The last fenced code block, or the whole response when there is none."""
-    blocks = _BLOCK.findall(response)
-    return str(blocks[-1]) if blocks else response
+    block = last_fenced(response)
+    return response if block is None else block
 
 
 class CodeTests:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 
+from forge_env.tagged import last_between, without
+
 _NUMBER = r"[-+]?\s?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?"
 _PLAIN = re.compile(rf"({_NUMBER})(?:\s*/\s*({_NUMBER}))?\s*(%?)")
 _FRACTION = re.compile(rf"([-+]?)\\d?frac\{{({_NUMBER})\}}\{{({_NUMBER})\}}")
 _DECORATION = re.compile(r"[$\u20ac\u00a3\\{}]|\\text\{[^}]*\}")
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_TAG = ("<answer>", "</answer>")
 _BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")
 _HASHES = re.compile(r"####\s*([^\n]+)")
 
@@ -29,7 +31,9 @@ def parse_number(text: str) -> float | None:
 
 def marked_answer(response: str) -> str | None:
     """What the response marks as its answer: the last `<answer>` tag, `\\boxed{}` or `####` line."""
-    for pattern in (_TAG, _BOXED, _HASHES):
+    if (tagged := last_between(response, *_TAG)) is not None:
+        return tagged
+    for pattern in (_BOXED, _HASHES):
         if found := pattern.findall(response):
             return str(found[-1])
     return None
@@ -56,7 +60,7 @@ class MathReward:
         given = None if marked is None else parse_number(marked)
         if given is not None and abs(given - wanted) <= self.tolerance:
             return 1.0
-        unmarked = _HASHES.sub(" ", _BOXED.sub(" ", _TAG.sub(" ", response)))
+        unmarked = _HASHES.sub(" ", _BOXED.sub(" ", without(response, *_TAG)))
         found = (_float(match) for match in re.findall(_NUMBER, unmarked))
         near = any(value is not None and abs(value - wanted) <= self.tolerance for value in found)
         return self.partial_credit if near else 0.0

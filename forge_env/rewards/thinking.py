@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-_BLOCK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
+from forge_env.tagged import last_between
+
 _ANY_TAG = re.compile(r"</?think>")
 
 
@@ -20,6 +21,6 @@ class ThinkingReward:
         tags = _ANY_TAG.findall(response)
         if not tags:
             return 0.0
-        block = _BLOCK.search(response)
-        well_formed = tags == ["<think>", "</think>"] and block is not None and bool(block.group(1).strip())
+        pair = tags == ["<think>", "</think>"]
+        well_formed = pair and bool((last_between(response, "<think>", "</think>") or "").strip())
         return self.full_reward if well_formed else self.partial_reward
