@@ -122,7 +122,12 @@ class Curriculum:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken: positions that were under way get the same tasks again."""
+        """Go on where `state_dict` was taken: positions that were under way get the same tasks again.
+
+        The empty state of an order that learns nothing starts anew.
+        """
+        if not state:
+            return
         self._results = {int(level): (float(a), float(b)) for level, (a, b) in state["results"].items()}
         self._assigned = {int(position): (int(a), int(b)) for position, (a, b) in state["assigned"].items()}
         self._deck.load_state_dict(state["deck"])
