@@ -84,6 +84,7 @@ async def test_any_output_leaves_a_valid_episode(name: str, actions: list[Any]) 
 
 
 @ASYNC
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SANDBOXED))
 @given(actions=st.lists(ACTIONS, max_size=4))
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -94,6 +95,7 @@ async def test_any_output_leaves_a_valid_episode_in_a_sandbox(
 
 
 @ASYNC
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUNDLED)
 @pytest.mark.parametrize(
     "action",
