@@ -19,14 +19,16 @@ Columns are mapped in the recipe:
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
+from weakref import WeakSet
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -78,13 +80,16 @@ class StreamedTasks:
     def __init__(self, tasks: Callable[[], Iterator[Task]]) -> None:
         self._tasks = tasks
         self._source: Iterator[Task] | None = None
+        self._opened: Iterator[Task] | None = None
+        _STREAMS.add(self)
         self._read: list[Task] = []
         self._lock = threading.Lock()
 
     def __getitem__(self, index: int) -> Task:
         with self._lock:
             if self._source is None:  # the beginning, or the source failed: read on where it did
-                self._source = islice(self._tasks(), len(self._read), None)
+                self._opened = self._tasks()
+                self._source = islice(self._opened, len(self._read), None)
             try:
                 while len(self._read) <= index and (task := next(self._source, None)) is not None:
                     self._read.append(task)
@@ -94,6 +99,23 @@ class StreamedTasks:
             if not self._read:
                 raise UsageError("the dataset has no rows")
             return self._read[index % len(self._read)]  # past its end it starts again
+
+    def close(self) -> None:
+        """Stop reading; what was read stays, and the next task opens the source again."""
+        with self._lock:
+            opened, self._opened, self._source = self._opened, None, None
+            if isinstance(opened, Generator):
+                opened.close()
+
+
+_STREAMS: WeakSet[StreamedTasks] = WeakSet()
+
+
+@atexit.register
+def _close_streams() -> None:
+    """Before the interpreter takes the libraries down that a stream reads with."""
+    for stream in list(_STREAMS):
+        stream.close()
 
 
 def load_tasks(config: DatasetConfig, split: str) -> Sequence[Task] | StreamedTasks:
@@ -110,8 +132,8 @@ def load_tasks(config: DatasetConfig, split: str) -> Sequence[Task] | StreamedTa
 def _load(config_json: str, split: str) -> Sequence[Task] | StreamedTasks:
     config = DatasetConfig.model_validate_json(config_json)
     if config.streaming:
-        return StreamedTasks(lambda: islice(_tasks(config, split), config.limit))
-    tasks = list(islice(_tasks(config, split), config.limit))
+        return StreamedTasks(lambda: _tasks(config, split))
+    tasks = list(_tasks(config, split))
     if not tasks:
         raise UsageError(f"{config.path} has no tasks for split {split!r}", fix="check `splits` and `eval_fraction`")
     return tasks
@@ -121,9 +143,13 @@ def _tasks(config: DatasetConfig, split: str) -> Iterator[Task]:
     if config.splits and split not in config.splits:
         raise UsageError(f"{config.path}: `splits` has no {split!r}", fix=f"it has {', '.join(config.splits)}")
     rows = _rows(config, config.splits.get(split))
+    given = 0
     for number, row in enumerate(rows):
+        if given == config.limit:
+            return
         task = _as_task(config, split, number, row)
         if config.splits or _is_held_out(task, config.eval_fraction) == (split == "eval"):
+            given += 1
             yield task
 
 

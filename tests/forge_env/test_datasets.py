@@ -157,6 +157,20 @@ def test_a_stream_can_be_shuffled_by_seed(tmp_path: Path) -> None:
     assert order(1) != [row["question"] for row in ROWS[:40]]
 
 
+def test_a_stream_that_is_open_at_the_end_is_no_noise(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    hub_layout(tmp_path / "gsm")
+    code = (
+        "import forge_env as fe\n"
+        f"config = fe.DatasetConfig(path={str(tmp_path / 'gsm')!r}, splits={{'train': 'train'}},"
+        " columns={'prompt': 'question'}, streaming=True)\n"
+        "print(fe.load_tasks(config, 'train')[1].prompt)"
+    )
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
+    assert (done.stdout, done.stderr) == ("1 + 1?\n", "")
+
+
 def test_a_stream_that_breaks_goes_on_where_it_did() -> None:
     failures = 2
 
