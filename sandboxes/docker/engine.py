@@ -21,7 +21,7 @@ from sandboxes.connection import Connection
 from sandboxes.docker import daemon
 from sandboxes.docker import seccomp as own_seccomp
 from sandboxes.docker.options import SOCKET_NAME, container_options, random_uid
-from sandboxes.docker.reaper import FOLDER_PREFIX, end_container, is_running, reap, remove_stale_folders, running
+from sandboxes.docker.reaper import FOLDER_PREFIX, bury, end_container, is_running, reap, remove_stale_folders, running
 from sandboxes.engine import MAX_USES, PooledEngine
 from sandboxes.images.build import ensure_image, prune_images
 from sandboxes.network import AllowList
@@ -31,19 +31,23 @@ _MAX_SOCKET_PATH = 100
 
 
 class DockerBox(Box):
-    """One container."""
+    """One container. `undead` takes its name when it is not certain that it ended."""
 
-    def __init__(self, container: str, spec: SandboxSpec, connection: Connection, client: Any) -> None:
-        super().__init__(container[:12], spec, connection)
-        self._container = container
+    def __init__(self, container: str, spec: SandboxSpec, client: Any, undead: set[str]) -> None:
+        super().__init__(container, spec, Connection())
         self._client = client
+        self._undead = undead
         self._removal: asyncio.Task[None] | None = None
 
     async def destroy(self) -> None:  # noqa: D102
         self.hang_up()
         if self._removal is None:
-            self._removal = asyncio.ensure_future(asyncio.to_thread(end_container, self._client, self._container))
+            self._removal = asyncio.ensure_future(self._remove())
         await asyncio.shield(self._removal)
+
+    async def _remove(self) -> None:
+        if not await asyncio.to_thread(end_container, self._client, self.name):
+            self._undead.add(self.name)
 
 
 class DockerEngine(PooledEngine):
@@ -83,6 +87,7 @@ class DockerEngine(PooledEngine):
         self._daemon = daemon.Daemon(seccomp=False, remapped=False)
         self._client: Any = None
         self._images: dict[str, asyncio.Task[str]] = {}
+        self._undead: set[str] = set()  # names of containers that a lost daemon may still bring back
 
     @classmethod
     def unavailable_reason(cls) -> str | None:  # noqa: D102
@@ -122,6 +127,7 @@ class DockerEngine(PooledEngine):
         await super().close()
         client, self._client = self._client, None
         if client is not None:
+            await asyncio.to_thread(self._bury, client)
             await asyncio.to_thread(client.close)
 
     def _seccomp_profile(self) -> str | None:
@@ -155,12 +161,13 @@ class DockerEngine(PooledEngine):
                 seccomp_profile=self._seccomp_profile(),
                 podman=self._daemon.podman,
             )
+            container = f"{FOLDER_PREFIX}{os.urandom(6).hex()}"
             try:
-                container = await _finish(asyncio.to_thread(self._start_container, options))
+                await _finish(asyncio.to_thread(self._start_container, container, options))
             except _ImageGoneError:
                 self._images.pop(spec.image, None)  # pruned behind our back: the next attempt builds it again
                 raise
-            box = DockerBox(container, spec, Connection(), self._client)
+            box = DockerBox(container, spec, self._client, self._undead)
             try:
                 await self._while_running(container, _meet(server, box))
             except BaseException:
@@ -177,30 +184,34 @@ class DockerEngine(PooledEngine):
                 if task.done():
                     return task.result()
                 if not await asyncio.to_thread(is_running, self._client, container):
-                    raise SandboxError(f"container {container[:12]} ended before its runner answered")
-            raise SandboxError(f"container {container[:12]} did not answer within {START_TIMEOUT_S} s")
+                    raise SandboxError(f"container {container} ended before its runner answered")
+            raise SandboxError(f"container {container} did not answer within {START_TIMEOUT_S} s")
         finally:
             task.cancel()
 
-    def _start_container(self, options: dict[str, Any]) -> str:
+    def _start_container(self, name: str, options: dict[str, Any]) -> None:
         import docker.errors
         import requests
 
+        self._bury(self._client)
+        api = self._client.api
         try:
-            api = self._client.api
-            container = str(api.create_container_from_config(options)["Id"])
-            try:
-                api.start(container)
-            except BaseException:
-                api.remove_container(container, force=True)
-                raise
+            api.create_container_from_config(options, name=name)
+            api.start(name)
         except docker.errors.ImageNotFound as error:
             raise _ImageGoneError(f"the image {options['Image']} is gone") from error
-        except docker.errors.APIError as error:
-            raise SandboxError(f"Docker refused a container: {error.explanation or error}") from error
         except (docker.errors.DockerException, requests.RequestException) as error:
+            self._undead.add(name)  # even if the answer says otherwise, or is lost
+            self._bury(self._client)
+            if isinstance(error, docker.errors.APIError):
+                raise SandboxError(f"Docker refused a container: {error.explanation or error}") from error
             raise SandboxError(f"the Docker daemon is lost: {error}") from error
-        return container
+
+    def _bury(self, client: Any) -> None:
+        """Remove what a lost daemon left half done."""
+        for name in list(self._undead):
+            if bury(client, name):
+                self._undead.discard(name)
 
 
 class _ImageGoneError(SandboxError):

@@ -33,8 +33,12 @@ def is_running(client: Any, container: str) -> bool:
         raise SandboxError(f"the Docker daemon is lost: {error}") from error
 
 
-def end_container(client: Any, container: str) -> None:
-    """See a container whose runner was told to go out of existence; kill it if it stays. Fine when it is gone."""
+def end_container(client: Any, container: str) -> bool:
+    """See a container whose runner was told to go out of existence; kill it if it stays.
+
+    False when it is not certain that it is gone: the daemon is away. The container removes itself when its runner
+    ends, unless the daemon dies at that moment: ask again with `bury`.
+    """
     import docker.errors
     import requests
 
@@ -42,13 +46,37 @@ def end_container(client: Any, container: str) -> None:
     try:
         try:
             api.wait(container, timeout=GRACE_S, condition="removed")
-        except requests.RequestException:  # it did not go by itself
+        except requests.RequestException:  # it did not go by itself, or the daemon does not answer
             api.kill(container)
             api.wait(container, timeout=REMOVAL_TIMEOUT_S, condition="removed")
+    except docker.errors.NotFound:
+        return True
     except (docker.errors.DockerException, requests.RequestException):
-        # Gone, or the daemon is away: the container removes itself when its runner ends, and the reaper takes what
-        # is left.
-        return
+        return False
+    return True
+
+
+def bury(client: Any, container: str) -> bool:
+    """Remove a container that may be there in any state. Whether it is gone for certain."""
+    import docker.errors
+    import requests
+
+    try:
+        if is_running(client, container):
+            client.api.kill(container)
+        else:
+            client.api.remove_container(container, force=True)
+    except docker.errors.NotFound:
+        return True
+    except (SandboxError, docker.errors.DockerException, requests.RequestException):
+        pass  # on its way out already, or the daemon is away: the next look tells
+    try:
+        client.api.inspect_container(container)
+    except docker.errors.NotFound:
+        return True
+    except (docker.errors.DockerException, requests.RequestException):
+        pass
+    return False
 
 
 def reap(client: Any) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 import docker
 import docker.errors
 import pytest
+import requests
 
 from forge_env.errors import SandboxError, SandboxUnavailableError
 from forge_env.sandbox import Limits, SandboxSpec
@@ -82,6 +83,27 @@ async def test_container_killed_in_the_middle_of_a_call(client: Any) -> None:
         async with engine.session() as another:
             assert (await another.run_python("print(1)")).stdout == "1\n"
         assert engine.stats()["lost"] == 1
+
+
+async def test_a_container_whose_start_was_never_confirmed_is_removed(client: Any, monkeypatch: Any) -> None:
+    async with DockerEngine(concurrency=1, warm=1) as engine:
+        start = engine._client.api.start
+        lost: list[str] = []
+
+        def start_and_lose(name: str) -> None:
+            start(name)
+            if not lost:
+                lost.append(name)
+                raise requests.ConnectionError("the daemon died before it answered")
+
+        monkeypatch.setattr(engine._client.api, "start", start_and_lose)
+        async with engine.session(SandboxSpec(disk_mb=16)) as sandbox:
+            assert (await sandbox.run_python("print(1)")).stdout == "1\n"
+    assert lost
+    for container in mine(client, owner.this_process()):  # killed, and on its way out
+        with contextlib.suppress(docker.errors.NotFound):
+            await asyncio.to_thread(container.wait, timeout=20, condition="removed")
+    assert mine(client, owner.this_process()) == []
 
 
 async def test_dead_owner_leaves_nothing(client: Any) -> None:

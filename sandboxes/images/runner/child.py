@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import fcntl
+import functools
 import json
 import os
 import resource
@@ -58,6 +59,7 @@ def enter(isolation: Isolation, slot: int, fds: list[int], null: int, landlock_r
         os.dup2(source, target)
     os.dup2(fds[0], _JOB_FD)
     os.closerange(_JOB_FD + 1, _HIGHEST_FD)
+    signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -70,8 +72,8 @@ def enter(isolation: Isolation, slot: int, fds: list[int], null: int, landlock_r
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["main.py"]
-    ceilings = {name: resource.getrlimit(name)[1] for name in _LIMITED}
-    for name in _NEVER:
+    ceilings = {name: resource.getrlimit(name)[1] for name in _LIMITED if _settable(name)}
+    for name in filter(_settable, _NEVER):
         resource.setrlimit(name, (0, 0))
     request, stdin = _receive(_JOB_FD)
     if request is None:
@@ -129,6 +131,22 @@ def _be_killed_first() -> None:
         except OSError:
             pass
         kernel.set_dumpable(False)
+
+
+@functools.cache
+def _settable(limit: int) -> bool:
+    """Whether the kernel knows this limit: gVisor lacks some, and then lets nobody set them."""
+    try:
+        resource.setrlimit(limit, resource.getrlimit(limit))
+    except ValueError:
+        return False
+    return True
+
+
+def find_settable() -> None:
+    """In the zygote: ask about every limit once, for all children."""
+    for name in (*_LIMITED, *_NEVER):
+        _settable(name)
 
 
 def _receive(fd: int) -> tuple[Request | None, int]:
@@ -190,8 +208,9 @@ def _apply_limits(limits: dict[str, Any], overhead: int, ceilings: dict[int, int
         (resource.RLIMIT_NPROC, limits["processes"] + overhead, limits["processes"] + overhead),
         (resource.RLIMIT_AS, limits["memory_mb"] << 20, limits["memory_mb"] << 20),
     ):
-        ceiling = ceilings[name]
-        if ceiling != resource.RLIM_INFINITY:
+        if name not in ceilings:
+            continue
+        if (ceiling := ceilings[name]) != resource.RLIM_INFINITY:
             soft, hard = min(soft, ceiling), min(hard, ceiling)
         resource.setrlimit(name, (soft, hard))
 

@@ -39,6 +39,8 @@ class Isolation(ABC):
     def __init__(self, config: RunnerConfig, slots: Collection[int]) -> None:
         self.config = config
         self.slots = tuple(slots)
+        self.adopts = True
+        """Whether orphans become the zygote's children."""
 
     @classmethod
     @abstractmethod
@@ -168,7 +170,8 @@ class UserIsolation(Isolation):
 
     def _strays(self, slot: int, known: Collection[int]) -> list[int]:
         """Orphans that this subreaper adopted from a slot."""
-        orphans = [pid for pid in self.own_children.pids() if pid not in known]
+        candidates = self.own_children.pids() if self.adopts else visible()
+        orphans = [pid for pid in candidates if pid not in known]
         return [pid for pid in orphans if owner(pid) == self.config.uid + slot]
 
     def _signal_as_user(self, slot: int, pids: list[int] | None, interrupt: int = 0) -> None:

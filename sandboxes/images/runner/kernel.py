@@ -104,9 +104,13 @@ def set_dumpable(dumpable: bool) -> None:
     _prctl(PR_SET_DUMPABLE, int(dumpable))
 
 
-def become_subreaper() -> None:
-    """Adopt orphaned descendants, so that none escapes being seen and killed."""
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+def become_subreaper() -> bool:
+    """Adopt orphaned descendants, so that none escapes being seen and killed. False where the kernel can't (gVisor)."""
+    try:
+        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    except OSError:
+        return False
+    return True
 
 
 def die_with_parent(signal: int = 9) -> None:

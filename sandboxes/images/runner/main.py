@@ -29,5 +29,6 @@ def main(argument: str) -> None:
     kernel.forbid_new_privileges()
     zygotes = zygote.start(config, close=[engine.fileno()])
     kernel.drop_capabilities()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # orphans that no zygote adopts are reaped at once
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     Supervisor(config, engine, zygotes).run()

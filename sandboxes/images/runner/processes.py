@@ -5,16 +5,23 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+_HAS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+
 
 class OwnChildren:
     """Direct children of the calling, single-threaded process, dead ones included. One read each time."""
 
     def __init__(self) -> None:
-        pid = os.getpid()
-        self._fd = os.open(f"/proc/{pid}/task/{pid}/children", os.O_RDONLY | os.O_CLOEXEC)
+        self._pid = os.getpid()
+        try:
+            self._fd = os.open(f"/proc/{self._pid}/task/{self._pid}/children", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:  # gVisor
+            self._fd = -1
 
     def pids(self) -> list[int]:
         """Their process ids."""
+        if self._fd < 0:
+            return [pid for pid in visible() if _parent(pid) == self._pid]
         listing = b""
         while chunk := os.pread(self._fd, 1 << 16, len(listing)):
             listing += chunk
@@ -27,6 +34,8 @@ def all_children(pid: int) -> list[int]:
         threads = os.listdir(f"/proc/{pid}/task")
     except (FileNotFoundError, ProcessLookupError):
         return []
+    if not _HAS_CHILDREN:
+        return [child for child in visible() if _parent(child) == pid]
     found: list[int] = []
     for thread in threads:
         try:
@@ -42,6 +51,13 @@ def tree(roots: list[int]) -> list[int]:
     for pid in found:
         found += all_children(pid)
     return found
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return -1
 
 
 def owner(pid: int) -> int:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from . import child, kernel, landlock, rehearsal, seccomp
 from .config import RunnerConfig
+from .deaths import Deaths
 from .isolation import Isolation, NamespaceIsolation, UserIsolation
 from .state import State
 
@@ -37,7 +38,6 @@ class Child:
 
     ticket: int
     slot: int
-    pidfd: int
 
 
 class Zygote:
@@ -48,17 +48,18 @@ class Zygote:
         self.isolation = isolation
         self.supervisor = supervisor
         self.children: dict[int, Child] = {}
-        self.by_pidfd: dict[int, int] = {}
         self.poll = select.poll()
+        self.deaths = Deaths(self.poll)
         self.null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
 
     def run(self) -> None:
         """Serve until the supervisor is gone."""
-        kernel.become_subreaper()
+        self.isolation.adopts = kernel.become_subreaper()
         kernel.die_with_parent()
         kernel.set_dumpable(False)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # an init gets only the signals that it handles
         child.prepare_streams()
+        child.find_settable()
         self.isolation.settle()
         self.landlock = landlock.ruleset([*(folder.path for folder in self.isolation.folders), "/dev"])
         self.state = State()
@@ -82,7 +83,8 @@ class Zygote:
                 if fd == self.supervisor.fileno():
                     self._command()
                 else:
-                    self._exited(self.by_pidfd[fd])
+                    for pid in self.deaths.suspects(fd):
+                        self._exited(pid, fd)
 
     def _tell(self, operation: bytes, ticket: int, *numbers: int, extra: bytes = b"") -> None:
         padded = (*numbers, 0, 0, 0, 0)[:4]
@@ -118,10 +120,8 @@ class Zygote:
                 os._exit(status)
         for fd in fds:
             os.close(fd)
-        pidfd = os.pidfd_open(pid)
-        self.poll.register(pidfd, select.POLLIN)
-        self.by_pidfd[pidfd] = pid
-        self.children[pid] = Child(ticket, slot, pidfd)
+        self.deaths.watch(pid)
+        self.children[pid] = Child(ticket, slot)
 
     def _alone(self, pid: int, slot: int) -> bool:
         """Whether nothing else of the slot is meant to live on."""
@@ -139,14 +139,15 @@ class Zygote:
                 self.isolation.interrupt(pid, entry.slot)
                 return
 
-    def _exited(self, pid: int) -> None:
+    def _exited(self, pid: int, fd: int) -> None:
+        ended, status, usage = os.wait4(pid, os.WNOHANG)
+        if not ended:
+            return
         entry = self.children[pid]
-        _, status, usage = os.wait4(pid, 0)
         cpu_us, peak_kb = int((usage.ru_utime + usage.ru_stime) * 1e6), usage.ru_maxrss
         alone = self._alone(pid, entry.slot)
-        self.poll.unregister(entry.pidfd)
-        os.close(entry.pidfd)
-        del self.children[pid], self.by_pidfd[entry.pidfd]
+        self.deaths.forget(fd, pid)
+        del self.children[pid]
         strays = self.isolation.reap(entry.slot, self.children, alone)
         self._tell(b"X", entry.ticket, status, cpu_us, peak_kb, strays)
 

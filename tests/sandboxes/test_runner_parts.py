@@ -1,0 +1,84 @@
+"""Parts of the runner by themselves: what stands in for what a kernel may lack, and the filter's jumps."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from sandboxes.images.runner import processes, seccomp
+from sandboxes.images.runner.deaths import Deaths
+
+
+@pytest.fixture
+def own_signals() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGCHLD)
+    yield
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.parametrize("descriptors", [True, False])
+def test_every_death_is_noticed(descriptors: bool, own_signals: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not descriptors:
+
+        def missing(pid: int, flags: int = 0) -> int:
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+        monkeypatch.setattr(os, "pidfd_open", missing)
+    poll = select.poll()
+    deaths = Deaths(poll)
+    alive, ended = set(), set()
+    for status in range(3):
+        pid = os.fork()
+        if pid == 0:
+            os._exit(status)
+        deaths.watch(pid)
+        alive.add(pid)
+    while ended != alive:
+        for fd, _ in poll.poll():
+            for pid in deaths.suspects(fd):
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    deaths.forget(fd, pid)
+                    ended.add(pid)
+    assert poll.poll(0) == [] or not descriptors  # a wake-up may still be on its way
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_children_are_found(listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_HAS_CHILDREN", listed)
+    own = processes.OwnChildren()
+    if not listed:
+        own._fd = -1
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0)
+    try:
+        assert pid in own.pids()
+        assert pid in processes.all_children(os.getpid())
+        assert processes.tree([os.getpid()])[0] == os.getpid()
+        assert processes.owner(pid) == os.getuid()
+    finally:
+        os.close(writing)
+        os.waitpid(pid, 0)
+    assert pid not in own.pids()
+    os.close(reading)
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_no_jump_leaves_the_filter(machine: str) -> None:
+    code = seccomp.instructions(machine)
+    returns = 0x06
+    for index, (operation, if_true, if_false, _) in enumerate(code):
+        assert 0 <= if_true < 256
+        assert 0 <= if_false < 256
+        if operation & 0x07 == 0x05:
+            assert index + 1 + max(if_true, if_false) < len(code)
+    assert code[-1][0] == returns
