@@ -99,7 +99,7 @@ def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tens
 def test_packed_rows_give_the_logprobs_and_gradients_of_single_ones(folder: Path, count: int) -> None:
     padded, packed, data = engine(folder), engine(folder, packed=True), sequences(count, seed=5)
     together = list(packed._microbatches(data))
-    assert count == 1 or any(batch.layout is not None and batch.layout.rows > 1 for batch in together)
+    assert count == 1 or any(isinstance(batch.layout, PackedLayout) and batch.layout.rows > 1 for batch in together)
     with torch.no_grad():
         logprobs = torch.cat([packed._logprobs(batch) for batch in together])
     alone = [value for item in longest_first(data) for value in padded.logprobs([item])[0]]

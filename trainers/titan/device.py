@@ -40,7 +40,7 @@ class Device:
         return float(get_peak_flops(torch.cuda.get_device_name()))
 
 
-CPU = Device("cpu", "foreach", "gloo", side_by_side=True, packed=False)
+CPU = Device("cpu", "foreach", "gloo", side_by_side=True, packed=True)
 GPU = Device("cuda", "fused", "nccl", side_by_side=False, packed=True)
 
 

@@ -1,0 +1,186 @@
+"""The trainer's tokens a second beside a bare TorchTitan step on the same batch, and how much of it is padding.
+
+python -m benchmarks trainer --repeats 9
+
+The floor is TorchTitan's own Qwen3 with its causal attention, AdamW and gradient clipping on padded rows that are
+prepared beforehand: cross-entropy over all positions, no metrics. The trainer starts from token sequences and does all
+it does in a run. Both have the same shape and batch and take turns. Wall time and CPU time are both given: on a
+shared machine the second is steadier.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch.nn.functional import cross_entropy
+from torchtitan.distributed.utils import clip_grad_norm_
+from torchtitan.models.common.attention import ScaledDotProductAttention
+from torchtitan.models.qwen3 import Qwen3Model
+
+from benchmarks.report import record, spread, table
+from forge_env.config.models import ModelSection, OptimizerSection
+from trainers.losses import GRPOLoss
+from trainers.model.folder import read_hf_config
+from trainers.model.tiny import hf_config
+from trainers.titan.batch import TokenSequence, collate
+from trainers.titan.device import CPU, use_device
+from trainers.titan.engine import TitanEngine
+from trainers.titan.model import TitanModel, titan_config
+from trainers.titan.optimizer import build_optimizer
+from trainers.titan.packing import Budget, plan
+
+MAX_LENGTH = 512
+VOCABULARY = 1024
+MICROBATCH_TOKENS = 2048  # as in the default recipe
+IGNORED = -100
+FLOOR = "bare TorchTitan"
+
+
+def episodes(count: int) -> list[TokenSequence]:
+    """Prompts of 60 tokens and answers of very different lengths, as rollouts have them."""
+    rng = random.Random(0)
+    result = []
+    for _ in range(count):
+        answer = min(MAX_LENGTH - 60, max(10, round(rng.lognormvariate(4.4, 0.5))))
+        ids = [rng.randrange(VOCABULARY) for _ in range(60 + answer)]
+        mask = [False] * 60 + [True] * answer
+        result.append(TokenSequence(ids, mask, [-6.9] * len(ids), rng.uniform(-1, 1)))
+    return result
+
+
+def bare_step(folder: Path, data: Sequence[TokenSequence]) -> Callable[[], None]:
+    """One update by TorchTitan alone."""
+    mine = titan_config(read_hf_config(folder), MAX_LENGTH)
+    for layer in mine.layers:
+        layer.attention.inner_attention = ScaledDotProductAttention.Config()
+    torch.manual_seed(0)
+    module = Qwen3Model(mine)
+    with torch.no_grad():
+        module.init_states(buffer_device=torch.device("cpu"))
+    section = OptimizerSection()
+    optimizer = build_optimizer(module, section, CPU)
+    batches = []
+    for chunk in plan(data, Budget(MICROBATCH_TOKENS, packed=False))[0]:
+        batch = collate(chunk, torch.device("cpu"))
+        labels = torch.full(batch.tokens.shape, IGNORED).flatten()
+        labels[batch.predictors] = batch.target_ids
+        batches.append((batch.tokens, batch.positions.contiguous(), labels))
+    targets = sum(sequence.num_targets for sequence in data)
+
+    def step() -> None:
+        for tokens, positions, labels in batches:
+            logits = module(tokens, attention_masks=None, positions=positions).flatten(0, 1).float()
+            loss = cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum") / targets
+            loss.backward()  # type: ignore[no-untyped-call]
+        clip_grad_norm_(module.parameters(), section.max_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def trainer_step(folder: Path, data: Sequence[TokenSequence], *, packed: bool, threads: int) -> Callable[[], None]:
+    """One update as a run makes it."""
+    device = replace(use_device(with_gpus=False), packed=packed)
+    model = TitanModel(folder, max_length=MAX_LENGTH, device=device.torch)
+    engine = TitanEngine(
+        model,
+        OptimizerSection(),
+        device=device,
+        steps=1000,
+        microbatch_tokens=MICROBATCH_TOKENS,
+        threads=threads,
+    )
+    loss = GRPOLoss()
+    return lambda: void(engine.train(data, loss))
+
+
+def void(_: object) -> None:
+    """Forget a result."""
+
+
+def padding(data: Sequence[TokenSequence]) -> dict[str, float]:
+    """Share of the computed tokens that are padding, by how rows are laid out."""
+    used = sum(len(sequence.token_ids) for sequence in data)
+    prompt = max(len(sequence.token_ids) - sequence.num_targets for sequence in data)
+    answer = max(sequence.num_targets for sequence in data)
+
+    def share(packed: bool) -> float:
+        chunks = plan(data, Budget(MICROBATCH_TOKENS, packed))[0]
+        computed = sum(collate(chunk, torch.device("cpu"), packed=packed).tokens.numel() for chunk in chunks)
+        return 1 - used / computed
+
+    fixed = 1 - used / (len(data) * (prompt + answer))
+    return {"longest prompt + longest answer": fixed, "rows sorted by length": share(False), "packed": share(True)}
+
+
+def measure(repeats: int, sequences: int) -> tuple[dict[str, list[float]], dict[str, list[float]], list[TokenSequence]]:
+    """Tokens a second by wall time and by CPU time, in turns after one warm-up each."""
+    data = episodes(sequences)
+    tokens = sum(len(sequence.token_ids) for sequence in data)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        (folder / "config.json").write_text(json.dumps(hf_config(ModelSection(), VOCABULARY, 2)))
+        steps: dict[str, Callable[[], None]] = {
+            FLOOR: bare_step(folder, data),
+            "trainer, padded rows": trainer_step(folder, data, packed=False, threads=1),
+            "trainer, packed rows": trainer_step(folder, data, packed=True, threads=1),
+            "trainer, padded rows, 2 threads": trainer_step(folder, data, packed=False, threads=2),
+            "trainer, packed rows, 2 threads": trainer_step(folder, data, packed=True, threads=2),
+        }
+        wall: dict[str, list[float]] = {name: [] for name in steps}
+        cpu: dict[str, list[float]] = {name: [] for name in steps}
+        for repeat in range(repeats + 1):
+            for name, step in steps.items():
+                started, used = time.perf_counter(), time.process_time()
+                step()
+                if repeat:
+                    wall[name].append(tokens / (time.perf_counter() - started))
+                    cpu[name].append(tokens / (time.process_time() - used))
+    return wall, cpu, data
+
+
+def main() -> None:
+    """Measure, print, write the section."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--sequences", type=int, default=32)
+    parser.add_argument("--dry", action="store_true", help="print only")
+    args = parser.parse_args()
+    logging.disable(logging.INFO)
+    wall, cpu, data = measure(args.repeats, args.sequences)
+    rows = []
+    for name in wall:
+        ratios = [
+            statistics.median(a / b for a, b in zip(times[name], times[FLOOR], strict=True)) for times in (wall, cpu)
+        ]
+        rows.append([name, spread(wall[name]), spread(cpu[name]), *(f"{ratio:.0%}" for ratio in ratios)])
+    columns = ["", "tokens/s", "tokens per CPU second", "of the floor (wall)", "of the floor (CPU)"]
+    lines = [
+        f"{len(data)} sequences, {sum(len(item.token_ids) for item in data)} tokens, the default recipe's model; "
+        f"median (smallest to largest) of {args.repeats} steps, ratios within each turn.",
+        "",
+        *table(columns, rows),
+        "",
+        "The floor computes the vocabulary at every position and no metrics; the trainer computes it where a token is "
+        "to be learned, and entropy, ratios and clip fractions with it. One thread where no number is given.",
+        "",
+        *table(["padding", "share of the tokens computed"], [[k, f"{v:.1%}"] for k, v in padding(data).items()]),
+    ]
+    print("\n".join(lines))
+    if not args.dry:
+        record("trainer", "Trainer", "python -m benchmarks trainer", lines)
+
+
+if __name__ == "__main__":
+    main()
