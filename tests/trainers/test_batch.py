@@ -12,6 +12,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from trainers.titan.batch import TokenSequence, collate  # noqa: E402
+from trainers.titan.layout import PackedLayout  # noqa: E402
 from trainers.titan.packing import Budget, cost, plan, shares, split  # noqa: E402
 from trainers.weights.flat import Layout  # noqa: E402
 
@@ -62,7 +63,7 @@ def test_a_packed_row_has_no_padding_but_to_its_multiple(lengths: list[int], mul
     assert batch.tokens.shape[0] == 1
     assert batch.tokens.shape[1] % multiple == 0
     assert batch.tokens.shape[1] - sum(lengths) < multiple
-    assert batch.layout is not None
+    assert isinstance(batch.layout, PackedLayout)
     grid = batch.positions[0][batch.layout.take].view(batch.layout.rows, batch.layout.width)
     for row, length in zip(grid, lengths, strict=False):
         assert row[:length].tolist() == list(range(length))

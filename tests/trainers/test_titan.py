@@ -19,6 +19,7 @@ from trainers.model.tiny import hf_config
 from trainers.titan.batch import TokenSequence, collate
 from trainers.titan.device import use_device
 from trainers.titan.engine import TitanEngine
+from trainers.titan.layout import PackedLayout
 from trainers.titan.model import TitanModel
 from trainers.titan.packing import longest_first
 from trainers.titan.parallel import Sharding
