@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import array
 import fcntl
-import functools
-import json
+import marshal
 import os
 import resource
-import signal
 import socket
 import sys
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    import signal as _signal
+else:
+    import _signal  # without the detour over enumerations
 
 from . import kernel, landlock, programs
 from .isolation import Isolation
@@ -29,6 +32,8 @@ _NEVER = (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEU
 _LIMITED = (
     resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_AS,
 )  # fmt: skip
+_ceilings: dict[int, int] = {}
+"""The hard limits of the zygote, by limit."""
 PERSISTENT = ("shell", "session", "process")
 
 
@@ -45,6 +50,19 @@ class Request:
     """Descriptor for the verdict of judging tests, -1 for everything else."""
 
 
+def prepare(isolation: Isolation) -> None:
+    """In the zygote: everything that children can inherit, for what a child does itself costs it pages of its own."""
+    _prepare_streams()
+    sys.argv = ["main.py"]
+    os.umask(0o022)
+    _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
+    os.environ.clear()
+    os.environ.update(base_environment(isolation.folder(isolation.slots[0]), isolation.config.proxy_port))
+    for name in filter(_settable, _NEVER):
+        resource.setrlimit(name, (0, 0))
+    _ceilings.update((name, resource.getrlimit(name)[1]) for name in _LIMITED if _settable(name))
+
+
 def enter(isolation: Isolation, slot: int, fds: list[int], null: int, landlock_rules: int) -> NoReturn:
     """Become slot `slot`'s child and serve one request. `fds`: request socket, stdout, stderr.
 
@@ -59,22 +77,14 @@ def enter(isolation: Isolation, slot: int, fds: list[int], null: int, landlock_r
         os.dup2(source, target)
     os.dup2(fds[0], _JOB_FD)
     os.closerange(_JOB_FD + 1, _HIGHEST_FD)
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _signal.set_wakeup_fd(-1)
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+    _signal.signal(_signal.SIGINT, _signal.default_int_handler)
     isolation.confine(slot)
-    os.umask(0o022 if slot == 0 else 0o077)
     work = isolation.folder(slot)
-    environment = base_environment(work, isolation.config.proxy_port)
     if slot:
-        environment["TMPDIR"] = work  # /tmp is in the solution's reach
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.argv = ["main.py"]
-    ceilings = {name: resource.getrlimit(name)[1] for name in _LIMITED if _settable(name)}
-    for name in filter(_settable, _NEVER):
-        resource.setrlimit(name, (0, 0))
+        os.umask(0o077)
+        os.environ["HOME"] = os.environ["TMPDIR"] = work  # /tmp is in the solution's reach
     request, stdin = _receive(_JOB_FD)
     if request is None:
         os._exit(0)
@@ -82,20 +92,20 @@ def enter(isolation: Isolation, slot: int, fds: list[int], null: int, landlock_r
     if stdin >= 0:
         os.dup2(stdin, 0)
         os.close(stdin)
-    _apply_limits(request.header["limits"], isolation.processes, ceilings)
+    _apply_limits(request.header["limits"], isolation.processes)
     if variables := request.header.get("env"):
         os.environ.update(variables)
     if request.header["kind"] in PERSISTENT:
         kernel.become_subreaper()  # its orphans stay its own, apart from those of other requests
-    _enter_folder(work, request.header.get("cwd") or "")
+    _enter_folder(work, request.header.get("cwd"))
     programs.run(request, work)
 
 
-def _enter_folder(work: str, cwd: str) -> None:
+def _enter_folder(work: str, cwd: str | None) -> None:
     try:
         if os.stat(work).st_mode & 0o7777 != _WORK_MODE:
             os.chmod(work, _WORK_MODE)  # an earlier program may have locked itself out
-        os.chdir(os.path.join(work, cwd))
+        os.chdir(os.path.join(work, cwd) if cwd else work)
     except OSError as error:
         os.write(2, f"{error.strerror}: {cwd}\n".encode())
         os._exit(126)
@@ -120,20 +130,26 @@ def base_environment(work: str, proxy_port: int) -> dict[str, str]:
 
 def _be_killed_first() -> None:
     """When memory runs out the kernel takes this process, not the runner."""
-    try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")
-    except OSError:  # not allowed to an undumpable process of an ordinary user: try again as a dumpable one
+    if not _volunteer():  # not allowed to an undumpable process of an ordinary user: try again as a dumpable one
         kernel.set_dumpable(True)
-        try:
-            with open("/proc/self/oom_score_adj", "w") as file:
-                file.write("1000")
-        except OSError:
-            pass
+        _volunteer()
         kernel.set_dumpable(False)
 
 
-@functools.cache
+def _volunteer() -> bool:
+    try:
+        fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+    except OSError:
+        return False
+    try:
+        os.write(fd, b"1000")
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
 def _settable(limit: int) -> bool:
     """Whether the kernel knows this limit: gVisor lacks some, and then lets nobody set them."""
     try:
@@ -143,15 +159,9 @@ def _settable(limit: int) -> bool:
     return True
 
 
-def find_settable() -> None:
-    """In the zygote: ask about every limit once, for all children."""
-    for name in (*_LIMITED, *_NEVER):
-        _settable(name)
-
-
 def _receive(fd: int) -> tuple[Request | None, int]:
     """Wait for the request: one frame, with descriptors for stdin and the value channel."""
-    job = socket.socket(fileno=fd)
+    job = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=fd)
     frame, passed = bytearray(), array.array("i")
     size = PREFIX.size
     while len(frame) < size:
@@ -174,7 +184,7 @@ def parse(frame: bytes) -> Request:
     """A frame as a request, still without descriptors."""
     header_length, _ = PREFIX.unpack_from(frame)
     position = PREFIX.size + header_length
-    header = json.loads(frame[PREFIX.size : position])
+    header = marshal.loads(frame[PREFIX.size : position])
     code = frame[position : position + header.get("code", 0)].decode("utf-8", "surrogatepass")
     position += header.get("code", 0) + header.get("stdin", 0)
     files = {}
@@ -199,7 +209,7 @@ def _place(request: Request, passed: array.array[int]) -> int:
     return stdin
 
 
-def _apply_limits(limits: dict[str, Any], overhead: int, ceilings: dict[int, int]) -> None:
+def _apply_limits(limits: dict[str, Any], overhead: int) -> None:
     cpu = max(1, int(-(-limits["cpu_s"] // 1)))
     for name, soft, hard in (
         (resource.RLIMIT_CPU, cpu, cpu + 1),
@@ -208,15 +218,15 @@ def _apply_limits(limits: dict[str, Any], overhead: int, ceilings: dict[int, int
         (resource.RLIMIT_NPROC, limits["processes"] + overhead, limits["processes"] + overhead),
         (resource.RLIMIT_AS, limits["memory_mb"] << 20, limits["memory_mb"] << 20),
     ):
-        if name not in ceilings:
+        if name not in _ceilings:
             continue
-        if (ceiling := ceilings[name]) != resource.RLIM_INFINITY:
+        if (ceiling := _ceilings[name]) != resource.RLIM_INFINITY:
             soft, hard = min(soft, ceiling), min(hard, ceiling)
         resource.setrlimit(name, (soft, hard))
 
 
-def prepare_streams() -> None:
-    """In the zygote: text streams over descriptors 0 to 2, ready for every child."""
+def _prepare_streams() -> None:
+    """Text streams over descriptors 0 to 2, ready for every child."""
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115

@@ -37,6 +37,10 @@ class Job:
     deadline: float
     stdout: Capture
     stderr: Capture
+    kept: tuple[int, ...] = ()
+    """The child's ends of its output pipes, see `Spare`."""
+    attended: float = 0.0
+    """When its output is read for the first time, should it run that long, on the monotonic clock."""
     channel: int = -1
     """Our end of the value channel (a pipe) or of the session's command channel (a socket)."""
     channel_limit: int = 0
@@ -64,7 +68,7 @@ class Job:
 
     def next_deadline(self) -> float:
         """When something has to be done about it, on the monotonic clock."""
-        return min(self.deadline, self.turn.deadline if self.turn else float("inf"))
+        return min(self.deadline, self.attended, self.turn.deadline if self.turn else float("inf"))
 
     def describe(self, status: int, cpu_us: int, peak_kb: int, strays: int) -> Header:
         """How the child ended, as the engine reads it."""
@@ -83,10 +87,11 @@ class Job:
 
     def close(self) -> None:
         """Close our descriptors."""
-        for fd in (self.stdout.fd, self.stderr.fd, self.channel, self.stdin):
+        for fd in (self.stdout.fd, self.stderr.fd, self.channel, self.stdin, *self.kept):
             if fd >= 0:
                 os.close(fd)
         self.channel = self.stdin = -1
+        self.kept = ()
 
 
 class MemoryWatch:

@@ -45,6 +45,7 @@ _LAST_CAPABILITY = 63
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 
 
 def _check(result: int, what: str) -> int:
@@ -55,8 +56,8 @@ def _check(result: int, what: str) -> int:
 
 
 def _prctl(option: int, first: int = 0, second: int = 0, third: int = 0) -> int:
-    words = [ctypes.c_ulong(word) for word in (first, second, third, 0)]
-    return _check(int(_libc.prctl(option, *words)), f"prctl({option})")
+    result: int = _libc.prctl(option, first, second, third, 0)
+    return result if result >= 0 else _check(result, f"prctl({option})")
 
 
 def unshare(flags: int) -> None:

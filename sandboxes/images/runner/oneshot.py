@@ -80,7 +80,10 @@ class OneShots:
     def _collect_values(self, job: Job, reading: int, limit: int) -> None:
         os.set_blocking(reading, False)
         job.channel, job.channel_limit = reading, limit
-        self.supervisor.watch(reading, lambda: self._channel(job))
+
+    def attend(self, job: Job) -> None:
+        """Read a job's values as they come from now on."""
+        self.supervisor.watch(job.channel, lambda: self._channel(job))
 
     def _channel(self, job: Job) -> None:
         try:

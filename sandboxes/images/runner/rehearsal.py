@@ -14,7 +14,7 @@ import sys
 import types
 
 from . import child, values
-from .wire import pack
+from .wire import pack_inside
 
 ROUNDS = 12
 """Of about a millisecond each. Enough for the interpreter to specialise the code on the way."""
@@ -44,7 +44,7 @@ def rehearse() -> None:
 
 
 def _once() -> None:
-    child.parse(pack(_HEADER, b"x = 1"))
+    child.parse(pack_inside(_HEADER, b"x = 1"))
     for source in (_PROGRAM, _TESTS):
         module = types.ModuleType("__main__")
         sys.modules["__main__"] = module

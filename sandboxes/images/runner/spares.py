@@ -19,18 +19,23 @@ if TYPE_CHECKING:
 
 @dataclass
 class Spare:
-    """A forked child that waits for a request: our ends of its request socket, stdout and stderr."""
+    """A forked child that waits for a request: our ends of its request socket, stdout and stderr.
+
+    The child's own ends of the two pipes are kept open here too: else its end would be told thrice, by each pipe and
+    by the zygote, and the first two would interrupt it at ending.
+    """
 
     ticket: int
     job: socket.socket
     stdout: int
     stderr: int
+    kept: tuple[int, int]
 
     def close(self) -> None:
-        """Close our ends."""
+        """Close everything."""
         self.job.close()
-        os.close(self.stdout)
-        os.close(self.stderr)
+        for fd in (self.stdout, self.stderr, *self.kept):
+            os.close(fd)
 
 
 class Spares:
@@ -69,6 +74,5 @@ class Spares:
         theirs = array.array("i", (job.detach(), stdout_end, stderr_end))
         self._tickets += 1
         self._supervisor.command(b"S", slot, self._tickets, theirs)
-        for fd in theirs:
-            os.close(fd)
-        return Spare(self._tickets, ours, stdout, stderr)
+        os.close(theirs[0])
+        return Spare(self._tickets, ours, stdout, stderr, (stdout_end, stderr_end))

@@ -21,11 +21,13 @@ from .jobs import SIGKILL, Job, MemoryWatch, ended_for_memory
 from .oneshot import OneShots
 from .sessions import Sessions
 from .spares import Spares
-from .wire import FrameReader, Header, pack
+from .wire import FrameReader, Header, pack, pack_inside
 from .zygote import COMMAND, EVENT, MAX_MESSAGE
 
 _CHUNK = 1 << 16
 FOREVER = float("inf")
+ATTEND_S = 0.004
+"""A program that ends sooner has its output read once, at its end: pipes hold what it could write until then."""
 
 
 class Supervisor:
@@ -129,10 +131,10 @@ class Supervisor:
         spare = self.spares.take(slot)
         now, output = time.monotonic(), header["limits"]["output_bytes"]
         stdout, stderr = Capture(spare.stdout, output), Capture(spare.stderr, output)
-        job = Job(header["id"], spare.ticket, slot, header["kind"], now, now + wall_s, stdout, stderr)
+        job = Job(header["id"], spare.ticket, slot, header["kind"], now, now + wall_s, stdout, stderr, spare.kept)
         job.stream = bool(header.get("stream"))
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", passed))] if passed else []
-        frame = pack(header, body)
+        frame = pack_inside(header, body)
         try:
             sent = spare.job.sendmsg([frame], rights)
             if sent < len(frame):
@@ -143,9 +145,19 @@ class Supervisor:
         for fd in passed:
             os.close(fd)
         self.jobs[job.ticket] = job
-        for number, capture in enumerate((stdout, stderr), 1):
-            self.watch(capture.fd, lambda number=number: self._output(job, number))  # type: ignore[misc]
+        if job.stream or job.persistent:
+            self._attend(job)
+        else:
+            job.attended = now + ATTEND_S
         return job
+
+    def _attend(self, job: Job) -> None:
+        """Read a job's output as it comes from now on."""
+        job.attended = FOREVER
+        for number, capture in enumerate((job.stdout, job.stderr), 1):
+            self.watch(capture.fd, lambda number=number: self._output(job, number))  # type: ignore[misc]
+        if job.channel >= 0 and not job.persistent:
+            self.one_shots.attend(job)
 
     def _output(self, job: Job, number: int) -> None:
         capture = job.stdout if number == 1 else job.stderr
@@ -172,6 +184,8 @@ class Supervisor:
         now = time.monotonic()
         exhausted = bool(self.jobs) and self.memory.exhausted(now)
         for job in self.jobs.values():
+            if now >= job.attended:
+                self._attend(job)
             if exhausted and not job.killed:
                 job.starved = True
                 self.kill(job)

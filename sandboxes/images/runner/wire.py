@@ -8,6 +8,7 @@ Nothing here is ever unpickled, and both lengths are bounded before anything is 
 from __future__ import annotations
 
 import json
+import marshal
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -27,6 +28,12 @@ def pack(header: Header, body: bytes = b"") -> bytes:
     """One frame."""
     text = json.dumps(header, separators=(",", ":")).encode()
     return PREFIX.pack(len(text), len(body)) + text + body
+
+
+def pack_inside(header: Header, body: bytes = b"") -> bytes:
+    """One frame between processes of the runner that trust its sender: the header is marshalled, which is cheaper."""
+    data = marshal.dumps(header)
+    return PREFIX.pack(len(data), len(body)) + data + body
 
 
 class FrameReader:

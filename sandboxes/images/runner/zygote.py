@@ -58,9 +58,8 @@ class Zygote:
         kernel.die_with_parent()
         kernel.set_dumpable(False)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # an init gets only the signals that it handles
-        child.prepare_streams()
-        child.find_settable()
         self.isolation.settle()
+        child.prepare(self.isolation)
         self.landlock = landlock.ruleset([*(folder.path for folder in self.isolation.folders), "/dev"])
         self.state = State()
         program = seccomp.program()
