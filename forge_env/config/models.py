@@ -95,7 +95,7 @@ class ModelSection(Section):
     path: str = "tiny"
     """`tiny` builds a small model here; otherwise a checkpoint folder or a hub name such as Qwen/Qwen3-0.6B."""
     renderer: str = "qwen3"
-    """Chat format, by its name in the `renderers` library."""
+    """Chat format, by its name in the `renderers` library; a model built here speaks those of Qwen3 and Nemotron 3."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the generator's weights and of all arithmetic; the trainer keeps its weights in float32."""
     max_length: Positive = 512
@@ -139,7 +139,7 @@ class WarmupSection(Section):
     batch_size: Positive = 16
     """Demonstrations in a step."""
     threads: Positive = 2
-    """CPU threads of the trainer while it has the machine to itself."""
+    """CPU threads of a trainer of one process while it has the machine to itself."""
     optimizer: OptimizerSection = OptimizerSection(
         lr=3e-3, muon_lr=3e-3, beta2=0.99, weight_decay=0.05, warmup_steps=20, decay_start=0.0, min_lr_ratio=0.02
     )
@@ -158,13 +158,13 @@ class GeneratorSection(Section):
     max_num_seqs: Positive = 128
     """Sequences decoded together in one engine."""
     gpu_memory_utilization: Fraction = 0.9
-    """Share of a GPU's memory for weights and key-value cache."""
+    """GPU only: share of its memory for weights and key-value cache."""
     kv_cache_gb: Positive = 1
-    """Key-value cache of a CPU engine, GiB."""
+    """CPU only: key-value cache of one engine, GiB."""
     threads: Positive = 1
-    """CPU threads of one engine."""
+    """CPU only: threads of one engine."""
     enforce_eager: bool = True
-    """Run without graph capture: faster start, slower decoding on a GPU."""
+    """GPU only: run without graph capture, which starts faster and decodes slower."""
     recompute_on_update: bool = False
     """After new weights, compute keys and values of requests in flight anew; off: keep them, which costs nothing."""
 
@@ -202,7 +202,7 @@ class TrainerSection(Section):
     with_gpus: bool = False
     """One GPU per process."""
     threads: Positive = 1
-    """CPU threads of one process."""
+    """CPU threads of a trainer of one process, and of the reference model."""
     optimizer: OptimizerSection = OptimizerSection()
     """Optimizer of the RL phase."""
     microbatch_tokens: Positive = 8192

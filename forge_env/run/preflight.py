@@ -68,6 +68,7 @@ def needed_gpus(config: RunConfig) -> dict[str, int]:
     roles = {
         "generator": config.generator.num_replicas * config.generator.procs * config.generator.with_gpus,
         "trainer": config.trainer.procs * config.trainer.with_gpus,
+        "grpo.reference": int(config.grpo.reference.with_gpus),
     }
     return {role: count for role, count in roles.items() if count}
 
@@ -113,7 +114,8 @@ def needed_memory_gb(config: RunConfig) -> float:
     generator = PROCESS_GB + (size if config.generator.with_gpus else size + config.generator.kv_cache_gb)
     trainer = PROCESS_GB + (size if config.trainer.with_gpus else 4 * size / config.trainer.procs)
     engines = config.generator.num_replicas * config.generator.procs
-    return CONTROLLER_GB + SANDBOXES_GB + engines * generator + config.trainer.procs * trainer
+    reference = 0.0 if config.grpo.reference.source == "none" else PROCESS_GB + size
+    return CONTROLLER_GB + SANDBOXES_GB + engines * generator + config.trainer.procs * trainer + reference
 
 
 def check_memory(config: RunConfig) -> None:

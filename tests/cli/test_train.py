@@ -126,6 +126,10 @@ def test_too_few_gpus(recipe: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capt
     err = refused(lambda patch: patch.setattr(machine, "gpus", lambda: [gpu]), monkeypatch, capfd, *wants)
     assert "Insufficient GPU resources: this recipe needs 3 (generator 2, trainer 1), this machine has 1" in err
     assert "--generator.with_gpus false --trainer.with_gpus false" in err
+    wants = ["--grpo.reference", "{source: initial, with_gpus: true}"]
+    err = refused(lambda patch: patch.setattr(machine, "gpus", list), monkeypatch, capfd, *wants)
+    assert "needs 1 (grpo.reference 1), this machine has 0" in err
+    assert "--grpo.reference.with_gpus false" in err
 
 
 def test_training_packages_are_missing(recipe: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
@@ -163,4 +167,5 @@ def test_the_memory_estimate_grows_with_what_runs() -> None:
     assert 3.5 <= default <= 4.5
     assert needed(generator={"num_replicas": 3}) > default
     assert needed(trainer={"procs": 2}) > default
+    assert needed(grpo={"reference": {"source": "initial"}}) > default + 0.9
     assert needed(generator={"kv_cache_gb": 4}) == pytest.approx(default + 3)

@@ -42,6 +42,13 @@ def test_bundled_recipes_are_sound(recipe: str) -> None:
     ("override", "message", "fix"),
     [
         ("generator.procs=2", "generator.procs=2", "use generator.procs=1"),
+        ("generator.gpu_memory_utilization=0.5", "it is for generators on GPUs", "gpu_memory_utilization=0.9"),
+        ("generator.enforce_eager=false", "generator.enforce_eager=false does nothing here", "enforce_eager=true"),
+        ("generator={with_gpus: true, kv_cache_gb: 2}", "it is for generators on a CPU", "kv_cache_gb=1"),
+        ("generator={with_gpus: true, threads: 4}", "it is for generators on a CPU", "threads=1"),
+        ("trainer={procs: 2, threads: 2}", "it is for a trainer of one process on a CPU", "trainer.threads=1"),
+        ("trainer={with_gpus: true, threads: 2}", "it is for a trainer of one process on a CPU", "trainer.threads=1"),
+        ("model.renderer=llama-3", "has no tokens for this chat format", "use one of qwen3, "),
         ("trainer.compile=true", "trainer.compile is for GPUs", "trainer.with_gpus=true"),
         (
             "trainer={procs: 2, parallelism: {pipeline_parallel_degree: 2}}",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+
 import forge_env as fe
-from forge_env.config.models import RunConfig
+from forge_env.config.models import RunConfig, Section
 from forge_env.environment import Environment
 from forge_env.errors import UsageError, did_you_mean
 from trainers.buffer.rules import make_rules
@@ -19,6 +22,7 @@ def check(config: RunConfig) -> None:
         ForgeError: with the fix.
     """
     check_processes(config)
+    check_devices(config)
     make_rules(config.grpo.replay)
     check_model(config)
     check_parallelism(config)
@@ -48,6 +52,31 @@ def check_processes(config: RunConfig) -> None:
             f"generator.procs={procs}: one generator over several processes is not supported yet",
             fix="use generator.procs=1 and generator.num_replicas",
         )
+
+
+def check_devices(config: RunConfig) -> None:
+    """No option is turned that means nothing on the device it is for."""
+    generator, trainer, warmup = config.generator, config.trainer, config.warmup
+    if generator.with_gpus:
+        _refuse_turned("generator", generator, ("kv_cache_gb", "threads"), "generators on a CPU")
+    else:
+        _refuse_turned("generator", generator, ("gpu_memory_utilization", "enforce_eager"), "generators on GPUs")
+    if trainer.with_gpus or trainer.procs > 1:
+        alone = "a trainer of one process on a CPU"
+        if config.grpo.reference.source == "none":  # which has as many
+            _refuse_turned("trainer", trainer, ("threads",), alone)
+        if warmup is not None:
+            _refuse_turned("warmup", warmup, ("threads",), alone)
+
+
+def _refuse_turned(prefix: str, section: Section, names: Sequence[str], meant_for: str) -> None:
+    for name in names:
+        default = type(section).model_fields[name].default
+        if (value := getattr(section, name)) != default:
+            raise UsageError(
+                f"{prefix}.{name}={json.dumps(value)} does nothing here: it is for {meant_for}",
+                fix=f"use {prefix}.{name}={json.dumps(default)}, the default",
+            )
 
 
 def check_parallelism(config: RunConfig) -> None:
@@ -113,7 +142,14 @@ def check_renderer(config: RunConfig) -> None:
     """The chat format is one that the `renderers` library has."""
     from renderers.configs import config_from_name
 
+    from trainers.model.tokenizer import FORMATS
+
     try:
         config_from_name(config.model.renderer)
     except ValueError as error:
         raise UsageError(f"model.renderer: {error}", fix="for Qwen3 checkpoints: model.renderer=qwen3") from error
+    if config.model.path == TINY and config.model.renderer not in FORMATS:
+        raise UsageError(
+            f"model.renderer={config.model.renderer}: a model built here has no tokens for this chat format",
+            fix=f"use one of {', '.join(FORMATS)}",
+        )

@@ -15,6 +15,7 @@ from forge_env.run import Run
 from trainers.losses.sft import SFTLoss
 from trainers.model.chat import Chat, FolderTokenizer
 from trainers.model.tiny import FORMAT
+from trainers.model.tokenizer import training_task
 from trainers.titan.batch import TokenSequence
 
 MICROBATCH_TOKENS = 8192
@@ -24,7 +25,7 @@ SORT_WINDOW = 16
 def cache_key(config: RunConfig, environment: Environment, *, warm: bool) -> str:
     """A name for what a checkpoint depends on: model, environment, its demonstrations, seed and warm-up."""
     rng = random.Random(0)
-    probe = [environment.task("train", index) for index in range(8)]
+    probe = [training_task(environment, index) for index in range(8)]
     demonstrations = [message.to_openai() for task in probe for message in _demonstrate(environment, task, rng)]
     parts: dict[str, Any] = {
         "format": FORMAT,
@@ -74,7 +75,7 @@ class Demonstrations:
 
     def _one(self) -> TokenSequence:
         for _ in range(1000):
-            task = self._environment.task("train", self._next)
+            task = training_task(self._environment, self._next)
             self._next += 1
             messages = _demonstrate(self._environment, task, self._rng)
             ids, mask = self._chat.render_training(messages, self._environment.tools)

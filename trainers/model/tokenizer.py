@@ -14,13 +14,15 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from forge_env.types import Message, ToolSpec
+from forge_env.types import Message, Task, ToolSpec
 from trainers.model.chat import Chat
 
 CONTROL_TOKENS: tuple[str, ...] = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"),
     *("<tool_response>", "</tool_response>", "<think>", "</think>"),
 )
+FORMATS = ("qwen3", "prime-qwen3", "nemotron-3", "nemotron-3-ultra", "nemotron-3.5")
+"""Chat formats of the `renderers` library that need no other control tokens."""
 CUT = "\ufdd0"
 """Separates two pieces of text that are tokenised apart, where a whole conversation is tokenised at once
 (`chat_template.jinja`): a code point that is no character, and that no text has."""
@@ -120,10 +122,16 @@ def _without(texts: Iterable[str], phrases: list[str]) -> Iterable[str]:
         yield from filter(None, text.split("\0"))
 
 
+def training_task(environment: Any, index: int) -> Task:
+    """The `index`-th training task; where there are fewer, they come again."""
+    task: Task = environment.resolve_task(None, {"split": environment.splits[0], "index": index})
+    return task
+
+
 def build_tokenizer(environment: Any, renderer: str, vocab_size: int, seed: int, samples: int = 2000) -> Tokenizer:
     """A tokenizer for `environment`, learned from `samples` of its demonstrations on training tasks."""
     rng = random.Random(seed)
-    demonstrations = [environment.demonstrate(environment.task("train", index), rng) for index in range(samples)]
+    demonstrations = [environment.demonstrate(training_task(environment, index), rng) for index in range(samples)]
     phrases = fixed_phrases(demonstrations, environment.tools, renderer)
     return train_tokenizer(_corpus(demonstrations), phrases, vocab_size)
 

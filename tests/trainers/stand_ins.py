@@ -1,0 +1,206 @@
+"""Stand-ins for the actors of a run: they start nothing, record every call and answer at once in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
+from safetensors.numpy import save_file
+
+from trainers.buffer.local import LocalReplayBuffer
+from trainers.buffer.types import Batch
+from trainers.generator.types import Completion
+
+Events = list[tuple[float, str, str]]
+"""Virtual second, what, details."""
+
+
+def add_weights(folder: Path) -> None:
+    """Make a built folder one with weights."""
+    save_file({"weight": np.zeros(4, dtype=np.float32)}, folder / "model.safetensors")
+
+
+class Trace:
+    """What is seen from outside, in order."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.events: Events = []
+
+    def add(self, what: str, *details: Any) -> None:
+        """Something happened now."""
+        try:
+            now = round(asyncio.get_running_loop().time(), 6)
+        except RuntimeError:
+            now = -1.0
+        self.events.append((now, what, repr(self._plain(details))))
+
+    def _plain(self, value: Any) -> Any:
+        """A value without addresses, file names that a recipe's digest is part of, and folders of this test."""
+        if isinstance(value, str | Path):
+            return self._text(str(value))
+        if isinstance(value, float):
+            return round(value, 9)
+        if isinstance(value, BaseModel):
+            return self._plain(value.model_dump())
+        if isinstance(value, Mapping):
+            return {self._plain(key): self._plain(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._plain(item) for item in value]
+        if value is None or isinstance(value, bool | int | bytes):
+            return value
+        names = getattr(value, "__slots__", None) or vars(value)
+        return type(value).__name__, {name: self._plain(getattr(value, name)) for name in names}
+
+    def _text(self, text: str) -> str:
+        if not text.startswith(str(self.root)):
+            return text
+        name = re.sub(r"-[0-9a-f]{16}", "", str(Path(text).relative_to(self.root)))
+        files = [Path(text, file) for file in ("config.json", "tokenizer.json")]
+        contents = b"".join(file.read_bytes() for file in files if file.is_file())
+        return f"{name} {blake2b(contents, digest_size=8).hexdigest()}"
+
+
+class Actor:
+    """Stands for a spawned actor. Every endpoint called is recorded and answered by the method of its name."""
+
+    def __init__(
+        self, trace: Trace, name: str, procs: int, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
+        self.trace = trace
+        self.name = name
+        self.procs = procs
+        self.arguments = arguments
+        self.options = options
+
+    def __getattr__(self, endpoint: str) -> Endpoint:
+        return Endpoint(self, endpoint)
+
+    def slice(self, **dims: int) -> Actor:
+        return self
+
+    async def answer(self, endpoint: str, *args: Any, **kwargs: Any) -> Any:
+        """What the endpoint returns; most return nothing."""
+        answer = getattr(type(self), f"do_{endpoint}", None)
+        return None if answer is None else await answer(self, *args, **kwargs)
+
+
+class Endpoint:
+    """`actor.ENDPOINT` with Monarch's ways to call it."""
+
+    def __init__(self, actor: Actor, name: str) -> None:
+        self._actor = actor
+        self._name = name
+
+    def call_one(self, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
+        self._actor.trace.add(f"{self._actor.name}.{self._name}", args, kwargs)
+        return asyncio.ensure_future(self._actor.answer(self._name, *args, **kwargs))
+
+    broadcast = call_one
+
+    def call(self, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
+        work = self.call_one(*args, **kwargs)
+
+        async def by_rank() -> dict[int, Any]:
+            value = await work
+            return dict.fromkeys(range(self._actor.procs), value)
+
+        return asyncio.ensure_future(by_rank())
+
+
+class TitanTrainer(Actor):
+    """Trains in a second, publishes in a third of one."""
+
+    async def do_train(self, sequences: Sequence[Any]) -> dict[str, float]:
+        await asyncio.sleep(1.0)
+        total = sum(sequence.advantage * sum(sequence.token_ids) for sequence in sequences)
+        return {"loss": total / 1000, "entropy": 1.0, "tokens_per_s": 100.0}
+
+    async def do_begin_push(self, version: int) -> dict[str, float]:
+        return {"snapshot_s": 0.0}
+
+    async def do_pushed(self) -> dict[str, float]:
+        await asyncio.sleep(0.3)
+        return {"push_s": 0.3, "bytes": 8.0}
+
+    async def do_save(self, folder: str) -> None:
+        (Path(folder) / "model").mkdir()
+
+    async def do_save_model(self, folder: str) -> None:
+        shutil.copytree(self.arguments[0], folder)
+        add_weights(Path(folder))
+
+
+class Generator(Actor):
+    """Samples whatever comes to its mind, the same for the same requests; every ninth takes a minute."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._version = 0
+        self._tokens = 0
+        self._places = asyncio.Semaphore(self.arguments[0]["max_num_seqs"])
+        self._asked: Counter[tuple[int, ...]] = Counter()
+
+    async def do_generate(self, prompt_ids: list[int], options: dict[str, Any], request_id: str) -> Completion:
+        async with self._places:
+            return await self._sample(prompt_ids, options)
+
+    async def _sample(self, prompt_ids: list[int], options: dict[str, Any]) -> Completion:
+        prompt = tuple(prompt_ids)
+        self._asked[prompt] += 1
+        rng = random.Random(f"{prompt} {self._version} {self._asked[prompt]}")
+        count = min(options["max_tokens"], rng.randrange(4, 16))
+        ids = [rng.randrange(20, 260) for _ in range(count)]
+        first = self._version
+        place = sum(self._asked.values()) % 9
+        await asyncio.sleep({6: 60.0, 2: 3.0, 7: 3.0}.get(place, 0.05 * count))
+        self._tokens += count
+        versions = sorted([first] * (count // 2) + [self._version] * (count - count // 2))
+        return Completion(prompt_ids, ids, [-1.0] * count, versions, "stop", self._version)
+
+    async def do_update_weights(self, version: int) -> dict[str, float]:
+        await asyncio.sleep(0.1)
+        self._version = version
+        return {"pull_s": 0.1, "stall_s": 0.0, "total_s": 0.1}
+
+    async def do_get_stats(self) -> dict[str, float]:
+        return {"tokens": float(self._tokens), "in_flight": 0.0}
+
+
+class ReferenceModel(Actor):
+    """Finds everything equally likely."""
+
+    async def do_logprobs(self, sequences: Sequence[Any]) -> list[list[float]]:
+        return [[-1.0] * len(sequence.target_positions) for sequence in sequences]
+
+
+class ReplayBuffer(Actor):
+    """Never asked: `Buffer` plays its part. How it was made is not part of the trace."""
+
+
+class Buffer(LocalReplayBuffer[Any]):
+    """The real buffer, in this process; what it hands out is recorded."""
+
+    def __init__(self, trace: Trace, actor: Actor) -> None:
+        super().__init__(*actor.arguments)
+        self._trace = trace
+
+    async def sample(self, curr_policy_version: int) -> Batch[Any]:
+        batch = await super().sample(curr_policy_version)
+        self._trace.add("batch", batch.reservation.indices, batch.reservation.versions)
+        return batch
+
+
+Actors = Mapping[str, type[Actor]]
+STAND_INS: Actors = {
+    stand_in.__name__: stand_in for stand_in in (TitanTrainer, Generator, ReferenceModel, ReplayBuffer)
+}
