@@ -101,6 +101,7 @@ def run_forge_env(url: str, samples: int, in_flight: int) -> dict[str, Any]:
 
 
 def run_floor(url: str, samples: int, in_flight: int) -> dict[str, Any]:
+    from forge_env.evaluation.collector import collecting_seldom
     from forge_env.policies.endpoint_http import Connections
 
     async def work() -> None:
@@ -117,7 +118,8 @@ def run_floor(url: str, samples: int, in_flight: int) -> dict[str, Any]:
         await connections.close()
 
     cpu, wall = time.process_time(), time.perf_counter()
-    asyncio.run(work())
+    with collecting_seldom():
+        asyncio.run(work())
     measured = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
     return {**measured, "score": 1.0, "samples": samples}
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from forge_env.environment import Environment
 from forge_env.errors import ForgeError, UsageError
+from forge_env.evaluation.collector import collecting_seldom
 from forge_env.evaluation.config import EnvironmentChoice, EvaluationConfig, build, changes, read_yaml, to_yaml
 from forge_env.evaluation.display import Display, open_display
 from forge_env.evaluation.metering import Meter, Usage, read_price
@@ -137,7 +138,7 @@ class Evaluation:
             raise
 
     async def _run(self) -> EvaluationResult:
-        with self.folder, _log_to(self.folder.log):
+        with self.folder, _log_to(self.folder.log), collecting_seldom():
             self._write_config()
             results = self._earlier()
             self.progress.begin()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import json
 import os
 from pathlib import Path
@@ -238,6 +239,21 @@ def test_more_samples_can_be_added_and_nothing_else_changed(out: Path) -> None:
         fe.evaluate(Sums, "gold", n=5, seed=7, out=out, resume=True)
     with pytest.raises(UsageError, match="holds an evaluation"):
         fe.evaluate(Sums, "gold", n=5, out=out)
+
+
+def test_the_collector_is_left_as_it_was(out: Path) -> None:
+    before, during = gc.get_threshold(), []
+
+    def look(messages: Any, tools: Any) -> str:
+        during.append(gc.get_threshold()[0])
+        fe.evaluate(Sums, "gold", n=1, out=out.with_name(f"inner-{len(during)}"))
+        during.append(gc.get_threshold()[0])
+        return "1"
+
+    fe.evaluate(Sums, FunctionPolicy(look), n=2, out=out, max_samples=1)
+    assert gc.get_threshold() == before
+    assert len(during) == 4
+    assert min(during) > before[0]
 
 
 def test_wrong_settings_are_named(out: Path) -> None:
