@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import operator
 import os
 import statistics
 import time
@@ -28,6 +29,7 @@ from forge_env.sandbox.types import SandboxSpec
 
 CALLERS = 2 * len(os.sched_getaffinity(0))
 COLD_STARTS = 3
+FLOOR = "floor: fork, no isolation"
 NOTES = """
 Print is `print(1 + 1)`, unittest a file of 20 cases; each of our runs is acquire, run, release, so every program finds
 a sandbox that was wiped and checked. Judged calls are 20 calls whose values are compared outside in one go, split
@@ -61,7 +63,7 @@ async def cold_starts() -> dict[str, list[float]]:
     found = {}
     for name, reason in available_engines().items():
         if reason is None:
-            times = []
+            times: list[float] = []
             async with open_engine(name, concurrency=COLD_STARTS, warm=0) as engine:
                 for _ in range(COLD_STARTS):
                     start = time.perf_counter()
@@ -88,18 +90,20 @@ def rows_of(ways: list[Way]) -> list[dict[str, Any]]:
                 "rates": [measured.rate for measured in rounds],
                 "p50s": [statistics.median(measured.latency) for measured in rounds],
             }
-            for key, base in (("docker_exec", "docker exec"), ("floor", "floor: fork, no isolation")):
-                if base in by_name and program in by_name[base].rounds:
-                    other = by_name[base].rounds[program]
-                    pairs = [mine.rate / theirs.rate for mine, theirs in zip(rounds, other, strict=True)]
-                    row[f"times_{key}"] = statistics.median(pairs)
+            if program in (by_name["docker exec"].rounds if "docker exec" in by_name else {}):
+                others = by_name["docker exec"].rounds[program]
+                pairs = zip(rounds, others, strict=True)
+                row["times_docker_exec"] = statistics.median(mine.rate / theirs.rate for mine, theirs in pairs)
+            if program in by_name[FLOOR].rounds:
+                floor = [statistics.median(measured.latency) for measured in by_name[FLOOR].rounds[program]]
+                row["times_floor"] = statistics.median(map(operator.truediv, row["p50s"], floor))
             rows.append(row)
     return rows
 
 
 def markdown(rows: list[dict[str, Any]], cold: dict[str, list[float]]) -> list[str]:
     """The section of docs/benchmarks.md."""
-    columns = ["way", "program", "p50 ms (rounds)", "p99 ms", "per s (rounds)", "x docker exec", "x floor"]
+    columns = ["way", "program", "p50 ms (rounds)", "p99 ms", "per s (rounds)", "rate, x docker exec", "p50, x floor"]
     body = [
         [
             row["way"], row["program"], spread(row["p50s"]), row["p99_ms"], spread(row["rates"]),
