@@ -60,11 +60,20 @@ async def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreemen
         first = await sample(30)
         assert await largest_mismatch(trainer, first) <= MISMATCH
 
-        in_flight = asyncio.ensure_future(sample(400))
+        updated = asyncio.Event()
+
+        async def sample_until_updated() -> list[Completion]:
+            completions: list[Completion] = []
+            while not updated.is_set():
+                completions += await sample(400)
+            return completions
+
+        in_flight = asyncio.ensure_future(sample_until_updated())
         for version in range(1, UPDATES + 1):
             await trainer.train_step([sequence(completion) for completion in first])
-            await trainer.push_weights(version)
+            await (await trainer.begin_push(version))
             await generators.update_weights(version)
+        updated.set()
         long = await in_flight
         assert any(len(set(completion.versions)) > 1 for completion in long), "no request was in flight over an update"
         assert all(completion.versions == sorted(completion.versions) for completion in long)
@@ -109,10 +118,12 @@ async def test_recomputed_requests_go_on_with_exactly_the_new_policy(tmp_path: P
         await trainer.configure(OptimizerSection(lr=1e-2), loss=SFTLoss(), steps=100, microbatch_tokens=4096)
         prompts = [[10 + number] * 40 for number in range(8)]
         options = SamplingOptions(max_tokens=400)
-        in_flight = asyncio.ensure_future(asyncio.gather(*(generators.generate(prompt, options) for prompt in prompts)))
         taught = [sequence(Completion(prompt, [7] * 20, [], [], "stop", 0)) for prompt in prompts]
         await trainer.train_step(taught)
         await trainer.push_weights(1)
+        in_flight = asyncio.ensure_future(asyncio.gather(*(generators.generate(prompt, options) for prompt in prompts)))
+        while not (await generators.stats())["tokens"]:
+            assert not in_flight.done()
         await generators.update_weights(1)
         completions = await in_flight
         theirs = await trainer.logprobs([sequence(completion) for completion in completions])
@@ -129,13 +140,13 @@ async def test_recomputed_requests_go_on_with_exactly_the_new_policy(tmp_path: P
 
         # A cancelled caller's request ends in the engine too, and one that is named can be ended.
         call = asyncio.ensure_future(generators.generate(prompts[0], options))
-        while not (await generators.stats())["in_flight"]:
-            pass
+        while not (stats := await generators.stats())["in_flight"]:
+            assert not call.done()
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
-        while (await generators.stats())["in_flight"]:
-            pass
-        stats = await generators.stats()
+        tokens = stats["tokens"]
+        while (stats := await generators.stats())["in_flight"]:
+            assert stats["tokens"] < tokens + options.max_tokens, "the request went on to its end"
         assert {"time/generate", "time/wait for requests", "time/load weights"} <= set(stats)
         await generators.halt()
 
