@@ -149,8 +149,6 @@ class Pool:
             **self.counters,
         }
 
-    # ---- handing out ----------------------------------------------------------------------------------
-
     def _take_idle(self, spec: SandboxSpec, tenant: str) -> Box | None:
         for box in reversed(self._idle):  # the most recently used: its memory is warm, the others may go
             if box.spec == spec and box.connection.alive:
@@ -171,8 +169,6 @@ class Pool:
         self._idle[box] = time.monotonic()
         self._grow()  # someone may wait for another kind: this one can make room
         self._schedule_shrinking()
-
-    # ---- growing and shrinking ------------------------------------------------------------------------
 
     def _grow(self) -> None:
         """Start boxes for those who wait, as far as the bound and the machine allow."""
@@ -215,8 +211,6 @@ class Pool:
                 del self._idle[box]
                 self._discard(box, "shrunk")
         self._schedule_shrinking()
-
-    # ---- lives of boxes -------------------------------------------------------------------------------
 
     async def _pending_start(self, spec: SandboxSpec) -> Box:
         """Start a box that already counts as pending."""
