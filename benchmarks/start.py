@@ -2,7 +2,8 @@
 
     python -m benchmarks.start [--repeats 9] [--inspect PYTHON] [--verifiers PYTHON] [--record]
 
-Wall seconds from starting the process; the floor is an interpreter that does nothing. The peers play the trivial task
+Wall and CPU seconds from starting the process, the latter because the machine may be shared; the floor is an
+interpreter that does nothing. The peers play the trivial task
 of `benchmarks.evaluation`; `--inspect` and `--verifiers` name interpreters that have them. One after another, in turns.
 """
 
@@ -13,15 +14,20 @@ import asyncio
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from benchmarks.report import record, spread, table
 
 HERE = Path(__file__).parent
+COMPILED = tempfile.TemporaryDirectory()
 AIMS = {"forge-env --help": 0.3, "forge-env eval, first request": 1.0}
+Taken = tuple[float, float]
+"""Wall and CPU seconds."""
 CLI = [sys.executable, "-c", "import sys; from forge_env.cli.main import main; sys.exit(main())"]
 
 
@@ -51,33 +57,47 @@ class Endpoint:
             writer.close()
 
 
-async def until_done(command: list[str]) -> float:
+def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Run with compiled modules, as whatever pip has installed is."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return subprocess.Popen(command, env={**environ, "PYTHONPYCACHEPREFIX": COMPILED.name}, **options)
+
+
+async def until_done(command: list[str]) -> Taken:
     started = time.perf_counter()
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
-    assert await process.wait() == 0, command
-    return time.perf_counter() - started
+    process = start(command, stdout=subprocess.DEVNULL)
+    status, cpu = await ended(process)
+    assert status == 0, command
+    return time.perf_counter() - started, cpu
 
 
-async def until_asked(command: list[str]) -> float:
+async def until_asked(command: list[str]) -> Taken:
     """`URL` in the command is replaced by the endpoint's address."""
-    quiet = asyncio.subprocess.DEVNULL
     async with Endpoint() as endpoint:
         words = [endpoint.url if word == "URL" else word for word in command]
         started = time.perf_counter()
-        process = await asyncio.create_subprocess_exec(*words, stdout=quiet, stderr=quiet, start_new_session=True)
-        ended = asyncio.ensure_future(process.wait())
-        await asyncio.wait([endpoint.asked, ended], return_when=asyncio.FIRST_COMPLETED, timeout=120)
+        quiet = subprocess.DEVNULL
+        process = start(words, stdout=quiet, stderr=quiet, start_new_session=True)
+        end = asyncio.ensure_future(ended(process))
+        await asyncio.wait([endpoint.asked, end], return_when=asyncio.FIRST_COMPLETED, timeout=120)
+        if not end.done():
+            os.killpg(process.pid, 9)
+        _, cpu = await end
         if not endpoint.asked.done():
             raise SystemExit(f"{' '.join(words)} never asked")
-        if process.returncode is None:
-            os.killpg(process.pid, 9)
-        await ended
-        return endpoint.asked.result() - started
+        return endpoint.asked.result() - started, cpu
 
 
-async def measure(peers: dict[str, str], repeats: int, folder: str) -> dict[str, list[float]]:
+async def ended(process: subprocess.Popen[bytes]) -> tuple[int, float]:
+    """Status and CPU seconds of a process that has ended."""
+    _, status, used = await asyncio.to_thread(os.wait4, process.pid, 0)
+    process.returncode = status
+    return status, used.ru_utime + used.ru_stime
+
+
+async def measure(peers: dict[str, str], repeats: int, folder: str) -> dict[str, list[Taken]]:
     evaluation = [*CLI, "eval", "coding_rlvr", "--model", "m", "--base-url", "URL", "-n", "1", "--out"]
-    taken: dict[str, list[float]] = {}
+    taken: dict[str, list[Taken]] = {}
     for number in range(repeats + 1):  # the first round fills the caches of the file system and does not count
         found = {
             "python -c pass (floor)": await until_done([sys.executable, "-c", "pass"]),
@@ -103,17 +123,22 @@ def main() -> None:
     peers = {name: python for name, python in named.items() if python}
     with tempfile.TemporaryDirectory() as folder:
         taken = asyncio.run(measure(peers, args.repeats, folder))
-    rows = [[name, spread(seconds), AIMS.get(name, "")] for name, seconds in taken.items()]
-    lines = table(["wall seconds", "median (smallest to largest)", "aim"], rows)
+    rows: list[list[object]] = []
+    for name, runs in taken.items():
+        wall, cpu = ([run[place] for run in runs] for place in (0, 1))
+        rows.append([name, spread(wall), spread(cpu), AIMS.get(name, "")])
+    lines = table(["seconds", "wall", "CPU", "aim (wall)"], rows)
     print("\n".join(lines))
-    medians = {name: round(statistics.median(seconds), 4) for name, seconds in taken.items()}
+    medians = {
+        name: [round(statistics.median(part), 4) for part in zip(*runs, strict=True)] for name, runs in taken.items()
+    }
     print(json.dumps({"benchmark": "start", "repeats": args.repeats, "seconds": medians}))
     if args.record:
         record(
             "start",
             "Start",
             "make bench ARGS='start --inspect PYTHON --verifiers PYTHON --record'",
-            [*lines, "", f"{args.repeats} repeats, in turns."],
+            [*lines, "", f"Median (smallest to largest) of {args.repeats}."],
         )
 
 

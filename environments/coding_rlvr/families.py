@@ -78,9 +78,15 @@ def _chains(takes: str, length: int) -> Iterator[tuple[Operation, ...]]:
         if length == 1:
             yield (operation,)
             continue
-        for rest in _chains(operation.gives, length - 1):
-            if operation not in rest and not any(later.name in _ONLY_FIRST for later in rest):
+        for rest in _shorter_chains(operation.gives, length - 1):
+            if all(later is not operation for later in rest):
                 yield (operation, *rest)
+
+
+@cache
+def _shorter_chains(takes: str, length: int) -> list[tuple[Operation, ...]]:
+    """Those that may follow another operation."""
+    return [chain for chain in _chains(takes, length) if chain[0].name not in _ONLY_FIRST]
 
 
 def _level(steps: int, operations: Sequence[Operation]) -> int:
