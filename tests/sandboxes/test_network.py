@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 import pytest_asyncio
 
 from forge_env.errors import UsageError
 from forge_env.sandbox import SandboxEngine, SandboxSpec
-from sandboxes.network import AllowList
+from sandboxes.network import AllowList, FilteringProxy
 
 FETCH = (
     "import urllib.request, urllib.error\n"
@@ -94,3 +96,95 @@ def test_names() -> None:
             AllowList([bad])
     with pytest.raises(UsageError):
         SandboxSpec(network=True, allow=("a",))
+
+
+def test_a_name_leads_to_public_addresses_only() -> None:
+    allowed = AllowList(["example.org", "10.0.0.5:8000"])
+    for address in ("93.184.216.34", "2606:2800:220:1::1"):
+        assert allowed.permits_address(address, 80)
+    private = ("127.0.0.1", "169.254.169.254", "10.0.0.5", "100.64.0.1", "0.0.0.0", "224.0.0.1")
+    for address in (*private, "::1", "fe80::1%lo", "fd00::1", "::ffff:127.0.0.1", "2002:7f00:1::"):
+        assert not allowed.permits_address(address, 80)
+    assert allowed.permits_address("10.0.0.5", 8000)
+
+
+@asynccontextmanager
+async def proxy(*allowed: str) -> AsyncIterator[int]:
+    """A proxy on the host's loopback, without a sandbox; its port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    served = FilteringProxy(listener, AllowList(allowed))
+    await served.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        served.close()
+
+
+async def ask(port: int, request: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    writer.write_eof()
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+@asynccontextmanager
+async def echo() -> AsyncIterator[int]:
+    """A server that answers with every byte it was sent; its port."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.read())
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def test_one_request_to_a_connection_and_the_host_that_was_checked() -> None:
+    async with echo() as server, proxy(f"127.0.0.1:{server}") as port:
+        target = b"http://127.0.0.1:%d/a" % server
+        second = b"GET http://other.test/ HTTP/1.1\r\nHost: other.test\r\n\r\n"
+        head = b"Host: other.test\r\nUpgrade: h2c\r\nX-Kept: 1\r\n"
+        sent = await ask(port, b"GET " + target + b" HTTP/1.1\r\n" + head + b"\r\n" + second)
+        named = b"Host: 127.0.0.1:%d" % server
+        assert sent == b"GET /a HTTP/1.1\r\n" + named + b"\r\nConnection: close\r\nX-Kept: 1\r\n\r\n"
+        sent = await ask(port, b"POST " + target + b" HTTP/1.1\r\nContent-Length: 4\r\n\r\nbody" + second)
+        assert sent.endswith(b"\r\n\r\nbody")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET {url} HTTP/1.1\r\nX: a\nHost: other.test",
+        "GET {url} HTTP/1.1\r\nX: a\r\n Host: other.test",
+        "GET {url} HTTP/1.1\r\nHost : other.test",
+        "GET {url} HTTP/1.1\r\nContent-Length: 4\r\nContent-Length: 5",
+        "GET {url} HTTP/1.1\r\nContent-Length: -4",
+        "POST {url} HTTP/1.1\r\nTransfer-Encoding: chunked",
+        "GET\t/\tHTTP/1.1\nHost:other.test\n\n {url} HTTP/1.1",
+        "GET https://127.0.0.1/ HTTP/1.1",
+        "GET / HTTP/1.1\r\nHost: 127.0.0.1",
+        "GET http://127.0.0.1@other.test/ HTTP/1.1",
+        "GET http://a\0b.test/ HTTP/1.1",
+        f"GET http://{'a' * 64}.test/ HTTP/1.1",
+        "CONNECT 127.0.0.1 HTTP/1.1",
+        "CONNECT 127.0.0.1:0 HTTP/1.1",
+        "CONNECT 127.0.0.1:99999 HTTP/1.1",
+        "nonsense",
+    ],
+)
+async def test_what_can_be_read_in_two_ways_is_not_forwarded(head: str) -> None:
+    async with echo() as server, proxy(f"127.0.0.1:{server}", "*.test") as port:
+        request = head.format(url=f"http://127.0.0.1:{server}/") + "\r\n\r\n"
+        assert (await ask(port, request.encode())).startswith(b"HTTP/1.1 400 ")
+
+
+async def test_a_listed_name_at_a_private_address_is_refused() -> None:
+    async with echo() as server, proxy(f"localhost:{server}") as port:
+        answer = await ask(port, b"CONNECT localhost:%d HTTP/1.1\r\n\r\n" % server)
+    assert answer.startswith(b"HTTP/1.1 403 ")
+    assert b"list the address itself" in answer
+    async with echo() as server, proxy(f"localhost:{server}", f"127.0.0.1:{server}", f"[::1]:{server}") as port:
+        answer = await ask(port, b"CONNECT localhost:%d HTTP/1.1\r\n\r\nhello" % server)
+    assert answer == b"HTTP/1.1 200 Connection established\r\n\r\nhello"
