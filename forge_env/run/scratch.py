@@ -17,12 +17,17 @@ from pathlib import Path
 
 PREFIX = "forge-env-run-"
 LOCK = "lock"
+LONGEST = 60
+"""Of a TMPDIR's path, in bytes: processes meet at sockets below it, whose whole path may have 107."""
 
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A temporary folder for this process and its children (TMPDIR) while the block runs."""
-    parent = Path(tempfile.gettempdir())
+    """A temporary folder for this process and its children (TMPDIR) while the block runs.
+
+    It lies in TMPDIR, or in /tmp where that path is too long for the sockets in it.
+    """
+    parent = _parents()[-1]
     hidden = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=parent))
     lock = os.open(hidden / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -47,7 +52,7 @@ def scratch_folder() -> Iterator[Path]:
 def reap_scratch() -> int:
     """Remove folders of runs that have ended without doing so; returns how many."""
     removed = 0
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    for folder in (folder for parent in _parents() for folder in parent.glob(f"{PREFIX}*")):
         with suppress(OSError):  # another user's, or another reaper was first
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
             try:
@@ -57,6 +62,12 @@ def reap_scratch() -> int:
             finally:
                 os.close(lock)
     return removed
+
+
+def _parents() -> list[Path]:
+    """Where scratch folders may be; new ones are made in the last."""
+    chosen = Path(tempfile.gettempdir())
+    return [chosen] if len(os.fsencode(chosen)) <= LONGEST else [chosen, Path("/tmp")]
 
 
 def _remove(folder: Path) -> None:

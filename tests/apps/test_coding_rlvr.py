@@ -7,7 +7,9 @@ import os
 import pty
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -36,6 +38,13 @@ SHORT = [
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One warmed-up model for all runs of this module."""
     return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Short: it is the TMPDIR of runs whose sockets lie below it."""
+    with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp") as folder:
+        yield Path(folder)
 
 
 class Training:

@@ -6,18 +6,30 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from forge_env.run.scratch import PREFIX, reap_scratch, scratch_folder
+from forge_env.run.scratch import LONGEST, PREFIX, reap_scratch, scratch_folder
 
 
 @pytest.fixture
-def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+def parent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp") as short:
+        monkeypatch.setenv("TMPDIR", short)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        yield Path(short)
+
+
+def test_a_path_too_long_for_sockets_is_left_for_tmp(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = parent / ("x" * LONGEST)
+    deep.mkdir()
+    monkeypatch.setenv("TMPDIR", str(deep))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    return tmp_path
+    with scratch_folder() as folder:
+        assert folder.parent == Path("/tmp")
+    assert not folder.exists()
 
 
 def test_temporary_files_of_process_and_children_lie_in_it_and_go_with_it(parent: Path) -> None:
