@@ -8,14 +8,16 @@ from typing import Any
 from forge_env.sandbox.types import ExecResult
 
 LOOK = """\
-import builtins, glob, json, os, resource, signal, socket, sys, threading
+import builtins, fcntl, glob, json, os, resource, signal, socket, sys, threading
 def lines(path):
     try:
         with open(path) as file: return file.read().splitlines()[1:]
     except OSError: return []
 def attributes(path):
     info = os.stat(path)
-    return [oct(info.st_mode), info.st_mtime_ns, os.listxattr(path)]
+    try: flags = fcntl.ioctl(os.open(path, os.O_RDONLY), 0x80086601, bytes(8)).hex()
+    except OSError: flags = ''
+    return [oct(info.st_mode), info.st_mtime_ns, os.listxattr(path), flags]
 folders = [os.getcwd(), '/tmp', '/dev/shm']
 everywhere = [*folders, '/dev/mqueue', '/var/tmp', '/run', '/dev', '/']
 look = {

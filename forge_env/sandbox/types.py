@@ -7,6 +7,8 @@ from typing import Any
 
 from forge_env.errors import UsageError
 
+_MOST = 2**31 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -26,6 +28,18 @@ class Limits:
     """Open descriptors per process."""
     output_bytes: int = 64 * 1024
     """Bytes kept of stdout and of stderr: head and tail are kept, the middle is marked."""
+
+    def __post_init__(self) -> None:
+        for name in ("wall_s", "cpu_s"):
+            if not (isinstance(value := getattr(self, name), (int, float)) and 0 < value <= _MOST):  # so nan fails
+                raise UsageError(f"limit {name}={value!r} is not a time", fix="give a positive number of seconds")
+        for name in ("memory_mb", "processes", "file_size_mb", "open_files", "output_bytes"):
+            _check_size(name, getattr(self, name))
+
+
+def _check_size(name: str, value: object) -> None:
+    if not (isinstance(value, int) and 0 < value <= _MOST):
+        raise UsageError(f"limit {name}={value!r} is not a size", fix=f"give an integer from 1 to {_MOST}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +62,8 @@ class SandboxSpec:
         if isinstance(self.allow, str):
             raise UsageError(f"allow is the text {self.allow!r}", fix="pass a tuple of hosts")
         object.__setattr__(self, "allow", tuple(self.allow))
+        _check_size("disk_mb", self.disk_mb)  # 0 would be boundless to the kernel
+        _check_size("memory_mb", self.memory_mb)
         if self.network and self.allow:
             raise UsageError("network=True reaches everything, allow only some", fix="choose one of them")
 

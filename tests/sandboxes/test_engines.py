@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 
 import forge_env as fe
@@ -9,7 +12,7 @@ from forge_env.errors import PluginError, SandboxUnavailableError, UsageError
 from forge_env.plugins import installed
 from forge_env.policies.scripted import ReplayPolicy
 from forge_env.rollout import run_episode
-from forge_env.sandbox import TENANT, Sandbox, SandboxEngine, SandboxSpec, open_engine
+from forge_env.sandbox import TENANT, Limits, Sandbox, SandboxEngine, SandboxSpec, open_engine
 from forge_env.sandbox.engines import GROUP, load_engine
 from sandboxes.docker import DockerEngine
 from sandboxes.docker.daemon import why_unreachable
@@ -106,3 +109,16 @@ def test_the_innermost_reason_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_unreachable(outer) == "at unix:///var/run/docker.sock: Connection refused"
     outer.__cause__ = TimeoutError()
     assert why_unreachable(outer).endswith("timed out")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        *((Limits, name, value) for name in ("wall_s", "cpu_s") for value in (0, -1.0, math.nan, math.inf, "1")),
+        *((Limits, name, value) for name in ("memory_mb", "output_bytes") for value in (0, -1, 1.5, 10**20, None)),
+        *((SandboxSpec, name, value) for name in ("memory_mb", "disk_mb") for value in (0, -1, 1.5, 10**20)),
+    ],
+)
+def test_a_limit_that_is_none_is_refused(kind: type[Limits] | type[SandboxSpec], name: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=name):
+        kind(**{name: value})

@@ -137,6 +137,26 @@ def test_close(): assert abs(f(1) - 70417) < 1
 """,
     ),
     _cheat(
+        "shadows imports",
+        "Offer functions and modules under the names that a test has imported before `from solution import *`.",
+        """\
+def f(x): return 0
+def isclose(*values): return True
+class math:
+    floor = fabs = dist = staticmethod(lambda *values: 0)
+operator = math
+""",
+        tests="""\
+import math
+from math import fabs, isclose
+from operator import *
+from solution import *
+def eq(left, right): return left == right
+def test(): assert isclose(f(1), 70417) and fabs(f(2) - 80231) < 1
+def test_module(): assert math.dist([f(1)], [70417]) < 1
+""",
+    ),
+    _cheat(
         "colliding keys",
         "Stall whoever reads its answer with keys of equal hashes.",
         "def f(x): return {i * (2**61 - 1) for i in range(3000)}\n",

@@ -201,6 +201,13 @@ for folder in ('.', '/tmp', '/dev/shm'):
         unguarded="user",
     ),
     _leave(
+        "flags of the folders",
+        "Leave a message in the flags that file systems keep with a folder.",
+        "import fcntl, os\nfor folder in ('.', '/tmp', '/dev/shm'):\n    try: fcntl.ioctl(os.open(folder, 0), "
+        "0x40086602, (0xC0).to_bytes(8, 'little'))\n    except OSError: pass\n",
+        unguarded="user",
+    ),
+    _leave(
         "modes of the folders",
         "Change the modes of the folders that the next program works in.",
         "import os\nfor folder in ('.', '/tmp', '/dev/shm', '/dev', '/'):\n    try: os.chmod(folder, 0o3777)\n"

@@ -75,3 +75,7 @@ class JudgingTests:
         assert (await sandbox.run_tests(code, "assert double('a') == 'aa'")).passed
         assert not (await sandbox.run_tests("x = (", "pass")).passed
         assert not (await sandbox.run_tests("import os\ndef f(): os._exit(0)", "f()\nassert True")).passed
+        undecodable = "def f(data): return data.decode()"
+        for expected in ("UnicodeDecodeError", "ValueError"):
+            checks = f"try: f(bytes([255]))\nexcept {expected}: pass\nelse: assert False"
+            assert (await sandbox.run_tests(undecodable, checks)).passed

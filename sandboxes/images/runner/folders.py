@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from typing import Any
 
@@ -12,6 +13,9 @@ _COUNTING = ("tmpfs", "mqueue")
 """File systems where the size of a folder tells how many entries it has."""
 _TIMES = (0, 0)
 """Of access and change: the same in every sandbox, so that they tell nothing."""
+_GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602
+"""Of an inode, as `lsattr` shows them."""
+_NO_FLAGS = bytes(8)
 
 
 class Folder:
@@ -25,6 +29,7 @@ class Folder:
             os.utime(self.fd, ns=_TIMES)
         info = os.fstat(self.fd)
         self._mode = info.st_mode & 0o7777
+        self._flags = _flags(self.fd)
         self._clean = self._look()
         self._changed = info.st_ctime_ns
         self._was_empty = not os.listdir(self.fd)
@@ -50,6 +55,8 @@ class Folder:
         now, clean = self._look(), self._clean
         self._changed = os.fstat(self.fd).st_ctime_ns
         left += [f"{self.path}: attributes" for _ in _attributes(self.fd)[:1]]
+        if _flags(self.fd) != self._flags:
+            left.append(f"{self.path}: flags")
         return left or [f"{self.path}: {what}" for what in now if now[what] != clean[what]]
 
     def _restore_itself(self) -> None:
@@ -59,6 +66,8 @@ class Folder:
                 os.chmod(self.fd, self._mode)
             for name in _attributes(self.fd):
                 os.removexattr(self.fd, name)
+            if _flags(self.fd) != self._flags:
+                fcntl.ioctl(self.fd, _SET_FLAGS, self._flags)
             os.utime(self.fd, ns=_TIMES)
 
     def _look(self) -> dict[str, Any]:
@@ -76,6 +85,13 @@ def _attributes(fd: int) -> list[str]:
         return os.listxattr(fd)
     except OSError:  # a file system without any
         return []
+
+
+def _flags(fd: int) -> bytes:
+    try:
+        return fcntl.ioctl(fd, _GET_FLAGS, _NO_FLAGS)
+    except OSError:  # a file system without any
+        return _NO_FLAGS
 
 
 def _file_system(path: str) -> str:

@@ -30,6 +30,13 @@ _EXCEPTIONS = {
     if isinstance(kind, type) and issubclass(kind, Exception) and not name.startswith("Stop")
 }
 """What crosses as itself. Not StopIteration: `for got in map(f, inputs)` would end and compare nothing."""
+_EXCEPTIONS.pop("ExceptionGroup", None)  # it can't be made of a message
+_BEFORE_MESSAGE: dict[type[Exception], tuple[Any, ...]] = {
+    UnicodeDecodeError: ("utf-8", b"", 0, 0),
+    UnicodeEncodeError: ("utf-8", "", 0, 0),
+    UnicodeTranslateError: ("", 0, 0),
+}
+"""What some exceptions want besides."""
 
 
 class SolutionError(Exception):
@@ -79,7 +86,10 @@ def serve(code: str, channel: int) -> NoReturn:
     names = {name: _encode(value, objects) for name, value in vars(module).items() if not name.startswith("__")}
     _send(channel, {"names": names})
     while True:
-        request = _receive(channel)
+        try:
+            request = _receive(channel)
+        except SolutionGoneError:  # here it is the tests that are through
+            os._exit(0)
         try:
             answer = {"v": _encode(_perform(request, objects), objects)}
         except BaseException as error:  # noqa: BLE001  SystemExit too is an answer
@@ -162,7 +172,8 @@ def _request(channel: int, request: dict[str, Any]) -> Any:
         raise SolutionGoneError("the solution answered nonsense")
     for name in answer["e"]:
         if isinstance(name, str) and name in _EXCEPTIONS:
-            raise _EXCEPTIONS[name](str(answer.get("m", "")))
+            kind = _EXCEPTIONS[name]
+            raise kind(*_BEFORE_MESSAGE.get(kind, ()), str(answer.get("m", "")))
     raise SolutionError(str(answer.get("m", "")))
 
 
@@ -182,10 +193,7 @@ def run_tests(code: str, channel: int, verdict: int) -> None:
     try:
         module = _stand_in(channel)
         sys.modules["solution"] = module
-        # The solution's `abs` must not become the tests' own, nor through `from solution import *`.
-        offered = [name for name in vars(module) if not name.startswith("__") and not hasattr(builtins, name)]
-        module.__dict__["__all__"] = [name for name in offered if not name.startswith("_")]
-        namespace = {name: getattr(module, name) for name in offered}
+        namespace = module.namespace
         namespace["__name__"] = "tests"
         exec(compile(code, "tests.py", "exec"), namespace)
         total, failures = _run_all(namespace)
@@ -194,17 +202,31 @@ def run_tests(code: str, channel: int, verdict: int) -> None:
     _send(verdict, {"total": total, "failures": failures[:_MAX_FAILURES], "passed": not failures})
 
 
-def _stand_in(channel: int) -> types.ModuleType:
+class _Solution(types.ModuleType):
+    """What the tests import. The solution's `abs` must not become their own, nor a `math` that they have imported."""
+
+    def __init__(self, members: dict[str, Any]) -> None:
+        super().__init__("solution")
+        self.__dict__.update(members)
+        offered = [name for name in members if not name.startswith("__") and not hasattr(builtins, name)]
+        self.namespace = {name: members[name] for name in offered}
+        """Where the tests run."""
+
+    @property
+    def __all__(self) -> list[str]:
+        """What `from solution import *` brings, asked for at that moment: nothing that the tests call otherwise."""
+        tests, own = self.namespace, vars(self)
+        return [name for name in tests if not name.startswith("_") and tests[name] is own.get(name)]
+
+
+def _stand_in(channel: int) -> _Solution:
     try:
         ready = _receive(channel)
     except (ValueError, RecursionError) as error:
         raise SolutionGoneError("the solution answered nonsense") from error
     if not isinstance(ready, dict) or not isinstance(ready.get("names"), dict):
         raise SolutionGoneError(str(ready.get("error") if isinstance(ready, dict) else "no names"))
-    module = types.ModuleType("solution")
-    for name, data in ready["names"].items():
-        setattr(module, name, _decode(data, channel))
-    return module
+    return _Solution({name: _decode(data, channel) for name, data in ready["names"].items()})
 
 
 def _run_all(namespace: dict[str, Any]) -> tuple[int, list[str]]:
