@@ -105,7 +105,22 @@ def _is_library(filename: str) -> bool:
     return filename.startswith(("<frozen", _STDLIB)) and "site-packages" not in filename
 
 
-def _in_one_line(error: Exception) -> str:
+def _is_mistake(error: BaseException) -> bool:
+    """Whether code that raised this failed: also by `sys.exit`, or a cancellation that nobody asked its task for.
+
+    Passed on, the one would end the program without a word, and the other a rollout.
+    """
+    import asyncio
+
+    if isinstance(error, Exception | SystemExit):
+        return True
+    if not isinstance(error, asyncio.CancelledError):
+        return False
+    task = asyncio.current_task()
+    return task is not None and not task.cancelling()
+
+
+def _in_one_line(error: BaseException) -> str:
     from pydantic import ValidationError
 
     if not isinstance(error, ValidationError):
@@ -115,17 +130,20 @@ def _in_one_line(error: Exception) -> str:
 
 
 @contextmanager
-def environment_code(what: str, task_id: str) -> Iterator[None]:
+def environment_code(what: str, task_id: str | None = None) -> Iterator[None]:
     """Run an environment author's code: its unexpected exceptions become `EnvironmentBugError`, typed ones pass."""
+    place = "" if task_id is None else f" on task {task_id!r}"
     try:
         yield
     except ForgeError as error:
         if isinstance(error, ToolError):  # outside a tool there is no model to tell
-            raise EnvironmentBugError(f"{what} raised ToolError on task {task_id!r}: {error}") from error
+            raise EnvironmentBugError(f"{what} raised ToolError{place}: {error}") from error
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not _is_mistake(error):
+            raise
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if not _is_library(frame.filename)] or frames
         where = f"{own[-1].filename}:{own[-1].lineno}"
-        text = f"{what} raised {type(error).__name__} on task {task_id!r}: {_in_one_line(error)} [{where}]"
+        text = f"{what} raised {type(error).__name__}{place}: {_in_one_line(error)} [{where}]"
         raise EnvironmentBugError(text) from error

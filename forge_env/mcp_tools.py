@@ -18,12 +18,15 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
-from forge_env.errors import InfrastructureError, ToolError, UsageError
+from forge_env.errors import InfrastructureError, ToolError, UsageError, root_cause
 from forge_env.tools import Tool
 from forge_env.types import ToolSpec
 
 if TYPE_CHECKING:
     from forge_env.tool_environment import ToolEnvironment
+
+CONNECTION_CLOSED = -32000
+"""How the SDK says that a server is lost; servers may use the same number for errors of their own."""
 
 
 class McpServer:
@@ -78,6 +81,8 @@ class McpServer:
                 raise InfrastructureError("the MCP server is gone")
             result = calling.result()
         except MCPError as error:
+            if error.code == CONNECTION_CLOSED and not await self._answers():
+                raise InfrastructureError("the MCP server is gone") from error
             raise ToolError(str(error)) from error
         except OSError as error:
             raise InfrastructureError(f"the MCP server failed: {error}") from error
@@ -87,6 +92,15 @@ class McpServer:
         if result.is_error:
             raise ToolError(text or f"{name} failed")
         return text
+
+    async def _answers(self) -> bool:
+        from mcp import MCPError
+
+        try:
+            await self._client.list_tools()
+        except (MCPError, OSError):
+            return False
+        return True
 
     async def close(self) -> None:
         """Disconnect; may be called again."""
@@ -107,7 +121,7 @@ class McpServer:
                 await self._closing.wait()
         except Exception as error:  # noqa: BLE001 - the boundary of a task: every caller is told below
             if not self._ready.done():
-                self._ready.set_exception(InfrastructureError(f"can't connect to the MCP server: {error}"))
+                self._ready.set_exception(InfrastructureError(f"can't connect to the MCP server: {root_cause(error)}"))
 
     async def _list(self, client: Any) -> list[McpTool]:
         found: list[McpTool] = []

@@ -42,6 +42,8 @@ def load_plugin(group: str, name: str) -> Any:
     if name in installed(group):
         return load_entry(installed(group)[name])
     if ":" in name:
+        if EntryPoint.pattern.match(name) is None:
+            raise NotRegisteredError(f"{name!r} is no import path", fix="write module:Class")
         return load_entry(EntryPoint(name=name, value=name, group=group))
     guess = did_you_mean(name, installed(group))
     fix = f"did you mean {guess!r}?" if guess else f"installed: {', '.join(installed(group)) or 'none'}"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from forge_env.environment import API_VERSION, Environment, EnvironmentConfig
-from forge_env.errors import ConfigError, NotRegisteredError, PluginError, did_you_mean
+from forge_env.errors import ConfigError, NotRegisteredError, PluginError, did_you_mean, environment_code
 from forge_env.gym_hook import register_with_gymnasium
 from forge_env.plugins import installed, load_plugin
 
@@ -105,7 +105,8 @@ def make(name: str, *, sandboxes: SandboxEngine | None = None, **options: Any) -
         inspect.signature(cls).bind(config, sandboxes=sandboxes)
     except TypeError as error:
         raise PluginError(f"environment {name!r}: {cls.__name__}.__init__: {error}", fix=INIT) from error
-    env = cls(config, sandboxes=sandboxes)
+    with environment_code(f"environment {name!r}: {cls.__name__}.__init__"):
+        env = cls(config, sandboxes=sandboxes)
     if getattr(env, "config", None) is not config:
         raise PluginError(f"environment {name!r}: {cls.__name__}.__init__ does not call its base's", fix=INIT)
     return env
@@ -122,6 +123,7 @@ def make_config(name: str, cls: type[Environment], options: dict[str, Any]) -> E
             key = ".".join([*sections, last])
             if item["type"] == "missing":
                 problems.append(f"{key} is missing")
+                fixes.append(f"give {key}=VALUE")
             elif item["type"] != "extra_forbidden":
                 problems.append(f"{key}: {item['msg']} (got {str(item['input'])[:80]!r})")
             else:
@@ -172,6 +174,8 @@ def _checked(name: str, target: Any) -> type[Environment]:
         raise PluginError(
             f"environment {name!r}: config_class is {target.config_class!r}", fix="derive it from fe.EnvironmentConfig"
         )
+    if type(target.api_version) is not int:
+        raise PluginError(f"environment {name!r}: api_version is {target.api_version!r}", fix=f"write {API_VERSION}")
     if target.api_version != API_VERSION:
         raise PluginError(
             f"environment {name!r} was written for environment API {target.api_version}, this is API {API_VERSION}",

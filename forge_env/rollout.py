@@ -103,9 +103,12 @@ async def run_episode(
             try:
                 with on_behalf_of(environment_name or type(env).__name__):
                     await _play(env, policy, trajectory, task, seed, limits, clock, watch)
-            finally:
+            except BaseException as error:
                 watch("close")
-                await _close(env)
+                await _close(env, after=error)
+                raise
+            watch("close")
+            await _close(env)
             break
         except InfrastructureError as error:
             log.warning("episode of task %s lost (try %d): %s", trajectory.task_id or seed, tries + 1, error)
@@ -244,8 +247,11 @@ def _turn(observation: Observation, reply: Reply) -> Turn:
     )
 
 
-async def _close(env: Environment) -> None:
-    """Await `env.close()` to its end, however often this task is cancelled meanwhile."""
+async def _close(env: Environment, *, after: BaseException | None = None) -> None:
+    """Await `env.close()` to its end, however often this task is cancelled meanwhile.
+
+    What it raises after the episode failed is logged: the first failure says more, and whether to try again.
+    """
     closing = asyncio.ensure_future(env.close())
     cancelled: asyncio.CancelledError | None = None
     while not closing.done():
@@ -254,7 +260,7 @@ async def _close(env: Environment) -> None:
         except asyncio.CancelledError as error:
             cancelled = error
     failure = None if closing.cancelled() else closing.exception()
-    if isinstance(failure, InfrastructureError):
+    if failure is not None and (after is not None or isinstance(failure, InfrastructureError)):
         # The episode itself is sound: a sandbox that can't be given back is its engine's to replace.
         log.warning("closing the environment failed: %s", failure)
     elif failure is not None:

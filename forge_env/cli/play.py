@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Sequence
 
@@ -55,23 +56,53 @@ class Person:
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> Person:
         """The same person plays on."""
         self._tools = tools
+        self._lines = Lines(sys.stdin.fileno())
         return self
 
     async def reply(self, observation: Observation) -> Reply:
         """Show what is new and read a message. `EOFError` when the person stops."""
         for message in observation:
             print(show(message), flush=True)
-        # In a thread: the sandbox engine goes on meanwhile.
-        return Reply(message=await asyncio.to_thread(read_message, self._tools))
+        return Reply(message=await read_message(self._lines, self._tools))
 
 
-def read_message(tools: Sequence[ToolSpec]) -> Message:
+class Lines:
+    """Lines of a terminal, pipe or file. Waiting for one leaves the event loop to the sandbox engine and to Ctrl-C."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._held = b""
+
+    async def next(self) -> str:
+        """The next line with its end; without one at the end of the input, and empty after it."""
+        while b"\n" not in self._held:
+            await self._readable()
+            more = os.read(self._descriptor, 65536)
+            if not more:
+                break
+            self._held += more
+        line, end, self._held = self._held.partition(b"\n")
+        return (line + end).decode("utf-8", "replace")
+
+    async def _readable(self) -> None:
+        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            loop.add_reader(self._descriptor, ready.set)
+        except PermissionError:  # a file always is, and can't be waited for
+            return
+        try:
+            await ready.wait()
+        finally:
+            loop.remove_reader(self._descriptor)
+
+
+async def read_message(source: Lines, tools: Sequence[ToolSpec]) -> Message:
     """Read lines up to an empty one (or the end of input)."""
     lines: list[str] = []
     calls: list[ToolCall] = []
     while True:
         print("> " if sys.stdin.isatty() else "", end="", flush=True)
-        line = sys.stdin.readline()
+        line = await source.next()
         command = line.strip()
         if command == "/quit" or (not line and not lines and not calls):
             raise EOFError

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from typing import Any
 
 import pytest
@@ -76,6 +78,16 @@ class RewardNone(Sound):
         return None
 
 
+class RewardExits(Sound):
+    def reward(self) -> Any:
+        sys.exit("no grader")
+
+
+class RewardCancels(Sound):
+    async def reward(self) -> Any:  # nobody cancelled the episode
+        raise asyncio.CancelledError
+
+
 class PromptText(Sound):
     def prompt(self, task: fe.Task) -> Any:
         return "hello"
@@ -94,6 +106,23 @@ class NoInit(Sound):
 class InitArguments(Sound):
     def __init__(self) -> None:
         super().__init__()
+
+
+class InitCrash(Sound):
+    def __init__(self, config: Any = None, **context: Any) -> None:
+        raise RuntimeError("no database")
+
+
+class SetupFirst(Sound):
+    async def setup(self, task: fe.Task) -> None:
+        raise RuntimeError("no server")
+
+    async def cleanup(self) -> None:
+        self.server.close()  # type: ignore[attr-defined]
+
+
+class ApiText(Sound):
+    api_version = "1"  # type: ignore[assignment]
 
 
 class ConfigDict(Sound):
@@ -161,10 +190,14 @@ class Endless(Whole):
         (NoReward, "NoReward has no rubric", "set `rubric"),
         (RubricFunction, "RubricFunction.rubric is a builtin_function_or_method", "set `rubric"),
         (RewardNone, "reward function 'reward' returned 'None'", "finite number"),
+        (RewardExits, "reward function 'reward' raised SystemExit on task 'train-0': no grader [", ""),
+        (RewardCancels, "reward function 'reward' raised CancelledError on task 'train-0'", ""),
         (PromptText, "PromptText.prompt gave a str, 'hello' as messages", "give a list"),
         (GoldText, "GoldText.gold_actions returned a str", "return a list"),
         (NoInit, "NoInit.__init__ does not call its base's", "super().__init__"),
         (InitArguments, "InitArguments.__init__: too many", "super().__init__"),
+        (InitCrash, "InitCrash.__init__ raised RuntimeError: no database [", ""),
+        (ApiText, "api_version is '1'", "write 1"),
         (ConfigDict, "config_class is <class 'dict'>", "derive it"),
         (NoStep, "NoStep lacks reset, step", "define them"),
         (ResetList, "ResetList.reset returned a list", "(messages, info)"),
@@ -184,6 +217,17 @@ def test_a_mistake_is_named(cls: type, said: str, fix: str, capsys: pytest.Captu
     assert fix in error
     assert len(error.splitlines()) == 1 + bool(fix)
     assert "this is a bug" not in error
+
+
+@pytest.mark.parametrize("name", [":", "module:", ":Class", "a b:C"])
+def test_what_is_no_import_path_is_named(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info", name]) == 2
+    assert "is no import path\n  -> write module:Class" in capsys.readouterr().err
+
+
+def test_a_cleanup_that_fails_after_setup_hides_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "tests.forge_env.test_bad_environments:SetupFirst", "--tasks", "1"]) == 1
+    assert "forge-env: SetupFirst.setup raised RuntimeError on task 'train-0': no server" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

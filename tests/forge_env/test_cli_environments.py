@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -131,16 +131,38 @@ async def test_an_environment_without_gold_is_noted_not_failed() -> None:
     )
 
 
-def test_playing_at_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.stdin", StringIO('/tools\n/call add {"a": 5}\n\n/call nope\nhm\n\n6\n\n'))
+def test_playing_at_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def type_in(text: str) -> None:
+        (tmp_path / "typed").write_text(text)
+        monkeypatch.setattr("sys.stdin", (tmp_path / "typed").open())
+
+    type_in('/tools\n/call add {"a": 5}\n\n/call nope\nhm\n\n6\n\n')
     assert main(["play", "sums", "--index", "5"]) == 0
     shown = capsys.readouterr().out
     assert "[tool] 6" in shown
     assert "there is no tool 'nope'" in shown
     assert "ended: reward 1" in shown
-    monkeypatch.setattr("sys.stdin", StringIO("/quit\n"))
-    assert main(["play", "sums"]) == 0
-    assert "stopped" in capsys.readouterr().out
+    for ending in ("/quit\n", ""):
+        type_in(ending)
+        assert main(["play", "sums"]) == 0
+        assert "stopped" in capsys.readouterr().out
+
+
+def test_ctrl_c_ends_a_game_that_waits_for_its_player() -> None:
+    program = "import sys; from forge_env.cli.main import main; sys.exit(main(['play', 'blackjack']))"
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as game:
+        assert game.stdin is not None
+        assert game.stdout is not None
+        assert game.stderr is not None
+        game.stdin.write(b"/tools\n")
+        game.stdin.flush()
+        assert any(b"[user]" in line for line in game.stdout)
+        game.send_signal(signal.SIGINT)
+        assert game.wait(30) == 130
+        assert game.stderr.read() == b"interrupted\n"
 
 
 @pytest.mark.parametrize("kind", ["tools", "single", "sandbox"])

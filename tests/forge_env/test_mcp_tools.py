@@ -42,7 +42,7 @@ class WithServer(fe.ToolEnvironment):
         return fe.Task(id=str(index), prompt="?")
 
     async def setup(self, task: fe.Task) -> None:
-        self.server = await McpServer.connect(self.target)
+        self.server = await McpServer.connect(self.target, timeout_s=100)
         self.server.add_tools_to(self)
 
     async def cleanup(self) -> None:
@@ -90,3 +90,15 @@ async def test_an_unreachable_server_is_infrastructure(tmp_path: Path) -> None:
         await McpServer.connect(mcp.StdioServerParameters(command=sys.executable, args=["-c", "pass"]), timeout_s=20)
     with pytest.raises(InfrastructureError, match="MCP server"):
         await McpServer.connect(mcp.StdioServerParameters(command=str(tmp_path / "none")), timeout_s=20)
+
+
+async def test_a_server_that_is_lost_in_an_episode_is_infrastructure(tmp_path: Path) -> None:
+    dying = SERVER.replace("return 2 * number", "import os; os._exit(1)")
+    (tmp_path / "server.py").write_text(dying)
+    env = WithServer()
+    env.target = mcp.StdioServerParameters(command=sys.executable, args=[str(tmp_path / "server.py")])
+    await env.reset(seed=0)
+    for _ in range(2):  # and it stays lost
+        with pytest.raises(InfrastructureError, match="gone"):
+            await env.step(calls(call("double", {"number": 4})))
+    await env.close()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import forge_env as fe
-from forge_env.errors import ContextLengthExceeded, EnvironmentBugError, GeneratorError
+from forge_env.errors import ContextLengthExceeded, EnvironmentBugError, GeneratorError, InfrastructureError
 from forge_env.policies.scripted import FunctionPolicy, GoldPolicy, RandomPolicy, ReplayPolicy, scripted_policy
 from forge_env.policy import Reply
 from forge_env.rollout import EpisodeLimits, Retry, run_episode
@@ -118,6 +118,18 @@ async def test_infrastructure_failure_is_retried_on_a_fresh_environment() -> Non
     assert [env.log for env in made] == [["setup", "cleanup"]] * 3
     assert 0.25 <= delays.slept[0] <= 0.75
     assert 0.5 <= delays.slept[1] <= 1.5
+
+
+async def test_a_cleanup_that_fails_after_a_failure_of_infrastructure_prevents_no_retry() -> None:
+    class Server(Arithmetic):
+        async def setup(self, task: fe.Task) -> None:
+            raise InfrastructureError("no server")
+
+        async def cleanup(self) -> None:
+            raise AttributeError("server")
+
+    trajectory = await run_episode(Server, Tokens(), seed=3, sleep=Delays(), retry=Retry(attempts=1))
+    assert (trajectory.valid, trajectory.retries, trajectory.error) == (False, 1, "InfrastructureError: no server")
 
 
 async def test_a_persistent_failure_is_invalid_and_never_a_zero_without_a_name() -> None:
