@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from forge_env.environment import API_VERSION, Environment
 from forge_env.errors import ForgeError, UsageError, environment_code
+from forge_env.hidden import SHORTEST_TEXT, hidden_texts, is_looked_for, shown_hidden
 from forge_env.policies.scripted import GoldPolicy, RandomPolicy, ReplayPolicy
 from forge_env.policies.search import SearchPolicy
 from forge_env.policy import Policy
@@ -18,8 +20,6 @@ from forge_env.trajectory import Trajectory
 from forge_env.types import Message, Task
 
 WRONG_ANSWERS = ("I don't know.", "0", "```python\npass\n```")
-SHORTEST_SECRET = 12
-"""Hidden texts shorter than this occur by chance and aren't looked for, characters."""
 CONCURRENCY = 8
 LIMITS = EpisodeLimits(max_turns=1000, wall_s=300.0)
 """An episode that takes longer has no end."""
@@ -48,6 +48,7 @@ class Validator:
         self.seed = seed
         self.env = make_env()
         self.step_times: list[float] = []
+        self._under_way: dict[object, tuple[str, str, float]] = {}
 
     async def run(self) -> AsyncIterator[Check]:
         """Checks as they finish; later ones are left out when there are no tasks to play.
@@ -68,6 +69,12 @@ class Validator:
         for check_function in (self._determinism, self._gold, self._wrong, self._random, self._search):
             yield await check_function(tasks)
         yield self._cost()
+
+    def longest_wait(self) -> tuple[str, str, float]:
+        """`(task, what it waits for, seconds)` of the episode that has stood still longest; any thread may ask."""
+        now = time.monotonic()
+        waits = [(task, doing, now - since) for task, doing, since in list(self._under_way.values())]
+        return max(waits, key=lambda wait: wait[2], default=("", "", 0.0))
 
     def _version(self) -> Check:
         ours = Environment.__module__.partition(".")[0]
@@ -99,7 +106,15 @@ class Validator:
         async def one(task: Task) -> Trajectory:
             async with gate:
                 chosen = self.seed if seed is None else seed
-                return await run_episode(self.make_env, policy, task=task, seed=chosen, limits=LIMITS)
+                key = object()
+
+                def watch(doing: str) -> None:
+                    self._under_way[key] = (task.id, doing, time.monotonic())
+
+                try:
+                    return await run_episode(self.make_env, policy, task=task, seed=chosen, limits=LIMITS, watch=watch)
+                finally:
+                    self._under_way.pop(key, None)
 
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(one(task)) for task in tasks]
@@ -158,20 +173,21 @@ class Validator:
     async def _random(self, tasks: Sequence[Task]) -> Check:
         name = "any output is answered, and shows no hidden data"
         played = [item for seed in range(3) for item in await self._play(RandomPolicy(), tasks, seed=seed)]
-        if shown := _shown_secret(played, tasks):
+        if shown := shown_hidden(played, tasks):
             return Check("failed", name, shown)
-        return Check("ok", name, f"{len(played)} episodes of random messages and tool calls")
+        unseen = "" if any(map(is_looked_for, tasks)) else "; nothing hidden is long enough to look for"
+        return Check("ok", name, f"{len(played)} episodes of random messages and tool calls{unseen}")
 
     async def _search(self, tasks: Sequence[Task]) -> Check:
         """With every tool that takes a text, look through files, environment and processes."""
         name = "hidden data can't be found with the tools"
-        tasks = [task for task in tasks if any(True for _ in secrets(task))][: self.num_searched]
+        tasks = [task for task in tasks if hidden_texts(task)][: self.num_searched]
         if not tasks:
-            return Check("note", name, f"no hidden text is as long as {SHORTEST_SECRET} characters")
+            return Check("note", name, f"no hidden text is as long as {SHORTEST_TEXT} characters")
         calls = 0
         for _ in range(MOST_SEARCHES):  # limits end an episode before everything is tried: the next one goes on
             played = await self._play(SearchPolicy(calls), tasks)
-            if shown := _shown_secret(played, tasks):
+            if shown := shown_hidden(played, tasks):
                 return Check("failed", name, shown)
             made = min(sum(len(turn.message.tool_calls) for turn in item.turns) for item in played)
             calls += made
@@ -190,17 +206,6 @@ class Validator:
         return Check("ok", "cost of a step", detail)
 
 
-def _shown_secret(played: Sequence[Trajectory], tasks: Sequence[Task]) -> str | None:
-    """Which hidden text an agent was shown that had not said it itself, or None."""
-    by_id = {task.id: task for task in tasks}
-    for trajectory in played:
-        seen = [message for turn in trajectory.turns for message in turn.observation]
-        for where, secret in secrets(by_id[trajectory.task_id]):
-            if any(secret in message.content for message in [*seen, *trajectory.final_observation]):
-                return f"task {trajectory.task_id!r} shows the agent its {where}"
-    return None
-
-
 def _task_problems(split: str, tasks: Sequence[Task], again: Sequence[Task]) -> Iterator[str]:
     seen: set[str] = set()
     for index, (task, twin) in enumerate(zip(tasks, again, strict=True)):
@@ -217,28 +222,6 @@ def _task_problems(split: str, tasks: Sequence[Task], again: Sequence[Task]) -> 
             task.model_dump_json()
         except ValueError as error:
             yield f"task {task.id!r} can't be written as JSON: {error}"
-
-
-def secrets(task: Task) -> Iterator[tuple[str, str]]:
-    """`(where, text)` of the hidden texts that are long enough to be recognised; `data["public..."]` may be shown."""
-    if task.gold is not None and len(task.gold) >= SHORTEST_SECRET:
-        yield "gold solution", task.gold
-    for key, value in task.data.items():
-        if not key.startswith("public"):
-            for text in _texts(value):
-                if len(text) >= SHORTEST_SECRET:
-                    yield f"data[{key!r}]", text
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _texts(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)
 
 
 def count_tasks(env: Environment) -> dict[str, int | None]:

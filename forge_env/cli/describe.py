@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from forge_env.cli.interrupts import run_until_interrupted
 from forge_env.config.loader import parse_overrides
 from forge_env.environment import Environment
 from forge_env.errors import UsageError
@@ -15,6 +19,8 @@ from forge_env.sandbox.lazy import LazyEngine
 from forge_env.types import Message
 from forge_env.validation import Validator, check_split, conversation, count_tasks, example_episode
 
+PATIENCE_S = 20.0
+DOING = {"reset": "reset and setup", "environment": "step (tools, scoring)", "close": "close and cleanup"}
 MARKS = {"ok": "ok", "note": "--", "failed": "!!"}
 
 
@@ -85,7 +91,7 @@ def run_info(args: argparse.Namespace) -> int:
         print(f"logged: {', '.join(logged)}")
     if not args.no_example:
         print("\nexample episode")
-        asyncio.run(_print_example(args, options))
+        run_until_interrupted(_print_example(args, options))
     return 0
 
 
@@ -134,7 +140,7 @@ def run_validate(args: argparse.Namespace) -> int:
     """Print every check as it finishes; 1 when one failed."""
     options = environment_options(args)
     make_config(args.name, environment_class(args.name), options)
-    failed = asyncio.run(_validate(args, options))
+    failed = run_until_interrupted(_validate(args, options))
     print(f"\n{args.name}: {f'{failed} check(s) failed' if failed else 'sound'}")
     return 1 if failed else 0
 
@@ -143,7 +149,27 @@ async def _validate(args: argparse.Namespace, options: dict[str, Any]) -> int:
     failed = 0
     async with LazyEngine(args.sandbox) as engine:
         validator = Validator(lambda: make(args.name, sandboxes=engine, **options), num_tasks=args.tasks)
-        async for check in validator.run():
-            failed += check.status == "failed"
-            print(f"{MARKS[check.status]} {check.name}: {check.detail}", flush=True)
+        with _naming_what_stands_still(validator):
+            async for check in validator.run():
+                failed += check.status == "failed"
+                print(f"{MARKS[check.status]} {check.name}: {check.detail}", flush=True)
     return failed
+
+
+@contextmanager
+def _naming_what_stands_still(validator: Validator) -> Iterator[None]:
+    """In a thread, which also speaks when the environment's code holds up the event loop."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(PATIENCE_S):
+            task, doing, waited_s = validator.longest_wait()
+            if waited_s >= PATIENCE_S:
+                where = DOING.get(doing, doing)
+                print(f"   task {task!r}: in {where} for {waited_s:.0f} s; Ctrl-C stops", file=sys.stderr, flush=True)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()

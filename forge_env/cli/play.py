@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from forge_env.cli.describe import environment_options, show
+from forge_env.cli.interrupts import run_until_interrupted
 from forge_env.errors import UsageError
 from forge_env.policy import Reply
 from forge_env.registry import make
@@ -44,7 +45,7 @@ def run_play(args: argparse.Namespace) -> int:
             raise UsageError(f"the episode could not be played: {trajectory.error}", fix="see forge-env doctor")
 
     try:
-        asyncio.run(play())
+        run_until_interrupted(play())
     except EOFError:
         print("\nstopped")
     return 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -82,6 +84,18 @@ class Telling(Sound):
         return [fe.Message(role="user", content=f"{task.prompt} Hint: {task.data['note']}.")]
 
 
+class TellingNumber(Sound):
+    def task(self, split: str, index: int) -> fe.Task:
+        number = 1_000_000 + index
+        return (
+            super()
+            .task(split, index)
+            .model_copy(
+                update={"prompt": f"Guess my number (not {number}0). It is {number}.", "data": {"answer": number}}
+            )
+        )
+
+
 class Moody(Sound):
     count = 0
 
@@ -114,6 +128,7 @@ class Repeating(Sound):
         (Generous, "gives full marks for ''"),
         (WrongGold, "'train-0' scores 0 of 1"),
         (Telling, "shows the agent its data['note']"),
+        (TellingNumber, "shows the agent its data['answer']"),
         (Careless, "task 'train-0' shows the agent its data['key']"),
         (Moody, "shown differently the second time"),
         (Repeating, "two tasks have the id 'train-0'"),
@@ -122,6 +137,27 @@ class Repeating(Sound):
 async def test_unsound_environments_are_caught(cls: type[Sound], expected: str) -> None:
     failed = [check async for check in Validator(cls, num_tasks=3).run() if check.status == "failed"]
     assert any(expected in check.detail for check in failed), failed
+
+
+async def test_it_is_known_where_an_environment_stands_still() -> None:
+    entered = asyncio.Event()
+
+    class Stuck(Sound):
+        async def setup(self, task: fe.Task) -> None:
+            entered.set()
+            await asyncio.Event().wait()
+
+    async def check_all() -> None:
+        async for _ in validator.run():
+            pass
+
+    validator = Validator(Stuck, num_tasks=1)
+    checking = asyncio.create_task(check_all())
+    await entered.wait()
+    assert validator.longest_wait()[:2] == ("train-0", "reset")
+    checking.cancel()
+    await asyncio.wait([checking])
+    assert validator.longest_wait()[:2] == ("", "")
 
 
 async def test_an_environment_without_gold_is_noted_not_failed() -> None:
@@ -150,10 +186,34 @@ def test_playing_at_the_terminal(
         assert "stopped" in capsys.readouterr().out
 
 
+def command(*arguments: str) -> subprocess.Popen[bytes]:
+    program = f"import sys; from forge_env.cli.main import main; sys.exit(main({list(arguments)}))"
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-uc", program], stdin=pipe, stdout=pipe, stderr=pipe)
+
+
+class Spinning(Sound):
+    def prompt(self, task: fe.Task) -> list[fe.Message]:
+        print("spinning")
+        while True:
+            pass
+
+
+def test_ctrl_c_twice_ends_code_that_never_yields() -> None:
+    with command("validate", f"{__name__}:Spinning") as validation:
+        assert validation.stdout is not None
+        assert validation.stderr is not None
+        assert any(b"spinning" in line for line in validation.stdout)
+        while validation.poll() is None:  # signals that come together count once
+            validation.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                validation.wait(1)
+        assert validation.returncode == 130
+        assert validation.stderr.read() == b"stopped\n"
+
+
 def test_ctrl_c_ends_a_game_that_waits_for_its_player() -> None:
-    program = "import sys; from forge_env.cli.main import main; sys.exit(main(['play', 'blackjack']))"
-    command = [sys.executable, "-c", program]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as game:
+    with command("play", "blackjack") as game:
         assert game.stdin is not None
         assert game.stdout is not None
         assert game.stderr is not None
