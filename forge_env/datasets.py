@@ -20,6 +20,7 @@ Columns are mapped in the recipe:
 from __future__ import annotations
 
 import atexit
+import codecs
 import hashlib
 import json
 import threading
@@ -32,11 +33,10 @@ from weakref import WeakSet
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from forge_env.errors import ForgeError, InfrastructureError, UsageError, did_you_mean
+from forge_env.errors import UsageError, did_you_mean
+from forge_env.hub import first_line, hub_rows
 from forge_env.types import Task
 
-HUB_TIMEOUT_S = 10.0
-"""Seconds for the hub to answer at all."""
 TASK_FIELDS = ("id", "prompt", "gold", "difficulty", "tags")
 
 
@@ -188,7 +188,7 @@ def _rows(config: DatasetConfig, part: str | None) -> Iterable[Mapping[str, Any]
     if path.is_dir():
         names = sorted(file for file in path.iterdir() if file.suffix in READERS)
         if not names and any(file.suffix in READERS for file in path.rglob("*")):
-            return _hub_rows(config, part)
+            return hub_rows(config, part)
         if part is not None:
             names = [file for file in names if part in (file.name, file.stem)]
         if not names:
@@ -198,7 +198,9 @@ def _rows(config: DatasetConfig, part: str | None) -> Iterable[Mapping[str, Any]
         return _file_rows(path.parent / part if path.suffix in READERS else Path(part))
     if path.suffix in READERS:
         return _file_rows(path)
-    return _hub_rows(config, part)
+    if path.is_file():
+        raise UsageError(f"can't read tasks from {path}", fix=f"files are {', '.join(READERS)}")
+    return hub_rows(config, part)
 
 
 def _file_rows(path: Path) -> Iterable[Mapping[str, Any]]:
@@ -208,12 +210,13 @@ def _file_rows(path: Path) -> Iterable[Mapping[str, Any]]:
 
 
 def _jsonl_rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
+            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = json.loads(line.decode("utf-8"))
             except ValueError as error:
                 raise UsageError(f"{path}, line {number}: not valid JSON: {error}") from error
             if not isinstance(row, dict):
@@ -223,7 +226,7 @@ def _jsonl_rows(path: Path) -> Iterator[Mapping[str, Any]]:
 
 def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows = json.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:
         raise UsageError(f"{path}: not valid JSON: {error}", fix="one object a line is .jsonl") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -233,11 +236,14 @@ def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
 
 def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     try:
-        from pyarrow import parquet
+        from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise UsageError("reading Parquet needs pyarrow", fix='pip install "forge-env[data]"') from error
-    for batch in parquet.ParquetFile(path).iter_batches():
-        yield from batch.to_pylist()
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches():
+            yield from batch.to_pylist()
+    except ArrowException as error:
+        raise UsageError(f"{path}: {first_line(error)}") from error
 
 
 READERS: dict[str, Callable[[Path], Iterator[Mapping[str, Any]]]] = {
@@ -245,62 +251,3 @@ READERS: dict[str, Callable[[Path], Iterator[Mapping[str, Any]]]] = {
     ".json": _json_rows,
     ".parquet": _parquet_rows,
 }
-
-
-def _hub_rows(config: DatasetConfig, part: str | None) -> Iterator[Mapping[str, Any]]:
-    """Rows of a dataset on the hub, or in a folder of the hub's layout."""
-    if not Path(config.path).expanduser().is_dir():
-        check_hub(config.path)
-    try:
-        import datasets
-    except ImportError as error:
-        raise UsageError(
-            f"{config.path!r} is no file; the hub needs `datasets`", fix='pip install "forge-env[data]"'
-        ) from error
-    # Not found, no such configuration or split, a file that can't be read.
-    failures = (OSError, ValueError, datasets.exceptions.DatasetsError)
-    try:
-        found = datasets.load_dataset(config.path, config.name, split=part or "train", streaming=config.streaming)
-        if config.streaming and config.shuffle_buffer:
-            found = found.shuffle(seed=config.shuffle_seed, buffer_size=config.shuffle_buffer)
-    except failures as error:
-        raise ForgeError(
-            f"can't load dataset {config.path!r}: {_first_line(error)}", fix="check path, name and splits"
-        ) from error
-    return _watched(found, config.path, failures)
-
-
-def _watched(
-    rows: Iterable[Mapping[str, Any]], path: str, failures: tuple[type[Exception], ...]
-) -> Iterator[Mapping[str, Any]]:
-    try:
-        yield from rows
-    except failures as error:
-        raise InfrastructureError(f"reading dataset {path!r} failed: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
-
-
-def check_hub(dataset: str) -> None:
-    """Ask the hub once for an answer: its own library tries for half a minute before it says that there is none.
-
-    Raises:
-        ForgeError: it can't be reached.
-    """
-    try:
-        from huggingface_hub import constants, get_session
-    except ImportError:
-        return  # the caller says what is missing
-    if constants.HF_HUB_OFFLINE:
-        return  # the person says so: what was downloaded before is used
-    import httpx
-
-    try:
-        get_session().head(f"{constants.ENDPOINT}/api/datasets/{dataset}", timeout=HUB_TIMEOUT_S)
-    except (OSError, httpx.HTTPError) as error:
-        raise ForgeError(
-            f"can't load dataset {dataset!r}: {constants.ENDPOINT} can't be reached: {_first_line(error)}",
-            fix="check the network; HF_HUB_OFFLINE=1 uses what was downloaded before; a file needs neither",
-        ) from error

@@ -15,6 +15,7 @@ from forge_env.config.loader import parse_overrides
 from forge_env.environment import Environment
 from forge_env.errors import UsageError
 from forge_env.registry import EnvironmentEntry, environment_class, list_environments, make, make_config
+from forge_env.sandbox.engines import load_engine
 from forge_env.sandbox.lazy import LazyEngine
 from forge_env.types import Message
 from forge_env.validation import Validator, check_split, conversation, count_tasks, example_episode
@@ -26,6 +27,8 @@ MARKS = {"ok": "ok", "note": "--", "failed": "!!"}
 
 def environment_options(args: argparse.Namespace) -> dict[str, Any]:
     """Options of the environment from the command line, nested where their key has dots."""
+    if args.sandbox != "auto":
+        load_engine(args.sandbox)  # a wrong name is said also where no code is run
     options: dict[str, Any] = {}
     for key, value in parse_overrides(args.overrides):
         *sections, last = key.split(".")

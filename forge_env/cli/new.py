@@ -37,12 +37,18 @@ def run_new(args: argparse.Namespace) -> int:
 def check_name(name: str) -> None:
     """`UsageError` unless `name` can name a package and is free."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        suggestion = re.sub(r"\W+", "_", name.lower()).strip("_0123456789") or "my_env"
+        suggestion = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_0123456789") or "my_env"
+        suggestion += "_env" if keyword.iskeyword(suggestion) else ""
         raise UsageError(f"{name!r} can't name a package", fix=f"small letters, digits and _: {suggestion}")
-    if name in SIBLINGS or name == "forge_env" or name in sys.stdlib_module_names:
+    if name in SIBLINGS or name in sys.stdlib_module_names or _is_installed(name):
         raise UsageError(f"{name!r} would hide a package of that name", fix="choose another name")
     if name in names():
         raise UsageError(f"an environment {name!r} is already installed", fix="choose another name")
+
+
+def _is_installed(name: str) -> bool:
+    spec = find_spec(name)
+    return spec is not None and spec.origin is not None  # a mere folder of that name is no package
 
 
 def render(name: str, kind: str, *, openenv: bool = False) -> dict[str, str]:

@@ -114,7 +114,7 @@ def parse_overrides(arguments: Iterable[str]) -> list[tuple[str, Any]]:
             result.append((match["key"].replace("-", "_"), _value(argument, match["value"])))
         elif argument.startswith("--"):
             if not rest or rest[0].startswith("--"):
-                fix = f"write {argument} VALUE; `forge-env config` lists the keys"
+                fix = f"write {argument} VALUE"
                 raise UsageError(f"{argument} needs a value", fix=fix)
             key = argument.removeprefix("--").replace("-", "_")
             result.append((key, _value(argument, rest.pop(0))))

@@ -240,7 +240,8 @@ def test_a_cleanup_that_fails_after_setup_hides_nothing(capsys: pytest.CaptureFi
         (["nothing=1"], "no option 'nothing'"),
         (["seed.x=1"], "seed"),
         (["seed=1", "seed.x=1"], "given as a value and as seed.x"),
-        (["--sandbox", "nothing", "--tasks", "1", "--seed"], "needs a value"),
+        (["--tasks", "1", "--seed"], "needs a value"),
+        (["--sandbox", "dokcer"], "did you mean 'docker'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,7 +84,7 @@ def local_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """`datasets.load_dataset("hub/rows")` reads a local file, through the real library."""
     datasets = pytest.importorskip("datasets")
     real = datasets.load_dataset
-    monkeypatch.setattr("forge_env.datasets.check_hub", lambda dataset: None)
+    monkeypatch.setattr("forge_env.hub.check_hub", lambda dataset: None)
 
     def load(path: str, name: str | None, *, split: str, streaming: bool) -> Any:
         if Path(path).is_dir():
@@ -210,6 +210,7 @@ def test_a_hub_that_is_out_of_reach_is_said_at_once() -> None:
         ({"columns": {**COLUMNS, "difficulty": "question"}}, "row 0: difficulty: Input should be a valid integer"),
         ({"splits": {"eval": "all"}}, "`splits` has no 'train'"),
         ({"eval_fraction": 0.0}, None),
+        ({"path": __file__}, "can't read tasks from .*test_datasets.py"),
         ({"path": "no/such"}, "can't load dataset 'no/such'.*doesn't exist"),
     ],
 )
@@ -222,6 +223,28 @@ def test_mistakes_are_named(changes: dict[str, Any], expected: str | None, tmp_p
         return
     with pytest.raises(ForgeError, match=expected):
         load_tasks(config, "train")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("latin.jsonl", b'{"prompt": "a"}\n{"prompt": "\xe9"}\n', "latin.jsonl, line 2: not valid JSON: 'utf-8' codec"),
+        ("latin.json", b'[{"prompt": "\xe9"}]', "latin.json: not valid JSON: 'utf-8' codec"),
+        ("cut.parquet", b"PAR1", "cut.parquet: "),
+    ],
+)
+def test_a_file_that_cant_be_read_is_named(name: str, content: bytes, expected: str, tmp_path: Path) -> None:
+    if name.endswith(".parquet"):
+        pytest.importorskip("pyarrow")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=expected):
+        load_tasks(DatasetConfig(path=str(tmp_path / name), eval_fraction=0.0), "train")
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.jsonl", '{"prompt": "a"}'), ("a.json", '[{"prompt": "a"}]')])
+def test_files_of_windows_begin_with_a_mark(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert load_tasks(DatasetConfig(path=str(tmp_path / name), eval_fraction=0.0), "train")[0].prompt == "a"
 
 
 def test_a_broken_line_is_named(tmp_path: Path) -> None:
