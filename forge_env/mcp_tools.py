@@ -15,7 +15,6 @@ that runs as a local program runs outside any sandbox: give agents only programs
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import TYPE_CHECKING, Any
 
 from forge_env.errors import InfrastructureError, ToolError, UsageError, root_cause
@@ -148,12 +147,7 @@ class McpTool(Tool):
 
     def parse(self, arguments: str) -> dict[str, Any]:
         """The JSON object that the model wrote, with its required members."""
-        try:
-            data = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError) as error:
-            raise ToolError(f"the arguments are not valid JSON: {str(error)[:200]}. {self.usage()}") from None
-        if not isinstance(data, dict):
-            raise ToolError(f"the arguments must be a JSON object, got {type(data).__name__}. {self.usage()}")
+        data = self.read(arguments)
         if missing := [name for name in self.spec.parameters.get("required", []) if name not in data]:
             raise ToolError(f"argument {missing[0]!r} is missing. {self.usage()}")
         return data

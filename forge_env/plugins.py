@@ -54,7 +54,7 @@ def load_entry(entry: EntryPoint) -> Any:
     """Import what an entry point names; `PluginError` says why it can't be."""
     try:
         return entry.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # whatever another's module does at import, the rest goes on
         kind = kind_of(entry.group)
         if hidden := shadowed(entry.module):
             raise PluginError(

@@ -113,14 +113,19 @@ class Tool:
         schema.setdefault("properties", {})
         self.spec = ToolSpec(name=name, description=options.description or documented.summary, parameters=schema)
 
-    def parse(self, arguments: str) -> dict[str, Any]:
-        """Validated keyword arguments from the JSON text of a call; `ToolError` says what is wrong with it."""
+    def read(self, arguments: str) -> dict[str, Any]:
+        """The JSON object that a call's text spells; `ToolError` when it spells none."""
         try:
             data = json.loads(arguments) if arguments.strip() else {}
         except (ValueError, RecursionError) as error:
             raise ToolError(f"the arguments are not valid JSON: {str(error)[:200]}. {self.usage()}") from None
         if not isinstance(data, dict):
             raise ToolError(f"the arguments must be a JSON object, got {type(data).__name__}. {self.usage()}")
+        return data
+
+    def parse(self, arguments: str) -> dict[str, Any]:
+        """Validated keyword arguments from the JSON text of a call; `ToolError` says what is wrong with it."""
+        data = self.read(arguments)
         try:
             parsed = self._model.model_validate(data)
         except ValidationError as error:

@@ -24,20 +24,7 @@ PAGES = sorted((Path(__file__).parents[2] / "docs" / "environments").glob("*.md"
 TEXT = "\n".join(page.read_text() for page in PAGES)
 PROGRAMS = dict(re.findall(r"<!-- program: (\w+) -->\n```python\n(.*?)```", TEXT, re.DOTALL))
 RECIPES = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
-SERVER = """
-from mcp.server.mcpserver import MCPServer
-
-server = MCPServer("tests")
-
-
-@server.tool()
-def double(number: int) -> int:
-    "Twice a number."
-    return 2 * number
-
-
-server.run()
-"""
+(SERVER,) = re.findall(r"<!-- server -->\n```python\n(.*?)```", TEXT, re.DOTALL)
 
 
 @pytest.fixture(params=sorted(PROGRAMS))
@@ -53,13 +40,13 @@ def program(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> st
 
 
 def test_every_kind_is_there() -> None:
-    assert set(PROGRAMS) == {"reverse", "safe", "tally", "files", "chat", "countdown", "qa"}
+    assert set(PROGRAMS) == {"reverse", "safe", "tally", "doubles", "chat", "countdown", "qa"}
 
 
 async def test_programs_validate(program: str, tmp_path: Path) -> None:
     if program == "tally":
         require("local")
-    if program == "files":
+    if program == "doubles":
         pytest.importorskip("mcp")
     module = import_module(program)
     classes = [

@@ -17,14 +17,14 @@ from tests.forge_env.test_tool_environment import Arithmetic
 
 @pytest.fixture
 def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An installed package with one good plug-in and three broken ones."""
+    """An installed package with one good plug-in and four broken ones."""
     info = tmp_path / "third_party-1.2.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: third-party\nVersion: 1.2\n")
     (info / "entry_points.txt").write_text(
         "[forge_env.environments]\n"
         "good = third_party_good:Good\nfuture = third_party_good:Future\n"
-        "crash = third_party_crash:Env\nnumber = third_party_good:NUMBER\n"
+        "crash = third_party_crash:Env\nleaves = third_party_leaves:Env\nnumber = third_party_good:NUMBER\n"
     )
     (tmp_path / "third_party_good.py").write_text(
         "import forge_env as fe\nNUMBER = 7\n"
@@ -35,6 +35,7 @@ def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
         "class Future(Good):\n    api_version = 99\n"
     )
     (tmp_path / "third_party_crash.py").write_text("raise ZeroDivisionError('at import')\n")
+    (tmp_path / "third_party_leaves.py").write_text("import sys; sys.exit('no licence')\n")
     monkeypatch.syspath_prepend(tmp_path)
     plugins.installed.cache_clear()
     yield tmp_path
@@ -51,6 +52,7 @@ def test_broken_plugins_are_reported_and_the_rest_works(third_party: Path) -> No
         None,
     )
     assert "ZeroDivisionError: at import" in (found["crash"].error or "")
+    assert "SystemExit: no licence" in (found["leaves"].error or "")
     assert "written for environment API 99, this is API 1 (update forge-env)" in (found["future"].error or "")
     assert "7 is not a subclass of fe.Environment" in (found["number"].error or "")
     assert plugins.shadowed("third_party_good") is None
