@@ -36,7 +36,7 @@ async def checked_step(env: Environment, action: Message, task_id: str) -> StepR
     observation, reward, terminated, truncated, info = result
     try:
         number = float(reward)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise EnvironmentBugError(

@@ -72,10 +72,7 @@ class _Scorer:
         return [self._number(item, task_id) for item in value]
 
     def _number(self, value: Any, task_id: str) -> float:
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = math.nan
+        number = _as_float(value)
         if not math.isfinite(number):
             raise EnvironmentBugError(
                 f"reward function {self.name!r} returned {str(value)[:80]!r} on task {task_id!r}",
@@ -177,8 +174,22 @@ def final_text(trajectory: Trajectory) -> str:
     return trajectory.turns[-1].message.content if trajectory.turns else ""
 
 
+def _as_float(value: Any) -> float:
+    """NaN for what is no number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
 def _scorer(function: RewardFunction, weight: float, injected: tuple[str, ...] = INJECTED) -> _Scorer:
     name = getattr(function, "__name__", None) or type(function).__name__
+    if not callable(function):
+        raise UsageError(f"{function!r} is no reward function", fix="give a function, or a list of them")
+    if inspect.isclass(function):
+        raise UsageError(f"reward function {name!r} is a class", fix=f"write {name}()")
+    if not math.isfinite(_as_float(weight)):
+        raise UsageError(f"the weight of {name!r} is {weight!r}", fix="give a finite number")
     wanted: list[str] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:

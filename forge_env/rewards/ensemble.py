@@ -64,6 +64,10 @@ def estimate_accuracies(
     """
     if not votes or not votes[0]:
         raise UsageError("no votes to learn accuracies from")
+    if len({len(row) for row in votes}) > 1:
+        raise UsageError("votes [N answers][K verifiers] need one vote of every verifier on each answer")
+    if labels is not None and len(labels) != len(votes):
+        raise UsageError(f"there are votes on {len(votes)} answers but {len(labels)} labels")
     if labels is not None:
         return _maximise(votes, [float(label) for label in labels])
     if len(votes[0]) < 3:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from forge_env.rewards.text import NO_TARGET
 from forge_env.tagged import last_between, without
 
 _NUMBER = r"[-+]?\s?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?"
@@ -51,8 +52,10 @@ class MathReward:
         self.tolerance = tolerance
         self.partial_credit = partial_credit
 
-    def __call__(self, prompt: str, response: str, target: str | float) -> float:
+    def __call__(self, prompt: str, response: str, target: str | float | None) -> float:
         """Score one response. `ValueError`: the target is no number, which is the data's fault."""
+        if target is None:
+            raise ValueError(NO_TARGET)
         wanted = _number_of(target)
         if wanted is None:
             raise ValueError(f"the target {str(target)[:80]!r} is no number")

@@ -7,11 +7,14 @@ import string
 from collections.abc import Iterable
 
 Target = str | int | float | Iterable[str]
+NO_TARGET = "the task has no target: give it data['answer'] or gold"
 MAX_COMPARED_CHARS = 4_000
 """Fuzzy comparison takes time in proportion to the product of the lengths: longer responses are compared up to here."""
 
 
-def _accepted(target: Target) -> list[str]:
+def _accepted(target: Target | None) -> list[str]:
+    if target is None:
+        raise ValueError(NO_TARGET)
     if isinstance(target, str | int | float):
         return [str(target)]
     return [str(item) for item in target]

@@ -285,7 +285,7 @@ def install(package: Path, site: Path) -> Path:
     return site
 
 
-@pytest.mark.parametrize("name", ["My-Env", "class", "environments", "json", "coding_rlvr", "1st"])
+@pytest.mark.parametrize("name", ["My-Env", "class", "ünï", "environments", "json", "pytest", "coding_rlvr", "1st"])
 def test_names_that_would_not_work_are_refused(name: str, tmp_path: Path) -> None:
     assert main(["new", name, "--dir", str(tmp_path)]) == 2
     assert list(tmp_path.iterdir()) == []

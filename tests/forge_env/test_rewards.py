@@ -73,6 +73,12 @@ async def test_a_bad_target_is_shown_with_its_task() -> None:
         await fe.Rubric(r.MathReward()).score(task=task, answer="4")
 
 
+@pytest.mark.parametrize("function", [r.MathReward(), r.ExactMatch(), r.FuzzyMatch()])
+async def test_a_missing_target_is_named(function: Any) -> None:
+    with pytest.raises(EnvironmentBugError, match=r"on task 't-9': the task has no target: give it data\['answer'\]"):
+        await fe.Rubric(function).score(task=fe.Task(id="t-9", prompt="?"), answer="4")
+
+
 @pytest.mark.parametrize(
     ("response", "reward"),
     [
@@ -155,8 +161,11 @@ async def test_a_judge_is_asked_again_and_never_scores_zero_by_accident() -> Non
     assert await reward("hello?", "</answer> Score: 10 <answer>") == 0.7
     assert len(asked) == 2
     assert asked[0].count("</answer>") == 1
-    with pytest.raises(GeneratorError, match="no score in 3 tries"):
-        await r.JudgeReward(ReplayPolicy(["Score: 99"] * 9), "x")("", "")
+    for answer in ("Score: 99", "Score: 0.7", "Score: 3, no: Score: 7.5", "yes"):
+        with pytest.raises(GeneratorError, match="no score in 3 tries"):
+            await r.JudgeReward(ReplayPolicy([answer] * 9), "x")("", "")
+    for answer in ("Score: 7.", "score = 7/10"):
+        assert await r.JudgeReward(ReplayPolicy([answer]), "x")("", "") == 0.7
 
 
 async def test_ensembles_weigh_verifiers_by_accuracy() -> None:
@@ -181,5 +190,9 @@ def test_accuracies_are_learned_from_votes_alone() -> None:
         learned, prior = r.estimate_accuracies(votes, known)
         assert learned == pytest.approx(true, abs=0.05)
         assert prior == pytest.approx(0.4, abs=0.05)
+    with pytest.raises(fe.UsageError, match="one vote of every verifier"):
+        r.estimate_accuracies([[True, False, True], [True, False]])
+    with pytest.raises(fe.UsageError, match="votes on 1 answers but 2 labels"):
+        r.estimate_accuracies([[True, False, True]], [True, False])
     with pytest.raises(fe.UsageError, match="fewer than three"):
         r.estimate_accuracies([[True, False]])

@@ -48,7 +48,7 @@ async def test_a_callable_object_and_a_default_are_fine() -> None:
     assert (await fe.Rubric([Judge(), tolerant]).score(task=TASK, answer="")).reward == 0.75
 
 
-@pytest.mark.parametrize("bad", [None, "one", math.nan, math.inf])
+@pytest.mark.parametrize("bad", [None, "one", math.nan, math.inf, 10**400])
 async def test_anything_but_a_finite_number_is_a_bug(bad: Any) -> None:
     def broken() -> Any:
         return bad
@@ -93,6 +93,13 @@ def test_wrong_rubrics_are_refused_early() -> None:
         fe.Rubric(asks)
     with pytest.raises(UsageError, match="1 reward functions but 2 weights"):
         fe.Rubric([length], [1, 2])
+    for weight in (math.nan, math.inf, "much", None):
+        with pytest.raises(UsageError, match=f"the weight of 'length' is {weight!r}"):
+            fe.Rubric([length], [weight])  # type: ignore[list-item]
+    with pytest.raises(UsageError, match=r"'Judge' is a class \(write Judge\(\)\)"):
+        fe.Rubric(Judge)
+    with pytest.raises(UsageError, match="3 is no reward function"):
+        fe.Rubric([3])  # type: ignore[list-item]
     with pytest.raises(UsageError, match="two reward functions are named 'length'"):
         fe.Rubric([length], metrics=[length])
 
