@@ -23,7 +23,7 @@ class Component(BaseModel):
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    weight: Annotated[float, Field(gt=0)] = 1.0
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Relative number of its tasks."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Its own options."""
