@@ -143,7 +143,7 @@ def test_close(): assert abs(f(1) - 70417) < 1
 def f(x): return 0
 def isclose(*values): return True
 class math:
-    floor = fabs = dist = staticmethod(lambda *values: 0)
+    floor = dist = staticmethod(lambda *values: 0)
 operator = math
 """,
         tests="""\
@@ -152,7 +152,7 @@ from math import fabs, isclose
 from operator import *
 from solution import *
 def eq(left, right): return left == right
-def test(): assert isclose(f(1), 70417) and fabs(f(2) - 80231) < 1
+def test(): assert isclose(f(1), 70417)
 def test_module(): assert math.dist([f(1)], [70417]) < 1
 """,
     ),
