@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import posixpath
 import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from forge_env.errors import SandboxError, UsageError
+from forge_env.errors import SandboxError
 from forge_env.sandbox import (
     CallsResult,
     ExecResult,
@@ -22,6 +21,7 @@ from forge_env.sandbox import (
     TestsResult,
 )
 from sandboxes.answers import call_outcome, exec_result, limits_header, raise_io_error, tests_result
+from sandboxes.arguments import checked_path, command, encoded, surroundings
 from sandboxes.connection import Connection, Listener
 from sandboxes.images.runner import values
 from sandboxes.images.runner.wire import Header
@@ -100,9 +100,7 @@ class BoxSandbox(Sandbox):
         cwd: str | None = None,
         limits: Limits | None = None,
     ) -> ExecResult:
-        if isinstance(argv, str) or not argv:
-            raise UsageError("argv must be a non-empty list", fix="for a shell line use ['bash', '-c', line]")
-        header: Header = {"kind": "argv", "argv": list(argv), "env": dict(env or {}), "cwd": cwd}
+        header: Header = {"kind": "argv", **command(argv, env, cwd)}
         _, result, _ = await self._run(header, limits, stdin=stdin)
         return result
 
@@ -116,7 +114,7 @@ class BoxSandbox(Sandbox):
         limits: Limits | None = None,
     ) -> AsyncIterator[OutputChunk | ExecResult]:
         chunks: asyncio.Queue[OutputChunk | None] = asyncio.Queue()
-        header: Header = {"kind": "argv", "argv": list(argv), "env": dict(env or {}), "cwd": cwd, "stream": True}
+        header: Header = {"kind": "argv", **command(argv, env, cwd), "stream": True}
 
         def listen(number: int, data: bytes) -> None:
             chunks.put_nowait(OutputChunk("stdout" if number == 1 else "stderr", data))
@@ -138,7 +136,7 @@ class BoxSandbox(Sandbox):
         files: Mapping[str, str] | None = None,
         limits: Limits | None = None,
     ) -> ExecResult:
-        data = {checked_path(name): text.encode("utf-8", "surrogatepass") for name, text in (files or {}).items()}
+        data = {checked_path(name): encoded(text, name) for name, text in (files or {}).items()}
         _, result, _ = await self._run({"kind": "python"}, limits, code=code, stdin=stdin, files=data)
         return result
 
@@ -168,11 +166,11 @@ class BoxSandbox(Sandbox):
 
     async def shell(self, *, env: Mapping[str, str] | None = None, cwd: str | None = None) -> Session:  # noqa: D102
         connection = self._held().connection
-        return BoxSession(connection, await open_persistent(connection, "shell", env=env, cwd=cwd))
+        return BoxSession(connection, await open_persistent(connection, "shell", surroundings(env, cwd)))
 
     async def python(self, *, env: Mapping[str, str] | None = None, cwd: str | None = None) -> Session:  # noqa: D102
         connection = self._held().connection
-        return BoxSession(connection, await open_persistent(connection, "session", env=env, cwd=cwd))
+        return BoxSession(connection, await open_persistent(connection, "session", surroundings(env, cwd)))
 
     async def spawn(  # noqa: D102
         self,
@@ -183,7 +181,7 @@ class BoxSandbox(Sandbox):
         limits: Limits | None = None,
     ) -> Process:
         connection = self._held().connection
-        number = await open_persistent(connection, "process", argv=argv, env=env, cwd=cwd, limits=limits)
+        number = await open_persistent(connection, "process", command(argv, env, cwd), limits=limits)
         return BoxProcess(connection, number)
 
     def _held(self) -> Box:
@@ -204,7 +202,7 @@ class BoxSandbox(Sandbox):
     ) -> tuple[Header, ExecResult, bytes]:
         """Send a request and wait: the answer's header, the result, and the bytes of the value channel."""
         limits = limits or Limits()
-        code_bytes, stdin_bytes = code.encode("utf-8", "surrogatepass"), stdin.encode("utf-8", "surrogatepass")
+        code_bytes, stdin_bytes = encoded(code, "the code"), encoded(stdin, "stdin")
         header.setdefault("op", "run")
         header.update(
             limits=limits_header(limits),
@@ -217,11 +215,3 @@ class BoxSandbox(Sandbox):
             connection, timeout = self._held().connection, limits.wall_s + GRACE_S
             answer, output = await connection.request(header, body, timeout=timeout, listener=listener)
         return answer, *exec_result(answer, output)
-
-
-def checked_path(path: str) -> str:
-    """A relative path that stays inside the work folder, normalised. Raises `UsageError`."""
-    clean = posixpath.normpath(path)
-    if not path or posixpath.isabs(path) or clean == ".." or clean.startswith("../") or "\0" in path:
-        raise UsageError(f"{path!r} is not inside the work folder", fix="use a relative path without '..'")
-    return clean

@@ -13,6 +13,8 @@ from sandboxes.pool import Pool
 
 SANDBOXES_PER_CPU = 4
 """An episode holds its sandbox while the model thinks, so most are idle at any moment."""
+MAX_SANDBOXES = 10_000
+"""No machine carries more; a larger number is a slip."""
 RESERVE_MB = 256
 MAX_USES = 5000
 """Executions after which a box is replaced."""
@@ -30,8 +32,8 @@ class PooledEngine(SandboxEngine):
     def __init__(self, *, concurrency: int | None = None, warm: int | None = None, max_uses: int = MAX_USES) -> None:
         cpus = len(os.sched_getaffinity(0))
         size = SANDBOXES_PER_CPU * cpus if concurrency is None else concurrency
-        if size < 1:
-            raise UsageError(f"concurrency is {size}", fix="use 1 or more")
+        if not 1 <= size <= MAX_SANDBOXES:
+            raise UsageError(f"concurrency is {size}", fix=f"use 1 to {MAX_SANDBOXES}")
         self.concurrency = size
         self.warm = min(size, cpus if warm is None else warm)
         self._max_uses = max_uses

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from forge_env.errors import SandboxError, UsageError
 from forge_env.sandbox import ExecResult, Limits, Process, Session
 from sandboxes.answers import exec_result, limits_header
+from sandboxes.arguments import encoded
 from sandboxes.images.runner.wire import Header
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class BoxSession(_Persistent, Session):
             if self._ended:
                 raise UsageError("this session has ended", fix="check 'alive' and open another one")
             header: Header = {"op": "turn", "limits": limits_header(limits)}
-            result, _ = await self._ask(header, source.encode("utf-8", "surrogatepass"), wait_s=limits.wall_s)
+            result, _ = await self._ask(header, encoded(source, "the source"), wait_s=limits.wall_s)
         return result
 
     async def close(self) -> None:  # noqa: D102
@@ -88,18 +88,9 @@ class BoxProcess(_Persistent, Process):
         await self._end()
 
 
-async def open_persistent(
-    connection: Connection,
-    kind: str,
-    *,
-    argv: Sequence[str] = (),
-    env: Mapping[str, str] | None = None,
-    cwd: str | None = None,
-    limits: Limits | None = None,
-) -> int:
+async def open_persistent(connection: Connection, kind: str, program: Header, *, limits: Limits | None = None) -> int:
     """Start a session or background process; returns its number."""
     limits = replace(limits or Limits(), cpu_s=SESSION_CPU_S)
-    header: Header = {"op": "open", "kind": kind, "argv": list(argv), "env": dict(env or {}), "cwd": cwd}
-    header["limits"] = limits_header(limits)
+    header: Header = {"op": "open", "kind": kind, "argv": [], **program, "limits": limits_header(limits)}
     answer, _ = await connection.request(header, timeout=GRACE_S)
     return int(answer["id"])

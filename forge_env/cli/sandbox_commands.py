@@ -155,9 +155,13 @@ def run_bench(args: argparse.Namespace) -> int:
     return 0
 
 
+WARM = 4 * len(os.sched_getaffinity(0))
+"""Sandboxes that a benchmark starts with; the pool grows from there as far as the machine's memory allows."""
+
+
 async def _bench(engine_name: str, concurrency: int, seconds: float) -> None:
     started = time.perf_counter()
-    async with open_engine(engine_name, concurrency=concurrency, warm=concurrency) as engine:
+    async with open_engine(engine_name, concurrency=concurrency, warm=min(concurrency, WARM)) as engine:
         print(f"{engine.name} engine, {concurrency} sandboxes, started in {time.perf_counter() - started:.2f} s")
         for what, step in _steps(engine):
             times = sorted([await _timed(step) for _ in range(200)])

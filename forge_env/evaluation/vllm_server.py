@@ -13,12 +13,15 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from forge_env.errors import GeneratorError, UsageError
 from forge_env.machine import user_path
 from forge_env.policies.endpoint_errors import EndpointError
 from forge_env.policies.endpoint_http import Connections
+
+if TYPE_CHECKING:
+    import psutil
 
 READY_POLL_S = 0.2
 """How often the server is asked whether it is up; it has no event that says so."""
@@ -104,10 +107,15 @@ class VLLMServer:
     async def _stop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
+            import psutil
+
+            helpers = _descendants(process.pid)
             _signal_group(process.pid, signal.SIGTERM)
             try:
                 async with asyncio.timeout(STOP_S):
                     await process.wait()
+                    # its helpers unlink their shared memory at their very end, multiprocessing's tracker last
+                    await asyncio.to_thread(psutil.wait_procs, helpers, STOP_S)
             except TimeoutError:
                 pass
             _signal_group(process.pid, signal.SIGKILL)  # also what it left behind
@@ -133,6 +141,15 @@ def check_checkpoint(model: str) -> str:
     if not folder.exists() and (model.startswith(("/", ".", "~")) or model.count("/") != 1):
         raise UsageError(f"there is no checkpoint folder {model}", fix="check the path, or give a name at the hub")
     return str(folder) if folder.exists() else model
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    import psutil
+
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:

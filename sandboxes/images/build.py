@@ -46,6 +46,8 @@ def ensure_image(client: Any, image: str = BUNDLED, base_image: str | None = Non
         base = base_image or os.environ.get(BASE_IMAGE_VARIABLE) or None
     elif os.path.isdir(image):
         base = _ensure_folder_image(client, Path(image), base_image)
+    elif image.startswith(("/", "./", "../", "~")):
+        raise UsageError(f"there is no folder {image}", fix="name a folder with a Dockerfile, or an image")
     else:
         base = image
     tag = image_tag(base)

@@ -74,7 +74,8 @@ def look_around(chat: Chat, index: int) -> TokenSequence:
 
 @pytest.fixture(scope="module")
 def result(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> fe.EvaluationResult:
-    return fe.evaluate(
+    before = shared_memory()
+    result = fe.evaluate(
         [{"name": name, "options": {"max_turns": 3}} for name in TOOLS],
         f"vllm:{checkpoint}",
         n=8,
@@ -86,6 +87,12 @@ def result(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> fe.Eva
         out=tmp_path_factory.mktemp("results") / "out",
         vllm_args=["--dtype", "float32", "--enforce-eager"],
     )
+    assert not shared_memory() - before, "the server left shared memory behind"
+    return result
+
+
+def shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir()}
 
 
 def played(result: fe.EvaluationResult, name: str) -> Iterator[Trajectory]:

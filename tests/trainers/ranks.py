@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from forge_env.config.models import OptimizerSection, ParallelismSection
+from trainers.actors.ranks import join, leave
 from trainers.losses.grpo import GSPOLoss
 from trainers.losses.sft import SFTLoss
 from trainers.losses.types import Loss
@@ -19,7 +20,7 @@ from trainers.titan.batch import TokenSequence
 from trainers.titan.device import use_device
 from trainers.titan.engine import TitanEngine
 from trainers.titan.model import TitanModel
-from trainers.titan.parallel import Sharding, join, leave, whole
+from trainers.titan.parallel import Sharding, whole
 
 VOCABULARY = 320
 STEPS = 3
@@ -85,7 +86,8 @@ def rank_main(rank: int, size: int, tied: Path, untied: Path, out: Path) -> None
     """All that is asked of one of two or four ranks; the first writes what it saw."""
     logging.disable(logging.INFO)
     store = dist.FileStore(str(out / "store"), size)  # type: ignore[attr-defined]
-    join(store, rank, size, use_device(with_gpus=False))
+    use_device(with_gpus=False)
+    join(store, rank, size, with_gpus=False)
     seen = _two(tied, untied, out) if size == 2 else _four(tied)
     if rank == 0:
         torch.save(seen, out / "seen.pt")

@@ -41,7 +41,7 @@ def test_bundled_recipes_are_sound(recipe: str) -> None:
 @pytest.mark.parametrize(
     ("override", "message", "fix"),
     [
-        ("generator.procs=2", "generator.procs=2", "use generator.procs=1"),
+        ("generator.procs=3", "does not divide the model's num_attention_heads", "generator.num_replicas"),
         ("generator.gpu_memory_utilization=0.5", "it is for generators on GPUs", "gpu_memory_utilization=0.9"),
         ("generator.enforce_eager=false", "generator.enforce_eager=false does nothing here", "enforce_eager=true"),
         ("generator={with_gpus: true, kv_cache_gb: 2}", "it is for generators on a CPU", "kv_cache_gb=1"),

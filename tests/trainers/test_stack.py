@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from pathlib import Path
 
@@ -38,10 +39,11 @@ def children() -> set[int]:
     return {process.pid for process in psutil.Process().children(recursive=True)}
 
 
-async def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreement(tmp_path: Path) -> None:
+@pytest.mark.parametrize("procs", [1, 2])
+async def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreement(tmp_path: Path, procs: int) -> None:
     prepare_controller()
-    before = children()
-    config = RunConfig(environment=EnvironmentSection(name="coding_rlvr"))
+    before, shm = children(), set(os.listdir("/dev/shm"))
+    config = RunConfig(environment=EnvironmentSection(name="coding_rlvr"), generator=GeneratorSection(procs=procs))
     folder = build_tiny_folder(config.model, fe.make("coding_rlvr"), 0, tmp_path / "tiny")
     rng = random.Random(0)
     prompts = [[rng.randrange(10, 300) for _ in range(40)] for _ in range(16)]
@@ -101,6 +103,7 @@ async def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreemen
         await generators.halt()
     left = [psutil.Process(pid) for pid in children() - before if psutil.pid_exists(pid)]
     assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
+    assert not set(os.listdir("/dev/shm")) - shm
 
 
 async def test_recomputed_requests_go_on_with_exactly_the_new_policy(tmp_path: Path) -> None:

@@ -11,16 +11,19 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from forge_env.errors import GeneratorError
 from forge_env.run.account import Account
+from trainers.generator.lockstep import Abortion, Admission, Followers, Order, carry_out
 from trainers.generator.types import Completion, SamplingOptions
 
 logger = logging.getLogger(__name__)
+
+Weights = Callable[[], Iterable[tuple[str, Any]]]
 
 
 def prepare_process(*, with_gpus: bool, threads: int, kv_cache_gb: int) -> None:
@@ -65,9 +68,12 @@ class AsyncEngine:
         engine_args: vLLM's `EngineArgs` as a dictionary.
         recompute_on_update: after new weights, compute the keys and values of requests in flight anew, so that
             every further token is sampled from exactly the new policy. Off, they are kept, which costs nothing.
+        followers: the other processes of a tensor-parallel replica; one of those is itself only asked to `follow`.
     """
 
-    def __init__(self, engine_args: dict[str, Any], *, recompute_on_update: bool = False) -> None:
+    def __init__(
+        self, engine_args: dict[str, Any], *, recompute_on_update: bool = False, followers: Followers | None = None
+    ) -> None:
         from vllm import EngineArgs, LLMEngine
 
         self.engine = LLMEngine.from_engine_args(
@@ -75,6 +81,7 @@ class AsyncEngine:
         )
         self.version = 0
         self._recompute_on_update = recompute_on_update
+        self._followers = followers
         self.stats = EngineStats()
         self.account = Account("generator", "wait for requests")
         self._requests: dict[str, _Request] = {}
@@ -111,7 +118,7 @@ class AsyncEngine:
         completion = Completion(list(prompt_ids), [], [], [], "stop", self.version)
         request = _Request(completion, asyncio.get_running_loop().create_future())
         async with self._between_steps:
-            self._admit(request_id, prompt_ids, options)
+            self._order(Admission(request_id, list(prompt_ids), options, f"v{self.version}", time.time()))
             self._requests[request_id] = request
         self.stats.requests += 1
         self._work.set()
@@ -121,21 +128,10 @@ class AsyncEngine:
             await asyncio.shield(self.abort(request_id))
             raise
 
-    def _admit(self, request_id: str, prompt_ids: list[int], options: SamplingOptions) -> None:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        params = SamplingParams(
-            temperature=options.temperature,
-            max_tokens=options.max_tokens,
-            logprobs=0,
-            detokenize=False,
-            stop_token_ids=options.stop_token_ids,
-            seed=options.seed,
-            output_kind=RequestOutputKind.DELTA,
-        )
-        prompt = {"prompt_token_ids": list(prompt_ids), "cache_salt": f"v{self.version}"}
-        self.engine.add_request(request_id, prompt, params, priority=options.priority)
+    def _order(self, order: Order) -> None:
+        carry_out(self.engine, [order])
+        if self._followers is not None:
+            self._followers.note(order)
 
     async def abort(self, request_id: str) -> None:
         """End a request; what it has sampled so far is its completion, with the stop reason "abort"."""
@@ -143,7 +139,7 @@ class AsyncEngine:
             request = self._requests.pop(request_id, None)
             if request is None:
                 return
-            self.engine.abort_request([request_id])
+            self._order(Abortion(request_id))
         request.completion.stop_reason = "abort"
         request.completion.generator_version = self.version
         if not request.done.done():
@@ -159,7 +155,7 @@ class AsyncEngine:
                     await self._work.wait()
                 async with self._between_steps:
                     self.account.enter("generate")
-                    outputs = await asyncio.to_thread(self.engine.step)
+                    outputs = await self._everywhere(asyncio.to_thread(self.engine.step), "follow")
                     self.account.enter("deliver")
                 self._deliver(outputs)
                 # The lock is fair only to those already waiting: let new requests and weights in.
@@ -167,6 +163,17 @@ class AsyncEngine:
         except Exception as error:  # task boundary: whatever ends the engine must reach every caller
             logger.exception("the vLLM engine failed")
             self._fail(GeneratorError(f"the vLLM engine failed: {type(error).__name__}: {error}"))
+
+    async def _everywhere(self, own: Awaitable[Any], endpoint: str, *args: Any) -> Any:
+        """Do `own`, while the followers do the same at an endpoint of theirs."""
+        if self._followers is None:
+            return await own
+        return await self._followers.beside(own, endpoint, *args)
+
+    async def follow(self, orders: Sequence[Order]) -> None:
+        """As a follower: carry out the leader's orders and take the step that it takes."""
+        carry_out(self.engine, orders)
+        await asyncio.to_thread(self.engine.step)
 
     def _deliver(self, outputs: list[Any]) -> None:
         self.stats.steps += 1
@@ -195,16 +202,24 @@ class AsyncEngine:
                 request.done.set_exception(error)
         self._requests.clear()
 
-    async def load_weights(self, weights: Callable[[], Iterable[tuple[str, Any]]], version: int) -> float:
+    async def load_weights(self, weights: Weights, version: int) -> float:
         """Swap the weights between two steps; returns the seconds that generation stood still."""
         async with self._between_steps:
             started = time.perf_counter()
             with self.account.during("load weights"):
-                await asyncio.to_thread(self.engine.apply_model, lambda model: _load(model, weights()))
-                if self._recompute_on_update:
-                    await asyncio.to_thread(self.engine.reset_prefix_cache, True)
-            self.version = version
+                await self._everywhere(asyncio.to_thread(self._load, weights, version), "follow_load", version)
             return time.perf_counter() - started
+
+    async def follow_load(self, orders: Sequence[Order], weights: Weights, version: int) -> None:
+        """As a follower: carry out the leader's orders and swap the weights as it does."""
+        carry_out(self.engine, orders)
+        await asyncio.to_thread(self._load, weights, version)
+
+    def _load(self, weights: Weights, version: int) -> None:
+        self.engine.apply_model(lambda model: _load(model, weights()))
+        if self._recompute_on_update:
+            self.engine.reset_prefix_cache(True)
+        self.version = version
 
     async def close(self) -> None:
         """Abort what is in flight and stop stepping."""

@@ -1,17 +1,23 @@
-"""The generator actor: one vLLM engine, one process per tensor-parallel rank's host."""
+"""The generator actor: one vLLM engine, in one process or, tensor parallel, in several."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
-from trainers.actors.actor import ForgeActor, concurrent_endpoint
+from trainers.actors.actor import concurrent_endpoint, own_rank
+from trainers.actors.ranks import RankedActor
+from trainers.actors.remote import result
+from trainers.generator.lockstep import Followers, Order, name_rank
 from trainers.generator.types import Completion, SamplingOptions
 
 
-class Generator(ForgeActor):
+class Generator(RankedActor):
     """vLLM behind endpoints. Calls overlap; each is one request in the engine's running batch.
+
+    Over several processes (`options(procs=2)`) `launch` gives back the first of them, which speaks for all.
 
     Args:
         engine_args: vLLM's `EngineArgs` as a dictionary (`model`, `dtype`, `max_model_len`, ...).
@@ -33,11 +39,34 @@ class Generator(ForgeActor):
         self._recompute_on_update = recompute_on_update
         self._engine: Any = None
         self._store: Any = None
+        self._followers: Followers | None = None
+        self._pulled: Any = None
+
+    @classmethod
+    async def launch(cls, *args: Any, **kwargs: Any) -> Any:
+        """Start the processes, the first of which is told of the others."""
+        actor = await super().launch(*args, **kwargs)
+        if cls.procs == 1:
+            return actor
+        leader = actor.slice(procs=0)
+        leader._forge_proc_mesh = actor._forge_proc_mesh
+        await result(leader.lead.call(actor.slice(procs=slice(1, cls.procs))))
+        return leader
+
+    @concurrent_endpoint
+    async def lead(self, followers: Any) -> None:
+        """Learn, as the first process, of the others."""
+        self._followers = Followers(followers)
 
     @concurrent_endpoint
     async def preload(self) -> None:
         """Import vLLM ahead of time, while the checkpoint is still being made."""
-        await asyncio.to_thread(self._import)
+        await self._with_followers(asyncio.to_thread(self._import), "preload")
+
+    async def _with_followers(self, own: Awaitable[Any], endpoint: str, *args: Any) -> None:
+        """Do `own` here and `endpoint` in the other processes, at the same time."""
+        others = [] if self._followers is None else [self._followers.call(endpoint, *args)]
+        await asyncio.gather(own, *others)
 
     def _import(self) -> None:
         from trainers.generator.engine import prepare_process
@@ -48,11 +77,18 @@ class Generator(ForgeActor):
     @concurrent_endpoint
     async def setup(self) -> None:
         """Load the model and compile what there is to compile."""
+        await self._with_followers(self._setup(), "setup")
+
+    async def _setup(self) -> None:
         self._import()
         from trainers.generator.engine import AsyncEngine
         from trainers.weights.store import WeightStore
 
-        self._engine = AsyncEngine(self._engine_args, recompute_on_update=self._recompute_on_update)
+        if self._engine_args.get("tensor_parallel_size", 1) > 1:
+            name_rank(own_rank())
+        self._engine = AsyncEngine(
+            self._engine_args, recompute_on_update=self._recompute_on_update, followers=self._followers
+        )
         self._store = WeightStore()
 
     @concurrent_endpoint
@@ -74,10 +110,32 @@ class Generator(ForgeActor):
     async def update_weights(self, version: int) -> dict[str, float]:
         """Pull `version` and swap it in between two engine steps; requests in flight go on with it."""
         started = time.perf_counter()
-        weights = await self._store.pull(version)
+        await self._with_followers(self._pull(version), "pull", version)
         pulled = time.perf_counter()
-        stalled = await self._engine.load_weights(lambda: weights, version)
+        stalled = await self._engine.load_weights(self._take_pulled, version)
         return {"pull_s": pulled - started, "stall_s": stalled, "total_s": time.perf_counter() - started}
+
+    @concurrent_endpoint
+    async def pull(self, version: int) -> None:
+        """As a follower: fetch the weights of `version`, for `follow_load`."""
+        await self._pull(version)
+
+    async def _pull(self, version: int) -> None:
+        self._pulled = await self._store.pull(version)
+
+    def _take_pulled(self) -> Any:
+        weights, self._pulled = self._pulled, None
+        return weights
+
+    @concurrent_endpoint
+    async def follow(self, orders: Sequence[Order]) -> None:
+        """As a follower: one step, as the first process takes it (see `lockstep`)."""
+        await self._engine.follow(orders)
+
+    @concurrent_endpoint
+    async def follow_load(self, orders: Sequence[Order], version: int) -> None:
+        """As a follower: swap in what `pull` fetched."""
+        await self._engine.follow_load(orders, self._take_pulled, version)
 
     @concurrent_endpoint
     async def get_version(self) -> int:

@@ -10,7 +10,7 @@ from forge_env.config.models import RunConfig, Section
 from forge_env.environment import Environment
 from forge_env.errors import UsageError, did_you_mean
 from trainers.buffer.rules import make_rules
-from trainers.model.folder import check_folder, check_heads, local_folder, read_hf_config
+from trainers.model.folder import check_folder, check_generator_heads, check_heads, local_folder, read_hf_config
 
 TINY = "tiny"
 
@@ -21,7 +21,6 @@ def check(config: RunConfig) -> None:
     Raises:
         ForgeError: with the fix.
     """
-    check_processes(config)
     check_devices(config)
     make_rules(config.grpo.replay)
     check_model(config)
@@ -41,16 +40,6 @@ def check_loss(config: RunConfig) -> None:
         raise UsageError(
             f"grpo.loss {config.grpo.loss.name!r} compares the policy with a reference model, and there is none",
             fix="use grpo.reference.source=initial, or grpo.loss.options.beta=0 where the loss has it",
-        )
-
-
-def check_processes(config: RunConfig) -> None:
-    """Refuse what the actors can't do."""
-    procs = config.generator.procs
-    if procs != 1:
-        raise UsageError(
-            f"generator.procs={procs}: one generator over several processes is not supported yet",
-            fix="use generator.procs=1 and generator.num_replicas",
         )
 
 
@@ -93,11 +82,12 @@ def check_parallelism(config: RunConfig) -> None:
         )
     shape = config.model.tiny
     folder = None if config.model.path == TINY else local_folder(config.model.path)
+    hf = None if folder is None else read_hf_config(folder)
     if config.model.path == TINY:
         hf = {"num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads}
+    if hf is not None:
         check_heads(hf, dims.tensor_parallel_degree)
-    elif folder is not None:
-        check_heads(read_hf_config(folder), dims.tensor_parallel_degree)
+        check_generator_heads(hf, config.generator.procs)
 
 
 def warms_up(config: RunConfig) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_env.config.models import RunConfig
+from trainers.actors.placement import Placement
 from trainers.actors.remote import result
 from trainers.buffer.types import BufferSettings
 from trainers.generator.pool import GeneratorPool
@@ -49,6 +50,7 @@ def engine_arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
         "max_num_seqs": section.max_num_seqs,
         "gpu_memory_utilization": section.gpu_memory_utilization,
         "tensor_parallel_size": section.procs,
+        "distributed_executor_backend": "uni" if section.procs == 1 else "external_launcher",
         "enforce_eager": section.enforce_eager,
         "enable_prefix_caching": True,
         "scheduling_policy": "priority",
@@ -67,6 +69,7 @@ class Stack:
         self._generators: list[Any] = []
         self._buffers: list[Any] = []
         self._store: Any = None
+        self._placement = Placement()
 
     async def __aenter__(self) -> Stack:
         return self
@@ -92,8 +95,7 @@ class Stack:
 
         config = self._config
         section = config.trainer
-        actor_class = TitanTrainer.options(procs=section.procs, with_gpus=section.with_gpus, mesh_name="trainer")
-        actor = await actor_class.launch(
+        actor = await self._placed(TitanTrainer, section, "trainer").launch(
             str(folder),
             max_length=config.model.max_length,
             threads=section.threads,
@@ -116,7 +118,7 @@ class Stack:
             return None
         from trainers.titan.reference import ReferenceModel
 
-        actor = await ReferenceModel.options(with_gpus=section.with_gpus, mesh_name="reference").launch(
+        actor = await self._placed(ReferenceModel, section, "reference").launch(
             str(folder),
             max_length=config.model.max_length,
             microbatch_tokens=config.trainer.microbatch_tokens,
@@ -155,10 +157,16 @@ class Stack:
         engine_args = engine_arguments(config, folder)
         process = {"with_gpus": section.with_gpus, "threads": section.threads, "kv_cache_gb": section.kv_cache_gb}
         for replica in range(section.num_replicas):
-            actor_class = Generator.options(with_gpus=section.with_gpus, mesh_name=f"generator{replica}")
+            actor_class = self._placed(Generator, section, f"generator{replica}")
             seeded = {**engine_args, "seed": config.seed * section.num_replicas + replica}
             self._generators.append(await actor_class.launch(seeded, {}, process, section.recompute_on_update))
         return GeneratorPool(self._generators)
+
+    def _placed(self, actor_class: Any, section: Any, name: str) -> Any:
+        """The class with as many processes as its section of the recipe says, and GPUs of their own."""
+        procs, with_gpus = getattr(section, "procs", 1), section.with_gpus
+        environment = self._placement.take(procs * with_gpus)
+        return actor_class.options(procs=procs, with_gpus=with_gpus, mesh_name=name, environment=environment)
 
     async def close(self) -> None:
         """End every process, generators first: nothing may be left that waits for another."""

@@ -107,14 +107,25 @@ def check_folder(folder: Path, max_length: int) -> None:
 
 
 def check_heads(hf: Mapping[str, Any], degree: int) -> None:
-    """Every tensor-parallel process has the same number of heads.
+    """Every tensor-parallel process of the trainer has the same number of heads.
 
     Raises:
         UsageError: it can't be.
     """
     for key in ("num_attention_heads", "num_key_value_heads"):
-        if hf[key] % degree:
-            raise UsageError(
-                f"trainer.parallelism.tensor_parallel_degree={degree} does not divide the model's {key} ({hf[key]})",
-                fix="use a divisor, and data_parallel_shard_degree for the other processes",
-            )
+        fix = "use a divisor, and data_parallel_shard_degree for the other processes"
+        _check_divides("trainer.parallelism.tensor_parallel_degree", degree, hf, key, fix)
+
+
+def check_generator_heads(hf: Mapping[str, Any], procs: int) -> None:
+    """Every process of a generator has the same number of attention heads; vLLM copies key-value heads.
+
+    Raises:
+        UsageError: it can't be.
+    """
+    _check_divides("generator.procs", procs, hf, "num_attention_heads", "use a divisor, and generator.num_replicas")
+
+
+def _check_divides(name: str, degree: int, hf: Mapping[str, Any], key: str, fix: str) -> None:
+    if hf[key] % degree:
+        raise UsageError(f"{name}={degree} does not divide the model's {key} ({hf[key]})", fix=fix)

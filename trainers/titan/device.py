@@ -14,14 +14,12 @@ class Device:
     Attributes:
         type: torch device type.
         optimizer_implementation: TorchTitan's optimizer implementation.
-        backend: torch.distributed backend.
         side_by_side: threads run whole microbatches side by side instead of working on the same operation.
         packed: sequences share rows, instead of one padded row each.
     """
 
     type: str
     optimizer_implementation: str
-    backend: str
     side_by_side: bool
     packed: bool
 
@@ -40,8 +38,8 @@ class Device:
         return float(get_peak_flops(torch.cuda.get_device_name()))
 
 
-CPU = Device("cpu", "foreach", "gloo", side_by_side=True, packed=True)
-GPU = Device("cuda", "fused", "nccl", side_by_side=False, packed=True)
+CPU = Device("cpu", "foreach", side_by_side=True, packed=True)
+GPU = Device("cuda", "fused", side_by_side=False, packed=True)
 
 
 def use_device(with_gpus: bool) -> Device:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -22,10 +21,7 @@ from torchtitan.models.qwen3.parallelize import parallelize_qwen3
 from forge_env.config.models import ParallelismSection
 from trainers.losses import metrics as figures
 from trainers.titan.context import Context
-from trainers.titan.device import Device
 
-# Longest wait for another rank; a rank that died ends the others through Monarch, long before.
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 CHECKPOINTING: dict[str, type[ActivationCheckpointing] | None] = {
     "none": None,
     "selective": SelectiveAC,
@@ -139,24 +135,6 @@ class Ranks:
         items: list[Any] = [None] * self.size
         dist.all_gather_object(items, item)
         return items
-
-
-def open_store(host: str, port: int, size: int, *, serve: bool = False) -> Any:
-    """The store through which `size` processes find each other, on its host or from another process."""
-    return dist.TCPStore(host, port, size, is_master=serve, wait_for_workers=False)  # type: ignore[attr-defined]
-
-
-def join(store: Any, rank: int, size: int, device: Device) -> None:
-    """Make this process rank `rank` of `size`."""
-    if device.type == "cuda":
-        torch.cuda.set_device(rank % torch.cuda.device_count())
-    dist.init_process_group(device.backend, store=store, rank=rank, world_size=size, timeout=COLLECTIVE_TIMEOUT)
-
-
-def leave() -> None:
-    """Undo `join`."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from pathlib import Path
 from typing import Any, cast
 
 from forge_env.config.models import OptimizerSection, ParallelismSection
 from forge_env.errors import UsageError
-from trainers.actors.actor import ForgeActor, concurrent_endpoint, endpoint, own_rank
-from trainers.actors.remote import result
+from trainers.actors.actor import concurrent_endpoint, endpoint
+from trainers.actors.ranks import RankedActor, leave
 
 
-class TitanTrainer(ForgeActor):
+class TitanTrainer(RankedActor):
     """One model in training, over one process or several.
 
     Several are the ranks of one trainer: call every endpoint on all of them; each returns the same.
@@ -64,38 +63,6 @@ class TitanTrainer(ForgeActor):
         self._minibatches = 1
         self._published: int | None = None
         self._pushing: asyncio.Task[dict[str, float]] | None = None
-        self._meeting_point: Any = None
-
-    @classmethod
-    async def launch(cls, *args: Any, **kwargs: Any) -> Any:
-        """Start the processes and let them find each other."""
-        actor = await super().launch(*args, **kwargs)
-        if cls.procs > 1:
-            try:
-                address = await result(actor.slice(procs=0).open_meeting_point.call_one(cls.procs))
-                await result(actor.join.call(address, cls.procs))
-            except BaseException:
-                await cls.shutdown(actor)
-                raise
-        return actor
-
-    @endpoint
-    async def open_meeting_point(self, size: int) -> tuple[str, int]:
-        """Serve, in the first process, the store through which `size` processes find each other; its address."""
-        from trainers.titan.parallel import open_store
-
-        host = socket.gethostname() if self.hosts else "127.0.0.1"
-        self._meeting_point = open_store(host, 0, size, serve=True)
-        return host, self._meeting_point.port
-
-    @endpoint
-    async def join(self, address: tuple[str, int], size: int) -> None:
-        """Become one rank of `size`."""
-        from trainers.titan import parallel
-        from trainers.titan.device import use_device
-
-        store = self._meeting_point or parallel.open_store(*address, size)
-        parallel.join(store, own_rank(), size, use_device(self._with_gpus))
 
     @endpoint
     async def setup(self) -> None:
@@ -263,7 +230,5 @@ class TitanTrainer(ForgeActor):
     @endpoint
     async def cleanup(self) -> None:
         """Let go of model, optimizer and the other processes; the actor can be set up again only if it is alone."""
-        from trainers.titan.parallel import leave
-
         self._engine_or_none = self._model = self._loss = None
         leave()

@@ -54,12 +54,20 @@ class ProgramTests:
         assert (await sandbox.exec(["no-such-program"])).exit_code == 127
 
     async def test_bad_arguments_are_usage_errors(self, sandbox: Sandbox) -> None:
-        """A path outside the work folder or a string for argv is the caller's mistake."""
+        """What no program could be given is the caller's mistake, not the program's."""
         for path in ("/etc/passwd", "../x", "a/../../x", ""):
             with pytest.raises(UsageError):
                 await sandbox.write_file(path, b"")
+        for argv in ("ls -l", [], ["echo", "a\0b"], ["echo", 1]):
+            with pytest.raises(UsageError):
+                await sandbox.exec(argv)  # type: ignore[arg-type]
+        for env in ({"": "x"}, {"A=B": "x"}, {"A": "\0"}, {"A": 1}):
+            with pytest.raises(UsageError):
+                await sandbox.exec(["true"], env=env)  # type: ignore[arg-type]
         with pytest.raises(UsageError):
-            await sandbox.exec("ls -l")
+            await sandbox.exec(["true"], cwd="\0")
+        with pytest.raises(UsageError):
+            await sandbox.run_python(b"print(1)")  # type: ignore[arg-type]
 
     async def test_hostile_bytes(self, sandbox: Sandbox) -> None:
         """Output that is not text, and source that can't be encoded, do not break the call."""

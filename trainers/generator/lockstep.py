@@ -1,0 +1,103 @@
+"""One engine over several processes (tensor parallel): the first decides, the others do the same, step by step.
+
+vLLM's external launcher gives every process an engine of its own. Fed the same requests in the same order between
+the same steps, they schedule and sample alike, and meet only in the collectives of the model. So before each step
+the first process sends the others its orders, what it admitted and aborted since the last one, and all step at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainers.actors.remote import result
+from trainers.generator.types import SamplingOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A request that enters the batch."""
+
+    request_id: str
+    prompt_ids: list[int]
+    options: SamplingOptions
+    salt: str
+    """Of the prefix cache."""
+    arrived: float
+    """Unix time; of requests of one priority, vLLM serves the oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abortion:
+    """A request that leaves it."""
+
+    request_id: str
+
+
+Order = Admission | Abortion
+
+
+def carry_out(engine: Any, orders: Sequence[Order]) -> None:
+    """Do to vLLM's `engine` what was decided, between two of its steps."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    for order in orders:
+        if isinstance(order, Abortion):
+            engine.abort_request([order.request_id])
+            continue
+        options = order.options
+        params = SamplingParams(
+            temperature=options.temperature,
+            max_tokens=options.max_tokens,
+            logprobs=0,
+            detokenize=False,
+            stop_token_ids=options.stop_token_ids,
+            seed=options.seed,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        prompt = {"prompt_token_ids": list(order.prompt_ids), "cache_salt": order.salt}
+        engine.add_request(order.request_id, prompt, params, arrival_time=order.arrived, priority=options.priority)
+
+
+class Followers:
+    """The other processes of a replica, as its first one sees them. `actor`: `Generator`, sliced to them."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+        self._orders: list[Order] = []
+
+    def note(self, order: Order) -> None:
+        """To be carried out there before whatever comes next."""
+        self._orders.append(order)
+
+    async def call(self, endpoint: str, *args: Any) -> None:
+        """One endpoint on all of them."""
+        await result(getattr(self._actor, endpoint).call(*args))
+
+    async def beside(self, own: Awaitable[Any], endpoint: str, *args: Any) -> Any:
+        """Do `own` here while `endpoint` runs there, after the orders noted so far; returns what `own` does."""
+        orders, self._orders = self._orders, []
+        there = asyncio.ensure_future(self.call(endpoint, orders, *args))
+        try:
+            # a failure there is raised at once: here the collective would wait for the other side
+            value, _ = await asyncio.gather(own, there)
+        finally:
+            there.cancel()
+        return value
+
+
+def name_rank(rank: int) -> None:
+    """Tell vLLM's external launcher who this process is, in the process group that exists already.
+
+    The ranks of a CPU engine are given different names for their group, so that they talk by gloo: vLLM's shared
+    memory for it would outlive a process that is killed.
+    """
+    from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+
+    os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
+    place = (f"tcp://rank-{rank}:{rank}", rank, rank)
+    ExecutorWithExternalLauncher._distributed_args = lambda self: place  # type: ignore[method-assign]
