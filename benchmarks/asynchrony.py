@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import record, table
+from benchmarks.report import DOCUMENT, record, table
 from forge_env.run.curves import merge_rows, time_account
 from forge_env.run.metrics import read_metrics
 
@@ -84,6 +84,16 @@ def rows_of(results: list[dict[str, Any]]) -> list[list[object]]:
     return rows
 
 
+def accounts_of(results: list[dict[str, Any]]) -> list[list[object]]:
+    """What each actor did with its time, a column a degree of asynchrony."""
+    accounts = [result["account"] for result in results]
+    doings = dict.fromkeys((actor, doing) for account in accounts for actor in account for doing in account[actor])
+    return [
+        [actor, doing, *(f"{account.get(actor, {}).get(doing, 0.0):.1%}" for account in accounts)]
+        for actor, doing in doings
+    ]
+
+
 def main() -> None:
     """Train with each degree, write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -103,7 +113,12 @@ def main() -> None:
     about = (
         f"Tools wait {args.latency:g} s; {args.steps} steps of 12 groups of 8; one core each for trainer and generator."
     )
-    record("asynchrony", "Asynchronous against synchronous", "make bench ARGS=asynchrony", [*lines, "", about])
+    names = ["actor", "its time", *(f"{result['S']} steps" for result in results)]
+    account = ["Where the time of each actor went:", "", *table(names, accounts_of(results))]
+    print("\n".join(account))
+    text = [*lines, "", about, "", *account]
+    title = "Asynchronous against synchronous"
+    record("asynchrony", title, "make bench ARGS=asynchrony", text, document=DOCUMENT.with_name("asynchrony.md"))
 
 
 if __name__ == "__main__":

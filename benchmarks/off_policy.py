@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.report import record, spread, table
+from benchmarks.report import DOCUMENT, record, spread, table
 from forge_env.run.curves import merge_rows, score_curve
 from forge_env.run.metrics import read_metrics
 
@@ -27,6 +27,7 @@ ARMS = {
     "corrected": [],
     "uncorrected": ["grpo.loss={name: simple_grpo, options: {beta: 0.0}}"],
 }
+PAGE = DOCUMENT.with_name("asynchrony.md")
 COLORS = ("#111827", "#2563eb", "#059669", "#d97706", "#dc2626", "#9333ea")
 
 
@@ -130,7 +131,8 @@ def main() -> None:
         f"Held-out pass@1 on 192 tasks, median (range) over seeds {', '.join(map(str, args.seeds))}, after "
         f"{args.steps} steps. ![held-out score over steps by degree of asynchrony, corrected and not]({args.out.name})"
     )
-    record("off_policy", "Learning off-policy", "make bench ARGS=off_policy", [*lines, "", about])
+    text = [*lines, "", about]
+    record("off_policy", "Learning off-policy", "make bench ARGS=off_policy", text, document=PAGE)
 
 
 if __name__ == "__main__":
