@@ -23,6 +23,7 @@ import pytest
 from pydantic import Field
 
 import forge_env as fe
+from forge_env import machine
 from forge_env.config import RunConfig
 from forge_env.config.loader import build_config
 from forge_env.config.problems import Source
@@ -157,6 +158,7 @@ def stand_ins(trace: Trace, actors: Actors) -> Iterator[None]:
         patch.setattr(ForgeActor, "launch", classmethod(launch))
         patch.setattr(ForgeActor, "shutdown", staticmethod(shutdown))
         patch.setattr("trainers.loop.stack.Stack.open_store", open_store)
+        patch.setattr(machine, "gpus", lambda: [machine.GPU(str(n), f"GPU-{n}", "none", 1.0) for n in range(8)])
         patch.setattr("trainers.buffer.actor.RemoteReplayBuffer", partial(Buffer, trace))
         patch.setattr("trainers.loop.grpo.open_engine", open_engine)
         patch.setattr("trainers.loop.status.Watchdog", partial(Watchdog, clock=clock))

@@ -128,7 +128,7 @@ KNOBS: dict[str, Change] = {
         "generator",
         {
             "num_replicas": Change(2),
-            "procs": Change(2, refused=True),
+            "procs": Change(2),
             "with_gpus": Change(True),
             "max_num_seqs": Change(8),
             "gpu_memory_utilization": Change(0.5, GPU),

@@ -58,6 +58,8 @@ class Trace:
             return [self._plain(item) for item in value]
         if value is None or isinstance(value, bool | int | bytes):
             return value
+        if isinstance(value, Actor):
+            return value.name
         names = getattr(value, "__slots__", None) or vars(value)
         return type(value).__name__, {name: self._plain(getattr(value, name)) for name in names}
 
@@ -85,7 +87,7 @@ class Actor:
     def __getattr__(self, endpoint: str) -> Endpoint:
         return Endpoint(self, endpoint)
 
-    def slice(self, **dims: int) -> Actor:
+    def slice(self, **dims: int | slice) -> Actor:
         return self
 
     async def answer(self, endpoint: str, *args: Any, **kwargs: Any) -> Any:

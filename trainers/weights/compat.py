@@ -1,7 +1,8 @@
 """torchstore 0.1.2 under Monarch 0.7: import this before using the store, in every process.
 
 Its controller mixes plain and asynchronous endpoints, which newer Monarch refuses; this subclass makes all of
-them asynchronous and takes its place.
+them asynchronous and takes its place. And where there is no RDMA it sends tensors as messages; processes of one
+machine share memory instead (`trainers.weights.shared`).
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from typing import Any
 
 import torchstore.api
 from torchstore.controller import Controller
+from torchstore.transport.buffers import MonarchTransportBuffer, RDMATransportBuffer, TransportBuffer, rdma_available
+from torchstore.transport.pipe import Pipe
 
 from trainers.actors.actor import endpoint
+from trainers.weights.shared import SharedTransportBuffer
 
 _PLAIN = ("get_controller_strategy", "locate_volumes", "notify_put", "keys", "notify_delete")
 
@@ -37,4 +41,18 @@ class AsyncController(Controller):  # type: ignore[misc]
     notify_delete = _asynchronous("notify_delete")
 
 
+_without_rdma: type[MonarchTransportBuffer] = MonarchTransportBuffer
+
+
+def share_memory(possible: bool) -> None:
+    """Whether this process and the store are on one machine; RDMA goes before."""
+    global _without_rdma
+    _without_rdma = SharedTransportBuffer if possible else MonarchTransportBuffer
+
+
+def _create_transport_buffer(_: Pipe) -> TransportBuffer:
+    return RDMATransportBuffer() if rdma_available() else _without_rdma()
+
+
+Pipe.create_transport_buffer = _create_transport_buffer
 torchstore.api.Controller = AsyncController

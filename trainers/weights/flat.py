@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from trainers.weights import shared
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -45,8 +47,8 @@ class Layout:
         return sizes
 
     def pack(self, state: Mapping[str, torch.Tensor]) -> dict[torch.dtype, torch.Tensor]:
-        """Copy `state` into fresh flat buffers on the CPU."""
-        buffers = {dtype: torch.empty(size, dtype=dtype) for dtype, size in self.sizes.items()}
+        """Copy `state` into fresh flat buffers on the CPU, in memory that other processes can map."""
+        buffers = {dtype: shared.empty(size, dtype) for dtype, size in self.sizes.items()}
         for entry in self.entries:
             target = buffers[entry.dtype][entry.offset : entry.offset + entry.numel]
             target.copy_(state[entry.name].detach().reshape(-1))

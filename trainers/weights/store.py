@@ -8,15 +8,17 @@ from typing import Any
 import torch
 import torchstore
 
-import trainers.weights.compat  # noqa: F401  (patches torchstore before its first use)
 from trainers.actors.processes import start_processes
+from trainers.weights import compat, shared  # compat patches torchstore before its first use
 from trainers.weights.flat import Layout
 
 LAYOUT_KEY = "weights/layout"
+HOST_KEY = "weights/host"
+_VERSIONS = "weights/v"
 
 
 def _key(version: int, dtype: torch.dtype) -> str:
-    return f"weights/v{version}/{str(dtype).removeprefix('torch.')}"
+    return f"{_VERSIONS}{version}/{str(dtype).removeprefix('torch.')}"
 
 
 class WeightStore:
@@ -25,12 +27,14 @@ class WeightStore:
     def __init__(self) -> None:
         self._layout: Layout | None = None
         self._layout_published = False
+        self._met = False
         self._volumes: Any = None
 
     async def open(self) -> None:
         """Start the process that holds the weights."""
         self._volumes = await start_processes(1, "weights")
         await torchstore.initialize(mesh=self._volumes)
+        await torchstore.put(HOST_KEY, shared.host())
 
     async def close(self) -> None:
         """Stop the store and its process."""
@@ -38,6 +42,12 @@ class WeightStore:
             await torchstore.shutdown()
             await self._volumes.stop()
             self._volumes = None
+
+    async def _meet(self) -> None:
+        """Learn, once, whether the store is on this machine, so that memory can be shared with it."""
+        if not self._met:
+            compat.share_memory(await torchstore.get(HOST_KEY) == shared.host())
+            self._met = True
 
     async def push(self, state: Mapping[str, torch.Tensor], version: int) -> int:
         """Publish `state` as `version`; returns the bytes moved."""
@@ -51,6 +61,7 @@ class WeightStore:
 
     async def put(self, buffers: Mapping[torch.dtype, torch.Tensor], version: int) -> int:
         """Publish a snapshot as `version`; returns the bytes moved."""
+        await self._meet()
         if not self._layout_published:
             await torchstore.put(LAYOUT_KEY, self._layout)
             self._layout_published = True
@@ -59,7 +70,8 @@ class WeightStore:
         return sum(buffer.nbytes for buffer in buffers.values())
 
     async def pull(self, version: int) -> Iterable[tuple[str, torch.Tensor]]:
-        """The tensors of `version`, as views into flat buffers."""
+        """The tensors of `version`, as views into flat buffers, which are the store's own: they are for reading."""
+        await self._meet()
         if self._layout is None:
             self._layout = await torchstore.get(LAYOUT_KEY)
         buffers = {dtype: await torchstore.get(_key(version, dtype)) for dtype in self._layout.sizes}
@@ -67,7 +79,9 @@ class WeightStore:
 
     async def versions(self) -> set[int]:
         """The versions that are held."""
-        return {int(key.split("/")[1].removeprefix("v")) for key in await torchstore.keys() if key != LAYOUT_KEY}
+        return {
+            int(key.split("/")[1].removeprefix("v")) for key in await torchstore.keys() if key.startswith(_VERSIONS)
+        }
 
     async def drop(self, version: int) -> None:
         """Forget a version that nobody needs any more."""

@@ -1,0 +1,102 @@
+"""Tensors in memory that several processes map."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+from collections.abc import Callable
+
+import pytest
+
+pytest.importorskip("torchstore")
+
+import torch
+
+from trainers.weights import shared
+from trainers.weights.flat import Layout
+from trainers.weights.shared import SharedTransportBuffer
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def elsewhere(work: Callable[[shared.Handle], None], handle: shared.Handle) -> int | None:
+    process = multiprocessing.get_context("spawn").Process(target=work, args=(handle,))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def negate(handle: shared.Handle) -> None:
+    shared.attach(handle).neg_()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_another_process_has_the_same_memory(dtype: torch.dtype) -> None:
+    tensor = shared.empty(1000, dtype).copy_(torch.arange(1000))
+    handle = shared.handle(tensor)
+    assert handle is not None
+    assert elsewhere(negate, handle) == 0
+    assert torch.equal(tensor, -torch.arange(1000).to(dtype))
+
+
+def test_nothing_is_left() -> None:
+    before = descriptors()
+    tensor = shared.empty(1000, torch.float32)
+    handle = shared.handle(tensor)
+    assert handle is not None
+    view = shared.attach(handle)[10:20]
+    del tensor
+    view.fill_(1.0)  # a view of an attached tensor keeps it mapped
+    del view
+    gc.collect()
+    assert descriptors() == before
+    with pytest.raises(FileNotFoundError):
+        shared.attach(handle)
+
+
+def test_a_descriptor_that_is_another_by_now_is_noticed() -> None:
+    tensor = shared.empty(8, torch.float32)
+    handle = shared.handle(tensor)
+    del tensor
+    other = shared.empty(8, torch.float32)
+    assert handle is not None
+    assert shared.handle(other) != handle
+    with pytest.raises(FileNotFoundError):
+        shared.attach(handle)
+
+
+def test_only_whole_blocks_have_handles() -> None:
+    assert shared.handle(torch.zeros(8)) is None
+    assert shared.handle(shared.empty(8, torch.float32)[:4]) is None
+    assert shared.handle(shared.empty(0, torch.float32)) is None
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_the_transport_brings_tensors_across(whole: bool) -> None:
+    tensor = shared.empty(9, torch.float32).copy_(torch.arange(9.0))
+    sent = SharedTransportBuffer()
+    await sent.write_from(tensor if whole else tensor[1:])
+    message = pickle.dumps(sent)
+    received: SharedTransportBuffer = pickle.loads(message)
+    got = await received.read_into()
+    assert torch.equal(got, tensor if whole else tensor[1:])
+    assert got.data_ptr() != tensor.data_ptr()
+    assert (shared.handle(got) is None) != whole
+    into = torch.zeros(9 if whole else 8)
+    assert await received.read_into(into) is into
+    assert torch.equal(into, got)
+    await sent.drop()
+    assert sent.tensor is None
+
+
+def test_packed_weights_are_shared() -> None:
+    state = {"a": torch.ones(2, 3), "b": torch.zeros(4, dtype=torch.int64), "c": torch.full((5,), 2.0)}
+    layout = Layout.of(state)
+    buffers = layout.pack(state)
+    assert all(shared.handle(buffer) for buffer in buffers.values())
+    for name, tensor in layout.unpack(buffers):
+        assert torch.equal(tensor, state[name])
