@@ -6,7 +6,6 @@ import gc
 import multiprocessing
 import os
 import pickle
-from collections.abc import Callable
 
 import pytest
 
@@ -23,24 +22,20 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def elsewhere(work: Callable[[shared.Handle], None], handle: shared.Handle) -> int | None:
-    process = multiprocessing.get_context("spawn").Process(target=work, args=(handle,))
+def negate(handles: list[shared.Handle]) -> None:
+    for handle in handles:
+        shared.attach(handle).neg_()
+
+
+def test_another_process_has_the_same_memory() -> None:
+    dtypes = [torch.float32, torch.bfloat16, torch.int64]
+    tensors = [shared.empty(100, dtype).copy_(torch.arange(100)) for dtype in dtypes]
+    handles = [shared.handle(tensor) for tensor in tensors]
+    process = multiprocessing.get_context("spawn").Process(target=negate, args=(handles,))
     process.start()
     process.join()
-    return process.exitcode
-
-
-def negate(handle: shared.Handle) -> None:
-    shared.attach(handle).neg_()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_another_process_has_the_same_memory(dtype: torch.dtype) -> None:
-    tensor = shared.empty(1000, dtype).copy_(torch.arange(1000))
-    handle = shared.handle(tensor)
-    assert handle is not None
-    assert elsewhere(negate, handle) == 0
-    assert torch.equal(tensor, -torch.arange(1000).to(dtype))
+    assert process.exitcode == 0
+    assert all(torch.equal(tensor, -torch.arange(100).to(tensor.dtype)) for tensor in tensors)
 
 
 def test_nothing_is_left() -> None:
