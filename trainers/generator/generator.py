@@ -65,8 +65,9 @@ class Generator(RankedActor):
 
     async def _with_followers(self, own: Awaitable[Any], endpoint: str, *args: Any) -> None:
         """Do `own` here and `endpoint` in the other processes, at the same time."""
+        # theirs first: `own` may block this thread until they have joined it
         others = [] if self._followers is None else [self._followers.call(endpoint, *args)]
-        await asyncio.gather(own, *others)
+        await asyncio.gather(*others, own)
 
     def _import(self) -> None:
         from trainers.generator.engine import prepare_process

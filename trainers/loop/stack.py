@@ -156,16 +156,17 @@ class Stack:
         section = config.generator
         engine_args = engine_arguments(config, folder)
         process = {"with_gpus": section.with_gpus, "threads": section.threads, "kv_cache_gb": section.kv_cache_gb}
+        threads = {} if section.with_gpus else {"OMP_NUM_THREADS": str(section.threads)}
         for replica in range(section.num_replicas):
-            actor_class = self._placed(Generator, section, f"generator{replica}")
+            actor_class = self._placed(Generator, section, f"generator{replica}", **threads)
             seeded = {**engine_args, "seed": config.seed * section.num_replicas + replica}
             self._generators.append(await actor_class.launch(seeded, {}, process, section.recompute_on_update))
         return GeneratorPool(self._generators)
 
-    def _placed(self, actor_class: Any, section: Any, name: str) -> Any:
+    def _placed(self, actor_class: Any, section: Any, name: str, **environment: str) -> Any:
         """The class with as many processes as its section of the recipe says, and GPUs of their own."""
         procs, with_gpus = getattr(section, "procs", 1), section.with_gpus
-        environment = self._placement.take(procs * with_gpus)
+        environment |= self._placement.take(procs * with_gpus)
         return actor_class.options(procs=procs, with_gpus=with_gpus, mesh_name=name, environment=environment)
 
     async def close(self) -> None:
