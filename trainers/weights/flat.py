@@ -46,9 +46,11 @@ class Layout:
             sizes[entry.dtype] = max(sizes.get(entry.dtype, 0), entry.offset + entry.numel)
         return sizes
 
-    def pack(self, state: Mapping[str, torch.Tensor]) -> dict[torch.dtype, torch.Tensor]:
-        """Copy `state` into fresh flat buffers on the CPU, in memory that other processes can map."""
-        buffers = {dtype: shared.empty(size, dtype) for dtype, size in self.sizes.items()}
+    def pack(
+        self, state: Mapping[str, torch.Tensor], into: Mapping[torch.dtype, torch.Tensor] | None = None
+    ) -> Mapping[torch.dtype, torch.Tensor]:
+        """Copy `state` into flat buffers on the CPU, in memory that other processes can map; by default fresh ones."""
+        buffers = into or {dtype: shared.empty(size, dtype) for dtype, size in self.sizes.items()}
         for entry in self.entries:
             target = buffers[entry.dtype][entry.offset : entry.offset + entry.numel]
             target.copy_(state[entry.name].detach().reshape(-1))

@@ -16,6 +16,9 @@ LAYOUT_KEY = "weights/layout"
 HOST_KEY = "weights/host"
 _VERSIONS = "weights/v"
 
+Buffers = Mapping[torch.dtype, torch.Tensor]
+"""Flat, by data type."""
+
 
 def _key(version: int, dtype: torch.dtype) -> str:
     return f"{_VERSIONS}{version}/{str(dtype).removeprefix('torch.')}"
@@ -28,6 +31,8 @@ class WeightStore:
         self._layout: Layout | None = None
         self._layout_published = False
         self._met = False
+        self._held: dict[int, Buffers] = {}
+        self._spare: Buffers | None = None
         self._volumes: Any = None
 
     async def open(self) -> None:
@@ -53,13 +58,17 @@ class WeightStore:
         """Publish `state` as `version`; returns the bytes moved."""
         return await self.put(self.snapshot(state), version)
 
-    def snapshot(self, state: Mapping[str, torch.Tensor]) -> dict[torch.dtype, torch.Tensor]:
-        """A copy of `state` for `put`: from here on the weights may change."""
+    def snapshot(self, state: Mapping[str, torch.Tensor]) -> Buffers:
+        """A copy of `state` for `put`: from here on the weights may change.
+
+        It lies where a version that was dropped lay, since fresh pages cost several times the copy.
+        """
         if self._layout is None:
             self._layout = Layout.of(state)
-        return self._layout.pack(state)
+        spare, self._spare = self._spare, None
+        return self._layout.pack(state, spare)
 
-    async def put(self, buffers: Mapping[torch.dtype, torch.Tensor], version: int) -> int:
+    async def put(self, buffers: Buffers, version: int) -> int:
         """Publish a snapshot as `version`; returns the bytes moved."""
         await self._meet()
         if not self._layout_published:
@@ -67,10 +76,11 @@ class WeightStore:
             self._layout_published = True
         for dtype, buffer in buffers.items():
             await torchstore.put(_key(version, dtype), buffer)
+        self._held[version] = buffers
         return sum(buffer.nbytes for buffer in buffers.values())
 
     async def pull(self, version: int) -> Iterable[tuple[str, torch.Tensor]]:
-        """The tensors of `version`, as views into flat buffers, which are the store's own: they are for reading."""
+        """The tensors of `version`, as views into the store's own buffers: to be read, until the version is dropped."""
         await self._meet()
         if self._layout is None:
             self._layout = await torchstore.get(LAYOUT_KEY)
@@ -89,3 +99,4 @@ class WeightStore:
             self._layout = await torchstore.get(LAYOUT_KEY)
         for dtype in self._layout.sizes:
             await torchstore.delete(_key(version, dtype))
+        self._spare = self._held.pop(version, None)
