@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from trainers.actors.actor import concurrent_endpoint, own_rank
+from trainers.actors.processes import settle_heap
 from trainers.actors.ranks import RankedActor
 from trainers.actors.remote import result
 from trainers.generator.lockstep import Followers, Order, name_rank
@@ -91,6 +92,7 @@ class Generator(RankedActor):
             self._engine_args, recompute_on_update=self._recompute_on_update, followers=self._followers
         )
         self._store = WeightStore()
+        settle_heap()
 
     @concurrent_endpoint
     async def generate(

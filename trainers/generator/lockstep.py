@@ -100,4 +100,4 @@ def name_rank(rank: int) -> None:
 
     os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
     place = (f"tcp://rank-{rank}:{rank}", rank, rank)
-    ExecutorWithExternalLauncher._distributed_args = lambda self: place  # type: ignore[method-assign]
+    ExecutorWithExternalLauncher._distributed_args = lambda self: place

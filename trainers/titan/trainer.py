@@ -10,6 +10,7 @@ from typing import Any, cast
 from forge_env.config.models import OptimizerSection, ParallelismSection
 from forge_env.errors import UsageError
 from trainers.actors.actor import concurrent_endpoint, endpoint
+from trainers.actors.processes import settle_heap
 from trainers.actors.ranks import RankedActor, leave
 
 
@@ -82,6 +83,7 @@ class TitanTrainer(RankedActor):
             sharding=Sharding(self._parallelism, self._activation_checkpoint, self._compile),
         )
         self._store = WeightStore()
+        settle_heap()
 
     @endpoint
     async def configure(
