@@ -25,7 +25,7 @@ first steps:
   forge-env list                                    environments to train on
   forge-env train coding_rlvr                       train; the run goes to runs/
   forge-env train coding_rlvr seed=1 --name first   any key of the recipe can be overridden
-  forge-env train coding_rlvr --name first --resume continue it
+  forge-env train runs/first/config.yaml --resume   continue it
   forge-env config coding_rlvr                      every key of the recipe, explained
 
 `forge-env COMMAND --help` explains a command.

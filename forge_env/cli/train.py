@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 
 from forge_env.cli.main import report_error
 from forge_env.config.loader import build_config, parse_overrides, read_source
@@ -40,5 +41,5 @@ def run_train(args: argparse.Namespace) -> int:
     if outcome.error is not None:
         report_error(outcome.error, hint=f"the traceback is at the end of {folder.log}")
     elif outcome.exit == "interrupted":
-        print(f"interrupted; continue with: forge-env train {args.file} --name {folder.name} --resume", flush=True)
+        print(f"interrupted; continue with: forge-env train {shlex.quote(str(folder.config))} --resume", flush=True)
     return outcome.code

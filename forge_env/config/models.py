@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**32, strict=True)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -376,7 +377,7 @@ class RunConfig(Section):
     """Folder of the run under `output_dir`; unset: the recipe's file name and the time."""
     output_dir: str = "runs"
     """Where run folders are made."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of weights, demonstrations, sampling and minibatches; of tasks: `environment.options.seed`."""
     method: str = "grpo"
     """Entry point in `forge_env.trainers` that runs the recipe."""

@@ -103,6 +103,10 @@ class RunFolder:
             self._lock = None
 
 
+LONGEST_NAME = 200
+"""Bytes; file systems take 255, and files are named after the run."""
+
+
 def choose_folder(output_dir: str, name: str | None, stem: str, *, resume: bool) -> RunFolder:
     """The folder a run is written to.
 
@@ -117,8 +121,10 @@ def choose_folder(output_dir: str, name: str | None, stem: str, *, resume: bool)
     """
     base = user_path(output_dir)
     if name is not None:
-        if not name.strip() or name in (".", "..") or "/" in name or not name.isprintable():
-            raise UsageError(f"{name!r} can't be the name of a run", fix="use a plain folder name")
+        usable = name.strip() and name not in (".", "..") and "/" not in name and name.isprintable()
+        if not usable or len(name.encode()) > LONGEST_NAME:
+            fix = f"use a plain folder name of at most {LONGEST_NAME} bytes"
+            raise UsageError(f"{name[:80]!r} can't be the name of a run", fix=fix)
         folder = RunFolder(base / name)
         if folder.exists() and not resume:
             raise UsageError(

@@ -121,7 +121,7 @@ def _full_disk(run: Run) -> ForgeError | None:
         return None
     return ForgeError(
         f"the disk of {run.folder.root} is full",
-        fix=f"free some space, then continue with --name {run.folder.name} --resume",
+        fix=f"free some space, then continue with: forge-env train {run.folder.config} --resume",
     )
 
 

@@ -86,7 +86,7 @@ def test_a_full_disk_is_the_cause_that_is_named(
     monkeypatch.setattr("forge_env.machine.free_disk_gb", lambda path: 0.0)
     outcome = launch(config, folder, lambda: fail)
     assert outcome.code == 1
-    assert "is full (free some space, then continue with --name first --resume)" in outcome.message
+    assert f"is full (free some space, then continue with: forge-env train {folder.config} --resume)" in outcome.message
     assert "PytorchStreamWriter" in folder.log.read_text()
 
 

@@ -135,7 +135,7 @@ class TitanTrainer(Actor):
         return {"push_s": 0.3, "bytes": 8.0}
 
     async def do_save(self, folder: str) -> None:
-        (Path(folder) / "model").mkdir()
+        await self.do_save_model(str(Path(folder) / "model"))
 
     async def do_save_model(self, folder: str) -> None:
         shutil.copytree(self.arguments[0], folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 from collections.abc import Mapping
@@ -31,4 +32,5 @@ def settle_heap() -> None:
     """
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)  # at the end of the process some libraries complain of what is still there
     gc.set_threshold(50_000, 20, 50)

@@ -183,9 +183,7 @@ class AsyncEngine:
                 continue
             sampled, completion = output.outputs[0], request.completion
             completion.token_ids.extend(sampled.token_ids)
-            completion.logprobs.extend(
-                entry[token].logprob for token, entry in zip(sampled.token_ids, sampled.logprobs, strict=True)
-            )
+            completion.logprobs.extend(sampled.logprobs.logprobs)
             completion.versions.extend([self.version] * len(sampled.token_ids))
             self.stats.tokens += len(sampled.token_ids)
             if output.finished:

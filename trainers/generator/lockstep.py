@@ -53,7 +53,8 @@ def carry_out(engine: Any, orders: Sequence[Order]) -> None:
         params = SamplingParams(
             temperature=options.temperature,
             max_tokens=options.max_tokens,
-            logprobs=0,
+            logprobs=0,  # of the sampled token only
+            flat_logprobs=True,
             detokenize=False,
             stop_token_ids=options.stop_token_ids,
             seed=options.seed,

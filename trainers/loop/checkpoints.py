@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 from forge_env.run import Run
 from trainers.loop.trainer import TrainerHandle
+from trainers.model.folder import written_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,16 @@ class Checkpoints:
         found = self._all()
         return found[-1] if found else None
 
+    def model(self) -> Path | None:
+        """The newest checkpoint's Hugging Face folder, at a place where it stays while checkpoints come and go."""
+        newest = self.newest()
+        if newest is None:
+            return None
+        with written_whole(self._root / "resumed") as staging:
+            for file in (newest / "model").iterdir():
+                _link(file, staging / file.name)
+        return self._root / "resumed"
+
     async def save(self, trainer: TrainerHandle, saved: Saved) -> Path:
         """Save the trainer and what goes with it."""
         folder = self._root / f"step-{saved.step:06d}"
@@ -75,3 +87,10 @@ class Checkpoints:
         progress = json.loads((folder / "progress.json").read_text())
         buffer = pickle.loads((folder / "buffer.pickle").read_bytes())
         return Saved(int(progress["step"]), progress["order"], buffer)
+
+
+def _link(file: Path, target: Path) -> None:
+    try:
+        os.link(file, target)
+    except OSError:  # a file system without hard links
+        shutil.copy(file, target)

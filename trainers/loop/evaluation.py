@@ -49,6 +49,10 @@ class Evaluator:
         if not result.count:  # a score of nothing would be a made-up zero
             reason = next((trajectory.error for trajectory in trajectories if trajectory.error), "there are no tasks")
             raise ForgeError(f"no episode of the evaluation on {split} could be played, the first because: {reason}")
+        if section.metric != type(section).model_fields["metric"].default and not any(
+            section.metric in trajectory.metrics for trajectory in trajectories
+        ):
+            self._run.warn(f"evaluation.metric={section.metric}: no episode has it, so the reward is the score")
         if result.invalid:
             self._run.warn(f"evaluation after step {step}: {result.invalid} episodes lost to infrastructure, left out")
         for trajectory in trajectories:

@@ -35,7 +35,9 @@ async def train(run: Run) -> None:
     """Run the recipe `run.config` to its end, or until `run.stop`."""
     with scratch_folder():
         prepare_controller()
-        await _train(run)
+        from trainers.actors.faults import unless_a_process_dies
+
+        await unless_a_process_dies(_train(run))
 
 
 async def _train(run: Run) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from forge_env.config.models import RunConfig
 from forge_env.environment import Environment
-from forge_env.errors import UsageError
+from forge_env.errors import ForgeError, UsageError
 from forge_env.machine import cache_dir
 from forge_env.run import Run
 from trainers.buffer.types import GroupBuffer
 from trainers.generator.pool import GeneratorPool
+from trainers.loop.checkpoints import Checkpoints
 from trainers.loop.checks import TINY, warms_up
 from trainers.loop.stack import Stack
 from trainers.loop.trainer import TrainerHandle
@@ -48,11 +50,10 @@ async def prepare_model(run: Run, stack: Stack, environment: Environment, found:
 
     What needs nothing of the other starts beside it: store, buffer, the generators' imports, the trainer.
     """
-    warm = _warm_folder(run, environment)
-    cached = warm if warm is not None and (warm / "model.safetensors").is_file() else None
-    if cached:
-        run.note(f"Warmed-up model from the cache: {cached}")
-    start = cached or found
+    resumed = _resumed_model(run)
+    warm = None if resumed else _warm_folder(run, environment)
+    cached = _cached(run, warm)
+    start = resumed or cached or found
     if start is None:
         start = await asyncio.to_thread(_build_tiny, run, environment)
     await check_prompts(run.config, environment, Chat(FolderTokenizer(start), run.config.model.renderer))
@@ -72,6 +73,27 @@ async def prepare_model(run: Run, stack: Stack, environment: Environment, found:
             await generators.setup()
     trainer.reference = await stack.start_reference(warm or start)
     return Actors(trainer, generators, buffer.result())
+
+
+def _resumed_model(run: Run) -> Path | None:
+    """The model of the checkpoint that the run continues from, unless that from before RL is needed too."""
+    if not run.resume or run.config.grpo.reference.source == "initial":
+        return None
+    return Checkpoints(run).model()
+
+
+def _cached(run: Run, warm: Path | None) -> Path | None:
+    """The warmed-up model, if it was made before and is whole."""
+    if warm is None or not (warm / "model.safetensors").is_file():
+        return None
+    try:
+        check_folder(warm, run.config.model.max_length)
+    except UsageError as error:
+        run.warn(f"the warmed-up model in the cache is made anew: {error.message}")
+        shutil.rmtree(warm)
+        return None
+    run.note(f"Warmed-up model from the cache: {warm}")
+    return warm
 
 
 async def check_prompts(config: RunConfig, environment: Environment, chat: Chat) -> None:
@@ -109,7 +131,7 @@ def _from_hub(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise UsageError(
+        raise ForgeError(
             f"no model {name!r}: {str(error).splitlines()[0]}",
             fix="model.path is 'tiny', a checkpoint folder, or a hub name within reach (HF_TOKEN for private ones)",
         ) from error

@@ -64,7 +64,8 @@ class Session:
         if self.run.resume:
             await self._resume()
         if self.step < config.grpo.steps:
-            self.run.stage("evaluation", "held-out score before training")
+            when = f"after step {self.step}" if self.step else "before training"
+            self.run.stage("evaluation", f"held-out score {when}")
             await unless_stopped(self.run, self.evaluator.evaluate_all(self.step))
         self.run.stage("training", f"{config.grpo.steps} steps")
         try:
