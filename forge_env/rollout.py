@@ -3,9 +3,10 @@
     trajectory = await run_episode(lambda: fe.make("coding_rlvr"), policy, task=task, environment_name="coding_rlvr")
 
 Failures keep apart here (`forge_env.errors`): what the agent does wrong is inside the episode; a limit
-truncates it, and what there is by then is scored; an `InfrastructureError` is retried on a fresh environment
-and, if it persists, makes the trajectory invalid, so that it enters no statistic. Anything else is a bug and
-is raised, naming the task. However the episode ends, also by cancellation, `env.close()` has been awaited.
+truncates it, and what there is by then is scored, unless time ran out on an answer that an endpoint owes; an
+`InfrastructureError` is retried on a fresh environment and, if it persists, makes the trajectory invalid, so
+that it enters no statistic. Anything else is a bug and is raised, naming the task. However the episode ends,
+also by cancellation, `env.close()` has been awaited.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class EpisodeLimits:
     max_tokens: int | None = None
     """Tokens the policy samples in the episode; reached, the episode ends after the turn in progress."""
     wall_s: float | None = None
-    """Wall seconds from the end of reset on; reached, the turn in progress is cancelled."""
+    """Wall seconds from the end of reset on; reached, the turn in progress is cancelled. Reset has as long, not
+    counting what it waits for what is shared."""
     working_s: float | None = None
     """As `wall_s`, without the time spent waiting for what is shared: rate limits, a free sandbox."""
 
@@ -141,7 +143,7 @@ async def _play(
         task = env.resolve_task(seed, None) if task is None else task
     trajectory.task_id, trajectory.split = task.id, task.split
     trajectory.difficulty, trajectory.tags = task.difficulty, list(task.tags)
-    trajectory.final_observation, _ = await checked_reset(env, task, seed)
+    trajectory.final_observation = await _reset(env, task, seed, limits)
     session = open_session(policy, env, task, seed=seed)
     deadline = asyncio.timeout(limits.wall_s)  # from here on: waiting for a free sandbox is not the agent's doing
     working = WorkingTime(limits.working_s)
@@ -152,11 +154,27 @@ async def _play(
     except TimeoutError:
         if not deadline.expired() and not working.expired:
             raise
+        if (lost := unanswered(session)) is not None:
+            raise lost from None
         limit = "working_time" if working.expired else "time"
     finally:
         trajectory.waited_s = working.waited_s
     if limit is not None:
         await _truncate(env, trajectory, limit, limits)
+
+
+async def _reset(env: Environment, task: Task, seed: int | None, limits: EpisodeLimits) -> Observation:
+    """The first observation. Reset has the time of the episode: without an end it is no zero but a failure."""
+    bound = min((limit for limit in (limits.wall_s, limits.working_s) if limit is not None), default=None)
+    working = WorkingTime(bound)  # waiting for a free sandbox is nobody's doing
+    try:
+        async with working:
+            observation, _ = await checked_reset(env, task, seed)
+    except TimeoutError as error:
+        if not working.expired:
+            raise
+        raise InfrastructureError(f"reset did not end within {bound:g} s") from error
+    return observation
 
 
 async def _take_turns(
@@ -213,6 +231,13 @@ def open_session(policy: Policy, env: Environment, task: Task, *, seed: int | No
         inside: PolicySession = insider(env, task, seed=seed)
         return inside
     return policy.session(env.tools, seed=seed)
+
+
+def unanswered(session: PolicySession) -> InfrastructureError | None:
+    """What a session that depends on others (an endpoint) says of a time limit that ended its reply: was it them?"""
+    ask = getattr(session, "unanswered", None)
+    answer: InfrastructureError | None = None if ask is None else ask()
+    return answer
 
 
 async def _truncate(env: Environment, trajectory: Trajectory, limit: str, limits: EpisodeLimits) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from forge_env.environment import Environment
-from forge_env.errors import ConfigError, ForgeError, did_you_mean
+from forge_env.errors import ConfigError, ForgeError, InfrastructureError, did_you_mean
 from forge_env.evaluation.config import EvaluationConfig, read_yaml
 from forge_env.policy import LimitReached, Policy, PolicySession, Reply
-from forge_env.rollout import open_session
+from forge_env.rollout import open_session, unanswered
 from forge_env.trajectory import Turn
 from forge_env.types import Observation, Task, ToolSpec
 
@@ -159,6 +159,10 @@ class _MeteredSession:
         if limit is not None and self._tool_calls > limit:
             raise LimitReached("tool_calls", reply=reply)
         return reply
+
+    def unanswered(self) -> InfrastructureError | None:
+        """What the session inside says; see `forge_env.rollout.unanswered`."""
+        return unanswered(self._inner)
 
     def _check(self) -> None:
         owner, used = self._owner, self._usage

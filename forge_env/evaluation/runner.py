@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
@@ -22,6 +23,7 @@ from forge_env.evaluation.samples import Sample, SampleResult, result_of
 from forge_env.evaluation.store import DiskFullError, SampleWriter
 from forge_env.evaluation.watched_engine import WatchedEngine
 from forge_env.policies.endpoint import EndpointPolicy
+from forge_env.policies.scripted import PolicyBugError
 from forge_env.policy import Policy
 from forge_env.rollout import EpisodeLimits, Retry, run_episode
 from forge_env.trajectory import Trajectory
@@ -172,10 +174,16 @@ class Runner:
                 trajectory_id=sample.id,
                 retry=self._retry,
             )
-        except (EnvironmentBugError, BudgetExhaustedError) as error:
+        except (EnvironmentBugError, PolicyBugError, BudgetExhaustedError) as error:
             trajectory.valid, trajectory.error = False, f"{type(error).__name__}: {error}"
             trajectory.turns = metered.turns
             log.error("sample %s: %s", sample.id, error)
+        except ForgeError:
+            raise  # a deliberate word to whoever started this run
+        except Exception as error:  # a sample is the boundary: one bug must not cost the others
+            trajectory.valid, trajectory.error = False, _named(error)
+            trajectory.turns = metered.turns
+            log.error("sample %s: %s", sample.id, trajectory.error, exc_info=error)
         finally:
             environment.running -= 1
             self._running -= 1
@@ -217,6 +225,12 @@ class Runner:
                 fix="when that is mended, --resume plays what is missing",
             )
         self.stop()
+
+
+def _named(error: Exception) -> str:
+    """`KeyError: 'x' [file:line]`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__}: {error} [{frames[-1].filename}:{frames[-1].lineno}]"
 
 
 def _describe(trajectory: Trajectory, task: Task) -> None:

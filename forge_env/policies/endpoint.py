@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self
 
-from forge_env.errors import ContextLengthExceeded, UsageError, did_you_mean
+from forge_env.errors import ContextLengthExceeded, GeneratorError, UsageError, did_you_mean
 from forge_env.policies.endpoint_answers import read_answer
 from forge_env.policies.endpoint_errors import (
     AccessDeniedError,
@@ -133,8 +133,12 @@ class EndpointPolicy:
         """A conversation with these tools."""
         return _Session(self, tools, seed)
 
-    async def ask(self, body: dict[str, Any]) -> Reply:
+    async def ask(self, body: dict[str, Any], on_failure: Callable[[EndpointError], object] = id) -> Reply:
         """One request, repeated while it fails for passing reasons.
+
+        Args:
+            body: the request.
+            on_failure: is told of every try that failed.
 
         Raises:
             ContextLengthExceeded: the conversation doesn't fit.
@@ -149,6 +153,7 @@ class EndpointPolicy:
                     raise ContextLengthExceeded(error.message) from error
                 self.errors[type(error).__name__] += 1
                 self._explain(error)
+                on_failure(error)
                 if error.fatal:
                     self.fatal = error
                 if not error.transient or attempt == options.retries:
@@ -168,7 +173,7 @@ class EndpointPolicy:
                 data = await self._connections.exchange(
                     "POST", "chat/completions", body, timeout_s=self.options.timeout_s
                 )
-                reply = read_answer(assemble(data) if isinstance(data, bytes) else data)
+                reply = _read(data)
             except EndpointError as error:
                 if error.overload:
                     self.limiter.overloaded(epoch)
@@ -208,12 +213,17 @@ class _Session:
         self._sent: list[dict[str, Any]] = []
         self._tokens: list[int] = []
         self._turn = 0
+        self._opened = time.perf_counter()
+        self._asked: float | None = None
+        self._failure: EndpointError | None = None
 
     async def reply(self, observation: Observation) -> Reply:
         """The model's answer; see `EndpointPolicy.ask`."""
         self._add(observation)
         messages = as_plain_chat(self._messages, self._tools) if self._as_text else self._sent
-        reply = await self._policy.ask({**self._body, "messages": messages})
+        self._asked, self._failure = time.perf_counter(), None
+        reply = await self._policy.ask({**self._body, "messages": messages}, self._failed)
+        self._asked = self._failure = None
         if self._as_text:
             reply.message = parse_calls(reply.message, turn=self._turn)
         reply.forked = bool(self._tokens) and reply.prompt_ids[: len(self._tokens)] != self._tokens
@@ -222,11 +232,36 @@ class _Session:
         self._turn += 1
         return reply
 
+    def _failed(self, error: EndpointError) -> None:
+        self._failure = error
+
+    def unanswered(self) -> GeneratorError | None:
+        """Why a time limit that has just ended the episode is the endpoint's doing, or None: it is the model's.
+
+        It is the endpoint's where the request under way had failed and was to be repeated, and where its answer took
+        longer, without coming, than everything before it: turns that are slow but answered leave less for the last.
+        """
+        if self._failure is not None or self._asked is None:
+            return self._failure
+        silent = time.perf_counter() - self._asked
+        if silent < self._asked - self._opened:
+            return None
+        self._policy.errors[EndpointTimeoutError.__name__] += 1
+        return EndpointTimeoutError(f"no complete answer after {silent:.3g} s, when a time limit ended the sample")
+
     def _add(self, messages: Observation) -> None:
         if self._as_text:
             self._messages += messages
         else:
             self._sent += [_wire(message) for message in messages]
+
+
+def _read(data: Any) -> Reply:
+    """The reply in an answer, streamed or whole. Whatever garbage does to the parsers is the endpoint's mistake."""
+    try:
+        return read_answer(assemble(data) if isinstance(data, bytes) else data)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise MalformedAnswerError(f"the answer can't be read: {type(error).__name__}: {error}") from error
 
 
 def _wire(message: Message) -> dict[str, Any]:

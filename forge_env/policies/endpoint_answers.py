@@ -8,12 +8,16 @@ to answer. Texts are freed of lone surrogates, which JSON allows and UTF-8 does 
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from forge_env.policies.endpoint_errors import EndpointFailureError, MalformedAnswerError
 from forge_env.policy import Reply
 from forge_env.tools import clean_unicode
 from forge_env.types import FunctionCall, Message, ToolCall
+
+FAILED = ("error", "abort", "network_error", "insufficient_system_resource")
+"""Reasons to finish that are the endpoint's trouble, not the model's choice."""
 
 
 def read_answer(data: Any) -> Reply:
@@ -30,6 +34,9 @@ def read_answer(data: Any) -> Reply:
     if not isinstance(choices, list) or not choices:
         raise MalformedAnswerError(f"the answer has no choices: {str(data)[:200]}")
     choice = _mapping(choices[0], "choice 0")
+    finish = choice.get("finish_reason")
+    if choice.get("error") or finish in FAILED:
+        raise EndpointFailureError(f"the endpoint reports: {str(choice.get('error') or finish)[:500]}")
     raw = _mapping(choice.get("message"), "the message")
     message = Message(
         role="assistant",
@@ -37,7 +44,8 @@ def read_answer(data: Any) -> Reply:
         tool_calls=_tool_calls(raw),
         reasoning_content=_text(raw.get("reasoning_content") or raw.get("reasoning"), "reasoning") or None,
     )
-    finish = choice.get("finish_reason")
+    if not raw or (finish is None and message == Message(role="assistant")):
+        raise MalformedAnswerError(f"the answer says nothing, nor why it ends: {str(data)[:200]}")
     reply = Reply(message=message, stop_reason=finish if finish in ("length", "content_filter") else "stop")
     _read_tokens(reply, data, choice)
     reply.metadata["usage"] = _usage(data.get("usage"))
@@ -98,8 +106,10 @@ def _read_tokens(reply: Reply, data: dict[str, Any], choice: dict[str, Any]) -> 
     try:
         ids = [int(token) for token in prompt], [int(token) for token in sampled]
         values = [float(item["logprob"]) for item in logprobs["content"]]
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise MalformedAnswerError(f"token ids or log-probs have a wrong shape: {error!r}") from error
+    if not all(map(math.isfinite, values)) or not all(0 <= token < 2**31 for tokens in ids for token in tokens):
+        raise MalformedAnswerError("token ids or log-probs are no numbers that a model could give")
     if len(values) == len(sampled):  # all or nothing: what trains must be exact
         reply.prompt_ids, reply.token_ids = ids
         reply.logprobs, reply.versions = values, [-1] * len(sampled)

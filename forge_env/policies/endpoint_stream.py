@@ -40,11 +40,15 @@ def assemble(content: bytes) -> dict[str, Any]:
             raise EndpointFailureError(f"the endpoint reports: {str(event['error'])[:500]}")
         for key in ("usage", "prompt_token_ids"):
             whole[key] = event.get(key) or whole.get(key)
-        for piece in event.get("choices") or []:
+        pieces = event.get("choices") or []
+        if not isinstance(pieces, list):
+            raise MalformedAnswerError(f"the choices of an event are {str(pieces)[:100]!r} where a list is expected")
+        for piece in pieces:
             _add(choice, texts, calls, piece)
-    if not ended and choice["finish_reason"] is None:
-        raise TruncatedAnswerError("the stream ended in the middle of the answer")
-    message: dict[str, Any] = {key: _joined(pieces) for key, pieces in texts.items()}
+    if choice["finish_reason"] is None and not choice.get("error") and not (ended and (texts or calls)):
+        where = "before" if not texts and not calls else "in the middle of"
+        raise TruncatedAnswerError(f"the stream ended {where} the answer")
+    message: dict[str, Any] = {"role": "assistant", **{key: _joined(pieces) for key, pieces in texts.items()}}
     if calls:
         message["tool_calls"] = [call.whole() for call in calls]
     return {**whole, "choices": [{**choice, "message": message}]}
@@ -77,7 +81,7 @@ def _add(choice: dict[str, Any], texts: Pieces, calls: list[_Call], piece: Any) 
                 texts.setdefault(key, []).append(delta[key])
         for call in delta.get("tool_calls") or []:
             _add_call(calls, call)
-        for key in ("finish_reason", "prompt_token_ids"):
+        for key in ("finish_reason", "prompt_token_ids", "error"):
             choice[key] = piece.get(key) or choice.get(key)
         choice.setdefault("token_ids", []).extend(piece.get("token_ids") or [])
         if logprobs := piece.get("logprobs"):

@@ -12,13 +12,18 @@ import importlib
 import inspect
 import json
 import random
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from forge_env.environment import Environment
-from forge_env.errors import EnvironmentBugError, UsageError
+from forge_env.errors import EnvironmentBugError, ForgeError, UsageError
 from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.types import FunctionCall, Message, Observation, Task, ToolCall, ToolSpec, as_message
+
+
+class PolicyBugError(ForgeError):
+    """The function of a policy raised: its author's to mend, and no answer."""
 
 
 class GoldPolicy:
@@ -84,12 +89,23 @@ class _FunctionSession:
 
     async def reply(self, observation: Observation) -> Reply:
         self._messages.extend(observation)
-        action = self._function(list(self._messages), self._tools)
-        if inspect.isawaitable(action):
-            action = await action
-        message = as_message(action)
+        try:
+            action = self._function(list(self._messages), self._tools)
+            if inspect.isawaitable(action):
+                action = await action
+            message = as_message(action)
+        except ForgeError:
+            raise
+        except Exception as error:  # the boundary of the author's code: whatever it raises is named
+            raise PolicyBugError(_bug(self._function, error)) from error
         self._messages.append(message)
         return Reply(message=message)
+
+
+def _bug(function: Callable[..., Any], error: Exception) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    name = getattr(function, "__qualname__", type(function).__name__)
+    return f"the policy {name} raised {type(error).__name__}: {error} [{frame.filename}:{frame.lineno}]"
 
 
 class RandomPolicy:

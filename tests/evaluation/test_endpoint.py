@@ -141,6 +141,7 @@ async def test_exact_tokens_where_the_endpoint_is_vllm() -> None:
 
 GOOD = completion()
 HALF = http(GOOD)[:-20]
+TOLD: dict[str, Any] = {"message": {"content": "4"}, "prompt_token_ids": [1]}
 FAULTS: dict[str, tuple[Any, str]] = {
     "429": (http({"error": {"message": "slow down"}}, 429), "EndpointOverloadedError"),
     "503": (http(b"", 503), "EndpointOverloadedError"),
@@ -166,6 +167,27 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "calls as text": (completion(None, calls="add(3)"), "MalformedAnswerError"),
     "call as text": (completion(None, calls=["add(3)"]), "MalformedAnswerError"),
     "call without function": (completion(None, calls=[{"id": "a"}]), "MalformedAnswerError"),
+    "finished by an error": (completion("", finish="error"), "EndpointFailureError"),
+    "aborted": (completion("4", finish="abort"), "EndpointFailureError"),
+    "choice with an error": (
+        {"choices": [{"error": {"code": 502}, "message": {"role": "assistant", "content": ""}}]},
+        "EndpointFailureError",
+    ),
+    "an empty message": ({"choices": [{"message": {}}]}, "MalformedAnswerError"),
+    "nothing said, and no end": ({"choices": [{"message": {"content": None}}]}, "MalformedAnswerError"),
+    "nothing but the end of a stream": (events(), "TruncatedAnswerError"),
+    "nothing but usage": (events({"choices": [], "usage": {"prompt_tokens": 3}}), "TruncatedAnswerError"),
+    "error in a stream's choice": (events({"choices": [{"error": "died", "delta": {}}]}), "EndpointFailureError"),
+    "choices of an event as a number": (events({"choices": 5}), "MalformedAnswerError"),
+    "tokens without end": (
+        {"choices": [{**TOLD, "token_ids": [float("inf")], "logprobs": {"content": [{"logprob": 0}]}}]},
+        "MalformedAnswerError",
+    ),
+    "a log-prob that is none": (
+        {"choices": [{**TOLD, "token_ids": [1], "logprobs": {"content": [{"logprob": float("nan")}]}}]},
+        "MalformedAnswerError",
+    ),
+    "log-probs as a number": ({"choices": [{**TOLD, "token_ids": [1], "logprobs": 7}]}, "MalformedAnswerError"),
     "call without name": (completion(None, calls=[{"function": {"arguments": "{}"}}]), "MalformedAnswerError"),
 }
 
@@ -202,6 +224,12 @@ async def test_what_cannot_succeed_is_not_asked_again(status: int, body: Any, ki
             await policy.session([]).reply(QUESTION)
     assert (type(caught.value).__name__, len(server.requests)) == (kind, 1)
     assert (policy.fatal is not None) == (kind != "RequestRefusedError")
+
+
+async def test_an_empty_answer_that_says_why_it_ends_is_the_models() -> None:
+    for answer in (completion(None), events(delta(role="assistant"), delta(finish="stop"))):
+        reply, _ = await ask(lambda request, n, answer=answer: answer)
+        assert reply.message == Message(role="assistant")
 
 
 async def test_a_full_context_truncates() -> None:

@@ -153,6 +153,38 @@ def test_a_bug_of_the_environment_costs_only_its_own_sample(out: Path) -> None:
     assert "no such picture" in (out / "run.log").read_text()
 
 
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_bug_of_the_policy_is_named_and_costs_only_its_own_sample(wrapped: bool, out: Path) -> None:
+    def wrong(messages: Any, tools: Any) -> str:
+        return str(1 / (int(messages[-1].content.split()[0]) - 3))
+
+    class Wrong:
+        def session(self, tools: Any, *, seed: int | None = None) -> Any:
+            return self
+
+        async def reply(self, observation: Any) -> Any:
+            wrong(observation, None)
+            return await FunctionPolicy(answer_even).session([]).reply(observation)
+
+    result = fe.evaluate(Sums, FunctionPolicy(wrong) if wrapped else Wrong(), out=out)
+    item = result.summary.environments["Sums"]
+    assert (item.samples, item.invalid) == (11, {"PolicyBugError" if wrapped else "ZeroDivisionError": 1})
+    (bad,) = [sample for sample in result.samples if not sample.valid]
+    assert "division by zero [" in (bad.error or "")
+    assert "wrong" in (bad.error or "") or not wrapped
+    assert "test_evaluate.py" in (out / "run.log").read_text()
+
+
+def test_a_reset_without_end_is_lost(out: Path) -> None:
+    class Endless(Sums):
+        async def setup(self, task: fe.Task) -> None:
+            await asyncio.Event().wait()
+
+    result = fe.evaluate(Endless, "gold", out=out, n=2, time_limit=0.05, sample_retries=0)
+    assert result.summary.environments["Endless"].invalid == {"InfrastructureError": 2}
+    assert "reset did not end within 0.05 s" in (result.samples[0].error or "")
+
+
 def test_a_dying_endpoint_ends_the_run_early(out: Path) -> None:
     policy = Dying(lives=3)
     result = fe.evaluate(Sums, policy, out=out, sample_retries=0, max_failures=4, max_samples=1)

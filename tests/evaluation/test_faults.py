@@ -351,4 +351,28 @@ async def test_waiting_for_the_endpoints_patience_is_no_working_time(out: Path) 
     item = working.summary.environments["Sums"]
     assert (item.samples, item.truncated) == (3, {})
     assert item.waited_s > 0.5
-    assert wall.summary.environments["Sums"].truncated == {"time": 2}
+    lost = wall.summary.environments["Sums"]
+    assert (lost.samples, lost.truncated, lost.invalid) == (1, {}, {"EndpointOverloadedError": 2})
+
+
+@pytest.mark.parametrize("limit", ["time_limit", "working_limit"])
+async def test_a_limit_that_ends_an_endpoints_silence_is_no_zero(limit: str, out: Path) -> None:
+    options: dict[str, Any] = {**QUICK, limit: 0.05}
+    async with Server(lambda request, n: None) as server:
+        result = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out, n=2, **options)
+    item = result.summary.environments["Sums"]
+    assert (item.samples, item.truncated, item.invalid) == (0, {}, {"EndpointTimeoutError": 2})
+    assert result.summary.request_errors == {"EndpointTimeoutError": 2}
+
+
+async def test_a_limit_that_ends_slow_answers_truncates(out: Path) -> None:
+    """Every turn is answered after a fifth of the limit: none of them is the endpoint's silence."""
+
+    async def slowly(request: dict[str, Any], n: int) -> Any:
+        await asyncio.sleep(0.1)
+        return completion(None, calls=[tool_call("add", {"a": 1})])
+
+    async with Server(slowly) as server:
+        result = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out, n=2, time_limit=0.5, **QUICK)
+    item = result.summary.environments["Sums"]
+    assert (item.samples, item.truncated, item.invalid) == (2, {"time": 2}, {})
