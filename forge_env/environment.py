@@ -70,6 +70,11 @@ class Environment(ABC):
         """The tools the agent may call, in a stable order."""
         return []
 
+    @property
+    def reusable(self) -> bool:
+        """Whether another episode may be played in this object; where not, make a new one."""
+        return True
+
     @abstractmethod
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -67,6 +67,11 @@ class Mixture(Environment):
         """Tools of the episode's component; none before `reset`."""
         return self._current.tools if self._current is not None else []
 
+    @property
+    def reusable(self) -> bool:
+        """Whether every component is."""
+        return all(component.reusable for component in self.components.values())
+
     def _component_of(self, task: Task) -> tuple[Environment, Task]:
         name = task.tags[0] if task.tags else ""
         if name not in self.components:

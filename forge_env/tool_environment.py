@@ -19,14 +19,13 @@ did wrong.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from forge_env.calls import ToolCalls
 from forge_env.concurrency import gather_or_cancel
 from forge_env.contract import as_observation
 from forge_env.environment import Environment, EnvironmentConfig
@@ -76,8 +75,7 @@ class ToolEnvironment(Environment):
         self.tool_errors = 0
         self._tools: dict[str, Tool] = tools_of(type(self))
         self._lasting_tools = self._tools
-        self._calls_of: Counter[str] = Counter()
-        self._sync_tools = asyncio.Lock()
+        self._running_calls = ToolCalls(self)
         self._submitted: str | None = None
         self._state = "new"  # new -> running -> ended
         self._holds_resources = False
@@ -127,7 +125,12 @@ class ToolEnvironment(Environment):
     # What tools and reward functions may use.
 
     def submit(self, answer: str = "") -> None:
-        """Called by a tool or `respond`: end the episode after this turn, with `answer` as the agent's answer."""
+        """Called by a tool or `respond`: end the episode after this turn, with `answer` as the agent's answer.
+
+        Raises:
+            ToolError: the tool call that this runs in timed out, or belongs to an episode that is over.
+        """
+        self._running_calls.check("submit")
         self._submitted = answer
 
     @property
@@ -139,6 +142,7 @@ class ToolEnvironment(Environment):
 
     def add_tool(self, tool: Tool) -> None:
         """Offer a tool that isn't a method of the class; one that `setup` adds is there for that episode."""
+        self._running_calls.check("add_tool")
         if tool.spec.name in self._tools:
             raise UsageError(f"there is already a tool named {tool.spec.name!r}", fix="rename one")
         self._tools = {**self._tools, tool.spec.name: tool}
@@ -150,20 +154,26 @@ class ToolEnvironment(Environment):
         """The tools the agent may call, in order of definition."""
         return [tool.spec for tool in self._tools.values()]
 
+    @property
+    def reusable(self) -> bool:
+        """Whether no thread of a tool call that timed out still runs in this object."""
+        return self._running_calls.all_ended
+
     # The contract.
 
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Start an episode; see `Environment.reset`. `info` holds `task_id`, `split` and `difficulty`."""
+        self._running_calls.end_episode()
         await self._release()
+        await self._running_calls.wait_for_straggler(self.config.tool_timeout_s)
         given = (options or {}).get("task")
         with environment_code(f"{type(self).__name__}.task", str(getattr(given, "id", seed))):
             task = self.resolve_task(seed, options)
         self.current_task = task
         self.messages = []
         self.turns = self.tool_calls = self.tool_errors = 0
-        self._calls_of.clear()
         self._submitted = None
         self._state = "new"
         self._holds_resources = True
@@ -232,6 +242,7 @@ class ToolEnvironment(Environment):
     async def close(self) -> None:
         """Release what the episode holds; may be called more than once."""
         self._state = "new"
+        self._running_calls.end_episode()
         await self._release()
 
     def _counters(self) -> dict[str, float]:
@@ -282,14 +293,8 @@ class ToolEnvironment(Environment):
         found = self._tools.get(call.function.name)
         if found is None:
             return unknown_tool(call, self._tools)
-        self._calls_of[found.spec.name] += 1
-        if found.max_calls is not None and self._calls_of[found.spec.name] > found.max_calls:
-            return ToolResult(f"Error: {found.spec.name} can be called {found.max_calls} times only", error=True)
-        timeout_s, task_id = self.config.tool_timeout_s, self.current_task.id
-        if not found.in_thread:
-            return await found.answer(self, call.function.arguments, timeout_s=timeout_s, task_id=task_id)
-        async with self._sync_tools:  # threads of one episode take turns, so that its state needs no locks
-            return await found.answer(self, call.function.arguments, timeout_s=timeout_s, task_id=task_id)
+        arguments, timeout_s = call.function.arguments, self.config.tool_timeout_s
+        return await self._running_calls.run(found, arguments, timeout_s=timeout_s, task_id=self.current_task.id)
 
     def _shorten(self, text: str) -> str:
         limit = self.config.max_tool_output_chars

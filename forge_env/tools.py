@@ -30,6 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 
+from forge_env.calls import CURRENT_CALL
 from forge_env.concurrency import run_in_thread
 from forge_env.docstrings import parse_docstring
 from forge_env.errors import ToolError, UsageError, did_you_mean, environment_code
@@ -147,9 +148,18 @@ class Tool:
         positional = (owner,) if self._method else ()
         if self.is_async:
             return await self.function(*positional, **arguments)
-        if self.in_thread:
+        if not self.in_thread:
+            return self.function(*positional, **arguments)
+        scope = CURRENT_CALL.get()
+        if scope is None:
             return await run_in_thread(lambda: self.function(*positional, **arguments))
-        return self.function(*positional, **arguments)
+
+        def run() -> Any:
+            with scope.in_thread():
+                return self.function(*positional, **arguments)
+
+        scope.enters_thread()
+        return await run_in_thread(run)
 
     async def answer(self, owner: Any, arguments: str, *, timeout_s: float, task_id: str) -> ToolResult:
         """Run one call as the model wrote it.
@@ -169,6 +179,8 @@ class Tool:
                 except TimeoutError:
                     if not deadline.expired():
                         raise
+                    if (scope := CURRENT_CALL.get()) is not None:
+                        scope.given_up = True
                     return ToolResult(f"Error: {self.spec.name} timed out after {limit:g} s", error=True)
                 except ToolError as error:
                     return ToolResult(f"Error: {error}", error=True)

@@ -29,7 +29,8 @@ class GymEnvironment(gymnasium.Env[GymObservation, Action]):
         self._engine_name: str | None = None
         engine = self._host.borrow_engine(sandboxes)
         try:
-            self.environment = make(environment, sandboxes=engine, **options)
+            self._make = lambda: make(environment, sandboxes=engine, **options)
+            self.environment = self._make()
         except BaseException:
             self._host.return_engine(sandboxes)
             raise
@@ -52,6 +53,9 @@ class GymEnvironment(gymnasium.Env[GymObservation, Action]):
     ) -> tuple[GymObservation, dict[str, Any]]:
         """`reset` on the host's loop."""
         chosen = int(self.np_random.integers(2**31)) if seed is None else seed
+        if not self.environment.reusable:  # a tool call that timed out still runs in it
+            left, self.environment = self.environment, self._make()
+            await left.close()
         observation, info = await self.environment.reset(seed=chosen, options=options)
         self._shown = []
         return self._new(observation), info

@@ -40,8 +40,9 @@ class ServeLimits:
 class Session:
     """One client's environment, and the last answer it was given."""
 
-    def __init__(self, env: Environment, limits: ServeLimits) -> None:
-        self.env = env
+    def __init__(self, make_env: Callable[[], Environment], limits: ServeLimits) -> None:
+        self._make_env = make_env
+        self.env = make_env()
         self.limits = limits
         self.state = EpisodeState()
         self.id = uuid.uuid4().hex
@@ -88,6 +89,9 @@ class Session:
         options = {name: data[name] for name in ("split", "index") if data.get(name) is not None}
         self._playing = False
         async with self._in_time("reset"):
+            if not self.env.reusable:  # a tool call that timed out still runs in it
+                left, self.env = self.env, self._make_env()
+                await left.close()
             observation, info = await self.env.reset(seed=data.get("seed"), options=options or None)
         self._playing = True
         self.state = EpisodeState(
@@ -187,7 +191,7 @@ class Sessions:
                 )
             await self.close(next(iter(self._waiting)))
         try:
-            session = Session(self.make_env(), self.limits)
+            session = Session(self.make_env, self.limits)
         except ForgeError as error:
             raise WireError("FACTORY_ERROR", str(error)) from error
         self._sessions.append(session)
