@@ -46,10 +46,13 @@ def waiting_text(state: RunState) -> str:
 
 def field_text(state: RunState) -> list[str]:
     """The figures that came with `Run.progress`."""
-    return [
-        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in state.progress_fields.items()
-    ]
+    return [f"{name} {_figure(value)}" for name, value in state.progress_fields.items()]
+
+
+def _figure(value: object) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 class PlainDisplay(Display):

@@ -31,6 +31,8 @@ def prepare_process(*, with_gpus: bool, threads: int, kv_cache_gb: int) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
+    # It says at import, before it has set its level, that a CPU needs no Triton.
+    logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
     if with_gpus:
         return
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(kv_cache_gb)
