@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
@@ -23,6 +24,7 @@ from forge_env.types import Action, Observation, StepResult, Task, ToolSpec
 
 if TYPE_CHECKING:
     from forge_env.sandbox import SandboxEngine
+    from forge_env.trajectory import Trajectory
 
 API_VERSION = 1
 
@@ -96,6 +98,17 @@ class Environment(ABC):
         The reward is for what there is so far, on top of what steps gave; by default nothing.
         """
         return 0.0, {}
+
+    def final_answer(self) -> str | None:
+        """What the agent answered in the episode that has just ended; None: its last message."""
+        return None
+
+    async def score_group(self, task: Task, trajectories: Sequence[Trajectory]) -> None:
+        """Add to the rewards of all episodes of one task what only shows beside each other; by default nothing.
+
+        Called in training on every group, of an object that need not have played any of them.
+        """
+        return
 
     async def close(self) -> None:
         """Release what the episode holds. Called once, also after an error."""

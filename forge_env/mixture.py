@@ -7,6 +7,7 @@ Every task belongs to one component, which plays the episode; its name is the ta
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,6 +16,7 @@ from forge_env.environment import Environment, EnvironmentConfig
 from forge_env.errors import UsageError
 from forge_env.registry import make
 from forge_env.sampling import MixtureOrder
+from forge_env.trajectory import Trajectory
 from forge_env.types import Action, Observation, StepResult, Task, ToolSpec
 
 
@@ -100,6 +102,15 @@ class Mixture(Environment):
     async def truncate(self, reason: str) -> tuple[float, dict[str, float]]:
         """The component's."""
         return (0.0, {}) if self._current is None else await self._current.truncate(reason)
+
+    def final_answer(self) -> str | None:
+        """The component's."""
+        return None if self._current is None else self._current.final_answer()
+
+    async def score_group(self, task: Task, trajectories: Sequence[Trajectory]) -> None:
+        """The component's."""
+        component, own = self._component_of(task)
+        await component.score_group(own, trajectories)
 
     def gold_actions(self, task: Task) -> list[Action] | None:
         """The component's."""

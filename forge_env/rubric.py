@@ -13,7 +13,8 @@ A reward function is any callable, sync or async, that returns a number. It name
                 the task's prompt, the answer, and `task.data["answer"]` (or else `task.gold`)
 
 A group function sees all episodes of one task at once (relative scores, diversity, tournaments) and returns one
-number for each: it may name `task`, `trajectories`, `answers` and `rewards` (what the episodes have so far).
+number for each: it may name `task`, `trajectories`, `answers` (each as `answer` above) and `rewards` (what the
+episodes have so far). Training runs them on every group; an evaluation, whose episodes stand alone, doesn't.
 
 An exception in a reward function is an `EnvironmentBugError` that names function and task, never a zero.
 """
@@ -157,7 +158,7 @@ class Rubric:
         values = {
             "task": task,
             "trajectories": valid,
-            "answers": [final_text(trajectory) for trajectory in valid],
+            "answers": [answer_of(trajectory) for trajectory in valid],
             "rewards": [trajectory.reward for trajectory in valid],
         }
         returned = await gather_or_cancel([scorer.call(values, task.id) for scorer in self._group_scorers])
@@ -169,8 +170,10 @@ class Rubric:
                     trajectory.turns[-1].reward += scorer.weight * number
 
 
-def final_text(trajectory: Trajectory) -> str:
-    """Text of the agent's last message."""
+def answer_of(trajectory: Trajectory) -> str:
+    """What functions of one episode are given as `answer`; of a record without one, the agent's last message."""
+    if trajectory.answer is not None:
+        return trajectory.answer
     return trajectory.turns[-1].message.content if trajectory.turns else ""
 
 

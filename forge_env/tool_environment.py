@@ -36,6 +36,7 @@ from forge_env.types import Action, Message, Observation, StepResult, Task, Tool
 
 if TYPE_CHECKING:
     from forge_env.datasets import StreamedTasks
+    from forge_env.trajectory import Trajectory
 
 
 class ToolEnvironmentConfig(EnvironmentConfig):
@@ -230,6 +231,14 @@ class ToolEnvironment(Environment):
     async def score(self) -> RubricResult:
         """Score the episode as it stands, also one that a limit truncated."""
         return await self.rubric.score(task=self.current_task, answer=self.answer, messages=self.messages, env=self)
+
+    def final_answer(self) -> str:
+        """`answer`."""
+        return self.answer
+
+    async def score_group(self, task: Task, trajectories: Sequence[Trajectory]) -> None:
+        """The rubric's group functions."""
+        await self.rubric.score_group(task, trajectories)
 
     async def truncate(self, reason: str) -> tuple[float, dict[str, float]]:
         """End the episode because of a limit outside; the rubric scores what there is."""

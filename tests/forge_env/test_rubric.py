@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import forge_env as fe
+from forge_env import registry
 from forge_env.errors import EnvironmentBugError, InfrastructureError, UsageError
+from forge_env.policies.scripted import ReplayPolicy
 from forge_env.trajectory import Trajectory, Turn
 
 TASK = fe.Task(id="t-1", prompt="1 + 1?", data={"answer": "2", "secret": 5}, gold="two")
@@ -118,6 +120,15 @@ async def test_any_weights_add_up(pairs: list[tuple[float, float]]) -> None:
     assert result.reward == pytest.approx(math.fsum(weight * value for weight, value in pairs), abs=1e-9)
 
 
+def same_answer(answer: str) -> float:
+    assert answer in ("x", "long")
+    return 1.0
+
+
+def as_short_as_possible(answers: list[str]) -> list[float]:
+    return [-float(len(answer)) for answer in answers]
+
+
 def trajectory(answer: str, reward: float = 0.0, *, valid: bool = True) -> Trajectory:
     turn = Turn([], fe.Message(role="assistant", content=answer), reward=reward)
     return Trajectory(id=answer, environment="e", task_id="t-1", turns=[turn], reward=reward, valid=valid)
@@ -139,6 +150,37 @@ async def test_group_functions_see_the_valid_episodes_of_a_task_together() -> No
         fe.Rubric(group=[length])
     with pytest.raises(EnvironmentBugError, match=r"returned .* on task 't-1'.*each of the 3"):
         await fe.Rubric(group=[rewardless]).score_group(TASK, group)
+
+
+class Finishing(fe.ToolEnvironment):
+    """Answers are submitted by a tool."""
+
+    rubric = fe.Rubric(same_answer, group={as_short_as_possible: 1.0})
+
+    def task(self, split: str, index: int) -> fe.Task:
+        return fe.Task(id=f"{split}-{index}", prompt="hi", split=split)
+
+    @fe.tool
+    async def finish(self, answer: str) -> str:
+        """Finish."""
+        self.submit(answer)
+        return "done"
+
+
+async def test_group_functions_are_given_what_was_submitted() -> None:
+    fe.register("test_finishing", Finishing)
+    try:
+        mixture = fe.make("forge_env.mixture:Mixture", environments={"test_finishing": {}})
+        for env, make_env in ((Finishing(), Finishing), (mixture, lambda: mixture)):
+            task = env.task("train", 0)
+            policies = [ReplayPolicy([fe.call_tool("finish", answer=answer)]) for answer in ("x", "long")]
+            group = [await fe.run_episode(make_env, policy, task=task) for policy in policies]
+            assert [item.answer for item in group] == ["x", "long"]
+            await env.score_group(task, [Trajectory.from_dict(item.to_dict()) for item in group])
+            await env.score_group(task, group)
+            assert [item.reward for item in group] == [0.0, -3.0]
+    finally:
+        registry.unregister("test_finishing")
 
 
 def rewardless(task: fe.Task) -> list[float]:

@@ -75,3 +75,13 @@ async def test_a_curriculum_follows_success_and_goes_on_after_a_resume() -> None
     assert [again.order[position] for position in range(60, 70)] == [
         first.order[position] for position in range(60, 70)
     ]
+
+
+class Ranked(Levels):
+    rubric = fe.Rubric(Levels.reward, group=[lambda rewards: [float(rank) for rank in range(len(rewards))]])
+
+
+async def test_a_group_is_scored_as_a_whole() -> None:
+    recipe = {"environment": {"name": "levels"}, "grpo": {"group_size": 4}, "tasks": {"order": "sequential"}}
+    played = Rollouts(RunConfig.model_validate(recipe), Ranked, Attempts())
+    assert [episode.reward for episode in (await played.group(0)).episodes] == [1.0, 2.0, 3.0, 4.0]

@@ -63,6 +63,7 @@ class Rollouts:
         await _cancel(list(late))
         group = Group([task.result() for task in running if task in done])
         if group.valid:
+            await self._tasks.score_group(task, group.valid)
             self.order.record(index, group.mean_reward / self._tasks.max_reward)
         return group
 
