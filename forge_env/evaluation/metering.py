@@ -52,6 +52,8 @@ class Usage:
     """Of the prompt, those that the endpoint had cached."""
     cost: float = 0.0
     requests: int = 0
+    estimated: int = 0
+    """Of the requests, those whose tokens are estimated: the endpoint did not tell them."""
 
     def add(self, other: Usage) -> None:
         """Add another's figures."""
@@ -60,6 +62,7 @@ class Usage:
         self.cached += other.cached
         self.cost += other.cost
         self.requests += other.requests
+        self.estimated += other.estimated
 
 
 class BudgetExhaustedError(ForgeError):
@@ -84,13 +87,14 @@ class Meter:
         return self.budget is not None and self.total.cost >= self.budget
 
     def of(self, reply: Reply) -> Usage:
-        """What one reply used; where the endpoint doesn't say, its tokens are counted."""
+        """What one reply used; where the policy doesn't say, its tokens are counted."""
         told = reply.metadata.get("usage") or {}
         usage = Usage(
             prompt=told.get("prompt", len(reply.prompt_ids)),
             completion=told.get("completion", len(reply.token_ids)),
             cached=told.get("cached", 0),
             requests=1,
+            estimated=told.get("estimated", 0),
         )
         if (price := self.price) is not None:
             cached = price.input if price.cached_input is None else price.cached_input
@@ -142,6 +146,7 @@ class _MeteredSession:
     async def reply(self, observation: Observation) -> Reply:
         owner = self._owner
         self._check()
+        self._limit_reply()
         owner.begun()
         owner.meter.asking += 1
         owner.on_turn()
@@ -155,10 +160,27 @@ class _MeteredSession:
             usage.add(used)
         owner.turns.append(Turn(observation=observation, message=reply.message, metadata=reply.metadata))
         self._tool_calls += len(reply.message.tool_calls)
-        limit = owner.config.tool_call_limit
-        if limit is not None and self._tool_calls > limit:
-            raise LimitReached("tool_calls", reply=reply)
+        if (passed := self._passed(reply)) is not None:
+            raise LimitReached(passed, reply=reply)
         return reply
+
+    def _passed(self, reply: Reply) -> str | None:
+        """The limit that this reply went beyond, or was cut at."""
+        config, used = self._owner.config, self._usage
+        if config.tool_call_limit is not None and self._tool_calls > config.tool_call_limit:
+            return "tool_calls"
+        if config.token_limit is not None and used.completion + (reply.stop_reason == "length") > config.token_limit:
+            return "tokens"
+        if config.cost_limit is not None and used.cost > config.cost_limit:
+            return "cost"
+        return None
+
+    def _limit_reply(self) -> None:
+        """Ask for no more tokens than are left, where the session can be told."""
+        limit = self._owner.config.token_limit
+        tell = getattr(self._inner, "limit_reply", None)
+        if limit is not None and tell is not None:
+            tell(limit - self._usage.completion)
 
     def unanswered(self) -> InfrastructureError | None:
         """What the session inside says; see `forge_env.rollout.unanswered`."""

@@ -23,6 +23,9 @@ from forge_env.policy import LimitReached, PolicySession, Reply
 from forge_env.trajectory import Trajectory, Turn
 from forge_env.types import Observation, Task, ToolSpec
 
+BEYOND = ("tool_calls", "tokens", "cost")
+"""Limits whose last reply may be beyond them: recorded, and not acted on."""
+
 
 @dataclass(slots=True)
 class Rescored:
@@ -67,13 +70,10 @@ class _Transcript:
         self._next += 1
         reply = _reply(turn)
         # a limit ended the episode before the environment was shown this message
-        if self._next == len(turns) and self._trajectory.truncation == "tool_calls" and not self._answered():
-            raise LimitReached("tool_calls", reply=reply)
+        limit = self._trajectory.truncation
+        if self._next == len(turns) and limit in BEYOND and not self._trajectory.final_observation:
+            raise LimitReached(limit, reply=reply)
         return reply
-
-    def _answered(self) -> bool:
-        last = self._trajectory.turns[-1]
-        return bool(self._trajectory.final_observation) or not last.message.tool_calls
 
 
 def _reply(turn: Turn) -> Reply:

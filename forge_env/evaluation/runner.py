@@ -21,6 +21,7 @@ from forge_env.evaluation.metering import BudgetExhaustedError, Meter, MeteredPo
 from forge_env.evaluation.progress import EvaluationProgress
 from forge_env.evaluation.samples import Sample, SampleResult, result_of
 from forge_env.evaluation.store import DiskFullError, SampleWriter
+from forge_env.evaluation.tables import ESTIMATED
 from forge_env.evaluation.watched_engine import WatchedEngine
 from forge_env.policies.endpoint import EndpointPolicy
 from forge_env.policies.scripted import PolicyBugError
@@ -82,6 +83,7 @@ class Runner:
         self._limiter = policy.limiter if isinstance(policy, EndpointPolicy) else None
         self._changed = asyncio.Event()
         self._running = 0
+        self._estimates_noted = False
         self._lost = 0  # samples lost since the last that wasn't
         engine.on_change = self._changed.set
         if self._limiter is not None:
@@ -207,8 +209,17 @@ class Runner:
         self.progress.environments[sample.label].add(result)
         if result.error_kind is not None:
             self.progress.lost[result.error_kind] += 1
+        self._note_estimates(result)
         self._watch_losses(result)
         self.on_result()
+
+    def _note_estimates(self, result: SampleResult) -> None:
+        """Say once, loudly, that limits and budget go by an estimate."""
+        if result.estimated_requests and not self._estimates_noted:
+            self._estimates_noted = True
+            text = f"the endpoint does not count tokens: {ESTIMATED}; limits and budget go by that"
+            log.warning("%s", text)
+            self.on_note(text)
 
     def _watch_losses(self, result: SampleResult) -> None:
         """Give up when nothing but losses come in, at once where the endpoint says that it is hopeless."""

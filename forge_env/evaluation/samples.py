@@ -96,6 +96,8 @@ class SampleResult:
     cost: float
     retries: int
     requests: int = 0
+    estimated_requests: int = 0
+    """Of these, those whose tokens are estimated."""
     cut_replies: int = 0
     """Replies that ended at the limit of one reply's tokens."""
 
@@ -148,5 +150,6 @@ def result_of(trajectory: Trajectory, score: str) -> SampleResult:
         cost=usage.get("cost", 0.0),
         retries=trajectory.retries,
         requests=usage.get("requests", 0),
+        estimated_requests=usage.get("estimated", 0),
         cut_replies=sum(turn.stop_reason == "length" for turn in trajectory.turns),
     )

@@ -64,6 +64,8 @@ class EnvironmentSummary:
     cached_tokens: int
     cost: float
     requests: int
+    estimated_requests: int
+    """Of these, those whose tokens (and cost) are estimated: the endpoint did not tell them."""
     wall_s: float
     """Mean seconds of a valid sample."""
     waited_s: float
@@ -179,6 +181,7 @@ def _environment(
         cached_tokens=sum(result.cached_tokens for result in results),
         cost=sum(result.cost for result in results),
         requests=sum(result.requests for result in results),
+        estimated_requests=sum(result.estimated_requests for result in results),
         wall_s=average(lambda result: result.wall_s),
         waited_s=average(lambda result: result.waited_s),
         generate_s=average(lambda result: result.generate_s),

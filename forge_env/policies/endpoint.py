@@ -36,6 +36,7 @@ from forge_env.policies.endpoint_limiter import AdaptiveLimiter
 from forge_env.policies.endpoint_options import EndpointOptions
 from forge_env.policies.endpoint_stream import assemble
 from forge_env.policies.endpoint_text_tools import as_plain_chat, parse_calls
+from forge_env.policies.endpoint_usage import fill_in
 from forge_env.policy import PolicySession, Reply
 from forge_env.types import Message, Observation, ToolSpec
 from forge_env.working_time import waiting
@@ -174,6 +175,7 @@ class EndpointPolicy:
                     "POST", "chat/completions", body, timeout_s=self.options.timeout_s
                 )
                 reply = _read(data)
+                fill_in(reply, body)
             except EndpointError as error:
                 if error.overload:
                     self.limiter.overloaded(epoch)
@@ -231,6 +233,12 @@ class _Session:
         self._add([reply.message])
         self._turn += 1
         return reply
+
+    def limit_reply(self, tokens: int) -> None:
+        """Let no further reply be longer, whatever the options allow."""
+        field = "max_completion_tokens" if "max_completion_tokens" in self._body else "max_tokens"
+        allowed = self._body.get(field)
+        self._body[field] = tokens if not isinstance(allowed, int) else min(tokens, allowed)
 
     def _failed(self, error: EndpointError) -> None:
         self._failure = error

@@ -12,6 +12,7 @@ import math
 from typing import Any
 
 from forge_env.policies.endpoint_errors import EndpointFailureError, MalformedAnswerError
+from forge_env.policies.endpoint_usage import told
 from forge_env.policy import Reply
 from forge_env.tools import clean_unicode
 from forge_env.types import FunctionCall, Message, ToolCall
@@ -48,7 +49,7 @@ def read_answer(data: Any) -> Reply:
         raise MalformedAnswerError(f"the answer says nothing, nor why it ends: {str(data)[:200]}")
     reply = Reply(message=message, stop_reason=finish if finish in ("length", "content_filter") else "stop")
     _read_tokens(reply, data, choice)
-    reply.metadata["usage"] = _usage(data.get("usage"))
+    reply.metadata["usage"] = told(data.get("usage"))
     return reply
 
 
@@ -113,16 +114,3 @@ def _read_tokens(reply: Reply, data: dict[str, Any], choice: dict[str, Any]) -> 
     if len(values) == len(sampled):  # all or nothing: what trains must be exact
         reply.prompt_ids, reply.token_ids = ids
         reply.logprobs, reply.versions = values, [-1] * len(sampled)
-
-
-def _usage(value: Any) -> dict[str, int]:
-    """`prompt`, `cached` (of the prompt) and `completion` tokens, as far as they are told."""
-    if not isinstance(value, dict):
-        return {}
-    details = value.get("prompt_tokens_details")
-    found = {
-        "prompt": value.get("prompt_tokens"),
-        "completion": value.get("completion_tokens"),
-        "cached": details.get("cached_tokens") if isinstance(details, dict) else None,
-    }
-    return {name: number for name, number in found.items() if isinstance(number, int)}
