@@ -23,7 +23,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_type_hints, overload
+from typing import Any, get_type_hints
 from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -34,50 +34,9 @@ from forge_env.calls import CURRENT_CALL
 from forge_env.concurrency import run_in_thread
 from forge_env.docstrings import parse_docstring
 from forge_env.errors import ToolError, UsageError, did_you_mean, environment_code
+from forge_env.tool_decorator import ToolOptions, options_of
+from forge_env.tool_decorator import tool as tool
 from forge_env.types import ToolCall, ToolSpec
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-MARK = "__forge_tool__"
-
-
-@dataclass(frozen=True, slots=True)
-class ToolOptions:
-    """What `@fe.tool(...)` was given."""
-
-    name: str | None = None
-    description: str | None = None
-    timeout_s: float | None = None
-    max_calls: int | None = None
-    thread: bool = True
-
-
-@overload
-def tool(function: Function, /) -> Function: ...
-@overload
-def tool(
-    *,
-    name: str | None = None,
-    description: str | None = None,
-    timeout_s: float | None = None,
-    max_calls: int | None = None,
-    thread: bool = True,
-) -> Callable[[Function], Function]: ...
-def tool(function: Any = None, /, **options: Any) -> Any:
-    """Make a method callable by the agent; the method itself stays as it is.
-
-    Args:
-        function: the method, sync or async. Every parameter needs a type hint.
-        options: `name` and `description` override the method's own; `timeout_s` is wall time in seconds (the
-            environment's `tool_timeout_s` when not given); `max_calls` bounds the calls in one episode, those
-            beyond are answered with an error; `thread=False` runs a sync method on the event loop:
-            quicker, but it blocks every other episode while it runs and its timeout can't be enforced.
-    """
-
-    def mark(function: Function) -> Function:
-        setattr(function, MARK, ToolOptions(**options))
-        return function
-
-    return mark(function) if function is not None else mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +62,8 @@ class Tool:
         self.function = function
         self.timeout_s = options.timeout_s
         self.max_calls = options.max_calls
+        if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+            raise UsageError(f"tool {options.name or function.__name__!r} yields", fix="return its whole answer")
         self.is_async = inspect.iscoroutinefunction(function)
         self.in_thread = options.thread and not self.is_async
         self._method = method
@@ -240,16 +201,31 @@ def tools_of(cls: type) -> dict[str, Tool]:
     for attribute in attributes:
         # A method that overrides a tool without saying `@fe.tool` again is still that tool.
         versions = [vars(base)[attribute] for base in cls.__mro__ if attribute in vars(base)]
-        options = next((getattr(version, MARK) for version in versions if hasattr(version, MARK)), None)
-        if options is None or not callable(versions[0]):
+        options = next((given for version in versions if (given := options_of(version)) is not None), None)
+        if options is None:
             continue
-        static = isinstance(versions[0], staticmethod)
-        made = Tool(versions[0].__func__ if static else versions[0], options, method=not static)
+        made = _tool_of(cls, attribute, versions[0], options)
+        if made is None:
+            continue
         if made.spec.name in found:
             raise UsageError(f"{cls.__name__} has two tools named {made.spec.name!r}", fix="rename one")
         found[made.spec.name] = made
     _TOOLS_OF[cls] = found
     return found
+
+
+def _tool_of(cls: type, name: str, attribute: Any, options: ToolOptions) -> Tool | None:
+    """The tool that an attribute of a class is; None where a subclass took it away (`name = None`)."""
+    if attribute is None:
+        return None
+    if isinstance(attribute, staticmethod):
+        return Tool(attribute.__func__, options)
+    if isinstance(attribute, classmethod):
+        return Tool(attribute.__get__(None, cls), options)
+    if not (inspect.isroutine(attribute) and callable(attribute)):
+        kind = type(attribute).__name__
+        raise UsageError(f"{cls.__name__}.{name} is a tool, and a {kind}", fix="make it a method, or None to drop it")
+    return Tool(attribute, options, method=True)
 
 
 def unknown_tool(call: ToolCall, tools: Mapping[str, Tool]) -> ToolResult:

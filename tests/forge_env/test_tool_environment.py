@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import threading
+import types
 from typing import Any, Literal
 
 import pytest
@@ -305,3 +307,62 @@ async def test_inherited_tools_static_ones_and_their_budgets() -> None:
     await env.reset(seed=1)
     observation, *_ = await env.step(calls(call("half", {"a": 3})))
     assert observation[0].content == "1.5"
+
+
+def tool_in(body: dict[str, Any]) -> type[fe.ToolEnvironment]:
+    return type("Tools", (Arithmetic,), body)
+
+
+async def of_a_class(cls: type, a: int) -> str:
+    """Name the class."""
+    return f"{cls.__name__} {a}"
+
+
+def of_nobody(a: int) -> str:
+    """Name nobody."""
+    return f"nobody {a}"
+
+
+@pytest.mark.parametrize("order", ["inside", "outside"])
+@pytest.mark.parametrize(
+    ("wrap", "function", "said"), [(classmethod, of_a_class, "Tools 1"), (staticmethod, of_nobody, "nobody 1")]
+)
+async def test_static_and_class_methods_are_tools_in_any_order(order: str, wrap: Any, function: Any, said: str) -> None:
+    fresh = types.FunctionType(function.__code__, function.__globals__, "named")
+    fresh.__annotations__ = function.__annotations__
+    env = tool_in({"named": wrap(fe.tool(fresh)) if order == "inside" else fe.tool(wrap(fresh))})()
+    await env.reset(seed=0)
+    assert (await env.step(fe.call_tool("named", a=1)))[0][0].content == said
+
+
+def test_what_can_be_no_tool_never_vanishes() -> None:
+    with pytest.raises(UsageError, match="on a property"):
+        fe.tool(property(of_nobody))
+    marked = fe.tool(types.FunctionType(of_nobody.__code__, {}, "fresh"))
+    for wrapped in (property(marked), functools.cached_property(marked), functools.partialmethod(marked, 1)):
+        with pytest.raises(UsageError, match=r"Tools.named is a tool, and a"):
+            tools_of(tool_in({"named": wrapped}))
+
+    async def yielding(self: Any) -> Any:
+        yield 1
+
+    with pytest.raises(UsageError, match="'yielding' yields"):
+        tools_of(tool_in({"yielding": fe.tool(yielding)}))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"timeout_s": 0}, "timeout_s of a tool is 0"),
+        ({"timeout_s": "5"}, "timeout_s of a tool is '5'"),
+        ({"timeout_s": float("nan")}, "timeout_s of a tool is nan"),
+        ({"timeout_s": True}, "timeout_s of a tool is True"),
+        ({"max_calls": -1}, "max_calls of a tool is -1"),
+        ({"max_calls": 1.5}, "max_calls of a tool is 1.5"),
+        ({"name": "two words"}, "can't be named 'two words'"),
+        ({"name": ""}, "can't be named ''"),
+    ],
+)
+def test_options_of_a_tool_are_checked(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        fe.tool(**options)

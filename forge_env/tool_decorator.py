@@ -1,0 +1,83 @@
+"""`@fe.tool`: which methods an agent may call, and on what terms."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar, overload
+
+from forge_env.errors import UsageError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+MARK = "__forge_tool__"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOptions:
+    """What `@fe.tool(...)` was given."""
+
+    name: str | None = None
+    description: str | None = None
+    timeout_s: float | None = None
+    max_calls: int | None = None
+    thread: bool = True
+
+    def __post_init__(self) -> None:
+        """`UsageError` for what is no such option."""
+        if self.name is not None and re.fullmatch(r"[A-Za-z0-9_-]{1,64}", str(self.name)) is None:
+            raise UsageError(f"a tool can't be named {self.name!r}", fix="use letters, digits, _ and -, at most 64")
+        seconds = self.timeout_s
+        if seconds is not None and not (_is_number(seconds, float) and 0 < seconds < math.inf):
+            raise UsageError(f"timeout_s of a tool is {seconds!r}", fix="give seconds above 0")
+        if self.max_calls is not None and not (_is_number(self.max_calls, int) and self.max_calls >= 0):
+            raise UsageError(f"max_calls of a tool is {self.max_calls!r}", fix="give a whole number")
+
+
+def _is_number(value: Any, kind: type) -> bool:
+    return isinstance(value, int | kind) and not isinstance(value, bool)
+
+
+@overload
+def tool(function: Function, /) -> Function: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout_s: float | None = None,
+    max_calls: int | None = None,
+    thread: bool = True,
+) -> Callable[[Function], Function]: ...
+def tool(function: Any = None, /, **options: Any) -> Any:
+    """Make a method callable by the agent; the method itself stays as it is.
+
+    Args:
+        function: the method, sync or async. Every parameter needs a type hint.
+        options: `name` and `description` override the method's own; `timeout_s` is wall time in seconds (the
+            environment's `tool_timeout_s` when not given); `max_calls` bounds the calls in one episode, those
+            beyond are answered with an error; `thread=False` runs a sync method on the event loop:
+            quicker, but it blocks every other episode while it runs and its timeout can't be enforced.
+    """
+
+    checked = ToolOptions(**options)
+
+    def mark(function: Function) -> Function:
+        plain = getattr(function, "__func__", function)  # of a staticmethod or classmethod
+        if not (inspect.isroutine(plain) and callable(plain)):
+            kind = "property" if isinstance(function, property) else type(function).__name__
+            raise UsageError(f"@fe.tool on a {kind}", fix="put it on a method")
+        setattr(plain, MARK, checked)
+        return function
+
+    return mark(function) if function is not None else mark
+
+
+def options_of(attribute: Any) -> ToolOptions | None:
+    """What `@fe.tool` was given, also where another decorator was put around the function that it marked."""
+    for inner in (attribute, *(getattr(attribute, name, None) for name in ("__func__", "fget", "func"))):
+        if isinstance(options := getattr(inner, MARK, None), ToolOptions):
+            return options
+    return None
