@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import shutil
 import signal
@@ -16,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from forge_env.errors import GeneratorError, UsageError
+from forge_env.evaluation import vllm_warden
 from forge_env.machine import user_path
 from forge_env.policies.endpoint_errors import EndpointError
 from forge_env.policies.endpoint_http import Connections
@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 READY_POLL_S = 0.2
 """How often the server is asked whether it is up; it has no event that says so."""
 STOP_S = 20.0
-_PR_SET_PDEATHSIG = 1
 
 
 class VLLMServer:
     """`vllm serve` on a Unix socket in a private folder: no port to choose, nobody else can ask it."""
 
     base_url = "http://localhost/v1"
+    grace_s = 15.0
+    """How long the server may take to end when this process is killed."""
 
     def __init__(self, model: str, log: Path, args: Sequence[str] = (), *, ready_s: float = 900.0) -> None:
         self.model = check_checkpoint(model)
@@ -48,13 +49,14 @@ class VLLMServer:
         self.uds = f"{self._folder}/socket"
         try:
             with self._log.open("ab") as log:
+                warden = [sys.executable, "-I", vllm_warden.__file__, str(self.grace_s), self._folder]
                 self._process = await asyncio.create_subprocess_exec(
+                    *warden,
                     *self._command(),
-                    stdin=asyncio.subprocess.DEVNULL,
+                    stdin=asyncio.subprocess.PIPE,  # it ends with us, and with it the server
                     stdout=log,
                     stderr=log,
                     start_new_session=True,  # Ctrl-C is ours: samples under way still need the server
-                    preexec_fn=_die_with_parent,
                     env={"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", **os.environ},
                 )
             async with asyncio.timeout(self._ready_s):
@@ -157,7 +159,3 @@ def _signal_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
     except ProcessLookupError:
         return
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import zip_longest
 from typing import Any
 
 from forge_env.policy import Reply
@@ -31,20 +32,24 @@ _SQL = ("SELECT name, sql FROM sqlite_master", "PRAGMA database_list", "SELECT s
 _WORDS = ("help", "answer", "solution", "../", "/", ".", "*", "%", "' OR 1=1 --", "{task.data}", "{0.current_task}")
 PROBES = (*_SHELL, *_PYTHON, *_SQL, *_WORDS)
 PER_MESSAGE = 4
+_VALUES: dict[str, tuple[Any, ...]] = {"integer": (0, 1, 2), "number": (0, 1, 2), "boolean": (True, False)}
+_SOMETHING: dict[str, Any] = {"string": "x", "integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
 
 
 class SearchPolicy:
-    """Gives every probe to every tool that takes a text, then answers something.
+    """Calls every tool with everything worth a try, one argument at a time, then answers something.
+
+    A text is given every probe, a number, a switch and a choice each of a few values.
 
     Args:
-        start: probes to pass over, because an episode before this one has tried them.
+        start: calls to pass over, because an episode before this one has tried them.
     """
 
     def __init__(self, start: int = 0) -> None:
         self.start = start
 
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> SearchSession:
-        """A session that begins with the first probe."""
+        """A session that begins with the call number `start`."""
         return SearchSession(tools, self.start)
 
 
@@ -52,35 +57,57 @@ class SearchSession:
     """One search; it goes on until the episode ends, or nothing is left to try."""
 
     def __init__(self, tools: list[ToolSpec], start: int = 0) -> None:
-        found = [(tool, _text_argument(tool)) for tool in tools]
-        self._calls = [
-            FunctionCall(name=tool.name, arguments=json.dumps({**_others(tool, argument), argument: probe}))
-            for probe in PROBES
-            for tool, argument in found
-            if argument is not None
-        ][start:]
+        few = [call for tool in tools for call in _calls(tool, text=False)]
+        texts = [_calls(tool, text=True) for tool in tools]
+        many = [call for calls in zip_longest(*texts) for call in calls if call is not None]
+        self._calls = [*few, *many][start:]
 
     async def reply(self, observation: Observation) -> Reply:
-        """The next few probes."""
+        """The next few calls."""
         now, self._calls = self._calls[:PER_MESSAGE], self._calls[PER_MESSAGE:]
         calls = [ToolCall(id=f"call-{number}", function=function) for number, function in enumerate(now)]
         return Reply(message=Message(role="assistant", content="" if calls else "Nothing found.", tool_calls=calls))
 
 
-def _text_argument(tool: ToolSpec) -> str | None:
-    """The argument that takes a text, a required one first."""
+def _calls(tool: ToolSpec, *, text: bool) -> list[FunctionCall]:
+    """Calls that try one argument after the other: those that take a text, or the others; a bare one without any."""
     properties = tool.parameters.get("properties", {})
-    texts = [name for name, schema in properties.items() if schema.get("type") == "string" and "enum" not in schema]
     required = tool.parameters.get("required", [])
-    return next(iter(sorted(texts, key=lambda name: name not in required)), None)
+    names = sorted((name for name in properties if _takes_text(properties[name]) == text), key=required.__contains__)
+    if text:
+        names = names[-1:]  # a required one where there is one: every probe for every text takes too long
+    tried = [{**_others(tool), name: value} for name in names for value in _values(properties[name])]
+    if not text and not properties:
+        tried = [{}]
+    return [FunctionCall(name=tool.name, arguments=json.dumps(arguments)) for arguments in tried]
 
 
-def _others(tool: ToolSpec, argument: str | None) -> dict[str, Any]:
-    """Something for the other arguments that are required."""
-    values: dict[str, Any] = {"string": "x", "integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
+def _choices(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """The schemas that a value may have one of."""
+    return schema.get("anyOf") or [schema]
+
+
+def _takes_text(schema: dict[str, Any]) -> bool:
+    return any(choice.get("type") == "string" and "enum" not in choice for choice in _choices(schema))
+
+
+def _values(schema: dict[str, Any]) -> list[Any]:
+    """What is tried for an argument."""
+    if _takes_text(schema):
+        return list(PROBES)
+    values: list[Any] = []
+    for choice in _choices(schema):
+        values += choice.get("enum") or _VALUES.get(choice.get("type", ""), ())
+    return values
+
+
+def _others(tool: ToolSpec) -> dict[str, Any]:
+    """Something for every argument that is required."""
     properties = tool.parameters.get("properties", {})
-    return {
-        name: (properties[name].get("enum") or [values.get(properties[name].get("type"), "x")])[0]
-        for name in tool.parameters.get("required", [])
-        if name != argument and name in properties
-    }
+    required = [name for name in tool.parameters.get("required", []) if name in properties]
+    return {name: _something(properties[name]) for name in required}
+
+
+def _something(schema: dict[str, Any]) -> Any:
+    choice = _choices(schema)[0]
+    return (choice.get("enum") or [_SOMETHING.get(choice.get("type", ""), "x")])[0]
