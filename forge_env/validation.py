@@ -16,6 +16,8 @@ from forge_env.policies.scripted import GoldPolicy, RandomPolicy, ReplayPolicy
 from forge_env.policies.search import SearchPolicy
 from forge_env.policy import Policy
 from forge_env.rollout import EpisodeLimits, run_episode
+from forge_env.rubric import Rubric
+from forge_env.tool_environment import ToolEnvironment
 from forge_env.trajectory import Trajectory
 from forge_env.types import Message, Task
 
@@ -23,6 +25,8 @@ WRONG_ANSWERS = ("I don't know.", "0", "```python\npass\n```")
 CONCURRENCY = 8
 LIMITS = EpisodeLimits(max_turns=1000, wall_s=300.0)
 """An episode that takes longer has no end."""
+GROUP_SIZE = 4
+NUM_GROUPS = 3
 MOST_SEARCHES = 16
 """Episodes in which one task's hidden data is looked for."""
 
@@ -48,6 +52,8 @@ class Validator:
         self.seed = seed
         self.env = make_env()
         self.step_times: list[float] = []
+        self.highest: tuple[float, str] | None = None
+        """The highest reward, and its task."""
         self._under_way: dict[object, tuple[str, str, float]] = {}
 
     async def run(self) -> AsyncIterator[Check]:
@@ -68,6 +74,9 @@ class Validator:
             return
         for check_function in (self._determinism, self._gold, self._wrong, self._random, self._search):
             yield await check_function(tasks)
+        if _has_group_rewards(self.env):
+            yield await self._groups(tasks)
+        yield self._highest_reward()
         yield self._cost()
 
     def longest_wait(self) -> tuple[str, str, float]:
@@ -119,6 +128,8 @@ class Validator:
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(one(task)) for task in tasks]
         done = [item.result() for item in running]
+        seen = [(item.reward, item.task_id) for item in done]
+        self.highest = max(seen if self.highest is None else [self.highest, *seen], default=None)
         self.step_times += [turn.step_s for trajectory in done for turn in trajectory.turns]
         for trajectory in done:
             if not trajectory.valid:
@@ -179,7 +190,7 @@ class Validator:
         return Check("ok", name, f"{len(played)} episodes of random messages and tool calls{unseen}")
 
     async def _search(self, tasks: Sequence[Task]) -> Check:
-        """With every tool that takes a text, look through files, environment and processes."""
+        """With every tool, look through files, environment and processes, and try small numbers and every choice."""
         name = "hidden data can't be found with the tools"
         tasks = [task for task in tasks if hidden_texts(task)][: self.num_searched]
         if not tasks:
@@ -197,6 +208,29 @@ class Validator:
             return Check("ok", name, "there is no tool to look with")
         return Check("ok", name, f"{calls} calls that look through files, variables and processes")
 
+    async def _groups(self, tasks: Sequence[Task]) -> Check:
+        """Group functions run on groups of gold episodes; what they raise is raised, like that of other functions."""
+        name = "group functions score groups"
+        known = [task for task in tasks if self.env.gold_actions(task) is not None]
+        chosen = (known or tasks)[:NUM_GROUPS]
+        policy: Policy = GoldPolicy() if known else ReplayPolicy()
+        for task in chosen:
+            group = await self._play(policy, [task] * GROUP_SIZE)
+            with environment_code(f"{type(self.env).__name__}.score_group", task.id):
+                await self.env.score_group(task, group)
+        return Check("ok", name, f"{len(chosen)} groups of {GROUP_SIZE} episodes")
+
+    def _highest_reward(self) -> Check:
+        """Before group functions, whose rewards are relative."""
+        name, full = "no reward is above max_reward", self.env.max_reward
+        if self.highest is None:
+            return Check("note", name, "no episode was played")
+        reward, task_id = self.highest
+        if reward > full + 1e-6:
+            text = f"task {task_id!r} scored {reward:g} of {full:g}: raise max_reward, or lower the reward"
+            return Check("failed", name, text)
+        return Check("ok", name, f"the highest was {reward:g} of {full:g}")
+
     def _cost(self) -> Check:
         if not self.step_times:
             return Check("note", "cost of a step", "no step was taken")
@@ -204,6 +238,13 @@ class Validator:
         middle, high = statistics.median(ordered), ordered[int(0.95 * (len(ordered) - 1))]
         detail = f"median {1000 * middle:.2f} ms, 95 % under {1000 * high:.2f} ms, of {len(ordered)} steps"
         return Check("ok", "cost of a step", detail)
+
+
+def _has_group_rewards(env: Environment) -> bool:
+    rubric = getattr(env, "rubric", None)
+    if isinstance(rubric, Rubric) and rubric.scores_groups:
+        return True
+    return type(env).score_group not in (Environment.score_group, ToolEnvironment.score_group)
 
 
 def _task_problems(split: str, tasks: Sequence[Task], again: Sequence[Task]) -> Iterator[str]:

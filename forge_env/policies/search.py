@@ -73,9 +73,9 @@ def _calls(tool: ToolSpec, *, text: bool) -> list[FunctionCall]:
     """Calls that try one argument after the other: those that take a text, or the others; a bare one without any."""
     properties = tool.parameters.get("properties", {})
     required = tool.parameters.get("required", [])
-    names = sorted((name for name in properties if _takes_text(properties[name]) == text), key=required.__contains__)
-    if text:
-        names = names[-1:]  # a required one where there is one: every probe for every text takes too long
+    names = [name for name in properties if _takes_text(properties[name]) == text]
+    if text:  # one, a required one where there is one: every probe for every text would take too long
+        names = sorted(names, key=lambda name: name not in required)[:1]
     tried = [{**_others(tool), name: value} for name in names for value in _values(properties[name])]
     if not text and not properties:
         tried = [{}]

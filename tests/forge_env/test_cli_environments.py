@@ -20,6 +20,7 @@ import yaml
 import forge_env as fe
 from forge_env import registry
 from forge_env.cli.main import main
+from forge_env.errors import EnvironmentBugError
 from forge_env.validation import Check, Validator
 from tests.forge_env.test_rollout import Golden, Tame
 from tests.sandboxes.conftest import require
@@ -117,6 +118,38 @@ class Careless(Sound):
         return self.current_task.data["key"] if text == "/" and kind == 1 else "nothing there"
 
 
+class Doors(Careless):
+    @fe.tool
+    async def look_up(self, door: int) -> str:  # type: ignore[override]
+        """Look behind a door."""
+        return self.current_task.data["key"] if door == 2 else "nothing there"
+
+
+class Switch(Careless):
+    @fe.tool
+    async def look_up(self, verbose: bool = True, level: Literal[1, 5] | None = 1) -> str:  # type: ignore[override]
+        """Look around."""
+        return self.current_task.data["key"] if not verbose or level == 5 else "nothing there"
+
+
+class Level(Switch):
+    @fe.tool
+    async def look_up(self, level: Literal[1, 5] | None = 1, text: str = "") -> str:  # type: ignore[override]
+        """Look around."""
+        return self.current_task.data["key"] if level == 5 else "nothing there"
+
+
+class Bare(Careless):
+    @fe.tool
+    async def look_up(self) -> str:  # type: ignore[override]
+        """Look around."""
+        return self.current_task.data["key"]
+
+
+class Excessive(Sound):
+    rubric = fe.Rubric(lambda answer, task: 1.5 if answer == task.gold else 0.0)
+
+
 class Repeating(Sound):
     def task(self, split: str, index: int) -> fe.Task:
         return super().task(split, 0)
@@ -130,6 +163,11 @@ class Repeating(Sound):
         (Telling, "shows the agent its data['note']"),
         (TellingNumber, "shows the agent its data['answer']"),
         (Careless, "task 'train-0' shows the agent its data['key']"),
+        (Doors, "task 'train-0' shows the agent its data['key']"),
+        (Switch, "task 'train-0' shows the agent its data['key']"),
+        (Level, "task 'train-0' shows the agent its data['key']"),
+        (Bare, "task 'train-0' shows the agent its data['key']"),
+        (Excessive, "scored 1.5 of 1"),
         (Moody, "shown differently the second time"),
         (Repeating, "two tasks have the id 'train-0'"),
     ],
@@ -137,6 +175,31 @@ class Repeating(Sound):
 async def test_unsound_environments_are_caught(cls: type[Sound], expected: str) -> None:
     failed = [check async for check in Validator(cls, num_tasks=3).run() if check.status == "failed"]
     assert any(expected in check.detail for check in failed), failed
+
+
+async def test_group_functions_are_run() -> None:
+    class Compared(Sound):
+        rubric = fe.Rubric(lambda answer, task: float(answer == task.gold), group=[compared])
+
+    checks = {check.name: check async for check in Validator(Compared, num_tasks=1).run()}
+    assert checks["group functions score groups"] == Check(
+        "ok", "group functions score groups", "2 groups of 4 episodes"
+    )
+    assert checks["no reward is above max_reward"].status == "ok"  # theirs are relative
+
+    class Uncomparable(Sound):
+        rubric = fe.Rubric(lambda answer, task: float(answer == task.gold), group=[uncomparable])
+
+    with pytest.raises(EnvironmentBugError, match=r"'uncomparable' raised KeyError on task 'train-0'.*missing"):
+        [check async for check in Validator(Uncomparable, num_tasks=1).run()]
+
+
+def compared(answers: list[str]) -> list[float]:
+    return [5.0] * len(answers)
+
+
+def uncomparable(answers: list[str]) -> list[float]:
+    raise KeyError("missing")
 
 
 async def test_it_is_known_where_an_environment_stands_still() -> None:
