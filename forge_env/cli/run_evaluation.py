@@ -19,6 +19,7 @@ from forge_env.evaluation.display import print_tables
 from forge_env.evaluation.evaluation import Evaluation
 from forge_env.evaluation.result import EvaluationResult
 from forge_env.evaluation.store import ResultsFolder
+from forge_env.evaluation.tables import counted
 
 T = TypeVar("T")
 
@@ -26,7 +27,11 @@ T = TypeVar("T")
 def run_eval(args: argparse.Namespace) -> int:
     """Evaluate; 0 when every sample was played and none was lost."""
     evaluation = Evaluation(read_config(args), resume=args.resume, stream=sys.stderr)
-    print(f"{len(evaluation.samples)} samples; results in {evaluation.folder.root}", file=sys.stderr, flush=True)
+    print(
+        f"{counted(len(evaluation.samples), 'sample')}; results in {evaluation.folder.root}",
+        file=sys.stderr,
+        flush=True,
+    )
     try:
         result = asyncio.run(_with_signals(evaluation.run(), lambda: [evaluation]))
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -42,7 +47,11 @@ def run_eval(args: argparse.Namespace) -> int:
         return _interrupted(evaluation)
     if result.summary.status != "complete":
         lost = sum(sum(item.invalid.values()) for item in result.summary.environments.values())
-        print(f"forge-env: {lost} samples were lost to infrastructure, see {evaluation.folder.log}", file=sys.stderr)
+        were = "was" if lost == 1 else "were"
+        print(
+            f"forge-env: {counted(lost, 'sample')} {were} lost to infrastructure, see {evaluation.folder.log}",
+            file=sys.stderr,
+        )
         print(f"  -> {_resume_hint(evaluation)} plays them again", file=sys.stderr)
         return 1
     return 0
@@ -170,14 +179,23 @@ def run_score(args: argparse.Namespace) -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     _show(rescored.result)
-    print(f"{len(rescored.changed)} scores changed; forge-env compare {args.folder} {out}")
+    print(f"{counted(len(rescored.changed), 'score')} changed; forge-env compare {args.folder} {out}")
     for name, before, now in rescored.changed[:20]:
         print(f"  {name}: {before:g} -> {now:g}")
     if rescored.diverged:
-        print(f"in {len(rescored.diverged)} samples the environment answered otherwise than it did")
+        print(f"in {counted(len(rescored.diverged), 'sample')} the environment answered otherwise than it did")
     if rescored.result.error is not None:
         report_error(rescored.result.error)
-    return 0 if rescored.result.summary.status == "complete" else 1
+    if rescored.unscored:
+        _report_unscored(rescored.unscored, f"{out}/rescored.json")
+    return 0 if rescored.result.summary.status == "complete" and not rescored.unscored else 1
+
+
+def _report_unscored(unscored: dict[str, str], path: str) -> None:
+    print(f"forge-env: {counted(len(unscored), 'sample')} could not be scored again:", file=sys.stderr)
+    for name, reason in list(unscored.items())[:5]:
+        print(f"  {name}: {reason}", file=sys.stderr)
+    print(f"  -> all are in {path}; the figures are of the others", file=sys.stderr)
 
 
 def run_compare(args: argparse.Namespace) -> int:

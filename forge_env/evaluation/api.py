@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,8 @@ def evaluate(
 ) -> EvaluationResult:
     """Evaluate a model or policy. Also usable where an event loop runs already (a notebook): it then has a thread.
 
+    Ctrl-C gives up the samples under way; what has finished is in the folder.
+
     Args:
         environments: names, classes, or `EnvironmentChoice`s.
         model: an endpoint's model, `vllm:PATH`, a scripted policy (`gold`, `random`, `module:function`), or any policy.
@@ -54,7 +57,7 @@ def evaluate(
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(job())
-    return _in_a_thread(lambda: asyncio.run(job()))
+    return _in_a_thread(job)
 
 
 async def evaluate_async(
@@ -91,17 +94,38 @@ def _path(cls: type[Environment]) -> str:
     return f"{cls.__module__}:{cls.__qualname__}" if importable else cls.__name__
 
 
-def _in_a_thread(function: Callable[[], EvaluationResult]) -> EvaluationResult:
+def _in_a_thread(job: Callable[[], Coroutine[Any, Any, EvaluationResult]]) -> EvaluationResult:
+    """Run `job` in an event loop of another thread; Ctrl-C here cancels it there, and waits until it has ended."""
     outcome: list[EvaluationResult | BaseException] = []
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[EvaluationResult]]] = []
+    started, ended = threading.Event(), threading.Event()
+
+    async def attended() -> EvaluationResult:
+        task = asyncio.ensure_future(job())
+        running.append((asyncio.get_running_loop(), task))
+        started.set()
+        return await task
 
     def work() -> None:
         try:
-            outcome.append(function())
+            outcome.append(asyncio.run(attended()))
         except BaseException as error:  # noqa: BLE001 - raised again by the caller's thread
             outcome.append(error)
+        finally:
+            started.set()
+            ended.set()
 
     thread = threading.Thread(target=work, name="forge-env-evaluate")
     thread.start()
+    try:
+        ended.wait()  # an interrupted `join` of Python 3.11 takes the thread for ended
+    except KeyboardInterrupt:
+        started.wait()
+        for loop, task in running:
+            with suppress(RuntimeError):  # it has ended meanwhile
+                loop.call_soon_threadsafe(task.cancel)
+        ended.wait()
+        raise
     thread.join()
     if isinstance(outcome[0], BaseException):
         raise outcome[0]

@@ -33,6 +33,7 @@ from forge_env.policies.scripted import GoldPolicy, scripted_policy
 from forge_env.policy import Policy
 from forge_env.registry import environment_class, make, make_config
 from forge_env.sandbox.lazy import LazyEngine
+from forge_env.types import Task
 
 if TYPE_CHECKING:
     from forge_env.evaluation.result import EvaluationResult
@@ -63,6 +64,11 @@ class Evaluation:
             )
         if self.resume and not self.folder.config.exists():
             raise UsageError(f"{self.folder.root} holds no evaluation to resume")
+        if self.resume and self.folder.rescored.exists():
+            raise UsageError(
+                f"{self.folder.root} holds transcripts that were scored again: a model's new ones don't belong there",
+                fix="resume the evaluation itself, then score that again",
+            )
         if self.resume and (changed := changes(build(read_yaml(self.folder.config)), config)):
             raise UsageError(
                 f"{self.folder.root} was begun with another {', '.join(changed)}", fix="choose another --out"
@@ -80,6 +86,15 @@ class Evaluation:
         self._runner: Runner | None = None
         self.stopped = False
         """Whether `stop` was called."""
+
+    def keep(self, wanted: Callable[[Sample], bool]) -> None:
+        """Play only these of the planned samples."""
+        self.samples = [sample for sample in self.samples if wanted(sample)]
+        self.progress = self._new_progress()
+
+    def task(self, sample: Sample) -> Task:
+        """The sample's task, as its environment makes it now."""
+        return self._sources[sample.label].task(sample.split, sample.index)
 
     def _maker(self, choice: EnvironmentChoice) -> Callable[[], Environment]:
         cls = self.classes.get(choice.name)

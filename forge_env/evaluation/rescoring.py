@@ -8,6 +8,7 @@ for the model might have gone on differently.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from forge_env.errors import UsageError
 from forge_env.evaluation.config import EvaluationConfig, build, read_yaml
 from forge_env.evaluation.evaluation import Evaluation
 from forge_env.evaluation.result import EvaluationResult
-from forge_env.evaluation.store import ResultsFolder, open_folder
+from forge_env.evaluation.store import ResultsFolder, open_folder, write_whole
 from forge_env.policy import LimitReached, PolicySession, Reply
 from forge_env.trajectory import Trajectory, Turn
 from forge_env.types import Observation, Task, ToolSpec
@@ -36,6 +37,8 @@ class Rescored:
     """Samples whose environment answered otherwise than recorded."""
     changed: list[tuple[str, float, float]]
     """(sample, score before, score now) where they differ."""
+    unscored: dict[str, str]
+    """Valid samples that could not be scored again, and why."""
 
 
 class TranscriptPolicy:
@@ -116,11 +119,18 @@ async def rescore(
         }
     )
     evaluation = Evaluation(again, policy=TranscriptPolicy({}), stream=stream)
-    evaluation.samples = [sample for sample in evaluation.samples if sample.id in kept]
+    unscored = _unscored(evaluation, kept)
+    evaluation.keep(lambda sample: sample.id in kept and sample.id not in unscored)
+    if not evaluation.samples:
+        raise UsageError(
+            f"none of the {len(kept)} valid samples of {source} can be scored again: {next(iter(unscored.values()))}",
+            fix="score with the environment that they were played in",
+        )
     seeds = {sample.id: sample.seed(config.seed) for sample in evaluation.samples}
     policy = TranscriptPolicy({(kept[name].task_id, seed): kept[name] for name, seed in seeds.items()})
     evaluation.policy = policy
     on_start(evaluation)
+    _mark(evaluation.folder, folder, unscored)
     result = await evaluation.run()
     changed = []
     for sample in result.samples:
@@ -128,7 +138,31 @@ async def rescore(
         old = before.reward if config.score == "reward" else before.metrics.get(config.score, 0.0)
         if sample.valid and abs(sample.score - old) > 1e-9:
             changed.append((sample.id, old, sample.score))
-    return Rescored(result, sorted(policy.diverged), changed)
+    return Rescored(result, sorted(policy.diverged), changed, unscored)
+
+
+def _unscored(evaluation: Evaluation, kept: dict[str, Trajectory]) -> dict[str, str]:
+    """Samples whose task the environment no longer has, or has exchanged for another."""
+    planned = {sample.id: sample for sample in evaluation.samples}
+    found: dict[str, str] = {}
+    for name, trajectory in kept.items():
+        if name not in planned:
+            found[name] = "the environment has no such task any more"
+            continue
+        try:
+            task = evaluation.task(planned[name])
+        except Exception as error:  # noqa: BLE001 - the boundary of the author's code: whatever it raises is named
+            found[name] = f"its task can't be made: {type(error).__name__}: {error}"
+            continue
+        if task.id != trajectory.task_id:
+            found[name] = f"its task is now {task.id!r}, and was {trajectory.task_id!r}"
+    return found
+
+
+def _mark(out: ResultsFolder, source: ResultsFolder, unscored: dict[str, str]) -> None:
+    """Tell the new folder from an evaluation of the model's."""
+    out.root.mkdir(parents=True, exist_ok=True)
+    write_whole(out.rescored, json.dumps({"source": str(source.root), "unscored": unscored}, indent=2) + "\n")
 
 
 def rescore_sync(source: Path | str, out: Path | str) -> Rescored:

@@ -4,6 +4,7 @@ config.yaml               the evaluation as it was asked for
 trajectories/eval.jsonl   one sample a line, transcripts included, only ever appended to; of two lines with one id
                           (a sample lost to infrastructure and played again) the later counts
 summary.json, report.md   what came of it
+rescored.json             of which folder these are the transcripts, scored again, and which could not be
 run.log                   warnings and errors
 """
 
@@ -45,6 +46,7 @@ class ResultsFolder:
         self.summary = self.root / "summary.json"
         self.report = self.root / "report.md"
         self.log = self.root / "run.log"
+        self.rescored = self.root / "rescored.json"
         self.damage: list[str] = []
         """What could not be read of the samples."""
         self._lock: int | None = None

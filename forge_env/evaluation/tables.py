@@ -42,6 +42,11 @@ def counts(named: Mapping[str, int]) -> str:
     return ", ".join(f"{number} {name}" for name, number in sorted(named.items())) or "0"
 
 
+def counted(number: int, what: str) -> str:
+    """`1 sample`, `12 samples`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def tables(summary: Summary) -> list[Table]:
     """The result, then pass@k, difficulties and tags where there is more than one."""
     found = [_scores(summary)]

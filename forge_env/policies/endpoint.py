@@ -24,12 +24,16 @@ from forge_env.errors import ContextLengthExceeded, GeneratorError, UsageError, 
 from forge_env.policies.endpoint_answers import read_answer
 from forge_env.policies.endpoint_errors import (
     AccessDeniedError,
+    AnswerTooLargeError,
     EndpointError,
+    EndpointFailureError,
+    EndpointOverloadedError,
     EndpointTimeoutError,
     EndpointUnreachableError,
     MalformedAnswerError,
     NoSuchModelError,
     RequestRefusedError,
+    TruncatedAnswerError,
 )
 from forge_env.policies.endpoint_http import Connections
 from forge_env.policies.endpoint_limiter import AdaptiveLimiter
@@ -49,6 +53,13 @@ _CONTEXT_FULL = re.compile(
 )
 
 
+INCONCLUSIVE = (
+    *(NoSuchModelError, MalformedAnswerError, TruncatedAnswerError, AnswerTooLargeError),
+    *(EndpointFailureError, EndpointOverloadedError),
+)
+"""Failures to list the models that say nothing of whether the model can be asked."""
+
+
 class EndpointPolicy:
     """Sessions with one endpoint, which share its connections, its rate and its counters."""
 
@@ -66,9 +77,7 @@ class EndpointPolicy:
         """Failed requests by kind, those that were then repeated with success included."""
         self.fatal: EndpointError | None = None
         """An error that every other request would meet as well."""
-        self._connections = Connections(
-            options.base_url, api_key=os.environ.get(options.api_key_env, ""), uds=options.uds
-        )
+        self._connections = Connections(options.base_url, api_key=_api_key(options.api_key_env), uds=options.uds)
         self._served: list[str] = []
         """Models that the endpoint lists."""
         self._sleep = sleep
@@ -101,8 +110,8 @@ class EndpointPolicy:
         except EndpointTimeoutError as error:
             error.fix = error.fix or "is it an OpenAI-compatible endpoint? check --base-url"
             raise
-        except (NoSuchModelError, MalformedAnswerError):
-            return  # not every endpoint has such a list
+        except INCONCLUSIVE:
+            return  # not every endpoint has such a list, or the means to give it at any time
         except RequestRefusedError as error:
             self._explain(error)
             if error.fatal:
@@ -262,6 +271,17 @@ class _Session:
             self._messages += messages
         else:
             self._sent += [_wire(message) for message in messages]
+
+
+def _api_key(variable: str) -> str:
+    """The key in an environment variable, "" where there is none; `UsageError` where no header may hold it."""
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise UsageError(
+            f"the API key in {variable} holds characters that are no printable ASCII",
+            fix="copy the key again: a line break, a quote of a word processor or a hidden character is in it",
+        )
+    return key
 
 
 def _read(data: Any) -> Reply:

@@ -43,6 +43,10 @@ def delta(finish: str | None = None, **fields: Any) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": fields, "finish_reason": finish}]}
 
 
+NO_LIST = http({"error": {"message": "no list"}}, 404)
+"""What is answered where the models are asked for and there are none to list."""
+
+
 class Server:
     """Answers request number n (from 0) with `behave(request, n)`: a completion's dictionary, or bytes to write."""
 
@@ -102,7 +106,7 @@ class Server:
         lengths = [line.split(":")[1] for line in head.lower().splitlines() if line.startswith("content-length:")]
         body = await reader.readexactly(int(lengths[0]) if lengths else 0)
         if head.startswith("GET"):
-            writer.write(http(self.models) if self.models else http({"error": {"message": "no list"}}, 404))
+            writer.write(http(self.models) if self.models else NO_LIST)
             return True
         request = json.loads(body)
         number = len(self.requests)

@@ -295,6 +295,40 @@ async def test_a_refused_key_is_named(key: str | None, fix: str, monkeypatch: py
     assert server.headers[0].get("authorization") == (f"Bearer {key}" if key else None)
 
 
+@pytest.mark.parametrize("key", [" sk-1\n", "sk-1"])
+async def test_a_key_is_freed_of_blanks(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORGE_ENV_TEST_KEY", key)
+    _, server = await ask(lambda request, n: GOOD, api_key_env="FORGE_ENV_TEST_KEY")
+    assert server.headers[0]["authorization"] == "Bearer sk-1"
+
+
+@pytest.mark.parametrize("key", ["sk\u201csecret", "sk\nsecret", "sk\x7fsecret", "skésecret"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORGE_ENV_TEST_KEY", key)
+    with pytest.raises(UsageError, match="the API key in FORGE_ENV_TEST_KEY") as caught:
+        EndpointPolicy(EndpointOptions(model="m", api_key_env="FORGE_ENV_TEST_KEY"))
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("status", [404, 429, 500, 503])
+async def test_a_list_that_cannot_be_had_now_is_no_reason_not_to_ask(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.evaluation.server.NO_LIST", http({"error": {"message": "not now"}}, status))
+    async with Server(lambda request, n: GOOD) as server, policy_for(server) as policy:
+        await policy.check()
+        reply = await policy.session([]).reply(QUESTION)
+    assert reply.message.content == "4"
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refused_key_shows_before_anything_is_asked(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.evaluation.server.NO_LIST", http({"error": {"message": "bad key"}}, status))
+    async with Server(lambda request, n: GOOD) as server, policy_for(server) as policy:
+        with pytest.raises(GeneratorError, match="bad key"):
+            await policy.check()
+
+
 @pytest.mark.parametrize("listed", [{"data": "none"}, {"data": [3, {"id": None}]}, [], "x"])
 async def test_a_list_of_models_in_another_shape_is_no_trouble(listed: Any) -> None:
     async with Server(lambda request, n: GOOD, models=listed) as server, policy_for(server) as policy:

@@ -7,6 +7,8 @@ import errno
 import gc
 import json
 import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -329,6 +331,73 @@ def test_scoring_again_keeps_truncations_and_sees_other_tool_answers(
     assert same.diverged == []
     monkeypatch.setattr(Sums, "prompt", lambda self, task: [fe.Message(role="user", content="0 what?")])
     assert len(rescore_sync(out, out.with_name("other")).diverged) == 2
+
+
+class Moving(Sums):
+    """An environment whose tasks can be exchanged, taken away, or made to fail."""
+
+    version, count, broken = "a", 4, -1
+
+    def task(self, split: str, index: int) -> fe.Task:
+        if index == Moving.broken:
+            raise KeyError("the row is missing")
+        return super().task(split, index).model_copy(update={"id": f"{Moving.version if index else 'a'}-{index}"})
+
+    def num_tasks(self, split: str) -> int | None:
+        return Moving.count
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "left"),
+    [
+        ({"version": "b"}, "its task is now 'b-3', and was 'a-3'", 1),
+        ({"count": 3}, "no such task any more", 3),
+        ({"broken": 3}, "its task can't be made: KeyError: 'the row is missing'", 3),
+    ],
+)
+def test_scoring_again_names_what_can_no_longer_be_scored(
+    change: dict[str, Any], reason: str, left: int, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"{__name__}:Moving"
+    fe.evaluate(name, "gold", out=out)
+    for attribute, value in change.items():
+        monkeypatch.setattr(Moving, attribute, value)
+    again = rescore_sync(out, out.with_name("again"))
+    assert reason in again.unscored[f"{name}/eval/3/0"]
+    assert (len(again.unscored), again.result.summary.environments[name].samples) == (4 - left, left)
+    assert json.loads((out.with_name("again") / "rescored.json").read_text())["unscored"] == again.unscored
+    monkeypatch.setattr(Moving, "task", lambda self, split, index: fe.Task(id="x", prompt="1 + 1 = ?"))
+    with pytest.raises(UsageError, match=r"none of the 4 valid samples .* can be scored again"):
+        rescore_sync(out, out.with_name("nothing"))
+
+
+def test_transcripts_scored_again_cannot_be_resumed_with_the_model(out: Path) -> None:
+    fe.evaluate("tests.evaluation.toys:Sums", "gold", n=2, out=out)
+    rescore_sync(out, out.with_name("again"))
+    with pytest.raises(UsageError, match="scored again"):
+        fe.evaluate("tests.evaluation.toys:Sums", "gold", n=5, out=out.with_name("again"), resume=True)
+
+
+def test_an_interrupt_in_a_notebook_gives_up_the_evaluation(out: Path) -> None:
+    """The caller's own loop runs, so the evaluation has a thread, which must not go on alone."""
+
+    async def interrupt(messages: Any, tools: Any) -> str:
+        if messages[-1].content.startswith("2"):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            await asyncio.Event().wait()
+        return "1"
+
+    async def cell() -> None:
+        fe.evaluate(Sums, FunctionPolicy(interrupt), out=out, max_samples=1)
+
+    loop = asyncio.new_event_loop()
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(cell())
+    loop.close()
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and thread.name == "forge-env-evaluate":
+            thread.join()
+    assert json.loads((out / "summary.json").read_text())["environments"]["Sums"]["samples"] == 2
 
 
 class FullDisk:
