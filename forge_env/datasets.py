@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Annotated, Any
 from weakref import WeakSet
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from forge_env.errors import UsageError, did_you_mean
 from forge_env.hub import first_line, hub_rows
@@ -57,8 +57,9 @@ class DatasetConfig(BaseModel):
     """Split of the environment -> split of the dataset, or file. Empty: one source, divided by `eval_fraction`."""
     eval_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
     """Share of prompts held out as `eval` where `splits` is empty; equal prompts always fall on the same side."""
-    columns: dict[str, str] = Field(default_factory=dict)
-    """Field of the task (id, prompt, gold, difficulty, tags; any other name goes to its hidden data) -> column."""
+    columns: dict[str, str | None] = Field(default_factory=dict)
+    """Field of the task (id, prompt, gold, difficulty, tags; any other name goes to its hidden data) -> column; null:
+    no column, also where one of that name is there (a column of a field's name is taken unasked, where it fits)."""
     streaming: bool = False
     """Read a hub dataset row by row as tasks are asked for, instead of downloading it first."""
     shuffle_buffer: Annotated[int, Field(ge=0)] = 0
@@ -159,27 +160,70 @@ def _is_held_out(task: Task, fraction: float) -> bool:
 
 
 def _as_task(config: DatasetConfig, split: str, number: int, row: Mapping[str, Any]) -> Task:
-    mapped: dict[str, Any] = {name: row[name] for name in TASK_FIELDS if name in row and name not in config.columns}
-    shown = config.columns.get("prompt")  # what the agent reads is no hidden data
-    data = {key: value for key, value in row.items() if key not in mapped and key != shown}
-    for field, column in config.columns.items():
-        if column not in row:
-            guess = did_you_mean(column, row)
-            fix = f"did you mean {guess!r}?" if guess else f"columns: {', '.join(map(str, row))}"
-            raise MissingColumn(f"{config.path} has no column {column!r}", fix=fix)
-        if field in TASK_FIELDS:
-            mapped[field] = row[column]
-        else:
-            data[field] = row[column]
-    if "prompt" not in mapped:
-        fix = f"map one: columns: {{prompt: COLUMN}}; there are {', '.join(map(str, row))}"
-        raise MissingColumn(f"{config.path} has no column 'prompt'", fix=fix)
-    mapped["id"] = str(mapped.get("id", f"{split}-{number}"))
+    place = f"{config.path}, row {number}"
+    asked = {field: column for field, column in config.columns.items() if column is not None}
+    for column in asked.values():
+        _check_column(config, column, row)
+    mapped = {field: row[column] for field, column in asked.items() if field in TASK_FIELDS}
+    unasked = {name: row[name] for name in TASK_FIELDS if name in row and name not in config.columns}
+    fitting = {name: value for name, value in unasked.items() if name == "prompt" or _fits(name, value)}
+    shown = asked.get("prompt")  # what the agent reads is no hidden data
+    data = {key: value for key, value in row.items() if key not in fitting and key != shown}
+    data |= {field: row[column] for field, column in asked.items() if field not in TASK_FIELDS}
+    values: dict[str, Any] = {}
+    for name, value in {**fitting, **mapped}.items():
+        if value is not None:  # null is as good as absent
+            values[name] = _field(name, value, place, row)
+    if "prompt" not in values:
+        raise MissingColumn(f"{place}: no column 'prompt'", fix=f"map one: columns: {{prompt: COLUMN}}; {_names(row)}")
+    return Task(**{"id": f"{split}-{number}", **values}, data=data, split=split)
+
+
+def _check_column(config: DatasetConfig, column: str, row: Mapping[str, Any]) -> None:
+    if column not in row:
+        guess = did_you_mean(column, row)
+        fix = f"did you mean {guess!r}?" if guess else _names(row)
+        raise MissingColumn(f"{config.path} has no column {column!r}", fix=fix)
+
+
+def _names(row: Mapping[str, Any]) -> str:
+    return f"columns: {', '.join(map(str, row))}"
+
+
+def _fits(field: str, value: Any) -> bool:
+    """Whether a column that nobody mapped, but that is called like a field of the task, is one."""
     try:
-        return Task(**mapped, data=data, split=split)
+        return value is None or _TYPES[field].validate_python(value) is not None
+    except ValidationError:
+        return False
+
+
+def _field(field: str, value: Any, place: str, row: Mapping[str, Any]) -> Any:
+    """A column's value as a field of the task."""
+    try:
+        return _TYPES[field].validate_python(value)
     except ValidationError as error:
-        item = error.errors(include_url=False)[0]
-        raise UsageError(f"{config.path}, row {number}: {item['loc'][0]}: {item['msg']}") from error
+        fix = f"columns: {{{field}: COLUMN}} takes another; {_names(row)}"
+        if field != "prompt":
+            fix = f"columns: {{{field}: null}} takes none, {fix}"
+        raise UsageError(f"{place}: {field}: {error.errors(include_url=False)[0]['msg']}", fix=fix) from error
+
+
+def _number_as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _scalar_as_text(value: Any) -> Any:
+    return value if isinstance(value, list | dict) else str(value)
+
+
+_TYPES: dict[str, TypeAdapter[Any]] = {
+    "id": TypeAdapter(Annotated[str, BeforeValidator(_scalar_as_text)]),
+    "prompt": TypeAdapter(str),
+    "gold": TypeAdapter(Annotated[str, BeforeValidator(_number_as_text)]),
+    "difficulty": TypeAdapter(int),
+    "tags": TypeAdapter(list[str]),
+}
 
 
 def _rows(config: DatasetConfig, part: str | None) -> Iterable[Mapping[str, Any]]:

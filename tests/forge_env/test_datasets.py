@@ -207,6 +207,7 @@ def test_a_hub_that_is_out_of_reach_is_said_at_once() -> None:
         ({"path": "missing.jsonl"}, "no file missing.jsonl"),
         ({"columns": {"prompt": "questoin"}}, "no column 'questoin'.*did you mean 'question'"),
         ({"columns": {}}, "no column 'prompt'.*map one"),
+        ({"columns": {**COLUMNS, "tags": "question"}}, r"row 0: tags: .*list.*\{tags: null\} takes none"),
         ({"columns": {**COLUMNS, "difficulty": "question"}}, "row 0: difficulty: Input should be a valid integer"),
         ({"splits": {"eval": "all"}}, "`splits` has no 'train'"),
         ({"eval_fraction": 0.0}, None),
@@ -245,6 +246,42 @@ def test_a_file_that_cant_be_read_is_named(name: str, content: bytes, expected: 
 def test_files_of_windows_begin_with_a_mark(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8-sig")
     assert load_tasks(DatasetConfig(path=str(tmp_path / name), eval_fraction=0.0), "train")[0].prompt == "a"
+
+
+def one_task(tmp_path: Path, row: dict[str, Any], **columns: str | None) -> fe.Task:
+    (tmp_path / "one.jsonl").write_text(json.dumps({"prompt": "p", **row}) + "\n")
+    tasks = load_tasks(DatasetConfig(path=str(tmp_path / "one.jsonl"), eval_fraction=0.0, columns=columns), "train")
+    return tasks[0]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected", "data"),
+    [
+        ({"difficulty": "hard", "tags": "algebra"}, {}, {"difficulty": "hard", "tags": "algebra"}),
+        ({"difficulty": None, "tags": None, "gold": None, "id": None}, {}, {}),
+        (
+            {"difficulty": 2.0, "tags": ["a"], "gold": 7, "id": 5},
+            {"difficulty": 2, "tags": ["a"], "gold": "7", "id": "5"},
+            {},
+        ),
+        ({"gold": ["7"], "id": {"a": 1}, "n": 1}, {}, {"gold": ["7"], "id": {"a": 1}, "n": 1}),
+    ],
+)
+def test_columns_called_like_fields_are_taken_where_they_fit(
+    row: dict[str, Any], expected: dict[str, Any], data: dict[str, Any], tmp_path: Path
+) -> None:
+    expected = {"id": "train-0", "prompt": "p", "split": "train", **expected}
+    assert one_task(tmp_path, row) == fe.Task(**expected, data=data)
+
+
+def test_a_column_can_be_mapped_or_left_alone(tmp_path: Path) -> None:
+    row = {"difficulty": 3, "level": 4.0, "gold": "x"}
+    assert one_task(tmp_path, row, difficulty=None).difficulty == 1
+    assert one_task(tmp_path, row, difficulty=None).data == {"difficulty": 3, "level": 4.0}
+    assert one_task(tmp_path, row, difficulty="level").difficulty == 4
+    assert one_task(tmp_path, row, gold="level").gold == "4.0"
+    with pytest.raises(UsageError, match=r"row 0: prompt: .*valid string.*\{prompt: COLUMN\} takes another; columns: "):
+        one_task(tmp_path, {"prompt": ["chat"]})
 
 
 def test_a_broken_line_is_named(tmp_path: Path) -> None:
