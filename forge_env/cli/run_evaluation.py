@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from forge_env.cli.evaluate import FLAGS
 from forge_env.cli.main import INTERRUPTED, report_error
 from forge_env.errors import ConfigError, UsageError, did_you_mean
-from forge_env.evaluation.config import EvaluationConfig, build, parse_value, read_yaml
+from forge_env.evaluation.config import EvaluationConfig, build, environment_entries, parse_value, read_yaml
 from forge_env.evaluation.display import print_tables
 from forge_env.evaluation.evaluation import Evaluation
 from forge_env.evaluation.result import EvaluationResult
@@ -93,12 +93,10 @@ def read_config(args: argparse.Namespace) -> EvaluationConfig:
     files = [name for name in names if name.endswith((".yaml", ".yml"))]
     if files:
         data |= read_yaml(Path(files[0]))
-    if chosen := [name for word in names if word not in files for name in word.split(",") if name]:
-        data["environments"] = [{"name": name} for name in chosen]
+    if chosen := [name for word in names if word not in files for name in word.split(",") if name.strip()]:
+        data["environments"] = chosen
     if "environments" not in data:
         raise UsageError("nothing to evaluate on", fix="name an environment (forge-env list) or a YAML file")
-    if isinstance(data["environments"], str):
-        data["environments"] = data["environments"].split(",")
     data |= _flags(args)
     if data.get("model") is None:
         raise UsageError("no model is given", fix="add --model NAME, vllm:PATH, gold or random")
@@ -117,9 +115,10 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
 
 def _set_options(data: dict[str, Any], words: list[str]) -> None:
     """Put `key=value` (one environment) and `ENV.key=value` (several) into the environments' options."""
-    entries: list[dict[str, Any]] = [
-        {"name": item} if isinstance(item, str) else dict(item) for item in data["environments"]
-    ]
+    try:
+        entries: list[dict[str, Any]] = [dict(item) for item in environment_entries(data["environments"])]
+    except ValueError as error:
+        raise ConfigError(f"environments: {error}", fix="write environments: [NAME, ...]") from error
     by_label = {str(entry.get("label") or entry.get("name")): entry for entry in entries}
     for word in words:
         key, _, text = word.partition("=")
@@ -131,7 +130,10 @@ def _set_options(data: dict[str, Any], words: list[str]) -> None:
         else:
             raise ConfigError(f"{word!r} is an option of which environment?", fix=f"write ENV.{word}")
         *sections, last = key.replace("-", "_").split(".")
-        place: dict[str, Any] = dict(entry.get("options") or {})
+        options = entry.get("options") or {}
+        if not isinstance(options, dict):
+            raise ConfigError(f"the options of {entry.get('name')} are {options!r} where a mapping is expected")
+        place: dict[str, Any] = dict(options)
         entry["options"] = place
         for section in sections:
             place = place.setdefault(section, {})

@@ -73,8 +73,7 @@ async def evaluate_async(
     single = isinstance(environments, str | type | EnvironmentChoice | dict)
     given: list[Any] = [environments] if single else list(environments)  # type: ignore[arg-type]
     classes = {_path(cls): cls for cls in given if isinstance(cls, type)}
-    names = [name for item in given for name in (item.split(",") if isinstance(item, str) else [item])]
-    chosen = [{"name": _path(item), "label": item.__name__} if isinstance(item, type) else item for item in names]
+    chosen = [{"name": _path(item), "label": item.__name__} if isinstance(item, type) else item for item in given]
     name = model if isinstance(model, str) else getattr(model, "name", type(model).__name__)
     config = build({"environments": chosen, "model": name, **settings})
     evaluation = Evaluation(

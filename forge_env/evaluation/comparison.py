@@ -56,8 +56,10 @@ def compare_folders(a: Path | str, b: Path | str, *, score: str | None = None, c
         confidence: of the intervals.
 
     Raises:
-        UsageError: a folder holds no evaluation, or the two have no environment in common.
+        UsageError: a folder holds no evaluation, or the two have no environment or no task in common.
     """
+    if not 0 < confidence < 1:
+        raise UsageError(f"the confidence is between 0 and 1, not {confidence:g}", fix="for example 0.95")
     config_a, results_a = load(a, score=score)
     config_b, results_b = load(b, score=score or config_a.score)
     scores_a, scores_b = _scores(results_a), _scores(results_b)
@@ -65,6 +67,11 @@ def compare_folders(a: Path | str, b: Path | str, *, score: str | None = None, c
     if not common:
         known = f"{', '.join(scores_a) or 'nothing'} against {', '.join(scores_b) or 'nothing'}"
         raise UsageError(f"the two evaluations have no environment in common: {known}")
+    if not any(scores_a[label].keys() & scores_b[label].keys() for label in common):
+        raise UsageError(
+            f"the two evaluations have no task in common (environments: {', '.join(common)})",
+            fix="evaluate both on the same tasks: the same split, version and options of the environment",
+        )
     return Comparison(
         model_a=config_a.model,
         model_b=config_b.model,

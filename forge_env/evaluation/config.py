@@ -95,9 +95,7 @@ class EvaluationConfig(EndpointOptions):
     @field_validator("environments", mode="before")
     @classmethod
     def _names(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            value = [name.strip() for name in value.split(",") if name.strip()]
-        return [{"name": item} if isinstance(item, str) else item for item in value]
+        return environment_entries(value)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -118,6 +116,28 @@ class EvaluationConfig(EndpointOptions):
     def running(self) -> int:
         """Most samples under way at once."""
         return self.max_samples or 2 * self.concurrency
+
+
+def environment_entries(value: Any) -> list[Any]:
+    """The environments that a text, a list of names and mappings, or one mapping stands for.
+
+    Raises:
+        ValueError: it is something else, or stands for none.
+    """
+    items = [value] if isinstance(value, str | dict | EnvironmentChoice) else value
+    if not isinstance(items, list | tuple):
+        raise ValueError(f"a list of environments is expected, not {value!r}")
+    entries: list[Any] = []
+    for item in items:
+        if isinstance(item, str):
+            entries += [{"name": name.strip()} for name in item.split(",") if name.strip()]
+        elif isinstance(item, dict | EnvironmentChoice):
+            entries.append(item)
+        else:
+            raise ValueError(f"{item!r} is no environment: a name is expected, or a mapping with a name")
+    if not entries:
+        raise ValueError("there is none: name at least one environment")
+    return entries
 
 
 def build(data: dict[str, Any]) -> EvaluationConfig:

@@ -30,7 +30,7 @@ class Display:
         """Begin."""
 
     def update(self) -> None:
-        """A sample is done."""
+        """A sample is done, or none was for a while."""
 
     def note(self, text: str) -> None:
         """Something worth a line."""
@@ -84,7 +84,7 @@ class PlainDisplay(Display):
             return
         self._last = progress.elapsed
         means = [
-            f"{label} {item.done}/{item.total} {_mean(progress, label)}"
+            f"{label} {item.done}/{item.total} {_mean(progress, label) or f'{item.running} running'}"
             for label, item in progress.environments.items()
         ]
         self.note("  ".join(["; ".join(means), ", ".join(figures(progress)), *_errors(progress)]))
@@ -98,7 +98,7 @@ class LiveDisplay(Display):
         from rich.live import Live
 
         self._progress = progress
-        self._console = Console(file=stream, highlight=False)
+        self._console = Console(file=stream, highlight=False, emoji=False)
         self._live = Live(
             get_renderable=self._draw,
             console=self._console,
@@ -153,7 +153,7 @@ def print_tables(tables: Iterable[Table], notes: Iterable[str], stream: TextIO) 
     from rich.console import Console
     from rich.markup import escape
 
-    console = Console(file=stream, highlight=False, width=None if stream.isatty() else 160)
+    console = Console(file=stream, highlight=False, emoji=False, width=None if stream.isatty() else 160)
     for table in tables:
         console.print(_rich(table))
     for note in notes:

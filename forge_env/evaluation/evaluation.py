@@ -5,6 +5,7 @@ folder (locked, perhaps resumed) --> plan less what is done --> policy, sandboxe
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import logging
 import os
@@ -20,7 +21,7 @@ from forge_env.environment import Environment
 from forge_env.errors import ForgeError, UsageError
 from forge_env.evaluation.collector import collecting_seldom
 from forge_env.evaluation.config import EnvironmentChoice, EvaluationConfig, build, changes, read_yaml, to_yaml
-from forge_env.evaluation.display import Display, open_display
+from forge_env.evaluation.display import QUIET_S, Display, open_display
 from forge_env.evaluation.metering import Meter, Usage, read_price
 from forge_env.evaluation.progress import EnvironmentProgress, EvaluationProgress
 from forge_env.evaluation.runner import Runner, Source
@@ -194,15 +195,12 @@ class Evaluation:
             self._runner = Runner(self.config, policy, self._sources, self._engine, writer, self._meter, self.progress)
             if self.stopped:
                 return
-            self._runner.on_result = partial(self._show, policy, display)
+            if isinstance(policy, EndpointPolicy):
+                self.progress.limiter, self.progress.request_errors = policy.limiter, policy.errors
+            self._runner.on_result = display.update
             self._runner.on_note = display.note
+            stack.callback(asyncio.create_task(_now_and_then(display)).cancel)
             await self._runner.run(pending)
-
-    def _show(self, policy: Policy, display: Display) -> None:
-        if isinstance(policy, EndpointPolicy):
-            self.progress.in_flight, self.progress.window = policy.limiter.in_flight, policy.limiter.size
-            self.progress.request_errors = policy.errors
-        display.update()
 
     async def _open_policy(self, stack: AsyncExitStack, display: Display) -> Policy:
         if self.policy is not None or self._scripted is not None:
@@ -256,6 +254,13 @@ class Evaluation:
             logging.getLogger(__name__).error("summary and report can't be written: %s", error)
         samples = [results[sample.id] for sample in self.samples if sample.id in results]
         return EvaluationResult(self.folder.root, summary, samples, self._runner.error if self._runner else None)
+
+
+async def _now_and_then(display: Display) -> None:
+    """Show what goes on also while no sample ends."""
+    while True:
+        await asyncio.sleep(QUIET_S)
+        display.update()
 
 
 def _planned(samples: Sequence[Sample]) -> dict[str, tuple[str, int]]:

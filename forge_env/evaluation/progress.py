@@ -11,6 +11,7 @@ from statistics import NormalDist
 
 from forge_env.evaluation.metering import Usage
 from forge_env.evaluation.samples import SampleResult
+from forge_env.policies.endpoint_limiter import AdaptiveLimiter
 
 
 @dataclass(slots=True)
@@ -63,9 +64,8 @@ class EvaluationProgress:
     """Failed requests of this process by kind, those repeated with success included."""
     budget: float | None = None
     priced: bool = False
-    in_flight: int = 0
-    window: int = 0
-    """Requests that the endpoint gets at once; 0 without an endpoint."""
+    limiter: AdaptiveLimiter | None = None
+    """Of the endpoint, where there is one."""
     notice: str = ""
     """What is being waited for, or why the run ends early."""
     clock: Callable[[], float] = time.monotonic
@@ -82,6 +82,16 @@ class EvaluationProgress:
         self.started = self.clock()
         self.resumed = self.done
         self._tokens_before = self.usage.completion
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that wait for an answer."""
+        return 0 if self.limiter is None else self.limiter.in_flight
+
+    @property
+    def window(self) -> int:
+        """Requests that the endpoint gets at once; 0 without an endpoint."""
+        return 0 if self.limiter is None else self.limiter.size
 
     @property
     def elapsed(self) -> float:

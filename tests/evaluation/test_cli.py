@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+import forge_env as fe
 from forge_env.cli.evaluate import FLAGS
 from forge_env.cli.main import build_parser, main
 from forge_env.cli.run_evaluation import read_config
@@ -84,6 +85,64 @@ def test_options_of_several_environments(out: str) -> None:
 def test_wrong_usage_is_exit_code_2_with_the_fix(words: list[str], message: str, capsys: Any, tmp_path: Path) -> None:
     assert main(["eval", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("environments", "message"),
+    [
+        (5, "a list of environments is expected, not 5"),
+        ([5], "5 is no environment: a name is expected"),
+        ([[TOY]], "is no environment: a name is expected"),
+        (None, "a list of environments is expected, not None"),
+        ([], "name at least one environment"),
+        (" , ", "name at least one environment"),
+        ([{"label": "x"}], "'environments.0.name' is missing"),
+        ([{"name": TOY, "options": 5}], "options of"),
+    ],
+)
+def test_environments_of_a_wrong_shape_are_named(
+    environments: Any, message: str, tmp_path: Path, capsys: Any, clean_environ: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "evaluation.yaml"
+    path.write_text(yaml.safe_dump({"environments": environments, "model": "gold"}))
+    assert main(["eval", str(path), *(["max_turns=3"] if "options" in message else [])]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("environments", [f"{TOY}, {OTHER}", [f"{TOY} ", OTHER], [f"{TOY},{OTHER}"]])
+def test_blanks_around_names_do_not_matter(environments: Any, tmp_path: Path) -> None:
+    path = tmp_path / "evaluation.yaml"
+    path.write_text(yaml.safe_dump({"environments": environments, "model": "gold"}))
+    assert [choice.name for choice in config_of(str(path)).environments] == [TOY, OTHER]
+    assert [choice.name for choice in config_of(f"{TOY}, {OTHER}", "--model", "gold").environments] == [TOY, OTHER]
+
+
+def test_one_sample_is_no_samples(out: str, capsys: Any) -> None:
+    main(["eval", TOY, "--model", "gold", "--out", out, "-n", "1"])
+    assert capsys.readouterr().err.startswith("1 sample; results in")
+
+
+def test_what_can_no_longer_be_scored_is_exit_code_1(out: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    main(["eval", TOY, "--model", "gold", "--out", out])
+    monkeypatch.setattr("tests.evaluation.toys.Sums.num_tasks", lambda self, split: 11)
+    assert main(["score", out]) == 1
+    captured = capsys.readouterr()
+    assert "1 sample could not be scored again" in captured.err
+    assert f"{TOY}/eval/11/0: the environment has no such task any more" in captured.err
+    assert main(["eval", "--out", f"{out}-rescored", "--resume"]) == 2
+
+
+def test_wrong_comparisons_are_named(out: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    main(["eval", TOY, "--model", "gold", "--out", out, "-n", "2"])
+    assert main(["compare", out, out, "--confidence", "2"]) == 2
+    assert "between 0 and 1" in capsys.readouterr().err
+    monkeypatch.setattr(
+        "tests.evaluation.toys.Sums.task",
+        lambda self, split, index: fe.Task(id=f"new-{index}", prompt="1 + 1 = ?", data={"answer": "2"}, gold="2"),
+    )
+    main(["eval", TOY, "--model", "gold", "--out", f"{out}-2", "-n", "2"])
+    assert main(["compare", out, f"{out}-2"]) == 2
+    assert "have no task in common" in capsys.readouterr().err
 
 
 def test_eval_score_and_compare(out: str, capsys: Any) -> None:
