@@ -9,21 +9,56 @@ A package adds one with a line of its own pyproject.toml:
 from __future__ import annotations
 
 import importlib.util
+import logging
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions, entry_points
 from pathlib import Path
 from typing import Any
 
 from forge_env.errors import NotRegisteredError, PluginError, did_you_mean
 
+log = logging.getLogger(__name__)
 SIBLINGS = ("environments", "sandboxes", "trainers", "apps")
 """Packages installed beside `forge_env`; plain words, so a user's own folder may hide them."""
 
 
+class Installed(dict[str, EntryPoint]):
+    """Entry points by name."""
+
+    rivals: dict[str, list[EntryPoint]]
+    """Those of names that more than one package registers."""
+
+
 @cache
-def installed(group: str) -> dict[str, EntryPoint]:
+def installed(group: str) -> Installed:
     """Entry points of a group by name, read once a process; `installed.cache_clear()` reads them again."""
-    return {entry.name: entry for entry in sorted(entry_points(group=group), key=lambda entry: entry.name)}
+    of_name: dict[str, list[EntryPoint]] = {}
+    for entry in _entry_points(group):
+        known = of_name.setdefault(entry.name, [])
+        if (entry.value, source_of(entry)) not in [(other.value, source_of(other)) for other in known]:
+            known.append(entry)
+    found = Installed({name: of_name[name][0] for name in sorted(of_name)})
+    found.rivals = {name: entries for name, entries in of_name.items() if len(entries) > 1}
+    return found
+
+
+def _entry_points(group: str) -> list[EntryPoint]:
+    try:
+        return list(entry_points(group=group))
+    except Exception as error:  # noqa: BLE001 - one package's file can't be parsed: the others' are read all the same
+        log.debug("reading entry points of every package by itself: %s", error)
+    found: list[EntryPoint] = []
+    for distribution in distributions():
+        try:
+            found += distribution.entry_points.select(group=group)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with it, it is named, and the rest goes on
+            log.warning("the entry points of %s can't be read: %s", distribution.metadata["Name"], error)
+    return found
+
+
+def source_of(entry: EntryPoint) -> str:
+    """Package and version that an entry point comes from."""
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "unknown"
 
 
 def kind_of(group: str) -> str:
@@ -39,6 +74,10 @@ def load_plugin(group: str, name: str) -> Any:
         NotRegisteredError: there is no such entry; the nearest name is suggested.
         PluginError: it is installed but its import fails; the reason is named.
     """
+    if rivals := installed(group).rivals.get(name):
+        said = ", ".join(f"{source_of(entry)} ({entry.value})" for entry in rivals)
+        fix = f"uninstall all but one, or write the import path: {rivals[0].value}"
+        raise PluginError(f"{len(rivals)} packages register the {kind_of(group)} {name!r}: {said}", fix=fix)
     if name in installed(group):
         return load_entry(installed(group)[name])
     if ":" in name:
@@ -52,10 +91,15 @@ def load_plugin(group: str, name: str) -> Any:
 
 def load_entry(entry: EntryPoint) -> Any:
     """Import what an entry point names; `PluginError` says why it can't be."""
+    kind = kind_of(entry.group)
+    if EntryPoint.pattern.match(entry.value) is None:
+        text = f"{kind} {entry.name!r} can't be loaded: {entry.value!r} is no import path"
+        raise PluginError(text, fix=f"write module:attribute in the pyproject.toml of {source_of(entry)}")
     try:
         return entry.load()
-    except (Exception, SystemExit) as error:  # whatever another's module does at import, the rest goes on
-        kind = kind_of(entry.group)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever another's module does at import, the rest goes on
         if hidden := shadowed(entry.module):
             raise PluginError(
                 f"{kind} {entry.name!r} can't be loaded: {hidden}", fix="rename that folder, or run from another"

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from forge_env.environment import API_VERSION, Environment, EnvironmentConfig
 from forge_env.errors import ConfigError, NotRegisteredError, PluginError, did_you_mean, environment_code
 from forge_env.gym_hook import register_with_gymnasium
-from forge_env.plugins import installed, load_plugin
+from forge_env.plugins import installed, load_plugin, source_of
 
 if TYPE_CHECKING:
     from forge_env.sandbox import SandboxEngine
@@ -152,8 +152,8 @@ def list_environments() -> list[EnvironmentEntry]:
     for name in names():
         target = _REGISTERED.get(name)
         if target is None:
-            dist = installed(GROUP)[name].dist
-            source = f"{dist.name} {dist.version}" if dist else "unknown"
+            rivals = installed(GROUP).rivals.get(name, [installed(GROUP)[name]])
+            source = " and ".join(map(source_of, rivals))
             path = installed(GROUP)[name].value
         else:
             source = "code"

@@ -25,6 +25,7 @@ def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
         "[forge_env.environments]\n"
         "good = third_party_good:Good\nfuture = third_party_good:Future\n"
         "crash = third_party_crash:Env\nleaves = third_party_leaves:Env\nnumber = third_party_good:NUMBER\n"
+        "odd = third_party_odd:Env\ndash = third-party:Env\nempty =\n"
     )
     (tmp_path / "third_party_good.py").write_text(
         "import forge_env as fe\nNUMBER = 7\n"
@@ -35,6 +36,7 @@ def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
         "class Future(Good):\n    api_version = 99\n"
     )
     (tmp_path / "third_party_crash.py").write_text("raise ZeroDivisionError('at import')\n")
+    (tmp_path / "third_party_odd.py").write_text("class Odd(BaseException): pass\nraise Odd('out of the ordinary')\n")
     (tmp_path / "third_party_leaves.py").write_text("import sys; sys.exit('no licence')\n")
     monkeypatch.syspath_prepend(tmp_path)
     plugins.installed.cache_clear()
@@ -53,12 +55,41 @@ def test_broken_plugins_are_reported_and_the_rest_works(third_party: Path) -> No
     )
     assert "ZeroDivisionError: at import" in (found["crash"].error or "")
     assert "SystemExit: no licence" in (found["leaves"].error or "")
+    assert "Odd: out of the ordinary" in (found["odd"].error or "")
+    assert "'third-party:Env' is no import path" in (found["dash"].error or "")
+    assert "'' is no import path (write module:attribute in" in (found["empty"].error or "")
     assert "written for environment API 99, this is API 1 (update forge-env)" in (found["future"].error or "")
     assert "7 is not a subclass of fe.Environment" in (found["number"].error or "")
     assert plugins.shadowed("third_party_good") is None
     assert fe.make("good").config.max_turns == 1
     with pytest.raises(PluginError, match="at import"):
         fe.make("crash")
+
+
+def add_package(folder: Path, name: str, entry_points: str) -> None:
+    info = folder / f"{name}-2.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 2.0\n")
+    (info / "entry_points.txt").write_text(f"[forge_env.environments]\n{entry_points}")
+    plugins.installed.cache_clear()
+
+
+def test_two_packages_of_one_name_are_both_named(third_party: Path) -> None:
+    add_package(third_party, "rival", "good = third_party_good:Good\n")
+    with pytest.raises(PluginError, match=r"2 packages register the environment 'good': .*uninstall") as caught:
+        fe.make("good")
+    assert "third-party 1.2 (third_party_good:Good)" in str(caught.value)
+    assert "rival 2.0 (third_party_good:Good)" in str(caught.value)
+    found = {entry.name: entry for entry in fe.list_environments()}["good"]
+    assert sorted(found.source.split(" and ")) == ["rival 2.0", "third-party 1.2"]
+    assert "2 packages register" in (found.error or "")
+    assert fe.make("third_party_good:Good").config.max_turns == 1
+
+
+def test_entry_points_that_cant_be_parsed_are_named(third_party: Path, caplog: pytest.LogCaptureFixture) -> None:
+    add_package(third_party, "unreadable", "no equals sign\n")
+    assert fe.make("good").config.max_turns == 1
+    assert "the entry points of unreadable can't be read" in caplog.text
 
 
 def test_unknown_names_and_options_say_what_was_meant(third_party: Path) -> None:
