@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from forge_env.errors import EnvironmentBugError, UsageError
 from forge_env.types import Action, Observation, StepResult, Task, ToolSpec
@@ -36,7 +36,7 @@ class EnvironmentConfig(BaseModel):
 
     seed: int = 0
     """Seed of the task generator: the same seed gives the same tasks in the same order."""
-    max_turns: int = 8
+    max_turns: int = Field(8, ge=1)
     """Assistant messages in one episode before it is truncated."""
 
 
@@ -127,6 +127,8 @@ class Environment(ABC):
         if split not in self.splits:
             raise UsageError(f"no split {split!r} in {type(self).__name__}", fix=f"use one of {', '.join(self.splits)}")
         index = int(options.get("index", seed or 0))
+        if index < 0:
+            raise UsageError(f"there is no task {index}", fix="`index`, or `seed` in its place, is 0 or more")
         count = self.num_tasks(split)
         if count == 0:
             raise UsageError(f"{type(self).__name__} has no tasks in split {split!r}")

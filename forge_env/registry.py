@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from forge_env.environment import API_VERSION, Environment, EnvironmentConfig
-from forge_env.errors import ConfigError, NotRegisteredError, PluginError, did_you_mean, environment_code
+from forge_env.errors import ConfigError, NotRegisteredError, PluginError, UsageError, did_you_mean, environment_code
 from forge_env.gym_hook import register_with_gymnasium
 from forge_env.plugins import installed, load_plugin, source_of
 
@@ -87,7 +87,7 @@ def environment_class(name: str) -> type[Environment]:
     return _checked(name, load_plugin(GROUP, target))
 
 
-def make(name: str, *, sandboxes: SandboxEngine | None = None, **options: Any) -> Environment:
+def make(name: str, /, *, sandboxes: SandboxEngine | None = None, **options: Any) -> Environment:
     """A new environment.
 
     Args:
@@ -99,6 +99,9 @@ def make(name: str, *, sandboxes: SandboxEngine | None = None, **options: Any) -
         UsageError: there is no such environment or option, or it can't be made as asked.
         PluginError: its class is broken.
     """
+    if sandboxes is not None and not hasattr(sandboxes, "session"):
+        text = f"sandboxes={sandboxes!r} is no engine"
+        raise UsageError(text, fix="async with fe.open_engine(ENGINE) as engine: fe.make(NAME, sandboxes=engine)")
     cls = environment_class(name)
     config = make_config(name, cls, options)
     try:

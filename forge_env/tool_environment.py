@@ -291,7 +291,7 @@ class ToolEnvironment(Environment):
         return [
             Message(
                 role="tool",
-                tool_call_id=call.id,
+                tool_call_id=clean_unicode(call.id),
                 name=clean_unicode(call.function.name[:64]),
                 content=clean_unicode(self._shorten(result.text)),
             )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from pydantic import Field
+
 from forge_env.environment import EnvironmentConfig
 from forge_env.gym.adapter import GymnasiumConfig, GymnasiumEnvironment, make_game
 from forge_env.types import Action, Task
@@ -25,7 +27,7 @@ class BlackjackConfig(GymnasiumConfig):
         "ends your turn, then the dealer draws up to 17. An ace counts 11 where that fits (it is usable), or else 1."
     )
     """What the game is about, shown first."""
-    max_turns: int = 20
+    max_turns: int = Field(20, ge=1)
     """Messages in one episode, those that are no action too."""
 
 

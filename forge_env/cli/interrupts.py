@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Coroutine
 from types import FrameType
 from typing import Any, TypeVar
@@ -12,6 +13,8 @@ from typing import Any, TypeVar
 from forge_env.cli.main import INTERRUPTED
 
 T = TypeVar("T")
+HINT_AFTER_S = 1.0
+"""Seconds after the first Ctrl-C in which the code should have ended."""
 
 
 def run_until_interrupted(work: Coroutine[Any, Any, T]) -> T:
@@ -35,11 +38,15 @@ def run_until_interrupted(work: Coroutine[Any, Any, T]) -> T:
                 os.write(2, b"stopped\n")
                 os._exit(INTERRUPTED)
             loop.call_soon_threadsafe(task.cancel)
+            hint.start()
 
+        hint = threading.Timer(HINT_AFTER_S, os.write, (2, b"stopping; Ctrl-C again stops at once\n"))
+        hint.daemon = True
         before = signal.signal(signal.SIGINT, on_signal)  # a handler of the event loop would have to wait for it
         try:
             return await work
         finally:
+            hint.cancel()
             signal.signal(signal.SIGINT, before)
 
     try:

@@ -15,6 +15,13 @@ from forge_env.errors import UsageError
 from forge_env.plugins import SIBLINGS
 from forge_env.registry import names
 
+TAKEN = (
+    "datasets docker examples forge forge_env gym gymnasium httpx jax mcp monarch numpy openai openenv pandas pip"
+    " pyarrow pydantic pytest ray requests rich scipy setuptools src starlette tensorflow test tests tokenizers torch"
+    " torchstore torchtitan torchvision transformers trl triton uvicorn verifiers vllm wandb yaml"
+)
+"""Packages that an environment lives with, some time on some machine, whether they are installed here or not."""
+
 
 def run_new(args: argparse.Namespace) -> int:
     """Write the package and say what to do next."""
@@ -40,7 +47,7 @@ def check_name(name: str) -> None:
         suggestion = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_0123456789") or "my_env"
         suggestion += "_env" if keyword.iskeyword(suggestion) else ""
         raise UsageError(f"{name!r} can't name a package", fix=f"small letters, digits and _: {suggestion}")
-    if name in SIBLINGS or name in sys.stdlib_module_names or _is_installed(name):
+    if name in SIBLINGS or name in TAKEN.split() or name in sys.stdlib_module_names or _is_installed(name):
         raise UsageError(f"{name!r} would hide a package of that name", fix="choose another name")
     if name in names():
         raise UsageError(f"an environment {name!r} is already installed", fix="choose another name")

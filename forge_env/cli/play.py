@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -19,11 +20,13 @@ from forge_env.sandbox.lazy import LazyEngine
 from forge_env.types import FunctionCall, Message, Observation, ToolCall, ToolSpec
 from forge_env.validation import check_split
 
+COMMAND = re.compile(r"/\w*(\s|$)")
 HELP = """\
 You are the agent. Write a message and end it with an empty line. Commands, on a line of their own:
   /call TOOL {"argument": value}   add a tool call to the message (several run together)
   /tools                           the tools
   /quit                            stop
+A line of the message that would begin with / and a word begins with // instead.
 """
 
 
@@ -114,7 +117,9 @@ async def read_message(source: Lines, tools: Sequence[ToolSpec]) -> Message:
             name, _, arguments = command.removeprefix("/call ").strip().partition(" ")
             function = FunctionCall(name=name, arguments=arguments.strip() or "{}")
             calls.append(ToolCall(id=f"call-{len(calls)}", function=function))
+        elif COMMAND.match(command):
+            print(f"  there is no {command.split()[0]}: /call TOOL {{...}}, /tools, /quit; // begins a line with /")
         elif command:
-            lines.append(line.rstrip("\n"))
+            lines.append(line.rstrip("\n").replace("//", "/", command.startswith("//")))
         elif lines or calls or not line:
             return Message(role="assistant", content="\n".join(lines), tool_calls=calls)

@@ -10,21 +10,28 @@ from forge_env.tagged import last_between, without
 _NUMBER = r"[-+]?\s?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?"
 _PLAIN = re.compile(rf"({_NUMBER})(?:\s*/\s*({_NUMBER}))?\s*(%?)")
 _FRACTION = re.compile(rf"([-+]?)\\d?frac\{{({_NUMBER})\}}\{{({_NUMBER})\}}")
-_DECORATION = re.compile(r"[$\u20ac\u00a3\\{}]|\\text\{[^}]*\}")
+_DECORATION = re.compile(r"[$\u20ac\u00a3\\{}]")
+_WORDS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\{([^{}]*)\}")
+_GOES_ON = re.compile(r"\s*[-+*/^\u00d7\u00b7]\s*[\d(]|.*(?<![\w^.])\d", re.DOTALL)
+"""After a number: a calculation, or a second number ("18 or 19"), not the 2 of "18 m^2"."""
+_MINUS = str.maketrans({"\u2212": "-"})
 _TAG = ("<answer>", "</answer>")
 _BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")
 _HASHES = re.compile(r"####\s*([^\n]+)")
 
 
 def parse_number(text: str) -> float | None:
-    """The number that `text` is: "1,234.5", "-3", "$5", "3/4", "50%", "\\frac{1}{2}"; None when it is none."""
-    text = text.strip()[:200]
+    """The number that `text` is: "1,234.5", "-3", "$5", "3/4", "50%", "\\frac{1}{2}", "x = 7". None: none, or two."""
+    text = text.strip()[:200].translate(_MINUS)
+    bare = _WORDS.sub(" ", text)  # units, unless the number itself is in there
+    text = (bare if any(map(str.isdigit, bare)) else _WORDS.sub(r"\1", text)).rpartition("=")[2].strip()
     if match := _FRACTION.fullmatch(text):
         sign, above, below = match.groups()
         value = _divide(above, below)
         return None if value is None else (-value if sign == "-" else value)
-    match = _PLAIN.match(_DECORATION.sub("", text).strip())
-    if match is None or len(match.group(1).strip("+- ")) == 0:
+    text = _DECORATION.sub("", text).strip()
+    match = _PLAIN.match(text)
+    if match is None or len(match.group(1).strip("+- ")) == 0 or _GOES_ON.match(text, match.end()):
         return None
     value = _divide(match.group(1), match.group(2)) if match.group(2) else _float(match.group(1))
     return value / 100 if value is not None and match.group(3) else value
@@ -63,7 +70,7 @@ class MathReward:
         given = None if marked is None else parse_number(marked)
         if given is not None and abs(given - wanted) <= self.tolerance:
             return 1.0
-        unmarked = _HASHES.sub(" ", _BOXED.sub(" ", without(response, *_TAG)))
+        unmarked = _HASHES.sub(" ", _BOXED.sub(" ", without(response, *_TAG))).translate(_MINUS)
         found = (_float(match) for match in re.findall(_NUMBER, unmarked))
         near = any(value is not None and abs(value - wanted) <= self.tolerance for value in found)
         return self.partial_credit if near else 0.0

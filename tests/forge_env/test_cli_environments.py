@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -243,6 +242,11 @@ def test_playing_at_the_terminal(
     assert "[tool] 6" in shown
     assert "there is no tool 'nope'" in shown
     assert "ended: reward 1" in shown
+    type_in("/hepl\n/tmp/x\n//2\n\n")
+    assert main(["play", "sums", "--index", "1"]) == 0
+    assert "there is no /hepl: /call TOOL" in capsys.readouterr().out
+    assert main(["play", "sums", "--index", "-1"]) == 2
+    assert "there is no task -1" in capsys.readouterr().err
     for ending in ("/quit\n", ""):
         type_in(ending)
         assert main(["play", "sums"]) == 0
@@ -267,11 +271,10 @@ def test_ctrl_c_twice_ends_code_that_never_yields() -> None:
         assert validation.stdout is not None
         assert validation.stderr is not None
         assert any(b"spinning" in line for line in validation.stdout)
-        while validation.poll() is None:  # signals that come together count once
-            validation.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                validation.wait(1)
-        assert validation.returncode == 130
+        validation.send_signal(signal.SIGINT)
+        assert validation.stderr.readline() == b"stopping; Ctrl-C again stops at once\n"
+        validation.send_signal(signal.SIGINT)
+        assert validation.wait(30) == 130
         assert validation.stderr.read() == b"stopped\n"
 
 
@@ -348,7 +351,9 @@ def install(package: Path, site: Path) -> Path:
     return site
 
 
-@pytest.mark.parametrize("name", ["My-Env", "class", "ünï", "environments", "json", "pytest", "coding_rlvr", "1st"])
+@pytest.mark.parametrize(
+    "name", ["My-Env", "class", "ünï", "environments", "json", "pytest", "coding_rlvr", "1st", "torch", "tests"]
+)
 def test_names_that_would_not_work_are_refused(name: str, tmp_path: Path) -> None:
     assert main(["new", name, "--dir", str(tmp_path)]) == 2
     assert list(tmp_path.iterdir()) == []

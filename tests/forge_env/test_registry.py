@@ -11,7 +11,7 @@ import pytest
 
 import forge_env as fe
 from forge_env import plugins, registry
-from forge_env.errors import ConfigError, NotRegisteredError, PluginError
+from forge_env.errors import ConfigError, NotRegisteredError, PluginError, UsageError
 from tests.forge_env.test_tool_environment import Arithmetic
 
 
@@ -97,6 +97,12 @@ def test_unknown_names_and_options_say_what_was_meant(third_party: Path) -> None
         fe.make("goood")
     with pytest.raises(NotRegisteredError, match=r"installed: .*good"):
         fe.make("zzz")
+    with pytest.raises(ConfigError, match=r"no option 'name'"):
+        fe.make("good", name="x")
+    with pytest.raises(ConfigError, match=r"max_turns: Input should be greater than or equal to 1"):
+        fe.make("blackjack", max_turns=0)
+    with pytest.raises(UsageError, match=r"sandboxes='docker' is no engine.*fe.open_engine"):
+        fe.make("good", sandboxes="docker")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"no option 'max_turn'.*did you mean 'max_turns'"):
         fe.make("good", max_turn=1)
     with pytest.raises(ConfigError, match=r"no option 'dataset.pth'.*did you mean 'path'"):

@@ -244,6 +244,13 @@ async def test_sync_tools_of_one_episode_take_turns_off_the_loop() -> None:
     assert threading.main_thread() not in threads
 
 
+async def test_a_call_may_have_any_id() -> None:
+    env = await started()
+    observation = (await env.step(calls(call("add", {"a": 1}, id="\ud800"))))[0]
+    assert observation[0].model_dump_json()
+    assert observation[0].tool_call_id == "\ufffd"
+
+
 async def test_order_is_enforced() -> None:
     env = Arithmetic()
     with pytest.raises(UsageError, match="reset"):
