@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import forge_env as fe
 from forge_env.config.models import ModelSection
 from forge_env.environment import Environment
-from forge_env.policies.endpoint import _wire
+from forge_env.policies.endpoint_session import _wire
 from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec
 from trainers.model.chat import Chat, FolderTokenizer
 from trainers.model.tiny import build_tiny_folder

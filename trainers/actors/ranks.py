@@ -17,6 +17,8 @@ class RankedActor(ForgeActor):
     """A `ForgeActor` whose processes are the ranks of one process group. Alone, it needs none."""
 
     meeting_point: Any = None
+    rank: int = 0
+    """Of this process among all; endpoints may be called on some of them only."""
 
     @classmethod
     async def launch(cls, *args: Any, **kwargs: Any) -> Any:
@@ -41,7 +43,8 @@ class RankedActor(ForgeActor):
     @endpoint
     async def join(self, address: tuple[str, int], size: int, with_gpus: bool) -> None:
         """Become one rank of `size`."""
-        join(self.meeting_point or open_store(*address, size), own_rank(), size, with_gpus=with_gpus)
+        self.rank = own_rank()
+        join(self.meeting_point or open_store(*address, size), self.rank, size, with_gpus=with_gpus)
 
 
 def open_store(host: str, port: int, size: int, *, serve: bool = False) -> Any:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
-from trainers.actors.actor import concurrent_endpoint, own_rank
+from trainers.actors.actor import concurrent_endpoint
 from trainers.actors.processes import settle_heap
 from trainers.actors.ranks import RankedActor
 from trainers.actors.remote import result
@@ -87,7 +87,7 @@ class Generator(RankedActor):
         from trainers.weights.store import WeightStore
 
         if self._engine_args.get("tensor_parallel_size", 1) > 1:
-            name_rank(own_rank())
+            name_rank(self.rank)
         self._engine = AsyncEngine(
             self._engine_args, recompute_on_update=self._recompute_on_update, followers=self._followers
         )
