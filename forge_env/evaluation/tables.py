@@ -15,7 +15,7 @@ ALIKE_TASKS = 300
 """Fewer tasks that all score alike leave more than 1 % open (3 / n at 95 %, J. A. Hanley and A. Lippman-Hand, 1983)."""
 
 
-ESTIMATED = "tokens and cost of these are estimated, a token for every four bytes of text"
+ESTIMATED = "tokens and cost are estimated, a token for every four bytes of text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def footnotes(summary: Summary) -> list[str]:
     notes.append(tokens + (f", cost {summary.cost:.4g}" if summary.cost else ""))
     if estimated := sum(item.estimated_requests for item in summary.environments.values()):
         asked = sum(item.requests for item in summary.environments.values())
-        notes.append(f"{estimated} of {asked} replies came without a count of tokens: {ESTIMATED}")
+        notes.append(f"{estimated} of {asked} replies came without a count of tokens; of these, {ESTIMATED}")
     for item in summary.environments.values():
         if item.samples:
             notes.append(

@@ -10,7 +10,6 @@ can't succeed, is a `GeneratorError` of a class that names it (`endpoint_errors`
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import re
@@ -20,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self
 
-from forge_env.errors import ContextLengthExceeded, GeneratorError, UsageError, did_you_mean
+from forge_env.errors import ContextLengthExceeded, UsageError, did_you_mean
 from forge_env.policies.endpoint_answers import read_answer
 from forge_env.policies.endpoint_errors import (
     AccessDeniedError,
@@ -38,16 +37,17 @@ from forge_env.policies.endpoint_errors import (
 from forge_env.policies.endpoint_http import Connections
 from forge_env.policies.endpoint_limiter import AdaptiveLimiter
 from forge_env.policies.endpoint_options import EndpointOptions
+from forge_env.policies.endpoint_session import EndpointSession
 from forge_env.policies.endpoint_stream import assemble
-from forge_env.policies.endpoint_text_tools import as_plain_chat, parse_calls
 from forge_env.policies.endpoint_usage import fill_in
 from forge_env.policy import PolicySession, Reply
-from forge_env.types import Message, Observation, ToolSpec
+from forge_env.types import ToolSpec
 from forge_env.working_time import waiting
 
 __all__ = ["EndpointOptions", "EndpointPolicy"]
 
 CHECK_S = 30.0
+NEW_NAME = "max_completion_tokens"
 _CONTEXT_FULL = re.compile(
     r"context_length_exceeded|context length|context window|max_model_len|maximum.{0,40}tokens|prompt is too long", re.I
 )
@@ -80,6 +80,7 @@ class EndpointPolicy:
         self._connections = Connections(options.base_url, api_key=_api_key(options.api_key_env), uds=options.uds)
         self._served: list[str] = []
         """Models that the endpoint lists."""
+        self._renamed = False
         self._sleep = sleep
         self._rng = rng or random.Random()
 
@@ -141,7 +142,7 @@ class EndpointPolicy:
 
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
         """A conversation with these tools."""
-        return _Session(self, tools, seed)
+        return EndpointSession(self, tools, seed)
 
     async def ask(self, body: dict[str, Any], on_failure: Callable[[EndpointError], object] = id) -> Reply:
         """One request, repeated while it fails for passing reasons.
@@ -177,6 +178,20 @@ class EndpointPolicy:
         raise AssertionError("unreachable")
 
     async def _ask_once(self, body: dict[str, Any]) -> Reply:
+        try:
+            return await self._exchange(self._named(body))
+        except RequestRefusedError as error:
+            if "max_tokens" not in body or NEW_NAME not in error.message:
+                raise
+        self._renamed = True  # some models know the bound of a reply by its newer name alone
+        return await self._exchange(self._named(body))
+
+    def _named(self, body: dict[str, Any]) -> dict[str, Any]:
+        if not self._renamed or "max_tokens" not in body:
+            return body
+        return {name if name != "max_tokens" else NEW_NAME: value for name, value in body.items()}
+
+    async def _exchange(self, body: dict[str, Any]) -> Reply:
         async with self.limiter.slot() as epoch:
             asked = time.perf_counter()
             try:
@@ -212,67 +227,6 @@ class EndpointPolicy:
         return {**body, **options.extra}
 
 
-class _Session:
-    """One conversation: the messages, and the last turn's tokens where the endpoint gives them."""
-
-    def __init__(self, policy: EndpointPolicy, tools: list[ToolSpec], seed: int | None) -> None:
-        self._policy = policy
-        self._tools = tools
-        self._body = policy.request(tools, seed)
-        self._as_text = policy.options.tools == "text"
-        self._messages: list[Message] = []
-        self._sent: list[dict[str, Any]] = []
-        self._tokens: list[int] = []
-        self._turn = 0
-        self._opened = time.perf_counter()
-        self._asked: float | None = None
-        self._failure: EndpointError | None = None
-
-    async def reply(self, observation: Observation) -> Reply:
-        """The model's answer; see `EndpointPolicy.ask`."""
-        self._add(observation)
-        messages = as_plain_chat(self._messages, self._tools) if self._as_text else self._sent
-        self._asked, self._failure = time.perf_counter(), None
-        reply = await self._policy.ask({**self._body, "messages": messages}, self._failed)
-        self._asked = self._failure = None
-        if self._as_text:
-            reply.message = parse_calls(reply.message, turn=self._turn)
-        reply.forked = bool(self._tokens) and reply.prompt_ids[: len(self._tokens)] != self._tokens
-        self._tokens = reply.prompt_ids + reply.token_ids
-        self._add([reply.message])
-        self._turn += 1
-        return reply
-
-    def limit_reply(self, tokens: int) -> None:
-        """Let no further reply be longer, whatever the options allow."""
-        field = "max_completion_tokens" if "max_completion_tokens" in self._body else "max_tokens"
-        allowed = self._body.get(field)
-        self._body[field] = tokens if not isinstance(allowed, int) else min(tokens, allowed)
-
-    def _failed(self, error: EndpointError) -> None:
-        self._failure = error
-
-    def unanswered(self) -> GeneratorError | None:
-        """Why a time limit that has just ended the episode is the endpoint's doing, or None: it is the model's.
-
-        It is the endpoint's where the request under way had failed and was to be repeated, and where its answer took
-        longer, without coming, than everything before it: turns that are slow but answered leave less for the last.
-        """
-        if self._failure is not None or self._asked is None:
-            return self._failure
-        silent = time.perf_counter() - self._asked
-        if silent < self._asked - self._opened:
-            return None
-        self._policy.errors[EndpointTimeoutError.__name__] += 1
-        return EndpointTimeoutError(f"no complete answer after {silent:.3g} s, when a time limit ended the sample")
-
-    def _add(self, messages: Observation) -> None:
-        if self._as_text:
-            self._messages += messages
-        else:
-            self._sent += [_wire(message) for message in messages]
-
-
 def _api_key(variable: str) -> str:
     """The key in an environment variable, "" where there is none; `UsageError` where no header may hold it."""
     key = os.environ.get(variable, "").strip()
@@ -290,31 +244,3 @@ def _read(data: Any) -> Reply:
         return read_answer(assemble(data) if isinstance(data, bytes) else data)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise MalformedAnswerError(f"the answer can't be read: {type(error).__name__}: {error}") from error
-
-
-def _wire(message: Message) -> dict[str, Any]:
-    """A message as endpoints take it: several refuse reasoning, and names in tool messages."""
-    data: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        data["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
-            }
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id is not None:
-        data["tool_call_id"] = message.tool_call_id
-    if message.name is not None and message.role != "tool":
-        data["name"] = message.name
-    return data
-
-
-def _arguments(text: str) -> str:
-    """Arguments for the history. Servers parse them and refuse the whole request where that fails: then wrap them."""
-    try:
-        readable = isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        readable = False
-    return text if readable else json.dumps({"arguments": text})

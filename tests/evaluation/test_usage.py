@@ -14,7 +14,7 @@ from forge_env.evaluation.rescoring import rescore
 from forge_env.policies.endpoint_usage import MOST_TOKENS, fill_in, told
 from forge_env.policy import Reply
 from forge_env.types import Message
-from tests.evaluation.server import Server, completion, tool_call
+from tests.evaluation.server import Server, completion, http, tool_call
 from tests.evaluation.toys import Sums
 
 QUICK: dict[str, Any] = {"retries": 0, "sample_retries": 0}
@@ -118,6 +118,19 @@ async def test_each_reply_may_be_as_long_as_what_is_left(out: Path) -> None:
         )
     assert [request["max_tokens"] for request in server.requests] == [8, 6, 1]
     assert result.samples[0].truncation == "tokens"
+
+
+async def test_a_model_that_knows_the_bound_by_its_other_name_gets_that(out: Path) -> None:
+    message = (
+        "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+    )
+    refused = http({"error": {"message": message}}, 400)
+    async with Server(lambda request, n: refused if "max_tokens" in request else completion("1")) as server:
+        result = await fe.evaluate_async(
+            Sums, "m", base_url=server.url, out=out, token_limit=50, start_concurrency=1, concurrency=1, **QUICK
+        )
+    assert (result.summary.status, result.summary.request_errors) == ("complete", {})
+    assert [request.get("max_completion_tokens") for request in server.requests] == [None] + [50] * 12
 
 
 async def test_the_other_name_of_the_field_is_lowered_where_it_is_in_use(out: Path) -> None:
