@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 
+from forge_env.environment import Environment
 from forge_env.gym.host import get_host
 from forge_env.gym.spaces import AssistantMessage, Messages
 from forge_env.registry import make
@@ -29,7 +31,7 @@ class GymEnvironment(gymnasium.Env[GymObservation, Action]):
         self._engine_name: str | None = None
         engine = self._host.borrow_engine(sandboxes)
         try:
-            self._make = lambda: make(environment, sandboxes=engine, **options)
+            self._make: Callable[[], Environment] = lambda: make(environment, sandboxes=engine, **options)
             self.environment = self._make()
         except BaseException:
             self._host.return_engine(sandboxes)
