@@ -99,7 +99,7 @@ class Environment(ABC):
         """
         return 0.0, {}
 
-    def final_answer(self) -> str | None:
+    def given_answer(self) -> str | None:
         """What the agent answered in the episode that has just ended; None: its last message."""
         return None
 

@@ -103,9 +103,9 @@ class Mixture(Environment):
         """The component's."""
         return (0.0, {}) if self._current is None else await self._current.truncate(reason)
 
-    def final_answer(self) -> str | None:
+    def given_answer(self) -> str | None:
         """The component's."""
-        return None if self._current is None else self._current.final_answer()
+        return None if self._current is None else self._current.given_answer()
 
     async def score_group(self, task: Task, trajectories: Sequence[Trajectory]) -> None:
         """The component's."""

@@ -161,8 +161,8 @@ async def _play(
         trajectory.waited_s = working.waited_s
     if limit is not None:
         await _truncate(env, trajectory, limit, limits)
-    with environment_code(f"{type(env).__name__}.final_answer", task.id):
-        trajectory.answer = env.final_answer()
+    with environment_code(f"{type(env).__name__}.given_answer", task.id):
+        trajectory.answer = env.given_answer()
 
 
 async def _reset(env: Environment, task: Task, seed: int | None, limits: EpisodeLimits) -> Observation:

@@ -232,7 +232,7 @@ class ToolEnvironment(Environment):
         """Score the episode as it stands, also one that a limit truncated."""
         return await self.rubric.score(task=self.current_task, answer=self.answer, messages=self.messages, env=self)
 
-    def final_answer(self) -> str:
+    def given_answer(self) -> str:
         """`answer`."""
         return self.answer
 

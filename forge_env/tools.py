@@ -204,6 +204,7 @@ def tools_of(cls: type) -> dict[str, Tool]:
         options = next((given for version in versions if (given := options_of(version)) is not None), None)
         if options is None:
             continue
+        _check_hides_nothing(cls, attribute)
         made = _tool_of(cls, attribute, versions[0], options)
         if made is None:
             continue
@@ -212,6 +213,16 @@ def tools_of(cls: type) -> dict[str, Tool]:
         found[made.spec.name] = made
     _TOOLS_OF[cls] = found
     return found
+
+
+def _check_hides_nothing(cls: type, attribute: str) -> None:
+    """A tool called `answer` or `step` would stand where the platform's own code looks for something else."""
+    ours = [base for base in cls.__mro__ if base.__module__.startswith("forge_env.") and attribute in vars(base)]
+    if ours and attribute != "submit":  # which may go on to the one it overrides
+        raise UsageError(
+            f"the tool {cls.__name__}.{attribute} hides {ours[0].__name__}.{attribute}",
+            fix=f'call the method otherwise: @fe.tool(name="{attribute}") def {attribute}_tool(self, ...)',
+        )
 
 
 def _tool_of(cls: type, name: str, attribute: Any, options: ToolOptions) -> Tool | None:

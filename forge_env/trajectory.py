@@ -62,7 +62,7 @@ class Trajectory:
     final_observation: list[Message] = field(default_factory=list)
     reward: float = 0.0
     answer: str | None = None
-    """What the agent submitted, or else its last message, as the environment knows it (`Environment.final_answer`)."""
+    """What the agent submitted, or else its last message, as the environment knows it (`Environment.given_answer`)."""
     metrics: dict[str, float] = field(default_factory=dict)
     terminated: bool = False
     truncated: bool = False

@@ -357,6 +357,29 @@ def test_what_can_be_no_tool_never_vanishes() -> None:
         tools_of(tool_in({"yielding": fe.tool(yielding)}))
 
 
+def test_a_tool_hides_nothing_of_the_platforms() -> None:
+    async def tool(self: Any, text: str) -> str:
+        """Say it."""
+        return text
+
+    for name in ("answer", "step", "given_answer"):
+        with pytest.raises(UsageError, match=rf"Tools.{name} hides .*Environment.{name}.*name=\"{name}\""):
+            tools_of(tool_in({name: fe.tool(tool)}))
+    assert "answer" in tools_of(tool_in({"answer_tool": fe.tool(name="answer")(tool)}))
+
+
+async def test_a_tool_may_be_called_submit() -> None:
+    class Submitting(Arithmetic):
+        @fe.tool
+        async def submit(self, answer: str) -> None:  # type: ignore[override]
+            """Answer."""
+            super().submit(answer)
+
+    env = Submitting()
+    await env.reset(seed=0)
+    assert (await env.step(fe.call_tool("submit", answer="1")))[1:3] == (1.0, True)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
