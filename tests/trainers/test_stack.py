@@ -110,7 +110,8 @@ async def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreemen
     left = [psutil.Process(pid) for pid in children() - before if psutil.pid_exists(pid)]
     assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
     deadline = time.monotonic() + 60
-    while segments() - shm and time.monotonic() < deadline:  # multiprocessing's tracker removes its own last of all
+    # multiprocessing's tracker removes its segments last of all, and nothing says so
+    while segments() - shm and time.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     assert not segments() - shm
 
