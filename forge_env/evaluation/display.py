@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO
 
@@ -146,6 +147,13 @@ class LiveDisplay(Display):
 def open_display(progress: EvaluationProgress, stream: TextIO) -> Display:
     """The display that fits the stream."""
     return LiveDisplay(progress, stream) if stream.isatty() else PlainDisplay(progress, stream)
+
+
+async def now_and_then(display: Display) -> None:
+    """Show what goes on also while no sample ends."""
+    while True:
+        await asyncio.sleep(QUIET_S)
+        display.update()
 
 
 def print_tables(tables: Iterable[Table], notes: Iterable[str], stream: TextIO) -> None:

@@ -10,8 +10,8 @@ import importlib.util
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,12 @@ from forge_env.environment import Environment
 from forge_env.errors import ForgeError, UsageError
 from forge_env.evaluation.collector import collecting_seldom
 from forge_env.evaluation.config import EnvironmentChoice, EvaluationConfig, build, changes, read_yaml, to_yaml
-from forge_env.evaluation.display import QUIET_S, Display, open_display
+from forge_env.evaluation.display import Display, now_and_then, open_display
 from forge_env.evaluation.metering import Meter, Usage, read_price
 from forge_env.evaluation.progress import EnvironmentProgress, EvaluationProgress
 from forge_env.evaluation.runner import Runner, Source
 from forge_env.evaluation.samples import Sample, SampleResult, plan, result_of
-from forge_env.evaluation.store import ResultsFolder, SampleWriter, write_whole
+from forge_env.evaluation.store import ResultsFolder, SampleWriter, log_to, write_whole
 from forge_env.evaluation.vllm_server import VLLMServer, check_checkpoint
 from forge_env.evaluation.watched_engine import WatchedEngine
 from forge_env.policies.endpoint import EndpointPolicy
@@ -154,7 +154,7 @@ class Evaluation:
             raise
 
     async def _run(self) -> EvaluationResult:
-        with self.folder, _log_to(self.folder.log), collecting_seldom():
+        with self.folder, log_to(self.folder.log), collecting_seldom():
             self._write_config()
             results = self._earlier()
             self.progress.begin()
@@ -199,7 +199,7 @@ class Evaluation:
                 self.progress.limiter, self.progress.request_errors = policy.limiter, policy.errors
             self._runner.on_result = display.update
             self._runner.on_note = display.note
-            stack.callback(asyncio.create_task(_now_and_then(display)).cancel)
+            stack.callback(asyncio.create_task(now_and_then(display)).cancel)
             await self._runner.run(pending)
 
     async def _open_policy(self, stack: AsyncExitStack, display: Display) -> Policy:
@@ -256,13 +256,6 @@ class Evaluation:
         return EvaluationResult(self.folder.root, summary, samples, self._runner.error if self._runner else None)
 
 
-async def _now_and_then(display: Display) -> None:
-    """Show what goes on also while no sample ends."""
-    while True:
-        await asyncio.sleep(QUIET_S)
-        display.update()
-
-
 def _planned(samples: Sequence[Sample]) -> dict[str, tuple[str, int]]:
     planned: dict[str, tuple[str, int]] = {}
     for sample in samples:
@@ -301,18 +294,3 @@ def _new_folder(config: EvaluationConfig) -> Path:
     wanted = Path("runs") / f"eval-{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     numbered = (wanted if number == 1 else Path(f"{wanted}-{number}") for number in range(1, 1000))
     return next(path for path in numbered if not path.exists())
-
-
-@contextmanager
-def _log_to(path: Path) -> Iterator[None]:
-    """Warnings and errors of the platform go to a file while the block runs."""
-    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
-    handler.setLevel(logging.WARNING)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
-    logger = logging.getLogger("forge_env")
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        handler.close()

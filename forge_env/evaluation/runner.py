@@ -8,6 +8,7 @@ Whoever changes one of these sets one event; nothing is polled.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -201,7 +202,14 @@ class Runner:
             "max_reward": self._sources[sample.label].max_reward,
             "usage": {name: getattr(used, name) for name in used.__slots__},
         }
-        self.writer.write(trajectory)
+        try:
+            self.writer.write(trajectory)
+        except (TypeError, ValueError, RecursionError) as error:  # a policy or an environment put in what is no JSON
+            text = f"{type(error).__name__}: the sample can't be recorded: {error}"
+            log.error("sample %s: %s", sample.id, text)
+            bare = {"turns": [], "final_observation": [], "metrics": {}, "reward": 0.0}
+            trajectory = dataclasses.replace(trajectory, **bare, valid=False, error=text)
+            self.writer.write(trajectory)
         if self.writer.full:
             self._changed.set()
         result = result_of(trajectory, self.config.score)

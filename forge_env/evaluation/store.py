@@ -17,7 +17,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -204,3 +204,18 @@ class SampleWriter:
         except OSError:
             with suppress(OSError):
                 self._ballast.unlink()
+
+
+@contextmanager
+def log_to(path: Path) -> Iterator[None]:
+    """Warnings and errors of the platform go to a file while the block runs."""
+    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    logger = logging.getLogger("forge_env")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from forge_env.evaluation import evaluation as evaluation_module
 from forge_env.evaluation.config import build
 from forge_env.evaluation.display import LiveDisplay, PlainDisplay, print_tables
 from forge_env.evaluation.evaluation import Evaluation
@@ -39,8 +38,7 @@ class Screen(io.StringIO):
 async def test_errors_and_requests_in_flight_show_before_any_sample_is_done(
     live: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation_module, "QUIET_S", 0.01)
-    monkeypatch.setattr("forge_env.evaluation.display.QUIET_S", 0.0)
+    monkeypatch.setattr("forge_env.evaluation.display.QUIET_S", 0.01)
 
     def behave(request: dict[str, Any], n: int) -> Any:
         return http({"error": {"message": "slow down"}}, 429) if n < 3 else None

@@ -23,6 +23,7 @@ from forge_env.evaluation.evaluation import Evaluation
 from forge_env.evaluation.rescoring import rescore_sync
 from forge_env.evaluation.store import SampleWriter
 from forge_env.policies.scripted import FunctionPolicy
+from forge_env.policy import Reply
 from forge_env.trajectory import Trajectory
 from forge_env.trajectory_io import read_trajectories
 from tests.evaluation.server import Server, completion, http
@@ -175,6 +176,21 @@ def test_a_bug_of_the_policy_is_named_and_costs_only_its_own_sample(wrapped: boo
     assert "division by zero [" in (bad.error or "")
     assert "wrong" in (bad.error or "") or not wrapped
     assert "test_evaluate.py" in (out / "run.log").read_text()
+
+
+def test_what_cannot_be_recorded_costs_only_its_own_sample(out: Path) -> None:
+    class Telling:
+        def session(self, tools: Any, *, seed: int | None = None) -> Any:
+            return self
+
+        async def reply(self, observation: Any) -> Reply:
+            known: Any = object() if observation[-1].content.startswith("3") else 1
+            return Reply(message=fe.Message(role="assistant", content="1"), metadata={"known": known})
+
+    result = fe.evaluate(Sums, Telling(), out=out)
+    item = result.summary.environments["Sums"]
+    assert (item.samples, item.invalid) == (11, {"TypeError": 1})
+    assert len(list(read_trajectories(out / "trajectories" / "eval.jsonl"))) == 12
 
 
 def test_a_reset_without_end_is_lost(out: Path) -> None:

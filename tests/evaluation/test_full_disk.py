@@ -163,11 +163,11 @@ async def test_a_disk_that_is_full_from_the_start_is_named_before_anything_is_as
 
 
 async def limited(out: Path, url: str, *more: str) -> asyncio.subprocess.Process:
-    """An evaluation that may write files of two megabytes at most."""
+    """An evaluation that may write files of three megabytes at most."""
 
     def limit() -> None:
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, hard))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3_000_000, hard))
 
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(
