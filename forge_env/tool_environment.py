@@ -31,7 +31,7 @@ from forge_env.contract import as_observation
 from forge_env.environment import Environment, EnvironmentConfig
 from forge_env.errors import EnvironmentBugError, UsageError, environment_code
 from forge_env.rubric import Rubric, RubricResult
-from forge_env.tools import Tool, ToolResult, clean_unicode, tools_of, unknown_tool
+from forge_env.tools import Tool, ToolResult, clean_unicode, shorten, tools_of, unknown_tool
 from forge_env.types import Action, Message, Observation, StepResult, Task, ToolCall, ToolSpec, as_message
 
 if TYPE_CHECKING:
@@ -81,13 +81,8 @@ class ToolEnvironment(Environment):
         self._state = "new"  # new -> running -> ended
         self._holds_resources = False
         if not isinstance(getattr(self, "rubric", None), Rubric):
-            name = type(self).__name__
-            found = (
-                f"{name}.rubric is a {type(self.rubric).__name__}"
-                if hasattr(self, "rubric")
-                else f"{name} has no rubric"
-            )
-            raise UsageError(found, fix="set `rubric = fe.Rubric([...])`")
+            has = f".rubric is a {type(self.rubric).__name__}" if hasattr(self, "rubric") else " has no rubric"
+            raise UsageError(f"{type(self).__name__}{has}", fix="set `rubric = fe.Rubric([...])`")
 
     # What an author may override.
 
@@ -293,7 +288,7 @@ class ToolEnvironment(Environment):
                 role="tool",
                 tool_call_id=clean_unicode(call.id),
                 name=clean_unicode(call.function.name[:64]),
-                content=clean_unicode(self._shorten(result.text)),
+                content=clean_unicode(shorten(result.text, self.config.max_tool_output_chars)),
             )
             for call, result in zip(calls, results, strict=True)
         ]
@@ -304,11 +299,3 @@ class ToolEnvironment(Environment):
             return unknown_tool(call, self._tools)
         arguments, timeout_s = call.function.arguments, self.config.tool_timeout_s
         return await self._running_calls.run(found, arguments, timeout_s=timeout_s, task_id=self.current_task.id)
-
-    def _shorten(self, text: str) -> str:
-        limit = self.config.max_tool_output_chars
-        if len(text) <= limit:
-            return text
-        head = limit // 2
-        tail = limit - head
-        return f"{text[:head]}\n[... {len(text) - limit} characters left out ...]\n{text[-tail:]}"

@@ -267,6 +267,15 @@ def _plain(value: Any) -> Any:
     return value.model_dump(mode="json") if isinstance(value, BaseModel) else str(value)
 
 
+def shorten(text: str, limit: int) -> str:
+    """`text`, with the middle left out where it has more than `limit` characters."""
+    if len(text) <= limit:
+        return text
+    head = limit // 2
+    tail = limit - head
+    return f"{text[:head]}\n[... {len(text) - limit} characters left out ...]\n{text[-tail:]}"
+
+
 def clean_unicode(text: str) -> str:
     """`text` without lone surrogates, which neither UTF-8 nor a tokenizer can encode."""
     try:

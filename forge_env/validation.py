@@ -17,6 +17,7 @@ from forge_env.policies.search import SearchPolicy
 from forge_env.policy import Policy
 from forge_env.rollout import EpisodeLimits, run_episode
 from forge_env.rubric import Rubric
+from forge_env.splits import count_tasks
 from forge_env.tool_environment import ToolEnvironment
 from forge_env.trajectory import Trajectory
 from forge_env.types import Message, Task
@@ -265,27 +266,6 @@ def _task_problems(split: str, tasks: Sequence[Task], again: Sequence[Task]) -> 
             yield f"task {task.id!r} can't be written as JSON: {error}"
 
 
-def count_tasks(env: Environment) -> dict[str, int | None]:
-    """Tasks of every split that has any source of them, None for an endless one.
-
-    A dataset may hold no rows for some split: that is no mistake as long as another has some.
-
-    Raises:
-        UsageError: no split can be read; as the first one raised it.
-    """
-    counts: dict[str, int | None] = {}
-    first: UsageError | None = None
-    for split in env.splits:
-        try:
-            with environment_code(f"{type(env).__name__}.num_tasks", split):
-                counts[split] = env.num_tasks(split)
-        except UsageError as error:
-            first = first or error
-    if first is not None and not any(count != 0 for count in counts.values()):
-        raise first
-    return counts
-
-
 async def example_episode(make_env: Callable[[], Environment], split: str, index: int = 0) -> Trajectory:
     """The gold solution of one task played, or where there is none, an empty answer."""
     env = make_env()
@@ -298,10 +278,3 @@ def conversation(trajectory: Trajectory) -> list[Message]:
     """All messages of an episode in order."""
     messages = [message for turn in trajectory.turns for message in [*turn.observation, turn.message]]
     return messages + trajectory.final_observation
-
-
-def check_split(env: Environment, split: str | None) -> str:
-    """`split`, or the first one that has tasks; `UsageError` when the environment lacks it."""
-    if split is not None and split not in env.splits:
-        raise UsageError(f"there is no split {split!r}", fix=f"use one of {', '.join(env.splits)}")
-    return split or next((name for name, count in count_tasks(env).items() if count != 0), env.splits[0])

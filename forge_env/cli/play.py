@@ -17,8 +17,8 @@ from forge_env.policy import Reply
 from forge_env.registry import make
 from forge_env.rollout import run_episode
 from forge_env.sandbox.lazy import LazyEngine
+from forge_env.splits import check_split
 from forge_env.types import FunctionCall, Message, Observation, ToolCall, ToolSpec
-from forge_env.validation import check_split
 
 COMMAND = re.compile(r"/\w*(\s|$)")
 HELP = """\
