@@ -71,9 +71,7 @@ class ToolEnvironment(Environment):
     def __init__(self, config: EnvironmentConfig | None = None, **context: Any) -> None:
         super().__init__(config, **context)
         self.messages = []
-        self.turns = 0
-        self.tool_calls = 0
-        self.tool_errors = 0
+        self.turns = self.tool_calls = self.tool_errors = 0
         self._tools: dict[str, Tool] = tools_of(type(self))
         self._lasting_tools = self._tools
         self._running_calls = ToolCalls(self)
