@@ -8,7 +8,6 @@ Whoever changes one of these sets one event; nothing is polled.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -205,10 +204,8 @@ class Runner:
         try:
             self.writer.write(trajectory)
         except (TypeError, ValueError, RecursionError) as error:  # a policy or an environment put in what is no JSON
-            text = f"{type(error).__name__}: the sample can't be recorded: {error}"
-            log.error("sample %s: %s", sample.id, text)
-            bare = {"turns": [], "final_observation": [], "metrics": {}, "reward": 0.0}
-            trajectory = dataclasses.replace(trajectory, **bare, valid=False, error=text)
+            trajectory = _unrecordable(trajectory, error)
+            log.error("sample %s: %s", sample.id, trajectory.error)
             self.writer.write(trajectory)
         if self.writer.full:
             self._changed.set()
@@ -250,6 +247,20 @@ def _named(error: Exception) -> str:
     """`KeyError: 'x' [file:line]`."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{type(error).__name__}: {error} [{frames[-1].filename}:{frames[-1].lineno}]"
+
+
+def _unrecordable(trajectory: Trajectory, error: Exception) -> Trajectory:
+    """What can be recorded of it: that it is lost, and why."""
+    return Trajectory(
+        id=trajectory.id,
+        environment=trajectory.environment,
+        task_id=trajectory.task_id,
+        split=trajectory.split,
+        valid=False,
+        error=f"{type(error).__name__}: the sample can't be recorded: {error}",
+        wall_s=trajectory.wall_s,
+        info=trajectory.info,
+    )
 
 
 def _describe(trajectory: Trajectory, task: Task) -> None:
