@@ -30,7 +30,7 @@ def test_a_run_from_start_to_end(recipe: Path, capfd: Capture) -> None:
 
 
 def test_options_may_stand_anywhere(recipe: Path) -> None:
-    assert main(["train", "--name", "a", "recipe.yaml", "--seed", "-1", "output_dir=out"]) == 0
+    assert main(["train", "--name", "a", "recipe.yaml", "--environment.options.seed", "-1", "output_dir=out"]) == 0
     assert (recipe.parent / "out/a/config.yaml").exists()
 
 

@@ -27,10 +27,11 @@ async def unless_a_process_dies(work: Coroutine[Any, Any, T]) -> T:
     Raises:
         ForgeError: a process of an actor ended by itself.
     """
-    faults = _Faults(asyncio.ensure_future(work))
+    task = asyncio.ensure_future(work)
+    faults = _Faults(task)
     before, monarch.actor.unhandled_fault_hook = monarch.actor.unhandled_fault_hook, faults.hook
     try:
-        return await faults.task
+        return await task
     except asyncio.CancelledError:
         if faults.seen and not faults.outer_cancelled():
             raise await faults.error from None
@@ -40,7 +41,7 @@ async def unless_a_process_dies(work: Coroutine[Any, Any, T]) -> T:
             raise await faults.error from error
         raise
     finally:
-        faults.task.cancel()
+        task.cancel()
         monarch.actor.unhandled_fault_hook = before
 
 
