@@ -119,6 +119,9 @@ class NoEngine:
     async def __aexit__(self, *error: object) -> None:
         return
 
+    def session(self) -> None:
+        raise AssertionError("no environment here runs code")
+
 
 def make_config(overrides: Mapping[str, Any], root: Path) -> RunConfig:
     """The recipe of the dry run with overrides, by dotted key."""
