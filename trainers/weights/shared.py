@@ -16,14 +16,20 @@ import torch
 from torchstore.transport.buffers import MonarchTransportBuffer
 
 
+class Descriptor:
+    """A file descriptor that is closed when nobody holds it any more."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
 class Block(mmap.mmap):
     """Mapped memory and the descriptor through which other processes map it too; freed with its last tensor."""
 
-    descriptor: int = -1
-
-    def __del__(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
+    file: Descriptor
 
 
 _blocks: WeakValueDictionary[int, Block] = WeakValueDictionary()
@@ -51,13 +57,9 @@ def empty(size: int, dtype: torch.dtype) -> torch.Tensor:
     """A vector like `torch.empty`, [size], that `handle` can be taken of. Zero elements share nothing."""
     if size == 0:
         return torch.empty(0, dtype=dtype)
-    descriptor = os.memfd_create("weights", os.MFD_CLOEXEC)
-    try:
-        os.ftruncate(descriptor, size * dtype.itemsize)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return _map(descriptor, dtype)
+    file = Descriptor(os.memfd_create("weights", os.MFD_CLOEXEC))
+    os.ftruncate(file.number, size * dtype.itemsize)
+    return _map(file, dtype)
 
 
 def handle(tensor: torch.Tensor) -> Handle | None:
@@ -65,8 +67,8 @@ def handle(tensor: torch.Tensor) -> Handle | None:
     block = _blocks.get(tensor.data_ptr()) if tensor.is_contiguous() else None
     if block is None or tensor.nbytes != len(block):
         return None
-    inode = os.fstat(block.descriptor).st_ino
-    return Handle(os.getpid(), block.descriptor, inode, tuple(tensor.shape), tensor.dtype)
+    number = block.file.number
+    return Handle(os.getpid(), number, os.fstat(number).st_ino, tuple(tensor.shape), tensor.dtype)
 
 
 def attach(shared: Handle) -> torch.Tensor:
@@ -75,21 +77,16 @@ def attach(shared: Handle) -> torch.Tensor:
     Raises:
         OSError: that process let go of it, or ended.
     """
-    descriptor = os.open(f"/proc/{shared.pid}/fd/{shared.descriptor}", os.O_RDWR | os.O_CLOEXEC)
-    if os.fstat(descriptor).st_ino != shared.inode:
-        os.close(descriptor)
+    file = Descriptor(os.open(f"/proc/{shared.pid}/fd/{shared.descriptor}", os.O_RDWR | os.O_CLOEXEC))
+    if os.fstat(file.number).st_ino != shared.inode:
         raise FileNotFoundError("the weights were dropped before they were read")
-    return _map(descriptor, shared.dtype).view(shared.shape)
+    return _map(file, shared.dtype).view(shared.shape)
 
 
-def _map(descriptor: int, dtype: torch.dtype) -> torch.Tensor:
-    """All of a `memfd` as a vector, which owns `descriptor` from now on."""
-    try:
-        block = Block(descriptor, 0)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    block.descriptor = descriptor
+def _map(file: Descriptor, dtype: torch.dtype) -> torch.Tensor:
+    """All of a `memfd` as a vector."""
+    block = Block(file.number, 0)
+    block.file = file
     tensor = torch.frombuffer(block, dtype=dtype)
     _blocks[tensor.data_ptr()] = block
     return tensor
