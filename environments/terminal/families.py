@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from environments.terminal.state import WORK
+
 WORDS = (
     *("amber", "basil", "cedar", "delta", "ember", "fjord", "grove", "hazel", "iris", "jade", "koala", "lotus"),
     *("maple", "nectar", "onyx", "pearl", "quartz", "raven", "sable", "topaz", "umber", "violet", "willow", "yarrow"),
@@ -184,7 +186,7 @@ def make_runnable(rng: Random) -> Work:
         f"Make {path} executable, leave bin/{other}.sh as it is, and create a symbolic link run in this folder that "
         f"points to {path}.",
         {path: script, f"bin/{other}.sh": script},
-        {"run": {"link": [path, f"./{path}", f"/work/{path}"]}, path: {"executable": True},
+        {"run": {"link": [path, f"./{path}", f"{WORK}/{path}"]}, path: {"executable": True},
          f"bin/{other}.sh": {"executable": False}},
         f"chmod +x {path} && ln -s {path} run",
         2,

@@ -11,7 +11,7 @@ FILES = (
         "Read password hashes, keys and homes of the host.",
         """\
 import glob
-for pattern in '/etc/shadow /etc/ssh/*_key /root/.* /root/*/* /home/*/* /etc/machine-id /work/../etc/gshadow'.split():
+for pattern in '/etc/shadow /etc/ssh/*_key /root/.* /root/*/* /home/*/* /etc/machine-id /tmp/../etc/gshadow'.split():
     for path in glob.glob(pattern):
         try:
             if open(path, 'rb').read(1): print('LEAK', path)

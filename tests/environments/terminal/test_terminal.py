@@ -13,7 +13,7 @@ import pytest_asyncio
 import forge_env as fe
 from environments.terminal import Terminal
 from environments.terminal.families import FAMILIES
-from environments.terminal.state import Entry, problems
+from environments.terminal.state import WORK, Entry, problems
 from forge_env.errors import ConfigError
 from forge_env.policies.scripted import GoldPolicy
 from forge_env.rollout import run_episode
@@ -65,7 +65,7 @@ async def test_the_agent_reads_output_and_errors(engine: SandboxEngine) -> None:
     env = await start(engine, wall_s=60.0, cpu_s=1.0)
     for command, said in [
         ("echo hello; cd /tmp", "hello\n"),
-        ("pwd", "/work\n"),
+        ("pwd", f"{WORK}\n"),
         ("true", "[no output]"),
         ("cat nothing", "cat: nothing: No such file or directory\n\n[exit code 1]"),
         ("exit 3", "[exit code 3]"),
@@ -85,18 +85,18 @@ async def test_the_agent_reads_output_and_errors(engine: SandboxEngine) -> None:
     [
         # Python start-up files and modules that would make the one who looks believe anything.
         "mkdir -p .local; for m in json os stat base64 sitecustomize usercustomize; do echo 'print([])' > $m.py; done",
-        "printf 'import sys\\nprint([]); sys.exit()' > json.py; export PYTHONPATH=/work PYTHONSTARTUP=/work/json.py",
+        f"printf 'import sys\\nprint([]); sys.exit()' > json.py; export PYTHONPATH={WORK} PYTHONSTARTUP={WORK}/json.py",
         # A process that would go on changing things.
         "(setsid sh -c 'while true; do echo 1 > count.txt; sleep 0.01; done' >/dev/null 2>&1 &)",
         # Replacing the programs themselves.
-        "cp /bin/true python3; PATH=/work:$PATH; ln -sf /work/python3 /usr/bin/python3; alias python3=true",
+        f"cp /bin/true python3; PATH={WORK}:$PATH; ln -sf {WORK}/python3 /usr/bin/python3; alias python3=true",
         # So much that it can't be looked at.
         "mkdir many; for i in $(seq 1 700); do echo > many/$i; done",
         "i=0; while [ $i -lt 80 ]; do mkdir d && cd d; i=$((i+1)); done",
         # No file at all, one that never ends, one that can't be read.
         "mkfifo count.txt", "ln -s /dev/zero count.txt", "echo 1 > count.txt; chmod 000 count.txt",
         "head -c 3000000 /dev/zero > count.txt", "mkdir count.txt", "ln -s app.log count.txt",
-        "printf '\\377\\376' > count.txt", "touch $(printf 'a\\377b')", "rm -rf /work/* /work; chmod 000 /work",
+        "printf '\\377\\376' > count.txt", "touch $(printf 'a\\377b')", f"rm -rf {WORK}/* {WORK}; chmod 000 {WORK}",
     ],
 )  # fmt: skip
 async def test_tricks_give_nothing(engine: SandboxEngine, trick: str) -> None:
