@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
+
+import torch
+from safetensors.torch import save_file
 
 import forge_env as fe
 from forge_env.config import RunConfig, load_config
@@ -24,7 +28,7 @@ from trainers.loop.evaluation import Evaluator
 from trainers.loop.feeder import why_nothing
 from trainers.loop.grpo import train
 from trainers.loop.metrics import Totals
-from trainers.loop.prepare import check_prompts
+from trainers.loop.prepare import _cached, _resumed_model, check_prompts
 from trainers.loop.publisher import Publisher
 from trainers.loop.session import Session
 from trainers.loop.stopping import unless_stopped
@@ -105,6 +109,42 @@ async def test_a_step_is_saved_once(run: Run) -> None:
     assert writer.saved == ["step-000001", "step-000002", "step-000003"]
     assert checkpoints.step == 3
     assert [path.name for path in sorted(run.folder.checkpoints.iterdir())] == ["step-000002", "step-000003"]
+
+
+def checkpointed(config: RunConfig, root: Path) -> Run:
+    """A run to be resumed, with one checkpoint."""
+    folder = RunFolder(root / "run")
+    model = folder.checkpoints / "step-000002" / "model"
+    model.mkdir(parents=True)
+    (model / "model.safetensors").write_bytes(b"weights")
+    (model.parent / "progress.json").write_text(json.dumps({"step": 2, "order": {}}))
+    return Run(config, folder, resume=True)
+
+
+def test_a_resumed_run_starts_from_its_checkpoint_and_not_from_a_warm_up(config: RunConfig, tmp_path: Path) -> None:
+    run = checkpointed(config, tmp_path)
+    model = _resumed_model(run)
+    assert model is not None
+    shutil.rmtree(run.folder.checkpoints / "step-000002")  # as newer ones take its place
+    assert (model / "model.safetensors").read_bytes() == b"weights"
+    assert Checkpoints(run).step == 0
+
+
+def test_the_reference_of_the_start_needs_the_model_of_the_start(tmp_path: Path) -> None:
+    config = load_config("coding_rlvr", ["grpo.reference.source=initial"])
+    assert _resumed_model(checkpointed(config, tmp_path)) is None
+
+
+def test_a_damaged_model_in_the_cache_is_removed_and_told(run: Run, tmp_path: Path) -> None:
+    warm = build_tiny_folder(run.config.model, fe.make("coding_rlvr"), 0, tmp_path / "warm")
+    assert _cached(run, warm) is None
+    assert warm.exists()
+    save_file({"weight": torch.zeros(4)}, warm / "model.safetensors")
+    assert _cached(run, warm) == warm
+    (warm / "model.safetensors").write_bytes(b"\x10")
+    assert _cached(run, warm) is None
+    assert not warm.exists()
+    assert any("made anew" in warning for warning in run.state.warnings)
 
 
 async def test_a_finished_run_is_not_started_again(config: RunConfig, tmp_path: Path) -> None:
