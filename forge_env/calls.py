@@ -119,7 +119,7 @@ class ToolCalls:
         token = CURRENT_CALL.set(scope)
         try:
             return await tool.answer(self._owner, arguments, timeout_s=timeout_s, task_id=task_id)
-        except BaseException:
+        except BaseException:  # its caller was cancelled: nobody hears the answer
             scope.given_up = True
             raise
         finally:

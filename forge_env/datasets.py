@@ -94,7 +94,7 @@ class StreamedTasks:
             try:
                 while len(self._read) <= index and (task := next(self._source, None)) is not None:
                     self._read.append(task)
-            except BaseException:
+            except BaseException:  # also a Ctrl-C: an iterator that failed yields nothing more
                 self._source = None
                 raise
             if not self._read:

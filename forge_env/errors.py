@@ -139,7 +139,7 @@ def environment_code(what: str, task_id: str | None = None) -> Iterator[None]:
         if isinstance(error, ToolError):  # outside a tool there is no model to tell
             raise EnvironmentBugError(f"{what} raised ToolError{place}: {error}") from error
         raise
-    except BaseException as error:
+    except BaseException as error:  # the boundary of the author's code, which may even exit; what is no mistake goes on
         if not _is_mistake(error):
             raise
         frames = traceback.extract_tb(error.__traceback__)

@@ -54,7 +54,7 @@ class McpServer:
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.shield(server._ready)
-        except BaseException as error:
+        except BaseException as error:  # cancelled too: no server may be left
             server._keeper.cancel()
             await asyncio.wait([server._keeper])
             if isinstance(error, TimeoutError):

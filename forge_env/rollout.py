@@ -105,7 +105,7 @@ async def run_episode(
             try:
                 with on_behalf_of(environment_name or type(env).__name__):
                     await _play(env, policy, trajectory, task, seed, limits, clock, watch)
-            except BaseException as error:
+            except BaseException as error:  # cancelled too: the episode's resources are released
                 watch("close")
                 await _close(env, after=error)
                 raise

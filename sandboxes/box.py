@@ -53,7 +53,7 @@ class Box(ABC):
                 self.proxy = FilteringProxy(await receive_listener(channel), AllowList(self.spec.allow))
                 await self.proxy.start()
             await asyncio.get_running_loop().create_unix_connection(lambda: self.connection, sock=channel)
-        except BaseException:
+        except BaseException:  # cancelled too: the channel is nobody else's yet
             channel.close()
             raise
         await self.connection.ready

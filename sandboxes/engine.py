@@ -57,7 +57,7 @@ class PooledEngine(SandboxEngine):
         self._pool = pool
         try:
             await pool.start(SandboxSpec())
-        except BaseException:
+        except BaseException:  # cancelled too: what was started is ended
             await self.close()
             raise
 

@@ -64,7 +64,7 @@ class VLLMServer:
         except TimeoutError:
             await self._stop()
             raise GeneratorError(f"vLLM was not up after {self._ready_s:g} s", fix=f"see {self._log}") from None
-        except BaseException:
+        except BaseException:  # cancelled too: no server may be left
             await self._stop()
             raise
         return self

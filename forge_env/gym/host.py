@@ -33,7 +33,7 @@ class Host:
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
             return future.result()
-        except BaseException:
+        except BaseException:  # also a Ctrl-C: the other thread's work ends with the wait for it
             future.cancel()
             raise
 

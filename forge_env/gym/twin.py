@@ -33,7 +33,7 @@ class GymEnvironment(gymnasium.Env[GymObservation, Action]):
         try:
             self._make: Callable[[], Environment] = lambda: make(environment, sandboxes=engine, **options)
             self.environment = self._make()
-        except BaseException:
+        except BaseException:  # whatever it was, the engine is given back
             self._host.return_engine(sandboxes)
             raise
         self._engine_name = sandboxes

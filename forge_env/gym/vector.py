@@ -34,7 +34,7 @@ class GymVectorEnvironment(VectorEnv[Observations, Sequence[Action], NDArray[Any
         try:
             for _ in range(num_envs):
                 self.envs.append(GymEnvironment(environment, **options))
-        except BaseException:
+        except BaseException:  # whatever it was, those already made are closed
             self.close_extras()
             raise
         self._host = get_host()

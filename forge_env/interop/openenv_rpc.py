@@ -86,7 +86,7 @@ async def _dispatch(request: RpcRequest, sessions: HttpSessions, own: Session | 
             session = await sessions.open()
             try:
                 await sessions.use(session, session.reset(params))
-            except BaseException:
+            except BaseException:  # cancelled too: the session is nobody's yet
                 await sessions.close(session.id)
                 raise
             return {"session_id": session.id}

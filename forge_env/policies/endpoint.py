@@ -144,7 +144,7 @@ class EndpointPolicy:
         """A conversation with these tools."""
         return EndpointSession(self, tools, seed)
 
-    async def ask(self, body: dict[str, Any], on_failure: Callable[[EndpointError], object] = id) -> Reply:
+    async def ask(self, body: dict[str, Any], on_failure: Callable[[EndpointError], None] = lambda _: None) -> Reply:
         """One request, repeated while it fails for passing reasons.
 
         Args:

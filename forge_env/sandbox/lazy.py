@@ -39,7 +39,7 @@ class LazyEngine(SandboxEngine):
                 engine = open_engine(self.name, **self._options)
                 try:
                     await engine.start()
-                except BaseException:
+                except BaseException:  # cancelled too: no half-started engine may be left
                     await engine.close()
                     raise
                 self._engine = engine

@@ -43,7 +43,7 @@ def connect(**options: Any) -> tuple[Any, Daemon]:
         client = docker.from_env(**options)
         try:
             return client, Daemon.of(client.info(), client.version())
-        except BaseException:
+        except BaseException:  # whatever it was, its connections are closed
             client.close()
             raise
     except (docker.errors.DockerException, requests.RequestException, OSError) as error:

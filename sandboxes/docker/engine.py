@@ -170,7 +170,7 @@ class DockerEngine(PooledEngine):
             box = DockerBox(container, spec, self._client, self._undead)
             try:
                 await self._while_running(container, _meet(server, box))
-            except BaseException:
+            except BaseException:  # cancelled too: no container may be left
                 await box.destroy()
                 raise
         return box

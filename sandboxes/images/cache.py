@@ -66,7 +66,7 @@ def _ensure(name: str, build_into: Callable[[Path], None]) -> Path:
                 build_into(building)
                 building.chmod(0o755)
                 building.rename(target)
-            except BaseException:
+            except BaseException:  # also a Ctrl-C: nothing half-built may be left
                 shutil.rmtree(building, ignore_errors=True)
                 raise
     return target

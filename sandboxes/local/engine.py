@@ -132,7 +132,7 @@ class LocalEngine(PooledEngine):
                 await box.destroy()
                 said = launched.said() or "no reason given"
                 raise SandboxError(f"an embedded sandbox did not start: {said}") from None
-            except BaseException:
+            except BaseException:  # cancelled too: no sandbox may be left
                 await box.destroy()
                 raise
         return box

@@ -82,7 +82,7 @@ class ForgeActor(Actor):  # type: ignore[misc]
         actor = await cls.launch(*args, **kwargs)
         try:
             await actor.setup.call()
-        except BaseException:
+        except BaseException:  # cancelled too: no process may be left
             await cls.shutdown(actor)
             raise
         return actor

@@ -36,8 +36,8 @@ async def unless_a_process_dies(work: Coroutine[Any, Any, T]) -> T:
         if faults.seen and not faults.outer_cancelled():
             raise await faults.error from None
         raise
-    except Exception as error:
-        if faults.seen:  # what failed is a consequence
+    except Exception as error:  # whatever it was: where a process died, that is a consequence
+        if faults.seen:
             raise await faults.error from error
         raise
     finally:

@@ -28,7 +28,7 @@ class RankedActor(ForgeActor):
             try:
                 address = await result(actor.slice(procs=0).open_meeting_point.call_one(cls.procs))
                 await result(actor.join.call(address, cls.procs, cls.with_gpus))
-            except BaseException:
+            except BaseException:  # cancelled too: no process may be left
                 await cls.shutdown(actor)
                 raise
         return actor

@@ -227,7 +227,7 @@ def finish(status: int) -> NoReturn:
         atexit._run_exitfuncs()
     except SystemExit as error:
         status = _exit_status(error)
-    except BaseException:  # noqa: BLE001
+    except BaseException:  # noqa: BLE001  shown as the interpreter would show it
         _show(*sys.exc_info())
     try:
         sys.stdout.flush()
