@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +18,8 @@ from trainers.buffer.pool import Pool
 from trainers.buffer.types import BufferSettings, Held
 from trainers.buffer.window import Window
 
-OPERATIONS = int(os.environ.get("FORGE_ENV_TEST_OPERATIONS", "20000"))
+FEW, MANY = 20_000, 2_000_000
+EVENTS = 1_000
 CHOICE = st.integers(0, 10_000)
 
 
@@ -110,12 +110,20 @@ TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_long_random_runs(seed: int) -> None:
-    """FORGE_ENV_TEST_OPERATIONS=1000000 makes it a million."""
+def test_long_random_runs() -> None:
+    _random_runs(seed=0, operations=FEW)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_millions_of_interleavings() -> None:
+    _random_runs(seed=1, operations=MANY)
+
+
+def _random_runs(seed: int, operations: int) -> None:
+    """Worlds of every setting, a thousand events each; what must hold is checked after every one of them."""
     rng = random.Random(seed)
-    done = 0
-    while done < OPERATIONS // 4:
+    for _ in range(operations // EVENTS):
         bound = rng.randint(0, 5)
         uses = rng.randint(1, bound + 1) if rng.random() < 0.5 else 1
         capacity = rng.choice([None, rng.randint(1, 8)]) if uses > 1 else None
@@ -133,11 +141,10 @@ def test_long_random_runs(seed: int) -> None:
             replay=replay,
         )
         world = World(own, rough=rng.random() < 0.3)
-        for _ in range(min(1_000, OPERATIONS)):
+        for _ in range(EVENTS):
             random_event(world, rng)
             world.check()
         world.drain()
-        done += 1_000
 
 
 # --- selection against its definition

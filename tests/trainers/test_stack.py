@@ -26,7 +26,7 @@ from trainers.weights.store import WeightStore
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
 UPDATES = 24
-MISMATCH = 1e-4
+MISMATCH = 1e-5
 
 
 def sequence(completion: Completion) -> TokenSequence:
