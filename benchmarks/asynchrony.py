@@ -4,7 +4,7 @@ python -m benchmarks asynchrony --steps 24 --latency 1.0 --staleness 0 1 2 4
 
 The environment is `coding_rlvr` whose tools wait (`benchmarks.slow_tools`), so that generation, tools and training
 each take a comparable part of a synchronous step. Trainer and generator have one CPU core each. Reported are the
-median seconds of a step once the pipeline is full, and the ideal: a step as long as its longest stage, stages as
+mean seconds of a step once the pipeline is full, and the ideal: a step as long as its longest stage, stages as
 the synchronous run measures them.
 """
 

@@ -1,6 +1,7 @@
 """What evaluating costs beside the model: CPU time a sample, against inspect_ai and verifiers, on one mock endpoint.
 
     python -m benchmarks.evaluation [--samples 500] [--repeats 3] [--inspect PYTHON] [--verifiers PYTHON] [--record]
+    python -m benchmarks.evaluation --only growth --record
 
 The task is trivial (one turn, exact match) and the endpoint, a process of its own, answers at once; every way runs in
 a process of its own, in turns, with the same number of requests in flight. The floor is the same requests through bare
@@ -39,7 +40,10 @@ ANSWER = {
 AIM_MS = 1.0
 ROUNDS = 4
 """Requests to each connection where thousands are in flight."""
-COMMAND = "make bench ARGS='evaluation --inspect PYTHON --verifiers PYTHON --record'"
+COMMANDS = {
+    "evaluation": "make bench ARGS='evaluation --inspect PYTHON --verifiers PYTHON --record'",
+    "evaluation_growth": "make bench ARGS='evaluation --only growth --record'",
+}
 
 
 async def serve(delay_s: float) -> None:
@@ -141,6 +145,8 @@ def measure_all(
         for _ in range(repeats):  # in turns, so that a busy moment hits all of them
             for name, command in ways.items():
                 taken[name].append(measure(command, url, samples, in_flight))
+                cost = 1000 * taken[name][-1]["cpu"] / samples
+                print(f"{name}, {samples} samples, {in_flight} in flight: {cost:.3g} ms each", file=sys.stderr)
     rows = []
     for name, runs in taken.items():
         costs = [1000 * run["cpu"] / samples for run in runs]
@@ -158,7 +164,7 @@ def main() -> None:
     parser.add_argument("--growth-repeats", type=int, default=3)
     parser.add_argument("--inspect", metavar="PYTHON", help="interpreter with inspect_ai and openai")
     parser.add_argument("--verifiers", metavar="PYTHON", help="interpreter with verifiers<0.2")
-    parser.add_argument("--json", metavar="FILE", help="write the rows there as well")
+    parser.add_argument("--only", choices=["peers", "growth"], help="one of the two parts")
     parser.add_argument("--record", action="store_true", help="write docs/benchmarks.md")
     parser.add_argument("--serve", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--way", nargs=4, help=argparse.SUPPRESS)
@@ -175,22 +181,26 @@ def main() -> None:
     for name, python in (("inspect_ai", args.inspect), ("verifiers", args.verifiers)):
         if python:
             ways[name] = [python, str(HERE / f"evaluation_{name}.py")]
-    rows = measure_all(ways, args.samples, args.in_flight, args.repeats, 0.0)
-    for size in args.growth:  # a delay long enough for all of them to be in flight at once
-        both = {name: ways[name] for name in ("floor", "forge-env")}
-        rows += measure_all(both, max(ROUNDS * size, 2000), size, args.growth_repeats, 0.5 + size / 500)
+    if args.only != "growth":
+        rows = measure_all(ways, args.samples, args.in_flight, args.repeats, 0.0)
+        report("evaluation", "Evaluation: what it costs beside the model", rows, args.record, "One turn, exact match.")
+    if args.only != "peers":
+        rows = []
+        for size in args.growth:  # a delay long enough for all of them to be in flight at once
+            both = {name: ways[name] for name in ("floor", "forge-env")}
+            rows += measure_all(both, max(ROUNDS * size, 2000), size, args.growth_repeats, 0.5 + size / 1000)
+        notes = f"The aim is {AIM_MS:g} ms a sample at any number in flight, everything included."
+        report("evaluation_growth", "Evaluation: with the requests in flight", rows, args.record, notes)
+
+
+def report(section: str, title: str, rows: list[dict[str, Any]], recorded: bool, notes: str) -> None:
+    """Print a table, and write it to docs/benchmarks.md where asked to."""
     columns = ["CPU ms a sample", "in flight", "samples", "median (smallest to largest)", "times forge-env"]
     lines = table(columns, [_cells(row, rows) for row in rows])
     print("\n".join(lines))
-    text = json.dumps({"benchmark": "evaluation", "repeats": args.repeats, "rows": rows})
-    print(text)
-    if args.json:
-        Path(args.json).write_text(text + "\n", encoding="utf-8")
-    if args.record:
-        notes = (
-            f"One turn, exact match. The aim is {AIM_MS:g} ms a sample at any number in flight, everything included."
-        )
-        record("evaluation", "Evaluation: what it costs beside the model", COMMAND, [*lines, "", notes])
+    print(json.dumps({"benchmark": section, "rows": rows}))
+    if recorded:
+        record(section, title, COMMANDS[section], [*lines, "", notes])
 
 
 def _cells(row: dict[str, Any], rows: list[dict[str, Any]]) -> list[object]:
