@@ -19,6 +19,7 @@ from typing import Any
 from forge_env.errors import GeneratorError
 from forge_env.run.account import Account
 from trainers.generator.lockstep import Abortion, Admission, Followers, Order, carry_out
+from trainers.generator.outputs import count_unfinished, fill, fill_unfinished
 from trainers.generator.types import Completion, SamplingOptions
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class EngineStats:
 
     steps: int = 0
     tokens: int = 0
+    """Of requests that have ended."""
     requests: int = 0
 
 
@@ -81,10 +83,11 @@ class AsyncEngine:
         self.engine = LLMEngine.from_engine_args(
             EngineArgs(**{"skip_tokenizer_init": True, "disable_log_stats": True, **engine_args})
         )
-        self.version = 0
+        self._set_version(0)
         self._recompute_on_update = recompute_on_update
         self._followers = followers
         self.stats = EngineStats()
+        self._most_tokens = 0
         self.account = Account("generator", "wait for requests")
         self._requests: dict[str, _Request] = {}
         self._between_steps = asyncio.Lock()
@@ -141,6 +144,8 @@ class AsyncEngine:
             request = self._requests.pop(request_id, None)
             if request is None:
                 return
+            fill_unfinished(request.completion, self.engine, request_id)
+            self.stats.tokens += len(request.completion.token_ids)
             self._order(Abortion(request_id))
         request.completion.stop_reason = "abort"
         request.completion.generator_version = self.version
@@ -180,20 +185,23 @@ class AsyncEngine:
     def _deliver(self, outputs: list[Any]) -> None:
         self.stats.steps += 1
         for output in outputs:
-            request = self._requests.get(output.request_id)
+            request = self._requests.pop(output.request_id, None)
             if request is None:
                 continue
             sampled, completion = output.outputs[0], request.completion
-            completion.token_ids.extend(sampled.token_ids)
-            completion.logprobs.extend(sampled.logprobs.logprobs)
-            completion.versions.extend([self.version] * len(sampled.token_ids))
-            self.stats.tokens += len(sampled.token_ids)
-            if output.finished:
-                del self._requests[output.request_id]
-                completion.stop_reason = sampled.finish_reason or "stop"
-                completion.generator_version = self.version
-                if not request.done.done():
-                    request.done.set_result(completion)
+            fill(completion, sampled)
+            self.stats.tokens += len(completion.token_ids)
+            completion.stop_reason = sampled.finish_reason or "stop"
+            completion.generator_version = self.version
+            if not request.done.done():
+                request.done.set_result(completion)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens sampled since the start, those of requests under way included."""
+        # a request that a step in the thread has just ended is in neither count until it is delivered
+        self._most_tokens = max(self._most_tokens, self.stats.tokens + count_unfinished(self.engine))
+        return self._most_tokens
 
     def _fail(self, error: GeneratorError) -> None:
         self._failure = error
@@ -219,7 +227,11 @@ class AsyncEngine:
         self.engine.apply_model(lambda model: _load(model, weights()))
         if self._recompute_on_update:
             self.engine.reset_prefix_cache(True)
+        self._set_version(version)
+
+    def _set_version(self, version: int) -> None:
         self.version = version
+        self.engine.set_weight_version(str(version))
 
     async def close(self) -> None:
         """Abort what is in flight and stop stepping."""

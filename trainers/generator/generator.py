@@ -151,6 +151,7 @@ class Generator(RankedActor):
         stats = self._engine.stats
         values = {name: float(getattr(stats, name)) for name in stats.__slots__}
         account = {f"time/{doing}": seconds for doing, seconds in self._engine.account.seconds().items()}
+        values["tokens"] = float(self._engine.tokens)
         return {**values, "in_flight": float(self._engine.in_flight), **account}
 
     @concurrent_endpoint

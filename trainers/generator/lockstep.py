@@ -58,7 +58,7 @@ def carry_out(engine: Any, orders: Sequence[Order]) -> None:
             detokenize=False,
             stop_token_ids=options.stop_token_ids,
             seed=options.seed,
-            output_kind=RequestOutputKind.DELTA,
+            output_kind=RequestOutputKind.FINAL_ONLY,
         )
         prompt = {"prompt_token_ids": list(order.prompt_ids), "cache_salt": order.salt}
         engine.add_request(order.request_id, prompt, params, arrival_time=order.arrived, priority=options.priority)
