@@ -17,6 +17,7 @@ import forge_env as fe
 from forge_env.config import RunConfig
 from forge_env.config.models import EnvironmentSection, GeneratorSection, OptimizerSection
 from forge_env.errors import GeneratorError
+from trainers.actors.remote import result
 from trainers.generator.types import Completion, SamplingOptions
 from trainers.loop.stack import Stack, prepare_controller
 from trainers.losses.sft import SFTLoss
@@ -151,7 +152,7 @@ async def test_recomputed_requests_go_on_with_exactly_the_new_policy(tmp_path: P
         assert old, "no request was in flight over the update"
         assert max(new) <= MISMATCH
 
-        # A cancelled caller's request ends in the engine too, and one that is named can be ended.
+        # A cancelled caller's request ends in the engine too.
         call = asyncio.ensure_future(generators.generate(prompts[0], options))
         while not (stats := await generators.stats())["in_flight"]:
             assert not call.done()
@@ -161,6 +162,18 @@ async def test_recomputed_requests_go_on_with_exactly_the_new_policy(tmp_path: P
         while (stats := await generators.stats())["in_flight"]:
             assert stats["tokens"] < tokens + options.max_tokens, "the request went on to its end"
         assert {"time/generate", "time/wait for requests", "time/load weights"} <= set(stats)
+
+        # One that is ended by its name gives back what it has sampled.
+        (actor,) = generators._actors
+        asked = {"max_tokens": options.max_tokens, "seed": 3}
+        ended = asyncio.ensure_future(result(actor.generate.call_one(prompts[0], asked, "mine")))
+        while (await generators.stats())["tokens"] <= stats["tokens"]:
+            assert not ended.done()
+        await result(actor.abort.call_one("mine"))
+        partial = await ended
+        assert partial.stop_reason == "abort"
+        assert 0 < len(partial.token_ids) == len(partial.logprobs) == len(partial.versions) < options.max_tokens
+        assert await largest_mismatch(trainer, [partial]) <= MISMATCH
         await generators.halt()
 
 
