@@ -119,8 +119,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--staleness", type=int, nargs="*", default=[0, 1, 2, 4, 8])
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=32)
-    parser.add_argument("--every", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--every", type=int, default=12)
     parser.add_argument("--out", type=Path, default=Path("docs/off_policy.png"))
     args = parser.parse_args()
     folders: dict[tuple[str, int], list[Path]] = {}
