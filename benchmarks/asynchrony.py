@@ -6,13 +6,14 @@ The environment is `coding_rlvr` whose tools wait (`benchmarks.slow_tools`), so 
 on generation, tools and training one after the other. Trainer and generator have one CPU core each. Reported are the
 mean seconds of a step once the pipeline is full, and how that compares with the ideal: a step as long as the longest
 of the three stages of the synchronous run, where generation and training last as long as generator and trainer are
-busy. A run whose summary is there is not run again, so this can be interrupted.
+busy. A run that has succeeded is not run again, so this can be interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import DOCUMENT, record, table
+from benchmarks.report import DOCUMENT, has_succeeded, record, table
 from forge_env.run.curves import merge_rows, time_account
 from forge_env.run.metrics import read_metrics
 
@@ -41,8 +42,9 @@ RECIPE = [
 def train(staleness: int, steps: int, latency: float, seed: int, extra: list[str]) -> Path:
     """One run; its folder."""
     folder = Path("runs") / f"asynchrony-{latency:g}-{staleness}-{seed}"
-    if (folder / "summary.json").exists():
+    if has_succeeded(folder):
         return folder
+    shutil.rmtree(folder, ignore_errors=True)
     overrides = [
         *RECIPE,
         f"environment.options.tool_latency_s={latency}",

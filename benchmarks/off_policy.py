@@ -3,15 +3,16 @@
 python -m benchmarks off_policy --seeds 0 1 2      trains what is missing under runs/, then draws
 
 Corrected is the default recipe's loss: the importance ratio of each token to the policy version that sampled it,
-clipped. Uncorrected is the plain policy gradient, the ratio taken as 1 whoever sampled; on-policy it is 1, so there
-both are one run. The warm-up is shorter than the default recipe's, and steps are half as large: more is left to learn,
-in more updates of the same time. A run whose summary is there is not run again, so this can be interrupted.
+clipped. Uncorrected is the plain policy gradient, the ratio taken as 1 whoever sampled. A step is one update of a
+batch half as large as the default recipe's, so at 0 steps off-policy the ratio is 1, and both are one run. The warm-up
+is shorter: more is left to learn. A run that has succeeded is not run again, so this can be interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -19,13 +20,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.report import DOCUMENT, record, spread, table
+from benchmarks.report import DOCUMENT, has_succeeded, record, spread, table
 from forge_env.run.curves import merge_rows, score_curve
 from forge_env.run.metrics import read_metrics
 
 RECIPE = [
     "warmup.steps=800",
     "grpo.groups_per_step=12",
+    "trainer.minibatches=1",
     "evaluation.num_tasks=192",
     "evaluation.extra_splits=[]",
     "logging.trajectories=none",
@@ -58,7 +60,8 @@ class Cell:
 def train(arm: str, staleness: int, seed: int, steps: int, every: int) -> Path:
     """One run, unless it is there already; its folder."""
     folder = Path("runs") / f"off-policy-{arm}-{staleness}-{seed}"
-    if not (folder / "summary.json").exists():
+    if not has_succeeded(folder):
+        shutil.rmtree(folder, ignore_errors=True)
         settings = [f"seed={seed}", f"grpo.max_off_policy_steps={staleness}", f"grpo.steps={steps}"]
         overrides = [*RECIPE, *ARMS[arm], *settings, f"evaluation.every={every}"]
         command = [sys.executable, "-m", "forge_env", "train", "coding_rlvr.yaml", "--name", folder.name, *overrides]
@@ -119,8 +122,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--staleness", type=int, nargs="*", default=[0, 1, 2, 4, 8])
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--every", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--every", type=int, default=10)
     parser.add_argument("--out", type=Path, default=Path("docs/off_policy.png"))
     args = parser.parse_args()
     folders: dict[tuple[str, int], list[Path]] = {}

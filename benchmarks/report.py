@@ -5,6 +5,7 @@ record("evaluation", "Evaluation", "make bench ARGS=evaluation", [*table(columns
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -39,6 +40,12 @@ def record(name: str, title: str, command: str, lines: Sequence[str], *, documen
     staging = document.with_name(document.name + ".partial")
     staging.write_text(text, encoding="utf-8")
     staging.replace(document)
+
+
+def has_succeeded(folder: Path) -> bool:
+    """Whether a training run came to its end."""
+    summary = folder / "summary.json"
+    return summary.exists() and json.loads(summary.read_text(encoding="utf-8")).get("exit") == "success"
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
