@@ -28,6 +28,8 @@ from forge_env.types import Observation, Task
 from forge_env.working_time import WorkingTime
 
 log = logging.getLogger(__name__)
+CLOSE_S = 60.0
+"""How long an environment may take to close."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,18 +277,23 @@ def _turn(observation: Observation, reply: Reply) -> Turn:
 
 
 async def _close(env: Environment, *, after: BaseException | None = None) -> None:
-    """Await `env.close()` to its end, however often this task is cancelled meanwhile.
+    """Await `env.close()` to its end, however often this task is cancelled meanwhile, but not for ever.
 
     What it raises after the episode failed is logged: the first failure says more, and whether to try again.
     """
     closing = asyncio.ensure_future(env.close())
     cancelled: asyncio.CancelledError | None = None
-    while not closing.done():
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + CLOSE_S
+    while not closing.done() and clock() < deadline:
         try:
-            await asyncio.wait([closing])
+            await asyncio.wait([closing], timeout=deadline - clock())
         except asyncio.CancelledError as error:
             cancelled = error
-    failure = None if closing.cancelled() else closing.exception()
+    if not closing.done():
+        closing.cancel()
+        log.warning("%s.close did not end within %g s: what it holds may be left behind", type(env).__name__, CLOSE_S)
+    failure = None if not closing.done() or closing.cancelled() else closing.exception()
     if failure is not None and (after is not None or isinstance(failure, InfrastructureError)):
         # The episode itself is sound: a sandbox that can't be given back is its engine's to replace.
         log.warning("closing the environment failed: %s", failure)

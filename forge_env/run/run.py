@@ -27,7 +27,7 @@ from forge_env.run.curves import REWARD_KEYS, first_of
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import MetricsLogger, read_metrics
 from forge_env.run.state import Display, Evaluation, RunState, Stage
-from forge_env.run.timeline import Timeline
+from forge_env.run.timeline import Timeline, keep_earlier
 from forge_env.trajectory import Trajectory
 from forge_env.trajectory_io import TrajectoryWriter
 
@@ -136,6 +136,7 @@ class Run:
     def timeline(self) -> Timeline | None:
         """What every actor did when (see `forge_env.run.timeline`); None where the recipe wants none."""
         if self._timeline is None and self.config.logging.timeline:
+            keep_earlier(self.folder.timeline)
             self._timeline = Timeline(self.folder.timeline, time.perf_counter())
         return self._timeline
 

@@ -7,11 +7,19 @@ Written as it happens, one event a line; a file that a killed process left witho
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 MICROSECONDS = 1e6
+
+
+def keep_earlier(path: Path) -> None:
+    """Give the file of an earlier session, where there is one, the next free name: `timeline-1.json`, ..."""
+    if path.exists():
+        names = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(1))
+        path.rename(next(name for name in names if not name.exists()))
 
 
 class Timeline:

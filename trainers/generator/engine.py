@@ -20,7 +20,7 @@ from forge_env.errors import GeneratorError
 from forge_env.run.account import Account
 from trainers.generator.lockstep import Abortion, Admission, Followers, Order, carry_out
 from trainers.generator.outputs import count_unfinished, fill, fill_unfinished
-from trainers.generator.types import Completion, SamplingOptions
+from trainers.generator.types import Completion, EngineFailedError, SamplingOptions
 
 logger = logging.getLogger(__name__)
 
@@ -112,10 +112,9 @@ class AsyncEngine:
             request_id: a name of the caller's, unique among those in flight, for `abort`.
 
         Raises:
-            GeneratorError: the engine has failed, or was closed.
+            GeneratorError: the engine has failed (`EngineFailedError`), or was closed.
         """
-        if self._failure is not None:
-            raise self._failure
+        self._check()
         if self._loop_task is None:
             self._loop_task = asyncio.create_task(self._run(), name="engine")
         self._count += 1
@@ -123,6 +122,7 @@ class AsyncEngine:
         completion = Completion(list(prompt_ids), [], [], [], "stop", self.version)
         request = _Request(completion, asyncio.get_running_loop().create_future())
         async with self._between_steps:
+            self._check()  # again: the engine may have failed while this waited for the lock
             self._order(Admission(request_id, list(prompt_ids), options, f"v{self.version}", time.time()))
             self._requests[request_id] = request
         self.stats.requests += 1
@@ -162,14 +162,32 @@ class AsyncEngine:
                     await self._work.wait()
                 async with self._between_steps:
                     self.account.enter("generate")
-                    outputs = await self._everywhere(asyncio.to_thread(self.engine.step), "follow")
+                    outputs = await self._step()
                     self.account.enter("deliver")
                 self._deliver(outputs)
                 # The lock is fair only to those already waiting: let new requests and weights in.
                 await asyncio.sleep(0)
         except Exception as error:  # task boundary: whatever ends the engine must reach every caller
             logger.exception("the vLLM engine failed")
-            self._fail(GeneratorError(f"the vLLM engine failed: {type(error).__name__}: {error}"))
+            self._fail(self._failed(error))
+
+    async def _step(self) -> list[Any]:
+        try:
+            outputs: list[Any] = await self._everywhere(asyncio.to_thread(self.engine.step), "follow")
+        except Exception as error:  # whatever it was: known before the lock goes to those who wait for it
+            self._failed(error)
+            raise
+        return outputs
+
+    def _failed(self, error: Exception) -> GeneratorError:
+        """What callers are told of it from now on."""
+        if self._failure is None:
+            self._failure = EngineFailedError(f"the vLLM engine failed: {type(error).__name__}: {error}")
+        return self._failure
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     async def _everywhere(self, own: Awaitable[Any], endpoint: str, *args: Any) -> Any:
         """Do `own`, while the followers do the same at an endpoint of theirs."""

@@ -10,7 +10,7 @@ from typing import Any
 from forge_env.errors import GeneratorError
 from trainers.actors.remote import result
 from trainers.generator.routing import Router
-from trainers.generator.types import Completion, SamplingOptions
+from trainers.generator.types import Completion, EngineFailedError, SamplingOptions
 
 
 class GeneratorPool:
@@ -20,6 +20,12 @@ class GeneratorPool:
         self._actors = actors
         self._router = Router(len(actors))
         self._names = itertools.count()
+        self._failure: EngineFailedError | None = None
+
+    def check(self) -> None:
+        """Raise what has ended an engine: its replica would answer every request at once, with that."""
+        if self._failure is not None:
+            raise self._failure
 
     async def generate(self, prompt_ids: list[int], options: SamplingOptions, session: Hashable = None) -> Completion:
         """One completion; a cancelled call ends the request in its replica too.
@@ -36,6 +42,9 @@ class GeneratorPool:
             completion: Completion = await result(actor.generate.call_one(prompt_ids, values, request_id))
         except asyncio.CancelledError:
             actor.abort.broadcast(request_id)
+            raise
+        except EngineFailedError as error:
+            self._failure = EngineFailedError(f"generator {replica}: {error}", fix="see run.log, then --resume")
             raise
         except GeneratorError:
             raise

@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from forge_env.errors import GeneratorError
 from forge_env.types import ToolCall
+
+
+class EngineFailedError(GeneratorError):
+    """vLLM's engine has failed: this replica answers no request any more."""
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from forge_env.config.models import RunConfig
 from forge_env.curriculum import make_order
@@ -49,19 +50,31 @@ class Rollouts:
         return f"episode {oldest.actor} has been in '{oldest.doing}' for {duration(time.perf_counter() - oldest.since)}"
 
     async def group(self, index: int) -> Group:
-        """All episodes of the task at position `index`; those not done by the deadline are left out."""
+        """All episodes of the task at position `index`; those not done by the deadline are left out.
+
+        The time of a group begins with its first answer from the model: what waits behind other groups is not late.
+        """
         grpo = self._config.grpo
         task = self._tasks.resolve_task(None, {"split": self._tasks.splits[0], "index": self.order[index]})
+        deadline = asyncio.timeout(None)
+
+        def begin() -> None:
+            if deadline.when() is None:
+                deadline.reschedule(asyncio.get_running_loop().time() + grpo.group_timeout_s)
+
         running = [
-            asyncio.create_task(self._episode(task, f"train-{index}-{member}")) for member in range(grpo.group_size)
+            asyncio.create_task(self._episode(task, f"train-{index}-{member}", on_answer=begin))
+            for member in range(grpo.group_size)
         ]
+        done: list[asyncio.Task[Trajectory]] = []
         try:
-            done, late = await asyncio.wait(running, timeout=grpo.group_timeout_s)
-        except asyncio.CancelledError:
-            await _cancel(running)
-            raise
-        await _cancel(list(late))
-        group = Group([task.result() for task in running if task in done])
+            with suppress(TimeoutError):
+                async with deadline:
+                    await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+            done = [task for task in running if task.done()]
+        finally:
+            await _cancel([task for task in running if task not in done])
+        group = Group([task.result() for task in done])
         if group.valid:
             await self._tasks.score_group(task, group.valid)
             self.order.record(index, group.mean_reward / self._tasks.max_reward)
@@ -77,8 +90,20 @@ class Rollouts:
             ]
         return [task.result() for task in running]
 
-    async def _episode(self, task: Task, name: str, policy: Policy | None = None) -> Trajectory:
+    async def _episode(
+        self,
+        task: Task,
+        name: str,
+        policy: Policy | None = None,
+        on_answer: Callable[[], None] = lambda: None,
+    ) -> Trajectory:
         account = Account(name, "reset", on_span=self._on_span(name))
+
+        def watch(doing: str) -> None:
+            if account.doing == "generate" and doing == "environment":
+                on_answer()
+            account.enter(doing)
+
         with self.accounts.open(account):
             try:
                 return await run_episode(
@@ -87,7 +112,7 @@ class Rollouts:
                     task=task,
                     environment_name=self._config.environment.name,
                     trajectory_id=name,
-                    watch=account.enter,
+                    watch=watch,
                 )
             finally:
                 self.episodes_ended += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 from forge_env.run import Run
 from trainers.buffer.packed import PackedGroup
@@ -51,6 +50,12 @@ class Session:
 
     async def run_to_end(self) -> None:
         """Train until the recipe's last step or until the run is asked to stop; save; report."""
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(self.status.report(self.buffer))
+            await self._run_to_end()
+            watching.cancel()
+
+    async def _run_to_end(self) -> None:
         config = self.config
         await self.trainer.configure(
             config.trainer.optimizer,
@@ -87,20 +92,22 @@ class Session:
         await self.generators.update_weights(self.step)
 
     async def _loops(self) -> None:
-        """Rollouts, status and evaluations run beside the training loop; a failure ends all of them."""
+        """Rollouts and evaluations run beside the training loop; a failure ends all of them."""
         async with asyncio.TaskGroup() as group:
-            feeder = Feeder(self.run, self.rollouts, self.buffer, self.totals)
-            endless: list[asyncio.Task[Any]] = [
-                group.create_task(feeder.feed()),
-                group.create_task(self.status.report(self.buffer)),
-            ]
+            feeding = group.create_task(Feeder(self.run, self.rollouts, self.buffer, self.totals).feed())
             publisher = Publisher(self.trainer, self.generators, self.buffer, group)
             await self._train(group, publisher)
-            await publisher.settled()
+            await self._settled(publisher)
+            feeding.cancel()
+            await asyncio.wait([feeding])
+            await self._save()  # now: an evaluation that never ends must not cost what was trained
             if self.run.stop.is_set() and self._evaluation is not None:
-                endless.append(self._evaluation)
-            for task in endless:
-                task.cancel()
+                self._evaluation.cancel()
+
+    async def _settled(self, publisher: Publisher) -> None:
+        self.account.enter("wait for generators")
+        await publisher.settled()
+        self.account.enter("book-keeping")
 
     async def _train(self, group: asyncio.TaskGroup, publisher: Publisher) -> None:
         """Batch after batch: train, and send the weights off."""
@@ -115,8 +122,7 @@ class Session:
             self.run.status(waiting={})
             metrics = await self._train_on(batch)
             self.step += 1
-            self.account.enter("wait for generators")
-            await publisher.settled()
+            await self._settled(publisher)
             self.account.enter("push weights")
             await publisher.publish(self.step)
             self.account.enter("book-keeping")
@@ -124,7 +130,7 @@ class Session:
             if every and self.step % every == 0 and self.step < config.steps:
                 self._evaluate_beside(group, publisher)
             if self.config.checkpoint.every and self.step % self.config.checkpoint.every == 0:
-                await publisher.settled()
+                await self._settled(publisher)
                 await self._save()
                 self._summarise()
                 self.run.save_summary()
@@ -147,11 +153,13 @@ class Session:
     async def _train_on(self, batch: Batch[PackedGroup]) -> dict[str, float]:
         staleness = batch.reservation.staleness
         metrics: dict[str, float] = {"staleness/max": max(staleness), "staleness/mean": sum(staleness) / len(staleness)}
+        self.account.enter("book-keeping")
         sequences = training_sequences(batch.groups)
-        if sequences:
-            self.account.enter("train")
-            metrics |= named(await self.trainer.train_step(sequences))
-        return metrics
+        if self.trainer.reference is not None:
+            self.account.enter("wait for the reference")
+            metrics |= named(await self.trainer.reference.attach(sequences))
+        self.account.enter("train")  # also where no group has signal: the schedule counts steps
+        return metrics | named(await self.trainer.train_step(sequences))
 
     async def _log(self, batch: Batch[PackedGroup], metrics: dict[str, float]) -> None:
         self.counters = await self.buffer.stats()
@@ -169,8 +177,7 @@ class Session:
         return pace * (self.config.grpo.steps - self.step)
 
     async def _finish(self) -> None:
-        """The last checkpoint, and after a complete run the final scores."""
-        await self._save()
+        """After a complete run the final scores."""
         if self.step >= self.config.grpo.steps:
             self.run.stage("evaluation", "held-out score after training")
             await unless_stopped(self.run, self.evaluator.evaluate_all(self.step))

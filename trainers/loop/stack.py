@@ -53,6 +53,7 @@ def engine_arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
         "distributed_executor_backend": "uni" if section.procs == 1 else "external_launcher",
         "enforce_eager": section.enforce_eager,
         "enable_prefix_caching": True,
+        "async_scheduling": False,  # a step in flight over a weight update would be taken for the new weights'
         "scheduling_policy": "priority",
         "logprobs_mode": "processed_logprobs",
         "use_tqdm_on_load": False,

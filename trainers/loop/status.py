@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 from forge_env.run import Run
 from forge_env.run.account import Account
 from forge_env.run.state import duration
-from trainers.buffer.types import GroupBuffer
+from trainers.buffer.types import BufferStats, GroupBuffer
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.rollouts import Rollouts
 from trainers.loop.watchdog import Watchdog
 
 INTERVAL_S = 1.0
+ANSWER_S = 5.0
+"""After this long an actor that is asked for its figures counts as one that does not answer."""
+
+T = TypeVar("T")
 
 
 class Status:
@@ -27,6 +32,7 @@ class Status:
         self._trainer = trainer
         self._stats: dict[str, float] = {}
         self._missing = ""
+        self._silent: list[str] = []
         self._logged: dict[str, float] = {}
         section = run.config.watchdog
         self._watchdog = Watchdog(run, warn_s=section.warn_s, end_s=section.end_s, diagnose=self.diagnose)
@@ -35,27 +41,47 @@ class Status:
         """Show live figures until cancelled.
 
         Raises:
-            ForgeError: nothing has moved for longer than the recipe allows.
+            ForgeError: nothing has moved for longer than the recipe allows, or a generator's engine has failed.
         """
         at = time.perf_counter()
         while True:
             await asyncio.sleep(INTERVAL_S)
-            before, self._stats = self._stats, await self._generators.stats()
-            held = await buffer.stats()
-            self._missing = held.waiting_for or ""
+            self._generators.check()
+            self._silent.clear()
+            before, self._stats = self._stats, await self._answer(self._generators.stats(), "a generator", self._stats)
+            held = await self._answer(buffer.stats(), "the replay buffer", None)
             now = time.perf_counter()
-            rate = (self._stats["tokens"] - before["tokens"]) / (now - at) if before else 0.0
+            if held is not None:
+                self._missing = held.waiting_for or ""
+                self._show(now, now - at, before, held)
             at = now
-            running, ready = self._rollouts.episodes_running, held.ready
-            self._run.status(tokens_per_s=rate, in_flight=running, buffer=ready)
-            if (timeline := self._run.timeline) is not None:
-                timeline.counter("tokens/s", now, sampled=rate)
-                timeline.counter("in flight", now, episodes=running, groups_ready=ready)
-            trained = self._run.state.step
-            self._watchdog.look((self._stats["tokens"], self._rollouts.episodes_ended, trained, self._trainer.since))
+            trained, tokens = self._run.state.step, self._stats.get("tokens")
+            self._watchdog.look((tokens, self._rollouts.episodes_ended, trained, self._trainer.since))
+
+    async def _answer(self, call: Awaitable[T], who: str, otherwise: T) -> T:
+        """What an actor answers; one that does not is what the watchdog looks for, and must not keep it waiting."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await call
+        except TimeoutError:
+            self._silent.append(f"{who} does not answer")
+            return otherwise
+
+    def _show(self, now: float, seconds: float, before: dict[str, float], held: BufferStats) -> None:
+        moved = {name: value - before.get(name, 0.0) for name, value in self._stats.items()} if before else {}
+        rate = moved.get("tokens", 0.0) / seconds
+        running, ready = self._rollouts.episodes_running, held.ready
+        self._run.status(tokens_per_s=rate, in_flight=running, buffer=ready)
+        if (timeline := self._run.timeline) is not None:
+            timeline.counter("tokens/s", now, sampled=rate)
+            timeline.counter("in flight", now, episodes=running, groups_ready=ready)
+            doing = {name.removeprefix("time/"): value for name, value in moved.items() if name.startswith("time/")}
+            timeline.counter("generators", now, **{name: value / seconds for name, value in doing.items()})
 
     def diagnose(self) -> str:
         """What every actor is at, in one line."""
+        if self._silent:
+            return "; ".join([*self._silent, self._rollouts.longest_waiting()])
         trainer = f"the trainer has been in '{self._trainer.doing}' for {self._ago(self._trainer.since)}"
         requests = int(self._stats.get("in_flight", 0))
         trainer += f" ({self._missing})" if self._missing else ""

@@ -24,10 +24,9 @@ class TrainerHandle:
         await result(self._actor.configure.call(optimizer, **options))
 
     async def train_step(self, sequences: list[Any]) -> dict[str, float]:
-        """Update the weights from one batch, to which the reference model has its say first."""
-        scoring = {} if self.reference is None else await self.reference.attach(sequences)
+        """Update the weights from one batch, which the reference model has seen where there is one (`reference`)."""
         metrics: dict[str, float] = await agreed(self._actor.train.call(sequences))
-        return metrics | scoring
+        return metrics
 
     async def push_weights(self, version: int) -> dict[str, float]:
         """Publish the weights; a lagging reference model may become this version."""

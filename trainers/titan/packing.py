@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from trainers.titan.batch import TokenSequence
 
+ATTENTION_GRID = 2
+"""Packed sequences get a row each in attention, padded to the longest: at most this many times the tokens allowed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:
@@ -23,8 +26,8 @@ class Budget:
     packed: bool
 
     def size(self, rows: int, width: int, tokens: int) -> int:
-        """Tokens that `rows` sequences of at most `width` tokens, `tokens` together, take up."""
-        return tokens if self.packed else rows * width
+        """Tokens' worth of room that `rows` sequences of at most `width` tokens, `tokens` together, take up."""
+        return max(tokens, -(-rows * width // ATTENTION_GRID)) if self.packed else rows * width
 
 
 def longest_first(sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
