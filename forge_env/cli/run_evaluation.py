@@ -8,6 +8,7 @@ import json
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,11 +28,7 @@ T = TypeVar("T")
 def run_eval(args: argparse.Namespace) -> int:
     """Evaluate; 0 when every sample was played and none was lost."""
     evaluation = Evaluation(read_config(args), resume=args.resume, stream=sys.stderr)
-    print(
-        f"{counted(len(evaluation.samples), 'sample')}; results in {evaluation.folder.root}",
-        file=sys.stderr,
-        flush=True,
-    )
+    _say(f"{counted(len(evaluation.samples), 'sample')}; results in {evaluation.folder.root}")
     try:
         result = asyncio.run(_with_signals(evaluation.run(), lambda: [evaluation]))
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -55,6 +52,12 @@ def run_eval(args: argparse.Namespace) -> int:
         print(f"  -> {_resume_hint(evaluation)} plays them again", file=sys.stderr)
         return 1
     return 0
+
+
+def _say(text: str) -> None:
+    """A line on stderr; that nobody reads it any more ends no run."""
+    with suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _show(result: EvaluationResult) -> None:
@@ -154,7 +157,7 @@ async def _with_signals(work: Awaitable[T], running: Callable[[], list[Evaluatio
         if pressed == 1 and playing:
             for evaluation in playing:
                 evaluation.stop()
-            print("finishing the samples under way; Ctrl-C again stops now", file=sys.stderr, flush=True)
+            _say("finishing the samples under way; Ctrl-C again stops now")
         else:
             task.cancel()
 

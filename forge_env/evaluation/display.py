@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import logging
+import math
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TextIO
 
 from forge_env.evaluation.progress import EvaluationProgress
@@ -13,8 +15,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table as RichTable
 
+log = logging.getLogger(__name__)
 QUIET_S = 15.0
 """Plain lines come at most this often."""
+REDRAW_S = 0.25
+"""The live panel is drawn at most this often."""
 
 
 def clock_text(seconds: float) -> str:
@@ -92,18 +97,26 @@ class PlainDisplay(Display):
 
 
 class LiveDisplay(Display):
-    """A panel that redraws itself four times a second."""
+    """A panel, drawn again a few times a second.
+
+    Only whoever calls draws, never a thread of rich's: what is drawn changes in the event loop meanwhile.
+    """
 
     def __init__(self, progress: EvaluationProgress, stream: TextIO) -> None:
         from rich.console import Console
         from rich.live import Live
 
+        class Plain(Console):
+            def on_broken_pipe(self) -> None:  # rich's own ends the program
+                raise BrokenPipeError("nobody reads it any more")
+
         self._progress = progress
-        self._console = Console(file=stream, highlight=False, emoji=False)
+        self._last = -math.inf
+        self._console = Plain(file=stream, highlight=False, emoji=False)
         self._live = Live(
             get_renderable=self._draw,
             console=self._console,
-            refresh_per_second=4,
+            auto_refresh=False,
             redirect_stdout=False,
             redirect_stderr=False,
         )
@@ -111,6 +124,14 @@ class LiveDisplay(Display):
     def open(self) -> None:
         """Begin to draw."""
         self._live.start()
+        self.update()
+
+    def update(self) -> None:
+        """Draw again, unless that was just done."""
+        now = self._progress.clock()
+        if now - self._last >= REDRAW_S:
+            self._last = now
+            self._live.refresh()
 
     def note(self, text: str) -> None:
         """A line above the panel."""
@@ -144,15 +165,47 @@ class LiveDisplay(Display):
         return Panel(Group(*parts), title=f"{progress.name} · {progress.model}", subtitle=clock_text(progress.elapsed))
 
 
+class ForgivingDisplay(Display):
+    """Draws with another display for as long as that works: a run is worth more than its picture."""
+
+    def __init__(self, inner: Display) -> None:
+        self._inner: Display | None = inner
+
+    def open(self) -> None:
+        """Begin."""
+        self._try(lambda inner: inner.open())
+
+    def update(self) -> None:
+        """A sample is done, or none was for a while."""
+        self._try(lambda inner: inner.update())
+
+    def note(self, text: str) -> None:
+        """Something worth a line."""
+        self._try(lambda inner: inner.note(text))
+
+    def close(self) -> None:
+        """End."""
+        self._try(lambda inner: inner.close())
+
+    def _try(self, draw: Callable[[Display], object]) -> None:
+        if self._inner is None:
+            return
+        try:
+            draw(self._inner)
+        except Exception as error:  # noqa: BLE001 - whatever drawing raises (a reader gone, rich): the run goes on
+            self._inner = None
+            log.warning("progress is no longer drawn: %s: %s", type(error).__name__, error)
+
+
 def open_display(progress: EvaluationProgress, stream: TextIO) -> Display:
-    """The display that fits the stream."""
-    return LiveDisplay(progress, stream) if stream.isatty() else PlainDisplay(progress, stream)
+    """The display that fits the stream; it never raises."""
+    return ForgivingDisplay(LiveDisplay(progress, stream) if stream.isatty() else PlainDisplay(progress, stream))
 
 
 async def now_and_then(display: Display) -> None:
-    """Show what goes on also while no sample ends."""
+    """Show what goes on also while no sample ends; displays draw no more often than they like."""
     while True:
-        await asyncio.sleep(QUIET_S)
+        await asyncio.sleep(min(REDRAW_S, QUIET_S))
         display.update()
 
 

@@ -187,6 +187,7 @@ class Evaluation:
         async with AsyncExitStack() as stack:
             display.open()
             stack.callback(display.close)
+            stack.callback(asyncio.create_task(now_and_then(display)).cancel)
             for damage in self.folder.damage:
                 display.note(f"{damage}; its sample is played again")
             policy = await self._open_policy(stack, display)
@@ -199,7 +200,6 @@ class Evaluation:
                 self.progress.limiter, self.progress.request_errors = policy.limiter, policy.errors
             self._runner.on_result = display.update
             self._runner.on_note = display.note
-            stack.callback(asyncio.create_task(now_and_then(display)).cancel)
             await self._runner.run(pending)
 
     async def _open_policy(self, stack: AsyncExitStack, display: Display) -> Policy:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forge_env.evaluation.config import build
+from forge_env.evaluation import display as displays
 from forge_env.evaluation.display import LiveDisplay, PlainDisplay, print_tables
 from forge_env.evaluation.evaluation import Evaluation
 from forge_env.evaluation.tables import Table
+from forge_env.policies.scripted import FunctionPolicy
 from tests.evaluation.server import Server, http
 
 
 class Screen(io.StringIO):
-    """A stream that tells when something is shown on it; rich draws from a thread of its own."""
+    """A stream that tells when something is shown on it."""
 
     def __init__(self, *, terminal: bool, awaited: str = "nothing") -> None:
         super().__init__()
@@ -73,3 +79,57 @@ async def test_notes_are_drawn_as_they_are(tmp_path: Path) -> None:
     for display in (LiveDisplay(progress, stream), PlainDisplay(progress, stream)):
         display.note("[bold]:smile:")
     assert stream.getvalue().count("[bold]:smile:") == 2
+
+
+async def test_only_the_event_loop_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is drawn changes there: another thread would find a dictionary growing under its hands."""
+    monkeypatch.setattr(displays, "REDRAW_S", 0.001)
+    threads: set[threading.Thread] = set()
+    seen = asyncio.Event()
+
+    class Watched(Screen):
+        def write(self, text: str) -> int:
+            threads.add(threading.current_thread())
+            return super().write(text)
+
+    stream = Watched(terminal=True)
+
+    async def play(messages: Any, tools: Any) -> str:
+        threads.update(thread for thread in threading.enumerate() if "rich" in type(thread).__module__)
+        seen.set()
+        return "1"
+
+    config = build({"environments": "tests.evaluation.toys:Sums", "model": "x", "out": tmp_path / "out"})
+    await Evaluation(config, policy=FunctionPolicy(play), stream=stream).run()
+    assert seen.is_set()
+    assert threads == {threading.current_thread()}
+    assert "12/12" in stream.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+async def test_a_display_that_fails_ends_no_run(
+    terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(displays, "QUIET_S", 0.0)
+
+    class Gone(Screen):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    config = build({"environments": "tests.evaluation.toys:Sums", "model": "gold", "out": tmp_path / "out"})
+    result = await Evaluation(config, stream=Gone(terminal=terminal)).run()
+    assert (result.summary.status, result.error) == ("complete", None)
+    assert "progress is no longer drawn: BrokenPipeError" in (tmp_path / "out" / "run.log").read_text()
+
+
+def test_nobody_reading_stderr_ends_no_run(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "forge_env", "eval", "tests.evaluation.toys:Sums", "--model", "gold"]
+    done = subprocess.run(
+        [*command, "--out", str(out)], stderr=writer, stdout=subprocess.PIPE, text=True, timeout=100, check=False
+    )
+    os.close(writer)
+    assert "1.000" in done.stdout
+    assert '"status": "complete"' in (out / "summary.json").read_text()
