@@ -3,10 +3,11 @@
 python -m benchmarks asynchrony --steps 24 --latency 1.0 --staleness 0 1 2 4
 
 The environment is `coding_rlvr` whose tools wait (`benchmarks.slow_tools`), so that a synchronous step spends its time
-on generation, tools and training one after the other. Trainer and generator have one CPU core each. Reported are the
-mean seconds of a step once the pipeline is full, and how that compares with the ideal: a step as long as the longest
-of the three stages of the synchronous run, where generation and training last as long as generator and trainer are
-busy. A run that has succeeded is not run again, so this can be interrupted.
+on generation, tools and training one after the other. Trainer and generator have one CPU core each. The learning rate
+is next to nothing: a policy that learns has longer or shorter episodes, and the work would not be the same. Reported
+are seconds a step and trained tokens a second, from when the pipeline is full until it drains, and how that compares
+with the ideal: the time of the longest of the three stages of the synchronous run, where generation and training last
+as long as generator and trainer are busy. A run that has succeeded is not run again, so this can be interrupted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from forge_env.run.metrics import read_metrics
 ENVIRONMENT = "benchmarks.slow_tools:SlowTools"
 RECIPE = [
     f"environment.name={ENVIRONMENT}",
-    "warmup.steps=300",
+    "warmup.steps=800",
+    "trainer.optimizer.lr=1e-12",
     "trainer.threads=1",
     "generator.threads=1",
     "grpo.groups_per_step=12",
@@ -61,13 +63,14 @@ def train(staleness: int, steps: int, latency: float, seed: int, extra: list[str
 def read(folder: Path, staleness: int) -> dict[str, Any]:
     """Seconds of a step and the trainer's account, after the steps that fill the pipeline."""
     rows = [row for row in merge_rows(read_metrics(folder / "metrics.jsonl")) if "reward/mean" in row]
-    full = rows[staleness + 2 :]
+    full = rows[staleness + 2 : -(staleness + 1)]
     seconds = [later["time"] - row["time"] for row, later in pairwise(full)]
     summary = json.loads((folder / "summary.json").read_text())
     return {
         "S": staleness,
         "step_s": statistics.fmean(seconds),
         "spread": statistics.stdev(seconds),
+        "tokens_per_s": sum(row["trainer/tokens"] for row in full[1:]) / sum(seconds),
         "account": time_account(full),
         "max_staleness": summary["max_staleness"],
         "discarded": summary["tokens_discarded_stale"],
@@ -84,13 +87,16 @@ def rows_of(results: list[dict[str, Any]]) -> list[list[object]]:
     """One row a degree of asynchrony, against the first, which is synchronous."""
     sync = results[0]
     working = {actor: sync["step_s"] * busy(sync, actor) for actor in ("generator", "trainer")}
-    ideal = max(*working.values(), sync["step_s"] - sum(working.values()))  # what is left are the tools
+    longest = max(*working.values(), sync["step_s"] - sum(working.values()))  # what is left are the tools
+    ideal = sync["tokens_per_s"] * sync["step_s"] / longest
     rows: list[list[object]] = []
     for result in results:
-        speed = [f"{sync['step_s'] / result['step_s']:.2f}x", f"{ideal / result['step_s']:.0%}"]
+        speed = [f"{result['tokens_per_s'] / sync['tokens_per_s']:.2f}x", f"{result['tokens_per_s'] / ideal:.0%}"]
         shares = [f"{busy(result, actor):.0%}" for actor in working]
         step = f"{result['step_s']:.2f} ± {result['spread']:.2f}"
-        rows.append([result["S"], step, *speed, *shares, result["max_staleness"], result["discarded"]])
+        rows.append(
+            [result["S"], step, result["tokens_per_s"], *speed, *shares, result["max_staleness"], result["discarded"]]
+        )
     return rows
 
 
@@ -108,7 +114,7 @@ def main() -> None:
     """Train with each degree, write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--staleness", type=int, nargs="*", default=[0, 1, 2, 4])
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--latency", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("overrides", nargs="*", help="further overrides of the recipe, a.b=c")
@@ -118,7 +124,16 @@ def main() -> None:
         folder = train(staleness, args.steps, args.latency, args.seed, args.overrides)
         results.append(read(folder, staleness))
     shares = ["generator busy", "trainer busy"]
-    columns = ["off-policy", "s a step", "speed", "of the ideal", *shares, "oldest token", "discarded"]
+    columns = [
+        "off-policy",
+        "s a step",
+        "trained tokens/s",
+        "of synchronous",
+        "of the ideal",
+        *shares,
+        "oldest token",
+        "discarded",
+    ]
     lines = table(columns, rows_of(results))
     print("\n".join(lines))
     about = (

@@ -71,6 +71,10 @@ Empty: all alike."""
             raise ValueError("weights: one of them must be above 0")
         if self.weights and self.order == "sequential":
             raise ValueError("weights draw tasks at random: set order to shuffled or curriculum")
+        defaults = type(self).model_fields
+        for name in ("explore", "half_life"):
+            if self.order != "curriculum" and getattr(self, name) != defaults[name].default:
+                raise ValueError(f"{name} is for a curriculum: set order to curriculum")
         return self
 
 
@@ -135,6 +139,12 @@ class WatchdogSection(Section):
     """Seconds without progress until a warning names what is stuck."""
     end_s: Annotated[float, Field(ge=0)] = 900.0
     """Seconds without progress until the run fails with that diagnosis; 0: never."""
+
+    @model_validator(mode="after")
+    def _order(self) -> WatchdogSection:
+        if 0 < self.end_s < self.warn_s:
+            raise ValueError("end_s below warn_s: the run would end before the warning; lower warn_s too")
+        return self
 
 
 class RunConfig(Section):

@@ -35,7 +35,7 @@ from forge_env.types import Message
 from tests.trainers import virtual_time
 from tests.trainers.stand_ins import STAND_INS, Actor, Actors, Buffer, Events, Trace
 from trainers.loop import grpo
-from trainers.loop.watchdog import Watchdog
+from trainers.loop.status import Status
 
 TASKS = 12
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
@@ -164,7 +164,7 @@ def stand_ins(trace: Trace, actors: Actors) -> Iterator[None]:
         patch.setattr(machine, "gpus", lambda: [machine.GPU(str(n), f"GPU-{n}", "none", 1.0) for n in range(8)])
         patch.setattr("trainers.buffer.actor.RemoteReplayBuffer", partial(Buffer, trace))
         patch.setattr("trainers.loop.grpo.open_engine", open_engine)
-        patch.setattr("trainers.loop.status.Watchdog", partial(Watchdog, clock=clock))
+        patch.setattr("trainers.loop.session.Status", partial(Status, clock=clock))
         patch.setattr(asyncio, "to_thread", inline)
         yield
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 from trainers.titan.batch import TokenSequence, collate  # noqa: E402
 from trainers.titan.layout import PackedLayout  # noqa: E402
-from trainers.titan.packing import Budget, cost, plan, shares, split  # noqa: E402
+from trainers.titan.packing import ATTENTION_GRID, Budget, cost, plan, shares, split  # noqa: E402
 from trainers.weights.flat import Layout  # noqa: E402
 
 pytestmark = pytest.mark.stack
@@ -38,6 +38,8 @@ def test_a_plan_keeps_every_target_and_the_budget(lengths: list[int], budget: in
     for chunk in (chunk for share in chunks for chunk in share if chunk):
         batch = collate(chunk, CPU, packed=packed)
         assert batch.tokens.numel() <= budget or len(chunk) == 1
+        grid = len(chunk) * max(len(item.token_ids) for item in chunk)  # what attention pads to
+        assert grid <= ATTENTION_GRID * budget or len(chunk) == 1
         assert len(batch.target_ids) == sum(item.num_targets for item in chunk)
         # Token ids were chosen so that log-prob and advantage can be told from the id.
         assert torch.equal(batch.behavior_logprobs, -batch.target_ids.float())

@@ -97,6 +97,21 @@ def sound(folder: Path, **changes: Any) -> Path:
     return folder
 
 
+@pytest.mark.parametrize(
+    ("changes", "feature"),
+    [
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
+        ({"attention_bias": True}, "biases"),
+        ({"use_sliding_window": True, "sliding_window": 64}, "sliding-window"),
+    ],
+)
+def test_a_checkpoint_that_the_trainer_would_compute_otherwise_is_refused(
+    tmp_path: Path, changes: dict[str, Any], feature: str
+) -> None:
+    with pytest.raises(UsageError, match=f"{feature}.* which the trainer lacks"):
+        check(load_config("coding_rlvr", [f"model.path={sound(tmp_path, **changes)}", "warmup=null"]))
+
+
 def test_a_sound_folder_is_taken(tmp_path: Path) -> None:
     check(load_config("coding_rlvr", [f"model.path={sound(tmp_path)}", "warmup=null"]))
 

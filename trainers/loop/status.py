@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from forge_env.run import Run
@@ -25,7 +25,15 @@ T = TypeVar("T")
 class Status:
     """Watches the actors of a training session."""
 
-    def __init__(self, run: Run, generators: GeneratorPool, rollouts: Rollouts, trainer: Account) -> None:
+    def __init__(
+        self,
+        run: Run,
+        generators: GeneratorPool,
+        rollouts: Rollouts,
+        trainer: Account,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._run = run
         self._generators = generators
         self._rollouts = rollouts
@@ -35,7 +43,7 @@ class Status:
         self._silent: list[str] = []
         self._logged: dict[str, float] = {}
         section = run.config.watchdog
-        self._watchdog = Watchdog(run, warn_s=section.warn_s, end_s=section.end_s, diagnose=self.diagnose)
+        self._watchdog = Watchdog(run, warn_s=section.warn_s, end_s=section.end_s, diagnose=self.diagnose, clock=clock)
 
     async def report(self, buffer: GroupBuffer[Any]) -> None:
         """Show live figures until cancelled.

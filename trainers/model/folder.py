@@ -74,8 +74,21 @@ def read_hf_config(folder: str | Path) -> dict[str, Any]:
         raise UsageError(f"{folder} is a {family!r} model", fix="use a dense Qwen3 checkpoint")
     if absent := [key for key in NEEDED if key not in config]:
         raise UsageError(f"{path} lacks {', '.join(absent)}", fix="fetch the checkpoint again")
+    if feature := _unsupported(config):
+        raise UsageError(f"{path} has {feature}, which the trainer lacks", fix="use a Qwen3 checkpoint without it")
     found: dict[str, Any] = config
     return found
+
+
+def _unsupported(config: Mapping[str, Any]) -> str | None:
+    """What the generator would compute and the trainer not: their log-probabilities would differ without a word."""
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        return f"rotary positions scaled by {kind!r}"
+    if config.get("attention_bias"):
+        return "biases in its attention"
+    return "sliding-window attention" if config.get("use_sliding_window") else None
 
 
 def check_folder(folder: Path, max_length: int) -> None:
