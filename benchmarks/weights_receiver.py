@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from typing import Any
 
 from trainers.actors.actor import ForgeActor, endpoint
 
@@ -16,13 +18,13 @@ class Receiver(ForgeActor):
         from trainers.weights.store import WeightStore
 
         self._store = WeightStore()
+        self._own: dict[str, Any] = {}
 
     @endpoint
     async def pull(self, version: int) -> float:
-        """Have every tensor of `version` here; returns seconds."""
+        """Have every tensor of `version` in this process's own; returns seconds."""
         started = time.perf_counter()
-        for _, tensor in await self._store.pull(version):
-            tensor[-1].item()
+        self._load(await self._store.pull(version))
         return time.perf_counter() - started
 
     @endpoint
@@ -31,6 +33,12 @@ class Receiver(ForgeActor):
         import torchstore
 
         started = time.perf_counter()
-        for key in keys:
-            (await torchstore.get(key))[-1].item()
+        self._load([(key.removeprefix("single/"), await torchstore.get(key)) for key in keys])
         return time.perf_counter() - started
+
+    def _load(self, weights: Iterable[tuple[str, Any]]) -> None:
+        """Copy into the tensors of the time before, as a model's parameters are filled."""
+        for name, tensor in weights:
+            if name not in self._own:
+                self._own[name] = tensor.clone()
+            self._own[name].copy_(tensor)
