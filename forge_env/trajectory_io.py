@@ -44,12 +44,18 @@ class TrajectoryWriter:
         self.close()
 
 
-def read_trajectories(path: str | Path, *, on_damage: Callable[[str], object] | None = None) -> Iterator[Trajectory]:
+def read_trajectories(
+    path: str | Path,
+    *,
+    on_damage: Callable[[str], object] | None = None,
+    check: Callable[[Trajectory], object] = lambda trajectory: None,
+) -> Iterator[Trajectory]:
     """The complete records of a file, in order; an incomplete last line is left out.
 
     Args:
         path: of the file.
         on_damage: is told of a line in the middle that is no trajectory, which is then left out.
+        check: raises a `ValueError`, `TypeError` or `KeyError` for a trajectory that is none the reader can use.
 
     Raises:
         UsageError: there is such a line, and nobody to tell.
@@ -60,6 +66,7 @@ def read_trajectories(path: str | Path, *, on_damage: Callable[[str], object] | 
                 return
             try:
                 trajectory = Trajectory.from_dict(json.loads(line))
+                check(trajectory)
             except (ValueError, TypeError, KeyError) as error:
                 damage = f"{path}, line {number} is no trajectory: {' '.join(str(error).split())[:200]}"
                 if on_damage is None:

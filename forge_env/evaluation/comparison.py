@@ -11,7 +11,7 @@ from typing import Any
 from forge_env.errors import UsageError
 from forge_env.evaluation.config import EvaluationConfig, build, read_yaml
 from forge_env.evaluation.estimates import PairedDifference, compare
-from forge_env.evaluation.samples import SampleResult, result_of
+from forge_env.evaluation.samples import SampleResult, in_plan
 from forge_env.evaluation.store import open_folder
 from forge_env.evaluation.tables import Table
 
@@ -41,8 +41,9 @@ def load(path: Path | str, *, score: str | None = None) -> tuple[EvaluationConfi
     folder = open_folder(path)
     config = build(read_yaml(folder.config))
     latest: dict[str, SampleResult] = {}
-    for trajectory in folder.trajectories():
-        latest[trajectory.id] = result_of(trajectory, score or config.score)
+    for trajectory, result in folder.results(score or config.score):
+        if in_plan(config, trajectory):
+            latest[trajectory.id] = result
     return config, list(latest.values())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Self
 
@@ -189,9 +190,11 @@ def parse_value(text: str) -> Any:
         return text
 
 
-def to_yaml(config: EvaluationConfig) -> str:
-    """Every key that is not at its default."""
-    return yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True)
+def to_yaml(config: EvaluationConfig, *, always: Collection[str] = ()) -> str:
+    """Every key that is not at its default, and those that `always` names."""
+    data = config.model_dump(mode="json", exclude_defaults=True)
+    data |= config.model_dump(mode="json", include=set(always))
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
 
 
 def changes(before: EvaluationConfig, now: EvaluationConfig) -> list[str]:

@@ -25,7 +25,7 @@ from forge_env.evaluation.display import Display, now_and_then, open_display
 from forge_env.evaluation.metering import Meter, Usage, read_price
 from forge_env.evaluation.progress import EnvironmentProgress, EvaluationProgress
 from forge_env.evaluation.runner import Runner, Source
-from forge_env.evaluation.samples import Sample, SampleResult, plan, result_of
+from forge_env.evaluation.samples import Sample, SampleResult, plan
 from forge_env.evaluation.store import ResultsFolder, SampleWriter, log_to, write_whole
 from forge_env.evaluation.vllm_server import VLLMServer, check_checkpoint
 from forge_env.evaluation.watched_engine import WatchedEngine
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from forge_env.evaluation.result import EvaluationResult
     from forge_env.sandbox.protocol import SandboxEngine
 
+log = logging.getLogger(__name__)
 VLLM = "vllm:"
 
 
@@ -70,10 +71,14 @@ class Evaluation:
                 f"{self.folder.root} holds transcripts that were scored again: a model's new ones don't belong there",
                 fix="resume the evaluation itself, then score that again",
             )
-        if self.resume and (changed := changes(build(read_yaml(self.folder.config)), config)):
-            raise UsageError(
-                f"{self.folder.root} was begun with another {', '.join(changed)}", fix="choose another --out"
-            )
+        if self.resume:
+            before = build(read_yaml(self.folder.config))
+            if changed := changes(before, config):
+                raise UsageError(
+                    f"{self.folder.root} was begun with another {', '.join(changed)}", fix="choose another --out"
+                )
+            if "base_url" not in config.model_fields_set:  # as recorded, whatever this shell's default is
+                config = self.config = config.model_copy(update={"base_url": before.base_url})
         self._meter = Meter(read_price(config.prices, config.model) if config.prices else None, config.budget)
         self._engine = WatchedEngine(self.sandboxes or LazyEngine(config.sandbox))
         self._sources = {choice.label: Source(self._maker(choice)) for choice in config.environments}
@@ -172,8 +177,10 @@ class Evaluation:
             return result
 
     def _write_config(self) -> None:
+        asks = self.policy is None and self._scripted is None and not self.config.model.startswith(VLLM)
+        always = ["base_url"] if asks else []  # its default is this shell's
         try:
-            write_whole(self.folder.config, to_yaml(self.config))
+            write_whole(self.folder.config, to_yaml(self.config, always=always))
         except OSError as error:
             raise ForgeError(
                 f"can't write {self.folder.config}: {error.strerror}", fix="free some space, or choose another --out"
@@ -223,11 +230,12 @@ class Evaluation:
         """Results of earlier processes, the later record of a sample counting; their usage goes to the meter."""
         results: dict[str, SampleResult] = {}
         planned = {sample.id for sample in self.samples}
-        for trajectory in self.folder.trajectories():
-            usage = trajectory.info.get("usage", {})
-            self._meter.total.add(Usage(**usage))
+        for trajectory, result in self.folder.results(self.config.score):
+            self._meter.total.add(Usage(**trajectory.info.get("usage", {})))
             if trajectory.id in planned:
-                results[trajectory.id] = result_of(trajectory, self.config.score)
+                results[trajectory.id] = result
+        for damage in self.folder.damage:
+            log.warning("%s", damage)
         for result in results.values():
             if result.valid:
                 self.progress.environments[result.environment].add(result)
@@ -251,7 +259,7 @@ class Evaluation:
             summary.write(self.folder.summary)
             write_whole(self.folder.report, markdown(summary))
         except OSError as error:  # a full disk must not hide the result; --resume writes both again
-            logging.getLogger(__name__).error("summary and report can't be written: %s", error)
+            log.error("summary and report can't be written: %s", error)
         samples = [results[sample.id] for sample in self.samples if sample.id in results]
         return EvaluationResult(self.folder.root, summary, samples, self._runner.error if self._runner else None)
 

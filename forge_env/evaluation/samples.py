@@ -107,6 +107,48 @@ class SampleResult:
         return None if self.valid or self.error is None else self.error.partition(":")[0]
 
 
+class NoSuchMetricError(UsageError):
+    """What should be reported is no metric of the environment's."""
+
+
+USAGE = ("prompt", "completion", "cached", "cost", "requests", "estimated")
+INFO = ("index", "epoch", "max_reward", "usage")
+
+
+def check_record(trajectory: Trajectory) -> None:
+    """Whether the runner can have written it: a damaged line may still be a trajectory by its form.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is none of its records.
+    """
+    info = trajectory.info
+    usage = info.get("usage", {})
+    if unknown := [*(info.keys() - set(INFO)), *(usage.keys() - set(USAGE))]:
+        raise ValueError(f"there is no figure {unknown[0]!r}")
+    if not all(isinstance(figure, int | float) for figure in [trajectory.reward, info["max_reward"], *usage.values()]):
+        raise ValueError("a figure is no number")
+    index, epoch = info["index"], info["epoch"]
+    if not (trajectory.id.startswith(f"{trajectory.environment}/") and trajectory.id.endswith(f"/{index}/{epoch}")):
+        raise ValueError(f"{trajectory.id!r} is no sample {epoch} of task {index} of {trajectory.environment!r}")
+    "".join([trajectory.task_id, trajectory.split, *trajectory.tags, *trajectory.metrics]).encode()  # or half a pair
+    result_of(trajectory, "reward")
+
+
+def split_of(trajectory: Trajectory) -> str:
+    """The split that the sample was asked for: a task may name another."""
+    return trajectory.id.removeprefix(f"{trajectory.environment}/").rsplit("/", 2)[0]
+
+
+def in_plan(config: EvaluationConfig, trajectory: Trajectory) -> bool:
+    """Whether a recorded sample belongs to what was asked for last: resuming may ask for fewer."""
+    for choice in config.environments:
+        if choice.label == trajectory.environment:
+            count = choice.n or config.n
+            inside = count is None or trajectory.info["index"] < count
+            return inside and bool(trajectory.info["epoch"] < config.epochs)
+    return False
+
+
 def result_of(trajectory: Trajectory, score: str) -> SampleResult:
     """The figures of a stored trajectory.
 
@@ -115,14 +157,14 @@ def result_of(trajectory: Trajectory, score: str) -> SampleResult:
         score: "reward", or the metric that is reported.
 
     Raises:
-        UsageError: a valid episode has no such metric.
+        NoSuchMetricError: a valid episode has no such metric.
     """
     info, usage = trajectory.info, trajectory.info.get("usage", {})
     value, best = trajectory.reward, float(info.get("max_reward", 1.0))
     if score != "reward":
         if trajectory.valid and score not in trajectory.metrics:
             known = ", ".join(trajectory.metrics) or "none"
-            raise UsageError(f"{trajectory.environment} has no metric {score!r}", fix=f"its metrics: {known}")
+            raise NoSuchMetricError(f"{trajectory.environment} has no metric {score!r}", fix=f"its metrics: {known}")
         value, best = trajectory.metrics.get(score, 0.0), 1.0
     return SampleResult(
         id=trajectory.id,

@@ -23,10 +23,10 @@ from types import TracebackType
 from typing import Self
 
 from forge_env.errors import ForgeError, UsageError
+from forge_env.evaluation.samples import NoSuchMetricError, SampleResult, check_record, result_of
 from forge_env.trajectory import Trajectory
 from forge_env.trajectory_io import end_of_last_record, read_trajectories
 
-log = logging.getLogger(__name__)
 BALLAST_BYTES = 4 * 2**20
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """No room on the disk, in the quota, or under the limit of a file's size."""
@@ -58,11 +58,31 @@ class ResultsFolder:
     def trajectories(self) -> Iterator[Trajectory]:
         """Every record in order, superseded ones included. A damaged line is noted in `damage` and left out."""
         self.damage.clear()
-        return read_trajectories(self.samples, on_damage=self._note) if self.samples.exists() else iter(())
+        if not self.samples.exists():
+            return iter(())
+        return read_trajectories(self.samples, on_damage=self.damage.append, check=check_record)
 
-    def _note(self, damage: str) -> None:
-        self.damage.append(damage)
-        log.warning("%s", damage)
+    def results(self, score: str) -> Iterator[tuple[Trajectory, SampleResult]]:
+        """Every record with its figures, in order. A metric's damaged name costs its own sample only.
+
+        Raises:
+            NoSuchMetricError: no valid sample of an environment has the metric `score`.
+        """
+        nameless: list[tuple[Trajectory, NoSuchMetricError]] = []
+        named: set[str] = set()
+        for trajectory in self.trajectories():
+            try:
+                result = result_of(trajectory, score)
+            except NoSuchMetricError as error:
+                nameless.append((trajectory, error))
+                continue
+            if trajectory.valid:
+                named.add(trajectory.environment)
+            yield trajectory, result
+        for trajectory, missing in nameless:
+            if trajectory.environment not in named:
+                raise missing
+            self.damage.append(f"{self.samples}, sample {trajectory.id}: {missing}")
 
     def remove_if_empty(self) -> None:
         """Remove a folder in which nothing has happened: no sample, no warning, no log of a server."""

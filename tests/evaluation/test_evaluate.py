@@ -222,6 +222,25 @@ async def test_a_refused_key_ends_the_run_at_once(out: Path) -> None:
     assert len(server.requests) <= 4
 
 
+async def test_the_address_is_recorded_wherever_it_came_from(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(request: dict[str, Any], n: int) -> Any:
+        return http({"error": {"message": "bad key"}}, 401)
+
+    async with Server(refuse) as server:
+        address = server.url
+        monkeypatch.setenv("OPENAI_BASE_URL", address)
+        await fe.evaluate_async(Sums, "m", out=out)
+        assert f"base_url: {address}" in (out / "config.yaml").read_text()
+        monkeypatch.delenv("OPENAI_BASE_URL")
+        asked = len(server.requests)
+        again = await fe.evaluate_async(Sums, "m", out=out, resume=True)
+        assert "refuses every request" in str(again.error)
+        assert len(server.requests) > asked
+    assert f"base_url: {address}" in (out / "config.yaml").read_text()
+    fe.evaluate(Sums, "gold", out=out.with_name("gold"))
+    assert "base_url" not in (out.with_name("gold") / "config.yaml").read_text()
+
+
 async def test_an_endpoint_end_to_end_with_usage_and_cost(out: Path) -> None:
     prices = out.with_name("prices.yaml")
     prices.write_text(PRICES)
