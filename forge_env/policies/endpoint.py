@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -21,6 +20,7 @@ from typing import Any, Self
 
 from forge_env.errors import ContextLengthExceeded, UsageError, did_you_mean
 from forge_env.policies.endpoint_answers import read_answer
+from forge_env.policies.endpoint_bounds import FIELDS, says_full
 from forge_env.policies.endpoint_errors import (
     AccessDeniedError,
     AnswerTooLargeError,
@@ -47,10 +47,6 @@ from forge_env.working_time import waiting
 __all__ = ["EndpointOptions", "EndpointPolicy"]
 
 CHECK_S = 30.0
-NEW_NAME = "max_completion_tokens"
-_CONTEXT_FULL = re.compile(
-    r"context_length_exceeded|context length|context window|max_model_len|maximum.{0,40}tokens|prompt is too long", re.I
-)
 
 
 INCONCLUSIVE = (
@@ -80,6 +76,8 @@ class EndpointPolicy:
         self._connections = Connections(options.base_url, api_key=_api_key(options.api_key_env), uds=options.uds)
         self._served: list[str] = []
         """Models that the endpoint lists."""
+        self.largest: int | None = None
+        """Tokens that the endpoint named as the most there can be, when it refused a bound beyond them."""
         self._renamed = False
         self._sleep = sleep
         self._rng = rng or random.Random()
@@ -160,7 +158,7 @@ class EndpointPolicy:
             try:
                 reply = await self._ask_once(body)
             except EndpointError as error:
-                if isinstance(error, RequestRefusedError) and _CONTEXT_FULL.search(error.message):
+                if isinstance(error, RequestRefusedError) and says_full(error.message):
                     raise ContextLengthExceeded(error.message) from error
                 self.errors[type(error).__name__] += 1
                 self._explain(error)
@@ -178,18 +176,19 @@ class EndpointPolicy:
         raise AssertionError("unreachable")
 
     async def _ask_once(self, body: dict[str, Any]) -> Reply:
+        sent = self._named(body)
         try:
-            return await self._exchange(self._named(body))
+            return await self._exchange(sent)
         except RequestRefusedError as error:
-            if "max_tokens" not in body or NEW_NAME not in error.message:
+            if FIELDS[0] not in sent or FIELDS[1] not in error.message:
                 raise
         self._renamed = True  # some models know the bound of a reply by its newer name alone
         return await self._exchange(self._named(body))
 
     def _named(self, body: dict[str, Any]) -> dict[str, Any]:
-        if not self._renamed or "max_tokens" not in body:
+        if not self._renamed or FIELDS[0] not in body:
             return body
-        return {name if name != "max_tokens" else NEW_NAME: value for name, value in body.items()}
+        return {name if name != FIELDS[0] else FIELDS[1]: value for name, value in body.items()}
 
     async def _exchange(self, body: dict[str, Any]) -> Reply:
         async with self.limiter.slot() as epoch:

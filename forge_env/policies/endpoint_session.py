@@ -6,8 +6,9 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from forge_env.errors import GeneratorError
-from forge_env.policies.endpoint_errors import EndpointError, EndpointTimeoutError
+from forge_env.errors import ContextLengthExceeded, GeneratorError, UsageError
+from forge_env.policies.endpoint_bounds import blames_bound, bound, largest, says_full, with_bound, without_bound
+from forge_env.policies.endpoint_errors import EndpointError, EndpointTimeoutError, RequestRefusedError
 from forge_env.policies.endpoint_text_tools import as_plain_chat, parse_calls
 from forge_env.policy import Reply
 from forge_env.types import Message, Observation, ToolSpec
@@ -28,6 +29,8 @@ class EndpointSession:
         self._sent: list[dict[str, Any]] = []
         self._tokens: list[int] = []
         self._turn = 0
+        self._left: int | None = None  # tokens, of a limit that isn't the options' own
+        self._unbounded = False
         self._opened = time.perf_counter()
         self._asked: float | None = None
         self._failure: EndpointError | None = None
@@ -37,7 +40,7 @@ class EndpointSession:
         self._add(observation)
         messages = as_plain_chat(self._messages, self._tools) if self._as_text else self._sent
         self._asked, self._failure = time.perf_counter(), None
-        reply = await self._policy.ask({**self._body, "messages": messages}, self._failed)
+        reply = await self._ask({**self._body, "messages": messages})
         self._asked = self._failure = None
         if self._as_text:
             reply.message = parse_calls(reply.message, turn=self._turn)
@@ -47,11 +50,35 @@ class EndpointSession:
         self._turn += 1
         return reply
 
+    async def _ask(self, body: dict[str, Any]) -> Reply:
+        """Ask with the bound on the reply, and without where the endpoint refuses what may be due to it."""
+        policy, own = self._policy, bound(body)
+        most = min((tokens for tokens in (own, self._left) if tokens is not None), default=None)
+        if most is None:
+            return await policy.ask(body, self._failed)
+        if self._unbounded or (own is None and policy.largest is not None and most >= policy.largest):
+            return await policy.ask(without_bound(body), self._failed)
+        try:
+            return await policy.ask(with_bound(body, most), self._failed)
+        except (ContextLengthExceeded, RequestRefusedError) as error:
+            if (isinstance(error, EndpointError) and error.fatal) or not blames_bound(error.message):
+                raise
+            refusal = error.message
+        self._failure = None
+        reply = await policy.ask(without_bound(body), self._failed)  # raises again where the conversation is full
+        if (told := largest(refusal)) is not None:
+            policy.largest = told
+        if most == own and (own >= told if told is not None else not says_full(refusal)):
+            raise UsageError(
+                f"the endpoint refuses replies of up to {own} tokens: {refusal}",
+                fix="lower --max-tokens, or leave it out: a reply may then be as long as the context allows",
+            )
+        self._unbounded = True  # the conversation only grows: asking with a bound would be refused on every turn
+        return reply
+
     def limit_reply(self, tokens: int) -> None:
-        """Let no further reply be longer, whatever the options allow."""
-        field = "max_completion_tokens" if "max_completion_tokens" in self._body else "max_tokens"
-        allowed = self._body.get(field)
-        self._body[field] = tokens if not isinstance(allowed, int) else min(tokens, allowed)
+        """Let no further reply be longer, whatever the options allow, as far as the endpoint takes such a bound."""
+        self._left = tokens
 
     def _failed(self, error: EndpointError) -> None:
         self._failure = error
