@@ -191,6 +191,8 @@ def run_score(args: argparse.Namespace) -> int:
         print(f"in {counted(len(rescored.diverged), 'sample')} the environment answered otherwise than it did")
     if rescored.result.error is not None:
         report_error(rescored.result.error)
+    for damage in rescored.damage:
+        _say(f"forge-env: {damage}")
     if rescored.unscored:
         _report_unscored(rescored.unscored, f"{out}/rescored.json")
     return 0 if rescored.result.summary.status == "complete" and not rescored.unscored else 1
@@ -208,6 +210,8 @@ def run_compare(args: argparse.Namespace) -> int:
     from forge_env.evaluation import comparison
 
     found = comparison.compare_folders(args.a, args.b, score=args.score, confidence=args.confidence)
+    for damage in found.damage:
+        _say(f"forge-env: {damage}")
     if args.json:
         print(json.dumps(found.to_dict(), indent=2))
     else:

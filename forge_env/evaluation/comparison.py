@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from forge_env.errors import UsageError
 from forge_env.evaluation.config import EvaluationConfig, build, read_yaml
 from forge_env.evaluation.estimates import PairedDifference, compare
-from forge_env.evaluation.samples import SampleResult, in_plan
+from forge_env.evaluation.same_tasks import other_tasks
+from forge_env.evaluation.samples import SampleResult, in_plan, split_of
 from forge_env.evaluation.store import open_folder
 from forge_env.evaluation.tables import Table
 
@@ -30,21 +31,38 @@ class Comparison:
     only_b: dict[str, int]
     hardest: dict[str, list[tuple[str, float, float]]]
     """Tasks with the largest change by label: (task, A, B), losses first."""
+    damage: list[str] = field(default_factory=list)
+    """What could not be read of either; those samples are left out."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return dataclasses.asdict(self)
 
 
-def load(path: Path | str, *, score: str | None = None) -> tuple[EvaluationConfig, list[SampleResult]]:
-    """Configuration and latest results of a folder; `score` replaces the configured one."""
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a folder holds."""
+
+    config: EvaluationConfig
+    results: list[SampleResult]
+    """The latest of every sample that was last asked for."""
+    splits: dict[str, str]
+    """Which split was played, by label."""
+    damage: list[str]
+    """What could not be read."""
+
+
+def load(path: Path | str, *, score: str | None = None) -> Stored:
+    """The evaluation in a folder; `score` replaces the configured one."""
     folder = open_folder(path)
     config = build(read_yaml(folder.config))
     latest: dict[str, SampleResult] = {}
+    splits: dict[str, str] = {}
     for trajectory, result in folder.results(score or config.score):
         if in_plan(config, trajectory):
             latest[trajectory.id] = result
-    return config, list(latest.values())
+            splits[trajectory.environment] = split_of(trajectory)
+    return Stored(config, list(latest.values()), splits, list(folder.damage))
 
 
 def compare_folders(a: Path | str, b: Path | str, *, score: str | None = None, confidence: float = 0.95) -> Comparison:
@@ -57,17 +75,30 @@ def compare_folders(a: Path | str, b: Path | str, *, score: str | None = None, c
         confidence: of the intervals.
 
     Raises:
-        UsageError: a folder holds no evaluation, or the two have no environment or no task in common.
+        UsageError: a folder holds no evaluation, or the two have no environment or no task in common, or their tasks
+            are others (options, split, seed).
     """
     if not 0 < confidence < 1:
         raise UsageError(f"the confidence is between 0 and 1, not {confidence:g}", fix="for example 0.95")
-    config_a, results_a = load(a, score=score)
-    config_b, results_b = load(b, score=score or config_a.score)
-    scores_a, scores_b = _scores(results_a), _scores(results_b)
+    stored_a = load(a, score=score)
+    stored_b = load(b, score=score or stored_a.config.score)
+    config_a, config_b = stored_a.config, stored_b.config
+    scores_a, scores_b = _scores(stored_a.results), _scores(stored_b.results)
     common = [label for label in scores_a if label in scores_b]
     if not common:
         known = f"{', '.join(scores_a) or 'nothing'} against {', '.join(scores_b) or 'nothing'}"
-        raise UsageError(f"the two evaluations have no environment in common: {known}")
+        raise UsageError(
+            f"the two evaluations have no environment in common: {known}",
+            fix="evaluate both on the same environment, with the same label",
+        )
+    for label in common:
+        if (
+            difference := other_tasks(label, (config_a, stored_a.splits[label]), (config_b, stored_b.splits[label]))
+        ) is not None:
+            raise UsageError(
+                f"the two evaluations did not play the same tasks of {label}: {difference}",
+                fix="evaluate both with the same options, split and seed",
+            )
     if not any(scores_a[label].keys() & scores_b[label].keys() for label in common):
         raise UsageError(
             f"the two evaluations have no task in common (environments: {', '.join(common)})",
@@ -81,6 +112,7 @@ def compare_folders(a: Path | str, b: Path | str, *, score: str | None = None, c
         only_a={label: len(scores_a[label].keys() - scores_b[label].keys()) for label in common},
         only_b={label: len(scores_b[label].keys() - scores_a[label].keys()) for label in common},
         hardest={label: _largest_changes(scores_a[label], scores_b[label]) for label in common},
+        damage=stored_a.damage + stored_b.damage,
     )
 
 

@@ -88,13 +88,15 @@ class Evaluation:
             check_checkpoint(config.model.removeprefix(VLLM))
         if isinstance(self._scripted, GoldPolicy):
             self.samples = self._with_gold(self.samples)
+        self.planned = _planned(self.samples)
+        """`(split, number of samples)` by label: what the summary goes by."""
         self.progress = self._new_progress()
         self._runner: Runner | None = None
         self.stopped = False
         """Whether `stop` was called."""
 
     def keep(self, wanted: Callable[[Sample], bool]) -> None:
-        """Play only these of the planned samples."""
+        """Play only these of the planned samples; the others count as missing."""
         self.samples = [sample for sample in self.samples if wanted(sample)]
         self.progress = self._new_progress()
 
@@ -109,14 +111,13 @@ class Evaluation:
             return partial(make, choice.name, sandboxes=self._engine, **choice.options)
         return partial(cls, make_config(choice.name, cls, choice.options), sandboxes=self._engine)
 
+    def has_gold(self, sample: Sample) -> bool:
+        """Whether the sample's task has a reference solution."""
+        return self._sources[sample.label].environment.gold_actions(self.task(sample)) is not None
+
     def _with_gold(self, samples: list[Sample]) -> list[Sample]:
         """Those whose task has a reference solution: not every hand of cards can be won."""
-
-        def has_gold(sample: Sample) -> bool:
-            source = self._sources[sample.label]
-            return source.environment.gold_actions(source.task(sample.split, sample.index)) is not None
-
-        kept = [sample for sample in samples if has_gold(sample)]
+        kept = [sample for sample in samples if self.has_gold(sample)]
         if missing := {sample.label for sample in samples} - {sample.label for sample in kept}:
             raise UsageError(
                 f"no task of {sorted(missing)[0]} has a gold solution", fix="set Task.gold, or override gold_actions"
@@ -250,7 +251,7 @@ class Evaluation:
         summary = summarize(
             self.config,
             results.values(),
-            _planned(self.samples),
+            self.planned,
             totals=(total.cost, total.prompt, total.completion),
             wall_s=self.progress.elapsed,
             request_errors=dict(self.progress.request_errors),

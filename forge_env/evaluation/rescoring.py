@@ -19,6 +19,7 @@ from forge_env.errors import UsageError
 from forge_env.evaluation.config import EvaluationConfig, build, read_yaml
 from forge_env.evaluation.evaluation import Evaluation
 from forge_env.evaluation.result import EvaluationResult
+from forge_env.evaluation.samples import Sample, in_plan
 from forge_env.evaluation.store import ResultsFolder, open_folder, write_whole
 from forge_env.policy import LimitReached, PolicySession, Reply
 from forge_env.trajectory import Trajectory, Turn
@@ -38,7 +39,9 @@ class Rescored:
     changed: list[tuple[str, float, float]]
     """(sample, score before, score now) where they differ."""
     unscored: dict[str, str]
-    """Valid samples that could not be scored again, and why."""
+    """Planned samples that could not be scored again, and why: those lost in the source among them."""
+    damage: list[str]
+    """What could not be read of the source."""
 
 
 class TranscriptPolicy:
@@ -107,7 +110,8 @@ async def rescore(
     if ResultsFolder(out).exists():
         raise UsageError(f"{out} holds an evaluation already", fix="choose another --out, or remove it")
     config: EvaluationConfig = build(read_yaml(folder.config))
-    latest = {trajectory.id: trajectory for trajectory in folder.trajectories()}
+    latest = {trajectory.id: trajectory for trajectory in folder.trajectories() if in_plan(config, trajectory)}
+    damage = list(folder.damage)
     kept = {name: trajectory for name, trajectory in latest.items() if trajectory.valid}
     if not kept:
         raise UsageError(f"{source} holds no valid sample to score")
@@ -119,11 +123,13 @@ async def rescore(
         }
     )
     evaluation = Evaluation(again, policy=TranscriptPolicy({}), stream=stream)
-    unscored = _unscored(evaluation, kept)
+    unscored = _unscored(evaluation, latest)
+    evaluation.planned = _plan_of(evaluation, [*kept.values()], unscored)
     evaluation.keep(lambda sample: sample.id in kept and sample.id not in unscored)
     if not evaluation.samples:
+        reason = next(reason for name, reason in unscored.items() if name in kept)
         raise UsageError(
-            f"none of the {len(kept)} valid samples of {source} can be scored again: {next(iter(unscored.values()))}",
+            f"none of the {len(kept)} valid samples of {source} can be scored again: {reason}",
             fix="score with the environment that they were played in",
         )
     seeds = {sample.id: sample.seed(config.seed) for sample in evaluation.samples}
@@ -138,25 +144,53 @@ async def rescore(
         old = before.reward if config.score == "reward" else before.metrics.get(config.score, 0.0)
         if sample.valid and abs(sample.score - old) > 1e-9:
             changed.append((sample.id, old, sample.score))
-    return Rescored(result, sorted(policy.diverged), changed, unscored)
+    return Rescored(result, sorted(policy.diverged), changed, unscored, damage)
 
 
-def _unscored(evaluation: Evaluation, kept: dict[str, Trajectory]) -> dict[str, str]:
-    """Samples whose task the environment no longer has, or has exchanged for another."""
+def _unscored(evaluation: Evaluation, latest: dict[str, Trajectory]) -> dict[str, str]:
+    """Samples without a valid record, and those whose task the environment no longer has, or has exchanged."""
     planned = {sample.id: sample for sample in evaluation.samples}
     found: dict[str, str] = {}
-    for name, trajectory in kept.items():
-        if name not in planned:
+    for name, sample in planned.items():
+        if name not in latest and _was_asked_for(evaluation, sample):
+            found[name] = "there is no readable record of it: it was not played, or its line is damaged"
+    for name, trajectory in latest.items():
+        if not trajectory.valid:
+            found[name] = f"it was lost: {trajectory.error}"
+        elif name not in planned:
             found[name] = "the environment has no such task any more"
-            continue
-        try:
-            task = evaluation.task(planned[name])
-        except Exception as error:  # noqa: BLE001 - the boundary of the author's code: whatever it raises is named
-            found[name] = f"its task can't be made: {type(error).__name__}: {error}"
-            continue
-        if task.id != trajectory.task_id:
-            found[name] = f"its task is now {task.id!r}, and was {trajectory.task_id!r}"
+        elif reason := _exchanged(evaluation, planned[name], trajectory):
+            found[name] = reason
     return found
+
+
+def _was_asked_for(evaluation: Evaluation, sample: Sample) -> bool:
+    """The gold policy plays only tasks that have a reference solution."""
+    if evaluation.config.model != "gold":
+        return True
+    try:
+        return evaluation.has_gold(sample)
+    except Exception:  # noqa: BLE001 - the boundary of the author's code: a task that can't be made is missed
+        return True
+
+
+def _exchanged(evaluation: Evaluation, sample: Sample, trajectory: Trajectory) -> str | None:
+    try:
+        task = evaluation.task(sample)
+    except Exception as error:  # noqa: BLE001 - the boundary of the author's code: whatever it raises is named
+        return f"its task can't be made: {type(error).__name__}: {error}"
+    if task.id != trajectory.task_id:
+        return f"its task is now {task.id!r}, and was {trajectory.task_id!r}"
+    return None
+
+
+def _plan_of(evaluation: Evaluation, kept: list[Trajectory], unscored: dict[str, str]) -> dict[str, tuple[str, int]]:
+    """What the source was to play: `(split, number of samples)` by label."""
+    planned = {trajectory.id for trajectory in kept} | unscored.keys()
+    return {
+        label: (split, sum(name.startswith(f"{label}/{split}/") for name in planned))
+        for label, (split, _) in evaluation.planned.items()
+    }
 
 
 def _mark(out: ResultsFolder, source: ResultsFolder, unscored: dict[str, str]) -> None:

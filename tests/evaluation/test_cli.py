@@ -132,6 +132,37 @@ def test_what_can_no_longer_be_scored_is_exit_code_1(out: str, capsys: Any, monk
     assert main(["eval", "--out", f"{out}-rescored", "--resume"]) == 2
 
 
+def test_scoring_keeps_to_the_plan_and_names_what_was_lost(out: str, capsys: Any) -> None:
+    unlucky = "tests.evaluation.toys:Unlucky"
+    main(["eval", unlucky, "--model", "gold", "--out", out, "--sample-retries", "0"])
+    path = Path(out) / "trajectories" / "eval.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    valid = next(number for number, line in enumerate(lines) if b'"valid":true' in line)
+    hit = json.loads(lines[valid])["id"]
+    path.write_bytes(b"".join([*lines[:valid], b"\x00garbage\n", *lines[valid + 1 :]]))
+    capsys.readouterr()
+    assert main(["score", out]) == 1
+    shown = capsys.readouterr().err
+    assert f"line {valid + 1} is no trajectory" in shown
+    assert "7 samples could not be scored again" in shown
+    unscored = json.loads((Path(f"{out}-rescored") / "rescored.json").read_text())["unscored"]
+    assert "no readable record" in unscored[hit]
+    assert unscored[f"{unlucky}/eval/1/0"].startswith("it was lost: SandboxError")
+    summary = json.loads((Path(f"{out}-rescored") / "summary.json").read_text())
+    (item,) = summary["environments"].values()
+    assert (summary["status"], item["planned"], item["samples"], item["missing"]) == ("incomplete", 12, 5, 7)
+
+
+def test_scoring_what_gold_played_misses_no_task_without_gold(out: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "tests.evaluation.toys.Sums.gold_actions", lambda self, task: [task.gold] if task.difficulty == 1 else None
+    )
+    assert main(["eval", TOY, "--model", "gold", "--out", out]) == 0
+    assert main(["score", out]) == 0
+    summary = json.loads((Path(f"{out}-rescored") / "summary.json").read_text())
+    assert (summary["status"], *(item["planned"] for item in summary["environments"].values())) == ("complete", 6)
+
+
 def test_wrong_comparisons_are_named(out: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     main(["eval", TOY, "--model", "gold", "--out", out, "-n", "2"])
     assert main(["compare", out, out, "--confidence", "2"]) == 2

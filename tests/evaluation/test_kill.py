@@ -37,7 +37,7 @@ async def start(out: Path, url: str, *more: str) -> asyncio.subprocess.Process:
 
 
 def results(out: Path) -> dict[str, tuple[bool, float, str]]:
-    _, samples = load(out)
+    samples = load(out).results
     texts = {item.id: item.turns[-1].message.content for item in read_trajectories(out / "trajectories" / "eval.jsonl")}
     return {sample.id: (sample.valid, sample.score, texts[sample.id]) for sample in samples}
 
