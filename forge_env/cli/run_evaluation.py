@@ -15,7 +15,15 @@ from typing import Any, TypeVar
 from forge_env.cli.evaluate import FLAGS
 from forge_env.cli.main import INTERRUPTED, report_error
 from forge_env.errors import ConfigError, UsageError, did_you_mean
-from forge_env.evaluation.config import EvaluationConfig, build, environment_entries, parse_value, read_yaml
+from forge_env.evaluation.config import (
+    EvaluationConfig,
+    build,
+    environment_entries,
+    parse_flag,
+    parse_value,
+    read_yaml,
+    short_name,
+)
 from forge_env.evaluation.display import print_tables
 from forge_env.evaluation.evaluation import Evaluation
 from forge_env.evaluation.result import EvaluationResult
@@ -94,35 +102,43 @@ def read_config(args: argparse.Namespace) -> EvaluationConfig:
             raise UsageError(f"{args.out} holds no evaluation to resume")
         data = read_yaml(folder.config)
     files = [name for name in names if name.endswith((".yaml", ".yml"))]
+    if len(files) > 1:
+        raise UsageError(f"{len(files)} files are given: {', '.join(files)}", fix="evaluate as one of them says")
     if files:
         data |= read_yaml(Path(files[0]))
     if chosen := [name for word in names if word not in files for name in word.split(",") if name.strip()]:
         data["environments"] = chosen
     if "environments" not in data:
         raise UsageError("nothing to evaluate on", fix="name an environment (forge-env list) or a YAML file")
-    data |= _flags(args)
+    flags = _flags(args)
+    data |= flags
     if data.get("model") is None:
         raise UsageError("no model is given", fix="add --model NAME, vllm:PATH, gold or random")
-    _set_options(data, [word for word in words if "=" in word])
+    _set_options(data, [word for word in words if "=" in word], over={"n", "split"} & flags.keys())
     return build(data)
 
 
 def _flags(args: argparse.Namespace) -> dict[str, Any]:
     names = [name for flags in FLAGS.values() for name in flags]
-    given = {name: parse_value(text) for name in names if (text := getattr(args, name)) is not None}
+    given = {name: parse_flag(name, text) for name in names if (text := getattr(args, name)) is not None}
     given |= {name: text for name in ("model", "out") if (text := getattr(args, name)) is not None}
     if args.n is not None:
         given["n"] = parse_value(args.n)
     return given
 
 
-def _set_options(data: dict[str, Any], words: list[str]) -> None:
-    """Put `key=value` (one environment) and `ENV.key=value` (several) into the environments' options."""
+def _set_options(data: dict[str, Any], words: list[str], *, over: set[str]) -> None:
+    """Put `key=value` (one environment) and `ENV.key=value` (several) into the environments' options.
+
+    What an environment says of the keys in `over` is dropped: a flag holds for all of them.
+    """
     try:
         entries: list[dict[str, Any]] = [dict(item) for item in environment_entries(data["environments"])]
     except ValueError as error:
         raise ConfigError(f"environments: {error}", fix="write environments: [NAME, ...]") from error
-    by_label = {str(entry.get("label") or entry.get("name")): entry for entry in entries}
+    entries = [{key: value for key, value in entry.items() if key not in over} for entry in entries]
+    by_label = {short_name(str(entry.get("name"))): entry for entry in entries}
+    by_label |= {str(entry.get("label") or entry.get("name")): entry for entry in entries}
     for word in words:
         key, _, text = word.partition("=")
         named = [label for label in by_label if key.startswith(f"{label}.")]

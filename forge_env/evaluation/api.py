@@ -16,8 +16,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from forge_env.environment import Environment
+from forge_env.errors import UsageError
 from forge_env.evaluation.config import EnvironmentChoice, build
 from forge_env.evaluation.evaluation import Evaluation
+from forge_env.policies.scripted import FunctionPolicy
 from forge_env.policy import Policy
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ EnvironmentLike = str | type[Environment] | EnvironmentChoice | dict[str, Any]
 
 def evaluate(
     environments: EnvironmentLike | Sequence[EnvironmentLike],
-    model: str | Policy,
+    model: str | Policy | Callable[..., Any],
     *,
     resume: bool = False,
     show: bool = False,
@@ -42,7 +44,8 @@ def evaluate(
 
     Args:
         environments: names, classes, or `EnvironmentChoice`s.
-        model: an endpoint's model, `vllm:PATH`, a scripted policy (`gold`, `random`, `module:function`), or any policy.
+        model: an endpoint's model, `vllm:PATH`, a scripted policy (`gold`, `random`, `module:function`), a function
+            `(messages, tools) -> str | Message`, sync or async, or any policy.
         resume: continue what the folder `out` holds: what is missing, and what was lost to infrastructure.
         show: draw progress on stderr.
         sandboxes: a started engine to use; else one is opened when first needed.
@@ -62,7 +65,7 @@ def evaluate(
 
 async def evaluate_async(
     environments: EnvironmentLike | Sequence[EnvironmentLike],
-    model: str | Policy,
+    model: str | Policy | Callable[..., Any],
     *,
     resume: bool = False,
     show: bool = False,
@@ -73,12 +76,12 @@ async def evaluate_async(
     single = isinstance(environments, str | type | EnvironmentChoice | dict)
     given: list[Any] = [environments] if single else list(environments)  # type: ignore[arg-type]
     classes = {_path(cls): cls for cls in given if isinstance(cls, type)}
-    chosen = [{"name": _path(item), "label": item.__name__} if isinstance(item, type) else item for item in given]
-    name = model if isinstance(model, str) else getattr(model, "name", type(model).__name__)
+    chosen = [{"name": _path(item)} if isinstance(item, type) else item for item in given]
+    name, policy = _named_policy(model)
     config = build({"environments": chosen, "model": name, **settings})
     evaluation = Evaluation(
         config,
-        policy=None if isinstance(model, str) else model,
+        policy=policy,
         classes=classes,
         resume=resume,
         sandboxes=sandboxes,
@@ -87,10 +90,32 @@ async def evaluate_async(
     return await evaluation.run()
 
 
-def _path(cls: type[Environment]) -> str:
-    """Where `forge-env score` finds the class again; its name alone where nobody else can import it."""
-    importable = cls.__module__ != "__main__" and "<locals>" not in cls.__qualname__
-    return f"{cls.__module__}:{cls.__qualname__}" if importable else cls.__name__
+def _named_policy(model: Any) -> tuple[str, Policy | None]:
+    """Name for the record, and the policy where `model` is none by name.
+
+    Raises:
+        UsageError: it is nothing that plays.
+    """
+    if isinstance(model, str):
+        return model, None
+    if isinstance(model, type):
+        raise UsageError(f"{model.__name__} is a class, not a policy", fix=f"give an object: {model.__name__}(...)")
+    if callable(getattr(model, "session", None)):
+        name = getattr(model, "name", None)
+        return (name if isinstance(name, str) and name else type(model).__name__), model
+    if callable(model):
+        named = hasattr(model, "__qualname__") and hasattr(model, "__module__")
+        return (_path(model) if named else type(model).__name__), FunctionPolicy(model)
+    raise UsageError(
+        f"{str(model)[:80]!r} is no model",
+        fix="give an endpoint's model, vllm:PATH, gold, random, a function (messages, tools) -> str, or a policy",
+    )
+
+
+def _path(found: Any) -> str:
+    """Where another process finds the class or function again; its name alone where nobody else can import it."""
+    importable = found.__module__ != "__main__" and "<" not in found.__qualname__
+    return f"{found.__module__}:{found.__qualname__}" if importable else str(found.__name__)
 
 
 def _in_a_thread(job: Callable[[], Coroutine[Any, Any, EvaluationResult]]) -> EvaluationResult:

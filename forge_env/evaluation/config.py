@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from forge_env.errors import ConfigError, did_you_mean
+from forge_env.machine import user_path
 from forge_env.policies.endpoint import EndpointOptions
 
 ENDLESS_N = 100
@@ -31,7 +32,7 @@ class EnvironmentChoice(BaseModel):
     name: str
     """Registered name, or import path `module:Class`."""
     label: str = ""
-    """What it is called in the results; the name when not given."""
+    """What it is called in the results; when not given, the registered name or that of the class."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment."""
     split: str | None = None
@@ -39,9 +40,14 @@ class EnvironmentChoice(BaseModel):
     n: int | None = Field(None, ge=1)
     """Number of tasks, when another than `n` of the evaluation."""
 
+    @field_validator("split", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return as_text(value)
+
     @model_validator(mode="after")
     def _label(self) -> Self:
-        self.label = self.label or self.name
+        self.label = self.label or short_name(self.name)
         return self
 
 
@@ -98,8 +104,22 @@ class EvaluationConfig(EndpointOptions):
     def _names(cls, value: Any) -> Any:
         return environment_entries(value)
 
+    @field_validator("split", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return as_text(value)
+
+    @field_validator("out", "prices", mode="after")
+    @classmethod
+    def _home(cls, value: Path | None) -> Path | None:
+        return None if value is None else user_path(str(value))
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        labels = [choice.label for choice in self.environments]
+        for choice in self.environments:  # classes of one name in two modules
+            if labels.count(choice.label) > 1 and choice.label == short_name(choice.name):
+                choice.label = choice.name
         labels = [choice.label for choice in self.environments]
         if repeated := {label for label in labels if labels.count(label) > 1}:
             raise ValueError(f"two environments are labelled {sorted(repeated)[0]!r}; give one another `label`")
@@ -117,6 +137,16 @@ class EvaluationConfig(EndpointOptions):
     def running(self) -> int:
         """Most samples under way at once."""
         return self.max_samples or 2 * self.concurrency
+
+
+def short_name(name: str) -> str:
+    """The class of `module:Class`, or the registered name."""
+    return name.rpartition(":")[2].rpartition(".")[2] if ":" in name else name
+
+
+def as_text(value: Any) -> Any:
+    """A split called 2024 is a number only to YAML."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def environment_entries(value: Any) -> list[Any]:
@@ -182,8 +212,19 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return data
 
 
+TEXTS = {
+    name for name, field in EvaluationConfig.model_fields.items() if field.annotation in (str, str | None, Path | None)
+}
+"""Keys whose value is text, whatever else YAML would take it for."""
+
+
+def parse_flag(name: str, text: str) -> Any:
+    """The value that the text of a flag stands for."""
+    return text if name in TEXTS and text != "null" else parse_value(text)
+
+
 def parse_value(text: str) -> Any:
-    """The value that a flag's text stands for, read as YAML."""
+    """The value that a text stands for, read as YAML."""
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError:

@@ -16,6 +16,7 @@ from forge_env.cli.evaluate import FLAGS
 from forge_env.cli.main import build_parser, main
 from forge_env.cli.run_evaluation import read_config
 from forge_env.evaluation.config import EvaluationConfig
+from tests.evaluation.toys import Sums
 
 TOY = "tests.evaluation.toys:Sums"
 OTHER = "tests.evaluation.toys:Broken"
@@ -56,9 +57,57 @@ def test_a_file_says_the_same_as_flags(tmp_path: Path) -> None:
     assert config_of(str(path), "--epochs", "9").epochs == 9
 
 
-def test_options_of_several_environments(out: str) -> None:
-    config = config_of(f"{TOY},{OTHER}", "--model", "gold", f"{OTHER}.max_turns=4")
+@pytest.mark.parametrize("named", [OTHER, "Broken"])
+def test_options_of_several_environments(named: str, out: str) -> None:
+    config = config_of(f"{TOY},{OTHER}", "--model", "gold", f"{named}.max_turns=4")
     assert [choice.options for choice in config.environments] == [{}, {"max_turns": 4}]
+
+
+def test_classes_of_one_name_are_told_apart(out: str) -> None:
+    config = config_of(f"{TOY},{OTHER},other.module:Sums", "--model", "gold")
+    assert [choice.label for choice in config.environments] == [TOY, "Broken", "other.module:Sums"]
+
+
+def test_a_class_has_one_label_however_it_is_given(out: str, capsys: Any) -> None:
+    fe.evaluate(Sums, "gold", out=out, n=2)
+    main(["eval", TOY, "--model", "gold", "--out", f"{out}-2", "-n", "2"])
+    assert main(["compare", out, f"{out}-2"]) == 0
+    main(["eval", OTHER, "--model", "gold", "--out", f"{out}-3", "-n", "2"])
+    capsys.readouterr()
+    assert main(["compare", out, f"{out}-3"]) == 2
+    shown = capsys.readouterr().err
+    assert "no environment in common: Sums against Broken" in shown
+    assert "with the same label" in shown
+
+
+def test_a_flag_holds_for_every_environment_of_a_file(tmp_path: Path, out: str) -> None:
+    path = tmp_path / "evaluation.yaml"
+    path.write_text(yaml.safe_dump({"environments": [{"name": TOY, "n": 5, "split": "a"}, OTHER], "model": "gold"}))
+    config = config_of(str(path))
+    assert [(choice.n, choice.split) for choice in config.environments] == [(5, "a"), (None, None)]
+    config = config_of(str(path), "-n", "2", "--split", "b")
+    assert [(choice.n, choice.split) for choice in config.environments] == [(None, None), (None, None)]
+    assert (config.n, config.split) == (2, "b")
+
+
+def test_one_file_is_read_and_a_second_refused(tmp_path: Path, capsys: Any) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({"environments": TOY, "model": "gold"}))
+    assert main(["eval", f"{tmp_path}/b.yaml", f"{tmp_path}/a.yaml"]) == 2
+    assert "2 files are given" in capsys.readouterr().err
+
+
+def test_the_home_folder_is_expanded_and_text_stays_text(tmp_path: Path, clean_environ: pytest.MonkeyPatch) -> None:
+    clean_environ.setenv("HOME", str(tmp_path))
+    path = tmp_path / "evaluation.yaml"
+    lines = [f"environments: [{{name: '{TOY}', split: 2023}}]", "model: gold", "out: ~/x", "prices: ~/p.yaml"]
+    path.write_text("\n".join([*lines, "split: 2024"]))
+    config = config_of(str(path))
+    assert (config.out, config.prices) == (tmp_path / "x", tmp_path / "p.yaml")
+    assert (config.environments[0].split, config.split) == ("2023", "2024")
+    config = config_of(TOY, "--model", "gold", "--split", "2025", "--score", "1e3")
+    assert (config.split, config.score) == ("2025", "1e3")
+    assert config_of(TOY, "--model", "gold", "--vllm-args", "[--dtype, float32]").vllm_args == ["--dtype", "float32"]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +177,7 @@ def test_what_can_no_longer_be_scored_is_exit_code_1(out: str, capsys: Any, monk
     assert main(["score", out]) == 1
     captured = capsys.readouterr()
     assert "1 sample could not be scored again" in captured.err
-    assert f"{TOY}/eval/11/0: the environment has no such task any more" in captured.err
+    assert "Sums/eval/11/0: the environment has no such task any more" in captured.err
     assert main(["eval", "--out", f"{out}-rescored", "--resume"]) == 2
 
 
@@ -147,7 +196,7 @@ def test_scoring_keeps_to_the_plan_and_names_what_was_lost(out: str, capsys: Any
     assert "7 samples could not be scored again" in shown
     unscored = json.loads((Path(f"{out}-rescored") / "rescored.json").read_text())["unscored"]
     assert "no readable record" in unscored[hit]
-    assert unscored[f"{unlucky}/eval/1/0"].startswith("it was lost: SandboxError")
+    assert unscored["Unlucky/eval/1/0"].startswith("it was lost: SandboxError")
     summary = json.loads((Path(f"{out}-rescored") / "summary.json").read_text())
     (item,) = summary["environments"].values()
     assert (summary["status"], item["planned"], item["samples"], item["missing"]) == ("incomplete", 12, 5, 7)
@@ -184,7 +233,7 @@ def test_eval_score_and_compare(out: str, capsys: Any) -> None:
     assert main(["score", out]) == 0
     assert "0 scores changed" in capsys.readouterr().out
     assert main(["compare", out, f"{out}-rescored", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["environments"][TOY]["difference"]["value"] == 0.0
+    assert json.loads(capsys.readouterr().out)["environments"]["Sums"]["difference"]["value"] == 0.0
     assert main(["compare", out, "nowhere"]) == 2
     assert "holds no evaluation" in capsys.readouterr().err
 
@@ -193,7 +242,7 @@ def test_json_and_resume_from_the_folder_alone(out: str, capsys: Any) -> None:
     assert main(["eval", TOY, "--model", "gold", "--out", out, "-n", "2"]) == 0
     capsys.readouterr()
     assert main(["eval", "--out", out, "--resume", "-n", "3", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["environments"][TOY]["samples"] == 3
+    assert json.loads(capsys.readouterr().out)["environments"]["Sums"]["samples"] == 3
 
 
 def test_lost_samples_are_exit_code_1(out: str, capsys: Any) -> None:
@@ -238,7 +287,7 @@ def test_a_damaged_line_costs_only_its_own_sample(line: bytes, out: str, capsys:
     captured = capsys.readouterr()
     assert "line 2 is no trajectory" in captured.err
     assert "its sample is played again" in captured.err
-    assert json.loads(captured.out)["environments"][TOY]["samples"] == 4
+    assert json.loads(captured.out)["environments"]["Sums"]["samples"] == 4
     assert len(path.read_bytes().splitlines()) == 5
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from forge_env.evaluation.config import build
 from forge_env.evaluation import display as displays
+from forge_env.evaluation.config import build
 from forge_env.evaluation.display import LiveDisplay, PlainDisplay, print_tables
 from forge_env.evaluation.evaluation import Evaluation
 from forge_env.evaluation.tables import Table

@@ -178,6 +178,25 @@ def test_a_bug_of_the_policy_is_named_and_costs_only_its_own_sample(wrapped: boo
     assert "test_evaluate.py" in (out / "run.log").read_text()
 
 
+def test_a_function_plays_and_what_cannot_play_is_named_before_anything_starts(out: Path) -> None:
+    result = fe.evaluate(Sums, answer_even, out=out)
+    assert (result.summary.status, result.summary.model) == ("complete", "tests.evaluation.toys:answer_even")
+    assert result.summary.environments["Sums"].score.value == 0.5
+    local = fe.evaluate(Sums, lambda messages, tools: "1", out=out.with_name("local"))
+    assert (local.summary.status, local.summary.model) == ("complete", "<lambda>")
+
+    class Named(Counted):
+        def name(self) -> str:
+            return "x"
+
+    assert fe.evaluate(Sums, Named(), out=out.with_name("named")).summary.model == "Named"
+    nothing = out.with_name("nothing")
+    for wrong, message in [(Counted, "Counted is a class"), (3, "'3' is no model"), (None, "'None' is no model")]:
+        with pytest.raises(UsageError, match=message):
+            fe.evaluate(Sums, wrong, out=nothing)  # type: ignore[arg-type]
+    assert not nothing.exists()
+
+
 def test_what_cannot_be_recorded_costs_only_its_own_sample(out: Path) -> None:
     class Telling:
         def session(self, tools: Any, *, seed: int | None = None) -> Any:
@@ -352,7 +371,7 @@ def test_scoring_again_and_comparing(out: Path, monkeypatch: pytest.MonkeyPatch)
     other = rescore_sync(out, out.with_name("other"))
     assert len(other.changed) == 24
     found = compare_folders(out, out.with_name("other"))
-    difference = found.environments["tests.evaluation.toys:Sums"]
+    difference = found.environments["Sums"]
     assert difference is not None
     assert (difference.tasks, difference.better, difference.worse) == (12, 6, 6)
 
@@ -398,8 +417,8 @@ def test_scoring_again_names_what_can_no_longer_be_scored(
     for attribute, value in change.items():
         monkeypatch.setattr(Moving, attribute, value)
     again = rescore_sync(out, out.with_name("again"))
-    assert reason in again.unscored[f"{name}/eval/3/0"]
-    assert (len(again.unscored), again.result.summary.environments[name].samples) == (4 - left, left)
+    assert reason in again.unscored["Moving/eval/3/0"]
+    assert (len(again.unscored), again.result.summary.environments["Moving"].samples) == (4 - left, left)
     assert json.loads((out.with_name("again") / "rescored.json").read_text())["unscored"] == again.unscored
     monkeypatch.setattr(Moving, "task", lambda self, split, index: fe.Task(id="x", prompt="1 + 1 = ?"))
     with pytest.raises(UsageError, match=r"none of the 4 valid samples .* can be scored again"):
