@@ -92,6 +92,7 @@ class Evaluation:
         """`(split, number of samples)` by label: what the summary goes by."""
         self.progress = self._new_progress()
         self._runner: Runner | None = None
+        self._server: VLLMServer | None = None
         self.stopped = False
         """Whether `stop` was called."""
 
@@ -208,7 +209,25 @@ class Evaluation:
                 self.progress.limiter, self.progress.request_errors = policy.limiter, policy.errors
             self._runner.on_result = display.update
             self._runner.on_note = display.note
-            await self._runner.run(pending)
+            await self._run_samples(self._runner, pending)
+
+    async def _run_samples(self, runner: Runner, pending: list[Sample]) -> None:
+        """Play them; when our own server ends, give up those under way at once: every request would fail."""
+        if self._server is None:
+            await runner.run(pending)
+            return
+        playing = asyncio.ensure_future(runner.run(pending))
+        ended = asyncio.ensure_future(self._server.ended())
+        try:
+            await asyncio.wait([playing, ended], return_when=asyncio.FIRST_COMPLETED)
+            if ended.done() and not playing.done():
+                runner.error = ended.result()
+        finally:
+            ended.cancel()
+            playing.cancel()
+            await asyncio.wait([playing])
+        if not playing.cancelled():
+            playing.result()
 
     async def _open_policy(self, stack: AsyncExitStack, display: Display) -> Policy:
         if self.policy is not None or self._scripted is not None:
@@ -219,7 +238,7 @@ class Evaluation:
         if options.model.startswith(VLLM):
             display.note("starting vLLM")
             server = VLLMServer(options.model.removeprefix(VLLM), self.folder.root / "vllm.log", self.config.vllm_args)
-            await stack.enter_async_context(server)
+            self._server = await stack.enter_async_context(server)
             options = options.model_copy(
                 update={"model": server.name, "base_url": server.base_url, "uds": server.uds, "api_key_env": ""}
             )

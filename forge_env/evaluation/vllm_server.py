@@ -74,6 +74,16 @@ class VLLMServer:
     ) -> None:
         await self._stop()
 
+    async def ended(self) -> GeneratorError:
+        """Wait until the server ends by itself; what to say of that."""
+        assert self._process is not None
+        status = await self._process.wait()
+        how = f"exit code {status}"
+        if status - vllm_warden.KILLED in set(signal.Signals):
+            how += f" (killed by {signal.Signals(status - vllm_warden.KILLED).name})"
+        text = f"vLLM ended during the run with {how}: {self._last_words()}"
+        return GeneratorError(text, fix=f"see {self._log}; when that is mended, --resume plays what is missing")
+
     def _command(self) -> list[str]:
         defaults = {
             "--served-model-name": [self.name],

@@ -17,6 +17,8 @@ import subprocess
 import sys
 
 PR_SET_PDEATHSIG = 1
+KILLED = 128
+"""Exit status by a signal, less the signal's number, as shells say it."""
 
 
 def on_death_of_starter(number: signal.Signals) -> None:
@@ -29,7 +31,7 @@ def _die_with_us() -> None:
 
 
 def main(grace_s: float, folder: str, command: list[str]) -> int:
-    """Run `command` until it ends (its exit status) or the starter does."""
+    """Run `command` until it ends (its exit status, 128 more than the signal that killed it) or the starter does."""
     told, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(tell)  # every signal that has a handler writes its number there
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
@@ -40,7 +42,8 @@ def main(grace_s: float, folder: str, command: list[str]) -> int:
     while True:
         ready, _, _ = select.select([sys.stdin.fileno(), ended, told], [], [])
         if ended in ready:
-            return server.wait()
+            status = server.wait()
+            return status if status >= 0 else KILLED - status
         if sys.stdin.fileno() in ready or signal.SIGUSR1 in os.read(told, 100):
             break
     os.killpg(0, signal.SIGTERM)

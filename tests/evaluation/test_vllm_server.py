@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -70,3 +71,56 @@ async def test_a_server_that_fails_to_start_says_why(tmp_path: Path, monkeypatch
     with pytest.raises(GeneratorError, match="ended while starting: ValueError: no room"):
         async with vllm_server.VLLMServer("org/model", tmp_path / "vllm.log"):
             pass
+
+
+ONE_ANSWER = """
+import http.server, json, os, signal, socketserver, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def address_string(self):
+        return "socket"
+    def do_GET(self):
+        self.say({"object": "list", "data": [{"id": "model"}]})
+    def do_POST(self):
+        print("RuntimeError: out of memory", file=sys.stderr, flush=True)
+        END
+    def say(self, data):
+        body = json.dumps(data).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+
+Server(sys.argv[1], Handler).serve_forever()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        ("os._exit(3)", "exit code 3: "),
+        ("os.kill(os.getpid(), signal.SIGKILL)", r"exit code 137 \(killed by SIGKILL\): "),
+    ],
+)
+async def test_a_server_that_ends_during_the_run_is_named(
+    end: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, however patient the requests are."""
+    import forge_env as fe
+    from forge_env.evaluation import evaluation, vllm_server
+    from tests.evaluation.toys import Sums
+
+    code = ONE_ANSWER.replace("END", end)
+    for module in (vllm_server, evaluation):
+        monkeypatch.setattr(module, "check_checkpoint", lambda model: model)
+    monkeypatch.setattr(vllm_server.VLLMServer, "_command", lambda self: [sys.executable, "-c", code, self.uds])
+    out = tmp_path / "out"
+    result = await fe.evaluate_async(Sums, "vllm:org/model", out=out, first_delay_s=3600.0, retries=9)
+    assert result.summary.status == "incomplete"
+    assert result.error is not None
+    assert re.search(f"vLLM ended during the run with {how}RuntimeError: out of memory", str(result.error))
+    assert f"see {out / 'vllm.log'}" in (result.error.fix or "")
