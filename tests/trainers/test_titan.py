@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from forge_env.config.models import ModelSection, OptimizerSection, TinyModel
+from trainers.losses.grpo import GRPOLoss
 from trainers.losses.sft import SFTLoss
 from trainers.model.tiny import hf_config
 from trainers.titan.batch import TokenSequence, collate
@@ -253,6 +255,17 @@ def rates(trained: TitanEngine) -> list[float]:
         found.append(trained.learning_rate()["learning_rate"])
         trained.train(sequences(1), SFTLoss())
     return found
+
+
+@pytest.mark.parametrize("loss", [SFTLoss(), GRPOLoss(correction="tis")])
+def test_a_step_without_anything_to_learn_is_a_step_of_the_schedule(folder: Path, loss: Any) -> None:
+    trained, idle, fresh = (engine(folder, warmup_steps=4) for _ in range(3))
+    trained.train(sequences(4), SFTLoss())
+    before = weights(idle)
+    metrics = idle.train([], loss, minibatches=2)
+    assert metrics["tokens"] == 0
+    assert idle.learning_rate() == trained.learning_rate() != fresh.learning_rate()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(idle).items())
 
 
 def test_schedules_decay_in_their_shapes(folder: Path) -> None:

@@ -63,7 +63,10 @@ class TitanEngine:
         return self.threads > 1 and self.device.side_by_side and self.model.ranks.alone
 
     def train(self, sequences: Sequence[TokenSequence], loss: Loss, *, minibatches: int = 1) -> dict[str, float]:
-        """Update the weights `minibatches` times from one batch; returns means over its target tokens."""
+        """Update the weights `minibatches` times from one batch; returns means over its target tokens.
+
+        A batch without sequences leaves the weights as they are, and is a step of the schedule like any other.
+        """
         started = time.perf_counter()
         totals: dict[str, float] = {}
         parts = split(sequences, minibatches, self.rng)
@@ -82,7 +85,7 @@ class TitanEngine:
 
         None where nobody asks, and for the first minibatch, which is trained on by that very policy.
         """
-        if not needs(loss).proximal:
+        if not parts or not needs(loss).proximal:
             return [None] * len(parts)
         with torch.no_grad():
             return [None, *([self._logprobs(batch) for batch in self._microbatches(part)] for part in parts[1:])]
