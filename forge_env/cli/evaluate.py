@@ -59,7 +59,8 @@ EPILOG = """\
 examples:
   forge-env eval coding_rlvr --model gold                            the reference solutions: is all well?
   forge-env eval coding_rlvr --model qwen3-8b --base-url http://localhost:8000/v1 -n 100 --epochs 4
-  forge-env eval coding_rlvr --model vllm:checkpoints/last           starts vLLM itself
+  forge-env eval coding_rlvr --model vllm:runs/first/checkpoints/step-000100/model
+                                                                     starts vLLM itself
   forge-env eval evaluation.yaml --temperature 0.7                   the same keys in a file, overridden
   forge-env eval --out runs/first --resume                           what is missing, and what infrastructure lost
 Ctrl-C once finishes the samples under way, twice stops now; neither loses a finished sample.

@@ -6,11 +6,9 @@ folder (locked, perhaps resumed) --> plan less what is done --> policy, sandboxe
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import logging
-import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,14 +21,15 @@ from forge_env.evaluation.collector import collecting_seldom
 from forge_env.evaluation.config import EnvironmentChoice, EvaluationConfig, build, changes, read_yaml, to_yaml
 from forge_env.evaluation.display import Display, now_and_then, open_display
 from forge_env.evaluation.metering import Meter, Usage, read_price
+from forge_env.evaluation.model import VLLM, scripted
 from forge_env.evaluation.progress import EnvironmentProgress, EvaluationProgress
 from forge_env.evaluation.runner import Runner, Source
-from forge_env.evaluation.samples import Sample, SampleResult, plan
+from forge_env.evaluation.samples import Sample, SampleResult, check_score, plan, planned
 from forge_env.evaluation.store import ResultsFolder, SampleWriter, log_to, write_whole
 from forge_env.evaluation.vllm_server import VLLMServer, check_checkpoint
 from forge_env.evaluation.watched_engine import WatchedEngine
 from forge_env.policies.endpoint import EndpointPolicy
-from forge_env.policies.scripted import GoldPolicy, scripted_policy
+from forge_env.policies.scripted import GoldPolicy
 from forge_env.policy import Policy
 from forge_env.registry import environment_class, make, make_config
 from forge_env.sandbox.lazy import LazyEngine
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from forge_env.sandbox.protocol import SandboxEngine
 
 log = logging.getLogger(__name__)
-VLLM = "vllm:"
 
 
 @dataclass
@@ -83,12 +81,14 @@ class Evaluation:
         self._engine = WatchedEngine(self.sandboxes or LazyEngine(config.sandbox))
         self._sources = {choice.label: Source(self._maker(choice)) for choice in config.environments}
         self.samples = plan(config, {label: source.environment for label, source in self._sources.items()})
-        self._scripted = None if self.policy is not None else _scripted(config)
+        for label, source in self._sources.items():
+            check_score(config.score, label, source.environment)
+        self._scripted = None if self.policy is not None else scripted(config)
         if self.policy is None and self._scripted is None and config.model.startswith(VLLM):
             check_checkpoint(config.model.removeprefix(VLLM))
         if isinstance(self._scripted, GoldPolicy):
             self.samples = self._with_gold(self.samples)
-        self.planned = _planned(self.samples)
+        self.planned = planned(self.samples)
         """`(split, number of samples)` by label: what the summary goes by."""
         self.progress = self._new_progress()
         self._runner: Runner | None = None
@@ -249,10 +249,10 @@ class Evaluation:
     def _earlier(self) -> dict[str, SampleResult]:
         """Results of earlier processes, the later record of a sample counting; their usage goes to the meter."""
         results: dict[str, SampleResult] = {}
-        planned = {sample.id for sample in self.samples}
+        wanted = {sample.id for sample in self.samples}
         for trajectory, result in self.folder.results(self.config.score):
             self._meter.total.add(Usage(**trajectory.info.get("usage", {})))
-            if trajectory.id in planned:
+            if trajectory.id in wanted:
                 results[trajectory.id] = result
         for damage in self.folder.damage:
             log.warning("%s", damage)
@@ -282,37 +282,6 @@ class Evaluation:
             log.error("summary and report can't be written: %s", error)
         samples = [results[sample.id] for sample in self.samples if sample.id in results]
         return EvaluationResult(self.folder.root, summary, samples, self._runner.error if self._runner else None)
-
-
-def _planned(samples: Sequence[Sample]) -> dict[str, tuple[str, int]]:
-    planned: dict[str, tuple[str, int]] = {}
-    for sample in samples:
-        planned[sample.label] = (sample.split, planned.get(sample.label, ("", 0))[1] + 1)
-    return planned
-
-
-def _scripted(config: EvaluationConfig) -> Policy | None:
-    """The scripted policy that the model names; `name:tag` of an endpoint's model is none."""
-    model = config.model
-    if model.startswith(VLLM):
-        return None
-    module, colon, attribute = model.partition(":")
-    if not colon or (attribute.isidentifier() and "/" not in module and _importable(module)):
-        return scripted_policy(model)
-    path = "." in module and all(part.isidentifier() for part in [*module.split("."), attribute])
-    if path and "base_url" not in config.model_fields_set and "OPENAI_BASE_URL" not in os.environ:
-        raise UsageError(
-            f"there is no module {module!r} for the policy {model!r}",
-            fix="give package.module:function; where it is an endpoint's model, add --base-url",
-        )
-    return None
-
-
-def _importable(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def _new_folder(config: EvaluationConfig) -> Path:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from forge_env.environment import Environment
 from forge_env.errors import UsageError
 from forge_env.evaluation.config import ENDLESS_N, EnvironmentChoice, EvaluationConfig
+from forge_env.tool_environment import ToolEnvironment
 from forge_env.trajectory import Trajectory
 
 
@@ -41,6 +42,14 @@ def plan(config: EvaluationConfig, environments: dict[str, Environment]) -> list
             [Sample(choice.label, split, index, epoch) for epoch in range(config.epochs) for index in range(count)]
         )
     return list(_in_turns(shares))
+
+
+def planned(samples: Sequence[Sample]) -> dict[str, tuple[str, int]]:
+    """`(split, number of samples)` by label."""
+    counts: dict[str, tuple[str, int]] = {}
+    for sample in samples:
+        counts[sample.label] = (sample.split, counts.get(sample.label, ("", 0))[1] + 1)
+    return counts
 
 
 def tasks_of(choice: EnvironmentChoice, config: EvaluationConfig, env: Environment) -> tuple[str, int]:
@@ -111,6 +120,24 @@ class NoSuchMetricError(UsageError):
     """What should be reported is no metric of the environment's."""
 
 
+def check_score(score: str, label: str, env: Environment) -> None:
+    """Whether the environment has the metric, as far as that is known before an episode: others may come in `step`.
+
+    Raises:
+        NoSuchMetricError: it has none of that name.
+    """
+    own = ("step", "truncate", "score", "_counters")
+    if score == "reward" or not isinstance(env, ToolEnvironment):
+        return
+    if any(getattr(type(env), name) is not getattr(ToolEnvironment, name) for name in own):
+        return
+    known = [*env.rubric.weights, *COUNTERS]
+    if score not in known:
+        raise NoSuchMetricError(f"{label} has no metric {score!r}", fix=f"its metrics: {', '.join(known)}")
+
+
+COUNTERS = ("turns", "tool_calls", "tool_errors")
+"""Metrics of every `ToolEnvironment`."""
 USAGE = ("prompt", "completion", "cached", "cost", "requests", "estimated")
 INFO = ("index", "epoch", "max_reward", "usage")
 

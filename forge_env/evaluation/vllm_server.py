@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 READY_POLL_S = 0.2
 """How often the server is asked whether it is up; it has no event that says so."""
 STOP_S = 20.0
+DEPTH = 3
+"""How far below a folder that is no model one is looked for."""
 
 
 class VLLMServer:
@@ -147,12 +149,18 @@ def check_checkpoint(model: str) -> str:
         raise UsageError("--model vllm: names no checkpoint", fix="write --model vllm:PATH")
     folder = user_path(model)
     if folder.exists() and not (folder / "config.json").is_file():
-        inside = next(iter(sorted(folder.glob("*/config.json"))), None)
-        fix = f"use vllm:{inside.parent}" if inside else "give a Hugging Face checkpoint folder"
+        inside = newest_model(folder)
+        fix = f"use vllm:{inside}" if inside else "give a Hugging Face checkpoint folder"
         raise UsageError(f"{model} holds no model: there is no config.json in it", fix=fix)
     if not folder.exists() and (model.startswith(("/", ".", "~")) or model.count("/") != 1):
         raise UsageError(f"there is no checkpoint folder {model}", fix="check the path, or give a name at the hub")
     return str(folder) if folder.exists() else model
+
+
+def newest_model(folder: Path) -> Path | None:
+    """The model written last into `folder`, such as a run's `checkpoints/step-000100/model`."""
+    found = [path for depth in range(1, DEPTH + 1) for path in folder.glob("/".join(["*"] * depth + ["config.json"]))]
+    return max(found, key=lambda path: (path.stat().st_mtime_ns, path)).parent if found else None
 
 
 def _descendants(pid: int) -> list[psutil.Process]:

@@ -102,6 +102,27 @@ def test_several_environments_and_another_score(out: Path) -> None:
         fe.evaluate(choices, "gold", score="elegance", out=out.with_name("other"))
 
 
+class Graded(Sums):
+    """Tells metrics of its own at the end of an episode."""
+
+    async def step(self, action: Any) -> Any:
+        """One more metric."""
+        observation, reward, terminated, truncated, info = await super().step(action)
+        return observation, reward, terminated, truncated, {**info, "metrics": {"grade": 1.0}}
+
+
+def test_a_score_that_is_none_is_named_before_a_sample_where_that_can_be_known(out: Path) -> None:
+    choices = [{"name": f"{__name__}:Graded", "n": 4}, {"name": "tests.evaluation.toys:Sums", "n": 4}]
+    with pytest.raises(UsageError, match="Sums has no metric 'grade'") as refused:
+        fe.evaluate(choices, "gold", score="grade", out=out)
+    assert refused.value.fix == "its metrics: exact_match, turns, tool_calls, tool_errors"
+    assert not out.exists()
+    with pytest.raises(UsageError, match="Graded has no metric 'elegance'") as refused:
+        fe.evaluate(choices[0], "gold", score="elegance", out=out, max_samples=1)
+    assert refused.value.fix == "its metrics: grade"
+    assert len((out / "trajectories" / "eval.jsonl").read_text().splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("limit", "name", "policy"),
     [

@@ -98,9 +98,9 @@ async def test_a_token_limit_binds_in_a_single_turn_and_rescoring_keeps_it(out: 
             environment, "m", base_url=server.url, out=out.with_name("over"), n=1, token_limit=4, **QUICK
         )
     assert [request["max_tokens"] for request in server.requests] == [5, 4]
-    assert right.summary.environments[environment].truncated == {}
+    assert right.summary.environments["Sums"].truncated == {}
     assert right.samples[0].score == 1.0
-    item = over.summary.environments[environment]
+    item = over.summary.environments["Sums"]
     assert (item.truncated, over.samples[0].score, over.samples[0].turns) == ({"tokens": 1}, 0.0, 1)
     again = await rescore(out.with_name("over"), out.with_name("again"))
     assert (again.changed, again.result.samples[0].truncation) == ([], "tokens")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -124,3 +125,21 @@ async def test_a_server_that_ends_during_the_run_is_named(
     assert result.error is not None
     assert re.search(f"vLLM ended during the run with {how}RuntimeError: out of memory", str(result.error))
     assert f"see {out / 'vllm.log'}" in (result.error.fix or "")
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_a_folder_above_models_suggests_the_newest(depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forge_env.errors import UsageError
+    from forge_env.evaluation import vllm_server
+
+    monkeypatch.setattr(vllm_server, "find_spec", lambda name: object())
+    below = "/".join(["x"] * (depth - 1))
+    for number, name in enumerate(("c", "b", "a")):
+        model = tmp_path / below / name
+        model.mkdir(parents=True)
+        (model / "config.json").write_text("{}")
+        os.utime(model / "config.json", (number, number))
+    with pytest.raises(UsageError, match=r"no config\.json") as refused:
+        vllm_server.check_checkpoint(str(tmp_path))
+    deep = "give a Hugging Face checkpoint folder"
+    assert refused.value.fix == (deep if depth == 4 else f"use vllm:{tmp_path / below / 'a'}")
