@@ -55,7 +55,7 @@ def read_trajectories(
     Args:
         path: of the file.
         on_damage: is told of a line in the middle that is no trajectory, which is then left out.
-        check: raises a `ValueError`, `TypeError` or `KeyError` for a trajectory that is none the reader can use.
+        check: raises such an error as `from_dict` does for a trajectory that is none the reader can use.
 
     Raises:
         UsageError: there is such a line, and nobody to tell.
@@ -67,7 +67,7 @@ def read_trajectories(
             try:
                 trajectory = Trajectory.from_dict(json.loads(line))
                 check(trajectory)
-            except (ValueError, TypeError, KeyError) as error:
+            except (ValueError, TypeError, KeyError, AttributeError) as error:  # by whatever is wrong with its shape
                 damage = f"{path}, line {number} is no trajectory: {' '.join(str(error).split())[:200]}"
                 if on_damage is None:
                     raise UsageError(damage, fix="delete that line") from error

@@ -53,11 +53,8 @@ def run_eval(args: argparse.Namespace) -> int:
     if result.summary.status != "complete":
         lost = sum(sum(item.invalid.values()) for item in result.summary.environments.values())
         were = "was" if lost == 1 else "were"
-        print(
-            f"forge-env: {counted(lost, 'sample')} {were} lost to infrastructure, see {evaluation.folder.log}",
-            file=sys.stderr,
-        )
-        print(f"  -> {_resume_hint(evaluation)} plays them again", file=sys.stderr)
+        _say(f"forge-env: {counted(lost, 'sample')} {were} lost to infrastructure, see {evaluation.folder.log}")
+        _say(f"  -> {_resume_hint(evaluation)} plays them again")
         return 1
     return 0
 
@@ -75,7 +72,7 @@ def _show(result: EvaluationResult) -> None:
 
 
 def _interrupted(evaluation: Evaluation) -> int:
-    print(f"interrupted; every finished sample is kept. Continue: {_resume_hint(evaluation)}", file=sys.stderr)
+    _say(f"interrupted; every finished sample is kept. Continue: {_resume_hint(evaluation)}")
     return INTERRUPTED
 
 
@@ -215,10 +212,10 @@ def run_score(args: argparse.Namespace) -> int:
 
 
 def _report_unscored(unscored: dict[str, str], path: str) -> None:
-    print(f"forge-env: {counted(len(unscored), 'sample')} could not be scored again:", file=sys.stderr)
+    _say(f"forge-env: {counted(len(unscored), 'sample')} could not be scored again:")
     for name, reason in list(unscored.items())[:5]:
-        print(f"  {name}: {reason}", file=sys.stderr)
-    print(f"  -> all are in {path}; the figures are of the others", file=sys.stderr)
+        _say(f"  {name}: {reason}")
+    _say(f"  -> all are in {path}; the figures are of the others")
 
 
 def run_compare(args: argparse.Namespace) -> int:

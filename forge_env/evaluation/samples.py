@@ -146,7 +146,7 @@ def check_record(trajectory: Trajectory) -> None:
     """Whether the runner can have written it: a damaged line may still be a trajectory by its form.
 
     Raises:
-        ValueError, TypeError, KeyError: it is none of its records.
+        ValueError, TypeError, KeyError, AttributeError: it is none of its records.
     """
     info = trajectory.info
     usage = info.get("usage", {})

@@ -274,7 +274,15 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: Any) -
 
 
 @pytest.mark.parametrize(
-    "line", [b"\x00\xff", b'{"id": 3', b"[]", b'{"id": "x", "environment": "e", "task_id": "t", "turns": 3}']
+    "line",
+    [
+        b"\x00\xff",
+        b'{"id": 3',
+        b"[]",
+        b'{"id": "x", "environment": "e", "task_id": "t", "turns": 3}',
+        b'{"id":3,"environment":"e","task_id":"t","turns":[],"info":{"max_reward":1,"index":0,"epoch":0}}',
+        b'{"id": "x", "environment": "e", "task_id": "t", "turns": [], "info": [1]}',
+    ],
 )
 def test_a_damaged_line_costs_only_its_own_sample(line: bytes, out: str, capsys: Any) -> None:
     assert main(["eval", TOY, "--model", "gold", "--out", out, "-n", "4"]) == 0
