@@ -131,7 +131,10 @@ class Runner:
             return True  # someone must notice when things get better
         if self._running >= self.config.running or self._engine.saturated:
             return False
-        return self._limiter is None or self.meter.asking + self.meter.early < self._limiter.size
+        if self._limiter is None or self.meter.asking + self.meter.early < self._limiter.size:
+            return True
+        self._limiter.press()  # what is in flight may be less: samples that reset will ask as well
+        return False
 
     async def _has_room(self) -> bool:
         """After the disk ran full: write what is held as soon as that is possible; whether to go on then."""

@@ -191,7 +191,7 @@ class EndpointPolicy:
         return {name if name != FIELDS[0] else FIELDS[1]: value for name, value in body.items()}
 
     async def _exchange(self, body: dict[str, Any]) -> Reply:
-        async with self.limiter.slot() as epoch:
+        async with self.limiter.slot() as begun:
             asked = time.perf_counter()
             try:
                 data = await self._connections.exchange(
@@ -201,10 +201,10 @@ class EndpointPolicy:
                 fill_in(reply, body)
             except EndpointError as error:
                 if error.overload:
-                    self.limiter.overloaded(epoch)
+                    self.limiter.overloaded(begun)
                 raise
             latency = time.perf_counter() - asked
-            self.limiter.succeeded(epoch, latency)
+            self.limiter.succeeded(begun)
         reply.metadata["latency_s"] = round(latency, 6)
         return reply
 

@@ -1,33 +1,57 @@
 """How many requests an endpoint gets at once, found out while asking.
 
-A window of requests in flight: it doubles each round until the endpoint pushes back, then grows by one a round
-(additive increase) and halves when told "too many" or when nothing comes back in time (multiplicative decrease,
-once a round at most), as TCP does (V. Jacobson, "Congestion avoidance and control", SIGCOMM 1988). Latency holds
-it too: by Little's law a window w with mean latency l completes w / l requests a second, and when a window half as
-large again completes hardly more, the larger one only queues, so it is taken back and held for a while.
+A window of requests in flight: it grows by one for every answer (doubles each round) until the endpoint pushes back,
+then by one a round (additive increase), and halves when told "too many" or when nothing comes back in time
+(multiplicative decrease, once a round at most), as TCP does (V. Jacobson, "Congestion avoidance and control", SIGCOMM
+1988). It grows only while it is what requests wait for. Latency holds it too: by Little's law a load of w requests
+with latency l completes w / l a second, and when a load half as large again completes hardly more, the larger one only
+queues (`endpoint_load`), so the window goes back to where that began, and after a while it is tried again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 
+from forge_env.policies.endpoint_load import Answer, Comparison, Verdict
 from forge_env.working_time import waiting
 
-PROBE = 1.5
-"""How much larger a window must be to be compared with the last good one."""
-GAIN = 1.1
-"""How much more such a window must complete to be kept."""
-HOLD_ROUNDS = 20
-"""Rounds without growth after one that didn't pay."""
+REACH = 4.0
+"""How far beyond the last load that is known to pay the window grows while nothing is known of more."""
+PROBE_REACH = 2.0
+"""The same after larger loads have not paid."""
+HOLD_ROUNDS = 4
+"""Rounds without growth after a load that didn't pay; doubled with every further one."""
+MOST_HOLD_ROUNDS = 8
+CALM_ROUNDS = 20
+"""Rounds without a refusal after which growth doubles again: what was too much was a passing matter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A request's beginning, as `succeeded` and `overloaded` must know it."""
+
+    epoch: int
+    at: float
+    area: float
+    window: int
 
 
 class AdaptiveLimiter:
     """A semaphore whose size follows the endpoint. Used from one event loop."""
 
-    def __init__(self, *, start: int = 16, maximum: int = 256, on_change: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        *,
+        start: int = 16,
+        maximum: int = 256,
+        on_change: Callable[[], object] = lambda: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.maximum = maximum
         self.window = float(min(start, maximum))
         self.in_flight = 0
@@ -35,14 +59,17 @@ class AdaptiveLimiter:
         """How often the endpoint said that it was too much."""
         self.on_change = on_change
         """Called whenever the window changed."""
+        self._clock = clock
         self._waiters: deque[asyncio.Future[None]] = deque()
-        self._doubling = True
+        self._area, self._since = 0.0, clock()  # requests in flight summed over time: means of it are loads
         self._epoch = 0  # counts decreases: requests begun before one don't cause another
-        self._round: list[float] = []  # latencies of this round, which has as many requests as the window had places
-        self._round_size = self.size
-        self._full = True
-        self._held = 0
-        self._good: tuple[float, float] | None = None  # window, requests a second
+        self._doubling = True
+        self._calm = 0  # answers since the endpoint last pushed back
+        self._pressed = 0  # answers for which the window still counts as what requests wait for
+        self._held = 0  # answers until the window may grow again
+        self._hold_rounds = HOLD_ROUNDS
+        self._reach = REACH
+        self._comparison = Comparison(self.size)
 
     @property
     def size(self) -> int:
@@ -50,19 +77,36 @@ class AdaptiveLimiter:
         return max(1, int(self.window))
 
     @asynccontextmanager
-    async def slot(self) -> AsyncIterator[int]:
+    async def slot(self) -> AsyncIterator[Begun]:
         """Hold one place in the window; the value goes to `succeeded` or `overloaded`."""
         await self._acquire()
         try:
-            yield self._epoch
+            yield self.begin()
         finally:
-            self.in_flight -= 1
+            self.count(-1)
             self._wake()
+
+    def begin(self) -> Begun:
+        """A request begins now."""
+        self.count(0)
+        return Begun(self._epoch, self._since, self._area, self.size)
+
+    def count(self, change: int) -> None:
+        """Requests in flight change by this many."""
+        now = self._clock()
+        self._area += self.in_flight * (now - self._since)
+        self._since = now
+        self.in_flight += change
+
+    def press(self) -> None:
+        """Someone would ask, now or soon, if the window were larger."""
+        self._pressed = self.size
 
     async def _acquire(self) -> None:
         if self.in_flight < self.size and not self._waiters:
-            self.in_flight += 1
+            self.count(1)
             return
+        self.press()
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(place)
         try:
@@ -73,7 +117,7 @@ class AdaptiveLimiter:
                 with suppress(ValueError):
                     self._waiters.remove(place)
             else:
-                self.in_flight -= 1
+                self.count(-1)
                 self._wake()
             raise
 
@@ -81,50 +125,52 @@ class AdaptiveLimiter:
         while self._waiters and self.in_flight < self.size:
             place = self._waiters.popleft()
             if not place.done():
-                self.in_flight += 1
+                self.count(1)
                 place.set_result(None)
+        if self._waiters:
+            self.press()
 
-    def succeeded(self, epoch: int, latency_s: float) -> None:
-        """A request was answered after `latency_s` seconds."""
-        if epoch != self._epoch:
+    def succeeded(self, begun: Begun) -> None:
+        """A request was answered now."""
+        if begun.epoch != self._epoch:
             return
-        self._round.append(latency_s)
-        self._full = self._full and self.in_flight >= self.size
-        if self._full and not self._held:
-            self._resize(self.window + (1.0 if self._doubling else 1.0 / self.window))
-        if len(self._round) >= self._round_size:
-            self._end_round()
+        self.count(0)
+        latency = self._since - begun.at
+        load = (self._area - begun.area) / latency if latency > 0 else float(self.in_flight)
+        load = min(load, float(begun.window))  # while the window grows, those that came later don't slow this one
+        self._calm += 1
+        self._doubling = self._doubling or self._calm >= CALM_ROUNDS * self.size
+        pressed = self._pressed > 0
+        self._pressed -= pressed
+        answer = Answer(begun.at, self._since, load, begun.window)
+        verdict = self._comparison.add(answer, known=self._held > 0)
+        if verdict is Verdict.QUEUES:
+            self._take_back(self._comparison.knee())
+        elif self._held:
+            self._held -= 1
+        else:
+            if verdict is Verdict.PAYS:
+                self._reach, self._hold_rounds = REACH, HOLD_ROUNDS
+            if pressed and max(load, self.in_flight) < self._reach * self._comparison.known_load:
+                self._resize(self.window + (1.0 if self._doubling else 1.0 / self.window))
 
-    def overloaded(self, epoch: int) -> None:
+    def overloaded(self, begun: Begun) -> None:
         """The endpoint pushed back, or let a request run into its time limit."""
         self.overloads += 1
-        if epoch == self._epoch:
+        if begun.epoch == self._epoch:
+            self._doubling, self._calm, self._held = False, 0, 0
             self._decrease(self.window / 2)
 
-    def _end_round(self) -> None:
-        rate = len(self._round) / max(sum(self._round), 1e-9) * self._round_size
-        full, size = self._full, float(self._round_size)
-        self._begin_round()
-        if self._held:
-            self._held -= 1
-        elif full and (self._good is None or size >= PROBE * self._good[0]):
-            if self._good is not None and rate < GAIN * self._good[1]:
-                self._held = HOLD_ROUNDS
-                self._decrease(self._good[0])
-            else:
-                self._good = (size, rate)
+    def _take_back(self, window: float) -> None:
+        self._decrease(min(window, self.window))
+        self._held = self._hold_rounds * self.size
+        self._hold_rounds = min(2 * self._hold_rounds, MOST_HOLD_ROUNDS)
+        self._reach = PROBE_REACH
 
     def _decrease(self, window: float) -> None:
-        self._doubling = False
         self._epoch += 1
-        self._good = None
         self._resize(window)
-        self._begin_round()
-
-    def _begin_round(self) -> None:
-        self._round.clear()
-        self._round_size = self.size
-        self._full = True
+        self._comparison = Comparison(self.size)
 
     def _resize(self, window: float) -> None:
         before = self.size
