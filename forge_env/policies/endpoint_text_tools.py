@@ -52,10 +52,10 @@ def _write(call: ToolCall) -> str:
     if not call.function.name:  # it could not be read: show it as it was
         return f"<tool_call>{call.function.arguments}</tool_call>"
     try:
-        arguments = json.loads(call.function.arguments)
-    except ValueError:
-        arguments = call.function.arguments
-    return f"<tool_call>\n{json.dumps({'name': call.function.name, 'arguments': arguments})}\n</tool_call>"
+        block = json.dumps({"name": call.function.name, "arguments": json.loads(call.function.arguments)})
+    except (ValueError, RecursionError):  # no JSON, or nested too deeply to be read
+        block = json.dumps({"name": call.function.name, "arguments": call.function.arguments})
+    return f"<tool_call>\n{block}\n</tool_call>"
 
 
 def parse_calls(message: Message, *, turn: int) -> Message:
@@ -78,8 +78,9 @@ def _read(block: str) -> FunctionCall:
     try:
         data = json.loads(block)
         name, arguments = data["name"], data.get("arguments", {})
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return FunctionCall(name="", arguments=block)
     if not isinstance(name, str):
         return FunctionCall(name="", arguments=block)
-    return FunctionCall(name=name, arguments=arguments if isinstance(arguments, str) else json.dumps(arguments))
+    return FunctionCall(name=name, arguments=text)
