@@ -44,7 +44,8 @@ def assemble(content: bytes) -> dict[str, Any]:
         if not isinstance(pieces, list):
             raise MalformedAnswerError(f"the choices of an event are {str(pieces)[:100]!r} where a list is expected")
         for piece in pieces:
-            _add(choice, texts, calls, piece)
+            if not isinstance(piece, dict) or not piece.get("index"):  # one choice is asked for, and answers count
+                _add(choice, texts, calls, piece)
     if choice["finish_reason"] is None and not choice.get("error") and not (ended and (texts or calls)):
         where = "before" if not texts and not calls else "in the middle of"
         raise TruncatedAnswerError(f"the stream ended {where} the answer")
