@@ -24,6 +24,7 @@ from forge_env.evaluation.store import DiskFullError, SampleWriter
 from forge_env.evaluation.tables import ESTIMATED
 from forge_env.evaluation.watched_engine import WatchedEngine
 from forge_env.policies.endpoint import EndpointPolicy
+from forge_env.policies.endpoint_errors import EndpointError
 from forge_env.policies.scripted import PolicyBugError
 from forge_env.policy import Policy
 from forge_env.rollout import EpisodeLimits, Retry, run_episode
@@ -31,6 +32,8 @@ from forge_env.trajectory import Trajectory
 from forge_env.types import Task
 
 log = logging.getLogger(__name__)
+REFUSED_SAMPLES = 3
+"""Samples in a row that are refused with 403 or 404 before anything is answered: one may be refused for its content."""
 ROOM_S = 2.0
 """How often a full disk is tried again; no event tells when there is room."""
 
@@ -85,6 +88,7 @@ class Runner:
         self._running = 0
         self._estimates_noted = False
         self._lost = 0  # samples lost since the last that wasn't
+        self._answered_before = meter.total.requests > 0
         engine.on_change = self._changed.set
         if self._limiter is not None:
             self._limiter.on_change = self._changed.set
@@ -104,7 +108,9 @@ class Runner:
         while True:
             await self._play_all(pending)
             if not await self._has_room():
-                return
+                break
+        if self.error is None and (fatal := self._hopeless(enough=1)) is not None:
+            self.error = _refused(fatal)
 
     async def _play_all(self, pending: Iterator[Sample]) -> None:
         async with asyncio.TaskGroup() as group:
@@ -229,21 +235,33 @@ class Runner:
             log.warning("%s", text)
             self.on_note(text)
 
+    def _hopeless(self, *, enough: int = REFUSED_SAMPLES) -> EndpointError | None:
+        """What every other request will meet as well; a refusal that may concern one sample alone counts if `enough`
+        of them were lost in a row, and none where the endpoint has answered others, now or before a resumption."""
+        fatal = self.policy.fatal if isinstance(self.policy, EndpointPolicy) else None
+        if fatal is None or not fatal.excusable or fatal.status == 401:
+            return fatal
+        return fatal if self._lost >= enough and not self._answered_before else None
+
     def _watch_losses(self, result: SampleResult) -> None:
         """Give up when nothing but losses come in, at once where the endpoint says that it is hopeless."""
-        fatal = self.policy.fatal if isinstance(self.policy, EndpointPolicy) else None
         unfinished = result.error_kind == BudgetExhaustedError.__name__
         self._lost = 0 if result.valid else self._lost + (not unfinished)
+        fatal = self._hopeless()
         if self.error is not None or (fatal is None and self._lost < self.config.max_failures):
             return
         if fatal is not None:
-            self.error = RunAbortedError(f"the endpoint refuses every request: {fatal.message}", fix=fatal.fix)
+            self.error = _refused(fatal)
         else:
             self.error = RunAbortedError(
                 f"the last {self._lost} samples were all lost; the last one: {result.error}",
                 fix="when that is mended, --resume plays what is missing",
             )
         self.stop()
+
+
+def _refused(fatal: EndpointError) -> RunAbortedError:
+    return RunAbortedError(f"the endpoint refuses every request: {fatal.message}", fix=fatal.fix)
 
 
 def _named(error: Exception) -> str:

@@ -73,6 +73,8 @@ class EndpointPolicy:
         """Failed requests by kind, those that were then repeated with success included."""
         self.fatal: EndpointError | None = None
         """An error that every other request would meet as well."""
+        self.answered = False
+        """Whether the endpoint has answered a request."""
         self._connections = Connections(options.base_url, api_key=_api_key(options.api_key_env), uds=options.uds)
         self._served: list[str] = []
         """Models that the endpoint lists."""
@@ -127,6 +129,9 @@ class EndpointPolicy:
 
     def _explain(self, error: EndpointError) -> None:
         """Name the fix as exactly as the options and the endpoint's list of models allow."""
+        if self.answered and error.excusable and error.status != 401:
+            error.fix = None  # key, address and model serve others
+            return
         name = self.options.api_key_env
         if isinstance(error, AccessDeniedError) and name:
             known = os.environ.get(name)
@@ -163,7 +168,7 @@ class EndpointPolicy:
                 self.errors[type(error).__name__] += 1
                 self._explain(error)
                 on_failure(error)
-                if error.fatal:
+                if error.fatal and not (error.excusable and self.answered):
                     self.fatal = error
                 if not error.transient or attempt == options.retries:
                     raise
@@ -205,6 +210,9 @@ class EndpointPolicy:
                 raise
             latency = time.perf_counter() - asked
             self.limiter.succeeded(begun)
+        self.answered = True
+        if self.fatal is not None and self.fatal.excusable:
+            self.fatal = None  # it was about that request
         reply.metadata["latency_s"] = round(latency, 6)
         return reply
 

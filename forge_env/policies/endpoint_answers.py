@@ -11,7 +11,7 @@ import json
 import math
 from typing import Any
 
-from forge_env.policies.endpoint_errors import EndpointFailureError, MalformedAnswerError
+from forge_env.policies.endpoint_errors import ContentFilterError, EndpointFailureError, MalformedAnswerError
 from forge_env.policies.endpoint_usage import told
 from forge_env.policy import Reply
 from forge_env.tools import clean_unicode
@@ -26,6 +26,7 @@ def read_answer(data: Any) -> Reply:
 
     Raises:
         EndpointFailureError: it is an error report sent with a status of success.
+        ContentFilterError: a filter left nothing of it.
         MalformedAnswerError: it isn't shaped as a chat completion.
     """
     data = _mapping(data, "the answer")
@@ -47,6 +48,8 @@ def read_answer(data: Any) -> Reply:
     )
     if not raw or (finish is None and message == Message(role="assistant")):
         raise MalformedAnswerError(f"the answer says nothing, nor why it ends: {str(data)[:200]}")
+    if finish == "content_filter" and not message.content and not message.tool_calls:
+        raise ContentFilterError("the endpoint's content filter withheld the whole answer")
     reply = Reply(message=message, stop_reason=finish if finish in ("length", "content_filter") else "stop")
     _read_tokens(reply, data, choice)
     reply.metadata["usage"] = told(data.get("usage"))

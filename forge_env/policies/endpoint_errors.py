@@ -19,6 +19,10 @@ class EndpointError(GeneratorError):
     """Whether it says that we ask too much at once."""
     fatal: ClassVar[bool] = False
     """Whether every other request will fail in the same way."""
+    excusable: ClassVar[bool] = False
+    """Whether a fatal one concerns this request alone where the endpoint has answered others."""
+    status: int | None = None
+    """Of the HTTP answer."""
     retry_after_s: float | None = None
     """How long the endpoint asks us to wait."""
 
@@ -71,13 +75,25 @@ class RequestRefusedError(EndpointError):
 
 
 class AccessDeniedError(RequestRefusedError):
-    """Status 401 or 403: the key is missing or wrong."""
+    """Status 401 or 403: the key is missing or wrong, or (403) what is asked is not allowed."""
 
     fatal = True
+    excusable = True
 
 
 class NoSuchModelError(RequestRefusedError):
     """Status 404: the address or the model's name is wrong."""
+
+    fatal = True
+    excusable = True
+
+
+class ContentFilterError(RequestRefusedError):
+    """The endpoint's filter stopped the request, or the answer before a word of it."""
+
+
+class RedirectedError(RequestRefusedError):
+    """Status 3xx: the endpoint is at another address."""
 
     fatal = True
 

@@ -26,6 +26,7 @@ from forge_env.errors import UsageError
 from forge_env.policies.endpoint_errors import (
     AccessDeniedError,
     AnswerTooLargeError,
+    ContentFilterError,
     EndpointError,
     EndpointFailureError,
     EndpointOverloadedError,
@@ -34,6 +35,7 @@ from forge_env.policies.endpoint_errors import (
     MalformedAnswerError,
     NoSuchModelError,
     OutOfCreditError,
+    RedirectedError,
     RequestRefusedError,
     TruncatedAnswerError,
     UntrustedEndpointError,
@@ -42,6 +44,8 @@ from forge_env.policies.endpoint_errors import (
 CONNECT_S = 15.0
 MAX_ANSWER_BYTES = 64 * 2**20
 OVERLOAD = (429, 503, 529)
+REDIRECTS = (301, 302, 303, 307, 308)
+_FILTERED = re.compile(rb"content.?filter|content.(?:management.)?policy|moderation|\bflagged\b|safety system", re.I)
 _ONE = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=30.0)
 
 
@@ -85,7 +89,9 @@ class Connections:
             raise self._broken(error) from error
         status, headers, content = response
         if status // 100 != 2:
-            raise refusal(status, headers, content)
+            refused = redirected(status, headers, self._urls[path], path) or refusal(status, headers, content)
+            refused.status = status
+            raise refused
         return content if "text/event-stream" in headers.get("content-type", "") else parse_json(content)
 
     async def _send(self, method: str, path: str, body: Any) -> tuple[int, httpx.Headers, bytes]:
@@ -199,6 +205,8 @@ def refusal(status: int, headers: Mapping[str, str], content: bytes) -> Endpoint
         overload = EndpointOverloadedError(text)
         overload.retry_after_s = retry_after(headers)
         return overload
+    if status in (400, 403) and _FILTERED.search(content):
+        return ContentFilterError(text)
     if status in (401, 403):
         return AccessDeniedError(text, fix="set the API key (environment variable, see --api-key-env)")
     if status == 404:
@@ -208,6 +216,25 @@ def refusal(status: int, headers: Mapping[str, str], content: bytes) -> Endpoint
     if 400 <= status < 500:
         return RequestRefusedError(text)
     return EndpointFailureError(text)
+
+
+def redirected(status: int, headers: Mapping[str, str], url: httpx.URL, path: str) -> EndpointError | None:
+    """The error for an answer that only points elsewhere, naming where; None where it is none.
+
+    It is not followed: a request that is repeated as GET, or sent with its key to another host, is none of the user's.
+    """
+    if status not in REDIRECTS:
+        return None
+    location = headers.get("location", "")
+    try:
+        target = url.join(location) if location else None
+    except httpx.InvalidURL:
+        target = None
+    if target is None:
+        return RedirectedError(f"status {status}: {url} has moved", fix="check --base-url")
+    where = str(target.copy_with(query=None)).rstrip("/")
+    fix = f"--base-url {where.removesuffix(path).rstrip('/')}" if where.endswith(f"/{path}") else "check --base-url"
+    return RedirectedError(f"status {status}: {url} has moved to {location}", fix=fix)
 
 
 def error_text(content: bytes) -> str:
