@@ -48,6 +48,14 @@ async def reference_logprobs(trainer: TrainerHandle) -> list[float]:
     return [value for sequence in data for value in (sequence.ref_logprobs or [])[1:]]
 
 
+async def step(trainer: TrainerHandle) -> dict[str, float]:
+    """One training step as the loop makes it."""
+    assert trainer.reference is not None
+    data = sequences()
+    metrics = await trainer.reference.attach(data)
+    return metrics | await trainer.train_step(data)
+
+
 async def test_a_reference_is_the_policy_of_the_start_or_of_its_last_renewal(tmp_path: Path) -> None:
     prepare_controller()
     section = GRPOSection(
@@ -65,13 +73,13 @@ async def test_a_reference_is_the_policy_of_the_start_or_of_its_last_renewal(tmp
         start = await policy_logprobs(trainer)
         assert await reference_logprobs(trainer) == pytest.approx(start, abs=1e-5)
 
-        metrics = await trainer.train_step(sequences())
+        metrics = await step(trainer)
         assert metrics["loss/kl_ref"] == pytest.approx(0, abs=1e-6)
         assert metrics["reference_s"] > 0
         await trainer.push_weights(1)
         assert await reference_logprobs(trainer) == pytest.approx(start, abs=1e-5)
 
-        metrics = await trainer.train_step(sequences())
+        metrics = await step(trainer)
         assert metrics["loss/kl_ref"] > 1e-4
         await trainer.push_weights(2)
         moved = await policy_logprobs(trainer)
