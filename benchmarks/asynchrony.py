@@ -139,7 +139,7 @@ def main() -> None:
     about = (
         f"Tools wait {args.latency:g} s; {args.steps} steps of 12 groups of 8; trainer and generator have a core each. "
         "The ideal is a step as long as the longest of generation, tools and training in the synchronous run; it can "
-        "be beaten, because the batches of several steps are decoded together."
+        "be beaten, because several steps have their tools run and their batches decoded at the same time."
     )
     names = ["actor", "its time", *(f"{result['S']} steps" for result in results)]
     account = ["Where the time of each actor went:", "", *table(names, accounts_of(results))]
