@@ -12,6 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -95,6 +96,8 @@ class AsyncEngine:
         self._count = 0
         self._loop_task: asyncio.Task[None] | None = None
         self._failure: GeneratorError | None = None
+        # always the same one: memory and caches of a thread are its own
+        self._thread = ThreadPoolExecutor(1, "engine")
 
     @property
     def in_flight(self) -> int:
@@ -173,7 +176,7 @@ class AsyncEngine:
 
     async def _step(self) -> list[Any]:
         try:
-            outputs: list[Any] = await self._everywhere(asyncio.to_thread(self.engine.step), "follow")
+            outputs: list[Any] = await self._everywhere(self._in_thread(self.engine.step), "follow")
         except Exception as error:  # whatever it was: known before the lock goes to those who wait for it
             self._failed(error)
             raise
@@ -189,6 +192,9 @@ class AsyncEngine:
         if self._failure is not None:
             raise self._failure
 
+    def _in_thread(self, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
+
     async def _everywhere(self, own: Awaitable[Any], endpoint: str, *args: Any) -> Any:
         """Do `own`, while the followers do the same at an endpoint of theirs."""
         if self._followers is None:
@@ -198,7 +204,7 @@ class AsyncEngine:
     async def follow(self, orders: Sequence[Order]) -> None:
         """As a follower: carry out the leader's orders and take the step that it takes."""
         carry_out(self.engine, orders)
-        await asyncio.to_thread(self.engine.step)
+        await self._in_thread(self.engine.step)
 
     def _deliver(self, outputs: list[Any]) -> None:
         self.stats.steps += 1
@@ -233,13 +239,13 @@ class AsyncEngine:
         async with self._between_steps:
             started = time.perf_counter()
             with self.account.during("load weights"):
-                await self._everywhere(asyncio.to_thread(self._load, weights, version), "follow_load", version)
+                await self._everywhere(self._in_thread(self._load, weights, version), "follow_load", version)
             return time.perf_counter() - started
 
     async def follow_load(self, orders: Sequence[Order], weights: Weights, version: int) -> None:
         """As a follower: carry out the leader's orders and swap the weights as it does."""
         carry_out(self.engine, orders)
-        await asyncio.to_thread(self._load, weights, version)
+        await self._in_thread(self._load, weights, version)
 
     def _load(self, weights: Weights, version: int) -> None:
         self.engine.apply_model(lambda model: _load(model, weights()))
@@ -259,6 +265,7 @@ class AsyncEngine:
             with suppress(asyncio.CancelledError):
                 await self._loop_task
             self._loop_task = None
+        self._thread.shutdown(wait=False)
 
 
 def _load(model: Any, weights: Iterable[tuple[str, Any]]) -> None:
