@@ -208,7 +208,7 @@ class ToolEnvironment(Environment):
             return observation, 0.0, False, False, {}
         result = await self.score()
         self._state = "ended"  # only now: a time limit that interrupts scoring has it done again
-        info: dict[str, Any] = {"metrics": {**result.metrics, **self._counters()}}
+        info: dict[str, Any] = {"metrics": {**result.metrics, **self.counters()}}
         if truncation is not None:
             info["truncation"] = truncation
         return observation, result.reward, terminated, truncation is not None, info
@@ -239,7 +239,7 @@ class ToolEnvironment(Environment):
             return 0.0, {}
         result = await self.score()
         self._state = "ended"  # only now: a time limit that interrupts scoring has it done again
-        return result.reward, {**result.metrics, **self._counters()}
+        return result.reward, {**result.metrics, **self.counters()}
 
     async def close(self) -> None:
         """Release what the episode holds; may be called more than once."""
@@ -247,7 +247,8 @@ class ToolEnvironment(Environment):
         self._running_calls.end_episode()
         await self._release()
 
-    def _counters(self) -> dict[str, float]:
+    def counters(self) -> dict[str, float]:
+        """Metrics of every episode, besides the rubric's."""
         return {
             "turns": float(self.turns),
             "tool_calls": float(self.tool_calls),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 from forge_env.environment import Environment
-from forge_env.errors import UsageError
+from forge_env.errors import ForgeError, UsageError, environment_code
 from forge_env.evaluation.config import EvaluationConfig, build, read_yaml
 from forge_env.evaluation.evaluation import Evaluation
 from forge_env.evaluation.result import EvaluationResult
@@ -169,8 +169,9 @@ def _was_asked_for(evaluation: Evaluation, sample: Sample) -> bool:
     if evaluation.config.model != "gold":
         return True
     try:
-        return evaluation.has_gold(sample)
-    except Exception:  # noqa: BLE001 - the boundary of the author's code: a task that can't be made is missed
+        with environment_code(f"{sample.label}.gold_actions", sample.id):
+            return evaluation.has_gold(sample)
+    except ForgeError:  # a task that can't be made is missed
         return True
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forge_env.errors import ForgeError
+from forge_env.errors import ForgeError, environment_code
 from forge_env.evaluation.config import ENDLESS_N, EnvironmentChoice, EvaluationConfig
 from forge_env.registry import environment_class, make, make_config
 
@@ -57,7 +57,8 @@ def _tasks_agree(a: EnvironmentChoice, b: EnvironmentChoice, split: str, number:
     """Whether both environments make the same first tasks; no where one can't be made here."""
     try:
         one, other = make(a.name, **a.options), make(b.name, **b.options)
-        most = min(total for total in (one.num_tasks(split), other.num_tasks(split), number) if total is not None)
-        return all(one.task(split, index) == other.task(split, index) for index in range(most))
-    except Exception:  # noqa: BLE001 - the boundary of the author's code: what can't be compared is not the same
+        with environment_code(f"the tasks of {a.name}", split):
+            most = min(total for total in (one.num_tasks(split), other.num_tasks(split), number) if total is not None)
+            return all(one.task(split, index) == other.task(split, index) for index in range(most))
+    except ForgeError:  # what can't be compared is not the same
         return False

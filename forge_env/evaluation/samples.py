@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from forge_env.environment import Environment
 from forge_env.errors import UsageError
 from forge_env.evaluation.config import ENDLESS_N, EnvironmentChoice, EvaluationConfig
+from forge_env.evaluation.metering import Usage
 from forge_env.tool_environment import ToolEnvironment
 from forge_env.trajectory import Trajectory
 
@@ -126,19 +127,17 @@ def check_score(score: str, label: str, env: Environment) -> None:
     Raises:
         NoSuchMetricError: it has none of that name.
     """
-    own = ("step", "truncate", "score", "_counters")
+    own = ("step", "truncate", "score")
     if score == "reward" or not isinstance(env, ToolEnvironment):
         return
     if any(getattr(type(env), name) is not getattr(ToolEnvironment, name) for name in own):
         return
-    known = [*env.rubric.weights, *COUNTERS]
+    known = [*env.rubric.weights, *env.counters()]
     if score not in known:
         raise NoSuchMetricError(f"{label} has no metric {score!r}", fix=f"its metrics: {', '.join(known)}")
 
 
-COUNTERS = ("turns", "tool_calls", "tool_errors")
-"""Metrics of every `ToolEnvironment`."""
-USAGE = ("prompt", "completion", "cached", "cost", "requests", "estimated")
+USAGE = Usage.__slots__
 INFO = ("index", "epoch", "max_reward", "usage")
 
 
