@@ -81,7 +81,7 @@ class GRPOSection(Section):
     max_tokens_per_turn: Positive = 160
     """Sampled tokens in one assistant message."""
     group_timeout_s: Annotated[float, Field(gt=0)] = 120.0
-    """After this long a group trains with the members that finished."""
+    """So long after the model's first answer in it a group trains with the members that finished."""
     filter_groups: bool = False
     """Leave out groups whose rewards are all equal, and roll out others in their place: every step trains on \
 `groups_per_step` groups with signal."""
