@@ -1,9 +1,10 @@
 """Generator throughput: requests through the Monarch actor against vLLM's engine stepped by hand.
 
-python -m benchmarks generator --repeats 3
+python -m benchmarks generator --bursts 12
 
-The same small untrained model, prompts and sampling in both; each in a process of its own, in turns. What the actor
-adds is everything between a rollout and the engine: routing, messages between processes, delivery, per-token versions.
+The same small untrained model, prompts and sampling in both, each in a process of its own. Both are there all the time
+and take turns burst by burst, since a shared machine is half as fast in one minute as in the next. What the actor adds
+is everything between a rollout and the engine: routing, messages between processes, delivery, per-token versions.
 """
 
 from __future__ import annotations
@@ -12,25 +13,24 @@ import argparse
 import asyncio
 import json
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import forge_env as fe
 from benchmarks.report import record, spread, table
 from forge_env.config import RunConfig
 from forge_env.config.models import EnvironmentSection
+from trainers.generator.pool import GeneratorPool
 from trainers.generator.types import SamplingOptions
 from trainers.loop.stack import Stack, engine_arguments, prepare_controller
 
 TOKENS = 96
 PROMPT = 80
-BURSTS = 4
-"""Of which the first, in which memory is touched for the first time, does not count."""
+WARM_UP = 2
+"""Bursts that do not count: in them memory is touched for the first time."""
 
 
 def prompts(count: int, seed: int = 0) -> list[list[int]]:
@@ -44,27 +44,17 @@ def recipe() -> RunConfig:
     return RunConfig(environment=EnvironmentSection(name="coding_rlvr"))
 
 
-async def through_actor(folder: Path, count: int) -> float:
+async def through_actor(generators: GeneratorPool, count: int, burst: int) -> float:
     """Tokens a second of `count` concurrent calls."""
-    async with Stack(recipe()) as stack:
-        generators = await stack.launch_generators(folder)
-        await generators.setup()
-
-        async def all_of(these: list[list[int]]) -> int:
-            calls = (generators.generate(prompt, SamplingOptions(max_tokens=TOKENS)) for prompt in these)
-            return sum(len(completion.token_ids) for completion in await asyncio.gather(*calls))
-
-        speeds = []
-        for burst in range(BURSTS):
-            started = time.perf_counter()
-            sampled = await all_of(prompts(count, burst))
-            speeds.append(sampled / (time.perf_counter() - started))
-        await generators.halt()
-    return statistics.median(speeds[1:])
+    started = time.perf_counter()
+    options = SamplingOptions(max_tokens=TOKENS)
+    calls = (generators.generate(prompt, options) for prompt in prompts(count, burst))
+    sampled = sum(len(completion.token_ids) for completion in await asyncio.gather(*calls))
+    return sampled / (time.perf_counter() - started)
 
 
-def by_hand(folder: Path, count: int) -> float:
-    """Tokens a second of vLLM's engine, all requests given at once."""
+def by_hand(folder: Path, count: int) -> None:
+    """For every line read, one burst of `count` requests through vLLM's engine; prints its tokens a second."""
     from trainers.generator.engine import prepare_process
 
     section = recipe().generator
@@ -74,24 +64,35 @@ def by_hand(folder: Path, count: int) -> float:
 
     arguments = {"skip_tokenizer_init": True, "disable_log_stats": True, **engine_arguments(recipe(), folder)}
     engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
-
-    def all_of(these: list[list[int]], name: str) -> int:
-        for index, prompt in enumerate(these):
-            params = SamplingParams(
-                max_tokens=TOKENS, logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
-            )
-            engine.add_request(f"{name}{index}", {"prompt_token_ids": prompt}, params)
+    params = SamplingParams(max_tokens=TOKENS, logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
+    for burst, _ in enumerate(sys.stdin):
+        started = time.perf_counter()
+        for index, prompt in enumerate(prompts(count, burst)):
+            engine.add_request(f"{burst}-{index}", {"prompt_token_ids": prompt}, params)
         sampled = 0
         while engine.has_unfinished_requests():
             sampled += sum(len(output.outputs[0].token_ids) for output in engine.step())
-        return sampled
+        print(json.dumps(sampled / (time.perf_counter() - started)), flush=True)
 
-    speeds = []
-    for burst in range(BURSTS):
-        started = time.perf_counter()
-        sampled = all_of(prompts(count, burst), f"{burst}-")
-        speeds.append(sampled / (time.perf_counter() - started))
-    return statistics.median(speeds[1:])
+
+class ByHand:
+    """The process that runs `by_hand`."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        command = [sys.executable, "-m", "benchmarks.generator", "--by-hand", str(folder), "--requests", str(count)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def burst(self) -> float:
+        """Tokens a second of one burst."""
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
+
+    def end(self) -> None:
+        """Wait until it has exited."""
+        self._process.communicate()
 
 
 async def build(folder: Path) -> None:
@@ -105,49 +106,44 @@ async def build(folder: Path) -> None:
         await trainer.save_model(str(folder / "model"))
 
 
-def one(way: str, folder: Path, count: int) -> float:
-    """One measurement in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.generator", "--way", way, "--folder", str(folder)]
-    output = subprocess.run([*command, "--requests", str(count)], check=True, stdout=subprocess.PIPE, text=True)
-    return float(json.loads(output.stdout.splitlines()[-1]))
+async def compare(folder: Path, count: int, bursts: int) -> list[tuple[float, float]]:
+    """Tokens a second through the actor and by hand, pair by pair; who begins alternates."""
+    await build(folder)
+    pairs = []
+    async with Stack(recipe()) as stack:
+        generators = await stack.launch_generators(folder / "model")
+        await generators.setup()
+        hand = ByHand(folder / "model", count)
+        for burst in range(WARM_UP + bursts):
+            actor = await through_actor(generators, count, burst) if burst % 2 else 0.0
+            engine = hand.burst()
+            pairs.append((actor or await through_actor(generators, count, burst), engine))
+        hand.end()
+        await generators.halt()
+    return pairs[WARM_UP:]
 
 
 def main() -> None:
     """Measure both in turns, write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--way", choices=["actor", "by hand", "build"], help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--bursts", type=int, default=12)
+    parser.add_argument("--by-hand", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.by_hand is not None:
+        by_hand(args.by_hand, args.requests)
+        return
     prepare_controller()
-    if args.way == "build":
-        asyncio.run(build(args.folder))
-        print(0)
-    elif args.way == "actor":
-        print(json.dumps(asyncio.run(through_actor(args.folder, args.requests))))
-    elif args.way == "by hand":
-        print(json.dumps(by_hand(args.folder, args.requests)))
-    else:
-        compare(args.requests, args.repeats)
-
-
-def compare(count: int, repeats: int) -> None:
-    """Both ways in turns."""
-    speeds: dict[str, list[float]] = {"actor": [], "by hand": []}
     with tempfile.TemporaryDirectory(prefix="forge-env-") as scratch:
-        one("build", Path(scratch), 0)
-        for _ in range(repeats):
-            for way, values in speeds.items():
-                values.append(one(way, Path(scratch) / "model", count))
-    ratio = statistics.median(speeds["actor"]) / statistics.median(speeds["by hand"])
-    rows: list[list[Any]] = [[name, spread(values), ""] for name, values in speeds.items()]
-    rows[0][2] = f"{ratio:.0%} of the engine by hand"
-    lines = table(["way", "tokens/s", ""], rows)
+        pairs = asyncio.run(compare(Path(scratch), args.requests, args.bursts))
+    actor, hand = zip(*pairs, strict=True)
+    ratios = [100 * one / other for one, other in pairs]
+    rows = [["actor", spread(actor), spread(ratios)], ["by hand", spread(hand), "100"]]
+    lines = table(["way", "tokens/s", "% of the engine by hand"], rows)
     print("\n".join(lines))
     about = (
-        f"{count} requests at once, {PROMPT} prompt tokens, {TOKENS} sampled, batches of 128; median of "
-        f"{BURSTS - 1} such bursts in a process, and of {repeats} processes, in turns."
+        f"{args.requests} requests at once, {PROMPT} prompt tokens, {TOKENS} sampled, batches of 128; median (smallest "
+        f"to largest) of {args.bursts} bursts and of their ratios, the two taking turns burst by burst."
     )
     record("generator", "Generator throughput", "make bench ARGS=generator", [*lines, "", about])
 
