@@ -7,7 +7,9 @@ on generation, tools and training one after the other. Trainer and generator hav
 is next to nothing: a policy that learns has longer or shorter episodes, and the work would not be the same. Reported
 are seconds a step and trained tokens a second, from when the pipeline is full until it drains, and how that compares
 with the ideal: the time of the longest of the three stages of the synchronous run, where generation and training last
-as long as generator and trainer are busy. A run that has succeeded is not run again, so this can be interrupted.
+as long as generator and trainer are busy. With a core each, generation is the slower of the two; in one run more every
+group is trained on twice, so that generation keeps up and what the trainer still waits for can be seen. A run that has
+succeeded is not run again, so this can be interrupted.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -41,9 +44,20 @@ RECIPE = [
 ]
 
 
-def train(staleness: int, steps: int, latency: float, seed: int, extra: list[str]) -> Path:
+@dataclass(frozen=True)
+class Arm:
+    """One run: how far off-policy, and how many training steps may use a group."""
+
+    staleness: int
+    uses: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.staleness}" if self.uses == 1 else f"{self.staleness}, groups used {self.uses} times"
+
+
+def train(arm: Arm, steps: int, latency: float, seed: int, extra: list[str]) -> Path:
     """One run; its folder."""
-    folder = Path("runs") / f"asynchrony-{latency:g}-{staleness}-{seed}"
+    folder = Path("runs") / f"asynchrony-{latency:g}-{arm.staleness}-{arm.uses}-{seed}"
     if has_succeeded(folder):
         return folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -51,7 +65,8 @@ def train(staleness: int, steps: int, latency: float, seed: int, extra: list[str
         *RECIPE,
         f"environment.options.tool_latency_s={latency}",
         f"grpo.steps={steps}",
-        f"grpo.max_off_policy_steps={staleness}",
+        f"grpo.max_off_policy_steps={arm.staleness}",
+        f"grpo.replay.max_uses={arm.uses}",
         f"seed={seed}",
         *extra,
     ]
@@ -60,14 +75,14 @@ def train(staleness: int, steps: int, latency: float, seed: int, extra: list[str
     return folder
 
 
-def read(folder: Path, staleness: int) -> dict[str, Any]:
+def read(folder: Path, arm: Arm) -> dict[str, Any]:
     """Seconds of a step and the trainer's account, after the steps that fill the pipeline."""
     rows = [row for row in merge_rows(read_metrics(folder / "metrics.jsonl")) if "reward/mean" in row]
-    full = rows[staleness + 2 : -(staleness + 1)]
+    full = rows[arm.staleness + 2 : -(arm.staleness + 1)]
     seconds = [later["time"] - row["time"] for row, later in pairwise(full)]
     summary = json.loads((folder / "summary.json").read_text())
     return {
-        "S": staleness,
+        "arm": str(arm),
         "step_s": statistics.fmean(seconds),
         "spread": statistics.stdev(seconds),
         "tokens_per_s": sum(row["trainer/tokens"] for row in full[1:]) / sum(seconds),
@@ -95,7 +110,7 @@ def rows_of(results: list[dict[str, Any]]) -> list[list[object]]:
         shares = [f"{busy(result, actor):.0%}" for actor in working]
         step = f"{result['step_s']:.2f} ± {result['spread']:.2f}"
         rows.append(
-            [result["S"], step, result["tokens_per_s"], *speed, *shares, result["max_staleness"], result["discarded"]]
+            [result["arm"], step, result["tokens_per_s"], *speed, *shares, result["max_staleness"], result["discarded"]]
         )
     return rows
 
@@ -119,10 +134,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("overrides", nargs="*", help="further overrides of the recipe, a.b=c")
     args = parser.parse_args()
-    results = []
-    for staleness in sorted({0, *args.staleness}):
-        folder = train(staleness, args.steps, args.latency, args.seed, args.overrides)
-        results.append(read(folder, staleness))
+    arms = [Arm(staleness) for staleness in sorted({0, *args.staleness})]
+    arms += [Arm(arms[-1].staleness, uses=2)] * (arms[-1].staleness > 0)
+    results = [read(train(arm, args.steps, args.latency, args.seed, args.overrides), arm) for arm in arms]
     shares = ["generator busy", "trainer busy"]
     columns = [
         "off-policy",
@@ -141,8 +155,8 @@ def main() -> None:
         "The ideal is a step as long as the longest of generation, tools and training in the synchronous run; it can "
         "be beaten, because several steps have their tools run and their batches decoded at the same time."
     )
-    names = ["actor", "its time", *(f"{result['S']} steps" for result in results)]
-    account = ["Where the time of each actor went:", "", *table(names, accounts_of(results))]
+    names = ["actor", "its time", *(result["arm"] for result in results)]
+    account = ["Where the time of each actor went, by steps off-policy:", "", *table(names, accounts_of(results))]
     print("\n".join(account))
     text = [*lines, "", about, "", *account]
     title = "Asynchronous against synchronous"
