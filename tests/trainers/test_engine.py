@@ -26,12 +26,19 @@ class Failing:
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)
 
-    def add_request(self, request_id: str, *_: Any, **__: Any) -> None:
+    def add_request(self, request_id: str, prompt: dict[str, Any], *_: Any, **__: Any) -> None:
+        if len(prompt["prompt_token_ids"]) > 4:
+            raise ValueError("longer than the context")
         self.requests.append(request_id)
+
+    def abort_request(self, request_ids: list[str]) -> None:
+        self.requests = [request for request in self.requests if request not in request_ids]
 
     def set_weight_version(self, version: str) -> None: ...
 
     def step(self) -> list[Any]:
+        if not self.requests:
+            return []
         self.stepping.set()
         self.fail.wait()
         raise RuntimeError("out of memory")
@@ -54,7 +61,7 @@ async def test_an_engine_that_fails_answers_all_who_asked_and_all_who_ask_later(
     engine = AsyncEngine({})
     calls = [asyncio.ensure_future(engine.generate([1], SamplingOptions()))]
     await asyncio.to_thread(failing.stepping.wait)
-    # these wait at the engine's lock while the step goes on
+    # these wait for the step to end
     calls += [asyncio.ensure_future(engine.generate([2], SamplingOptions())) for _ in range(5)]
     await asyncio.sleep(0)
     failing.fail.set()
@@ -63,4 +70,31 @@ async def test_an_engine_that_fails_answers_all_who_asked_and_all_who_ask_later(
     assert engine.in_flight == 0
     with pytest.raises(EngineFailedError, match="out of memory"):
         await engine.generate([3], SamplingOptions())
+    await engine.close()
+
+
+async def test_a_request_that_the_engine_refuses_is_its_caller_s_alone(failing: Failing) -> None:
+    engine = AsyncEngine({})
+    with pytest.raises(ValueError, match="longer than the context"):
+        await engine.generate([1] * 5, SamplingOptions())
+    accepted = asyncio.ensure_future(engine.generate([1], SamplingOptions()))
+    await asyncio.to_thread(failing.stepping.wait)
+    assert engine.in_flight == 1
+    failing.fail.set()
+    with pytest.raises(EngineFailedError):
+        await accepted
+    await engine.close()
+
+
+async def test_a_request_ended_before_the_engine_has_seen_it_leaves_nothing_there(failing: Failing) -> None:
+    engine = AsyncEngine({})
+    call = asyncio.ensure_future(engine.generate([1], SamplingOptions(), "mine"))
+    await asyncio.sleep(0)
+    await engine.abort("mine")
+    completion = await call
+    assert (completion.stop_reason, completion.token_ids) == ("abort", [])
+    assert engine.in_flight == 0
+    with pytest.raises(ValueError, match="longer"):  # a step has been taken, and the orders before it carried out
+        await engine.generate([1] * 5, SamplingOptions())
+    assert failing.requests == []
     await engine.close()

@@ -1,8 +1,9 @@
 """vLLM's engine as an asyncio object: continuous batching over all callers, weights swapped between two steps.
 
-One task steps the engine in a thread. Requests are admitted, aborted and weights loaded only between two steps,
-so a request in flight simply goes on with the new weights; every sampled token carries the version that sampled
-it. New requests salt the prefix cache with the version, so keys and values of old weights are never reused.
+One task steps the engine in a thread. Requests are admitted and aborted and weights loaded only between two steps, in
+that thread, so a request in flight simply goes on with the new weights; every sampled token carries the version that
+sampled it. Callers only leave orders for the next step: what they do, and what they are sent, happens beside a step.
+New requests salt the prefix cache with the version, so keys and values of old weights are never reused.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from forge_env.errors import GeneratorError
@@ -91,6 +93,7 @@ class AsyncEngine:
         self._most_tokens = 0
         self.account = Account("generator", "wait for requests")
         self._requests: dict[str, _Request] = {}
+        self._orders: list[Order] = []
         self._between_steps = asyncio.Lock()
         self._work = asyncio.Event()
         self._count = 0
@@ -124,10 +127,8 @@ class AsyncEngine:
         request_id = request_id or str(self._count)
         completion = Completion(list(prompt_ids), [], [], [], "stop", self.version)
         request = _Request(completion, asyncio.get_running_loop().create_future())
-        async with self._between_steps:
-            self._check()  # again: the engine may have failed while this waited for the lock
-            self._order(Admission(request_id, list(prompt_ids), options, f"v{self.version}", time.time()))
-            self._requests[request_id] = request
+        self._requests[request_id] = request
+        self._orders.append(Admission(request_id, completion.prompt_ids, options, time.time()))
         self.stats.requests += 1
         self._work.set()
         try:
@@ -135,11 +136,6 @@ class AsyncEngine:
         except asyncio.CancelledError:
             await asyncio.shield(self.abort(request_id))
             raise
-
-    def _order(self, order: Order) -> None:
-        carry_out(self.engine, [order])
-        if self._followers is not None:
-            self._followers.note(order)
 
     async def abort(self, request_id: str) -> None:
         """End a request; what it has sampled so far is its completion, with the stop reason "abort"."""
@@ -149,7 +145,7 @@ class AsyncEngine:
                 return
             fill_unfinished(request.completion, self.engine, request_id)
             self.stats.tokens += len(request.completion.token_ids)
-            self._order(Abortion(request_id))
+            self._orders.append(Abortion(request_id))
         request.completion.stop_reason = "abort"
         request.completion.generator_version = self.version
         if not request.done.done():
@@ -159,34 +155,18 @@ class AsyncEngine:
         """Step the engine while there is work; sleep on an event while there is none."""
         try:
             while True:
-                if not self.engine.has_unfinished_requests():
+                if not self._orders and not self.engine.has_unfinished_requests():
                     self._work.clear()
                     self.account.enter("wait for requests")
                     await self._work.wait()
-                async with self._between_steps:
+                async with self._between_steps:  # if nobody waits, the next step begins before replies are sent
                     self.account.enter("generate")
-                    outputs = await self._step()
+                    outputs = await self._everywhere(self.engine.step, "follow")
                     self.account.enter("deliver")
-                self._deliver(outputs)
-                # The lock is fair only to those already waiting: let new requests and weights in.
-                await asyncio.sleep(0)
+                    self._deliver(outputs)
         except Exception as error:  # task boundary: whatever ends the engine must reach every caller
             logger.exception("the vLLM engine failed")
-            self._fail(self._failed(error))
-
-    async def _step(self) -> list[Any]:
-        try:
-            outputs: list[Any] = await self._everywhere(self._in_thread(self.engine.step), "follow")
-        except Exception as error:  # whatever it was: known before the lock goes to those who wait for it
-            self._failed(error)
-            raise
-        return outputs
-
-    def _failed(self, error: Exception) -> GeneratorError:
-        """What callers are told of it from now on."""
-        if self._failure is None:
-            self._failure = EngineFailedError(f"the vLLM engine failed: {type(error).__name__}: {error}")
-        return self._failure
+            self._fail(EngineFailedError(f"the vLLM engine failed: {type(error).__name__}: {error}"))
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -195,16 +175,29 @@ class AsyncEngine:
     def _in_thread(self, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         return asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
 
-    async def _everywhere(self, own: Awaitable[Any], endpoint: str, *args: Any) -> Any:
-        """Do `own`, while the followers do the same at an endpoint of theirs."""
-        if self._followers is None:
-            return await own
-        return await self._followers.beside(own, endpoint, *args)
+    async def _everywhere(self, work: Callable[[], Any], endpoint: str, *args: Any) -> Any:
+        """Carry out the orders left so far and do `work`, while the followers do the same at an endpoint of theirs."""
+        orders, self._orders = self._orders, []
+        refused: dict[str, ValueError] = {}
+        own = self._in_thread(self._after, orders, work, refused)
+        try:
+            return await (own if self._followers is None else self._followers.beside(own, endpoint, orders, *args))
+        finally:
+            for request_id, error in refused.items():
+                self._answer(request_id, error)
+
+    def _after(self, orders: Sequence[Order], work: Callable[[], Any], refused: dict[str, ValueError]) -> Any:
+        refused.update(carry_out(self.engine, orders, f"v{self.version}"))
+        return work()
+
+    def _answer(self, request_id: str, error: Exception) -> None:
+        request = self._requests.pop(request_id, None)
+        if request is not None and not request.done.done():
+            request.done.set_exception(error)
 
     async def follow(self, orders: Sequence[Order]) -> None:
         """As a follower: carry out the leader's orders and take the step that it takes."""
-        carry_out(self.engine, orders)
-        await self._in_thread(self.engine.step)
+        await self._in_thread(self._after, orders, self.engine.step, {})
 
     def _deliver(self, outputs: list[Any]) -> None:
         self.stats.steps += 1
@@ -229,23 +222,21 @@ class AsyncEngine:
 
     def _fail(self, error: GeneratorError) -> None:
         self._failure = error
-        for request in self._requests.values():
-            if not request.done.done():
-                request.done.set_exception(error)
-        self._requests.clear()
+        for request_id in list(self._requests):
+            self._answer(request_id, error)
 
     async def load_weights(self, weights: Weights, version: int) -> float:
         """Swap the weights between two steps; returns the seconds that generation stood still."""
         async with self._between_steps:
+            self._check()
             started = time.perf_counter()
             with self.account.during("load weights"):
-                await self._everywhere(self._in_thread(self._load, weights, version), "follow_load", version)
+                await self._everywhere(partial(self._load, weights, version), "follow_load", version)
             return time.perf_counter() - started
 
     async def follow_load(self, orders: Sequence[Order], weights: Weights, version: int) -> None:
         """As a follower: carry out the leader's orders and swap the weights as it does."""
-        carry_out(self.engine, orders)
-        await self._in_thread(self._load, weights, version)
+        await self._in_thread(self._after, orders, partial(self._load, weights, version), {})
 
     def _load(self, weights: Weights, version: int) -> None:
         self.engine.apply_model(lambda model: _load(model, weights()))

@@ -24,8 +24,6 @@ class Admission:
     request_id: str
     prompt_ids: list[int]
     options: SamplingOptions
-    salt: str
-    """Of the prefix cache."""
     arrived: float
     """Unix time; of requests of one priority, vLLM serves the oldest first."""
 
@@ -40,11 +38,21 @@ class Abortion:
 Order = Admission | Abortion
 
 
-def carry_out(engine: Any, orders: Sequence[Order]) -> None:
-    """Do to vLLM's `engine` what was decided, between two of its steps."""
+def carry_out(engine: Any, orders: Sequence[Order], salt: str) -> dict[str, ValueError]:
+    """Do to vLLM's `engine` what was decided, between two of its steps.
+
+    Args:
+        engine: vLLM's.
+        orders: what to do, in this order.
+        salt: of the prefix cache, for the requests that are admitted.
+
+    Returns:
+        The requests that it refused, by id, such as those with prompts longer than the context.
+    """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
+    refused = {}
     for order in orders:
         if isinstance(order, Abortion):
             engine.abort_request([order.request_id])
@@ -60,8 +68,12 @@ def carry_out(engine: Any, orders: Sequence[Order]) -> None:
             seed=options.seed,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        prompt = {"prompt_token_ids": list(order.prompt_ids), "cache_salt": order.salt}
-        engine.add_request(order.request_id, prompt, params, arrival_time=order.arrived, priority=options.priority)
+        prompt = {"prompt_token_ids": list(order.prompt_ids), "cache_salt": salt}
+        try:
+            engine.add_request(order.request_id, prompt, params, arrival_time=order.arrived, priority=options.priority)
+        except ValueError as error:
+            refused[order.request_id] = error
+    return refused
 
 
 class Followers:
@@ -69,20 +81,14 @@ class Followers:
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
-        self._orders: list[Order] = []
-
-    def note(self, order: Order) -> None:
-        """To be carried out there before whatever comes next."""
-        self._orders.append(order)
 
     async def call(self, endpoint: str, *args: Any) -> None:
         """One endpoint on all of them."""
         await result(getattr(self._actor, endpoint).call(*args))
 
     async def beside(self, own: Awaitable[Any], endpoint: str, *args: Any) -> Any:
-        """Do `own` here while `endpoint` runs there, after the orders noted so far; returns what `own` does."""
-        orders, self._orders = self._orders, []
-        there = asyncio.ensure_future(self.call(endpoint, orders, *args))
+        """Do `own` here while `endpoint` runs there; returns what `own` does."""
+        there = asyncio.ensure_future(self.call(endpoint, *args))
         try:
             # a failure there is raised at once: here the collective would wait for the other side
             value, _ = await asyncio.gather(own, there)
