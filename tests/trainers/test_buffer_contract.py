@@ -183,3 +183,14 @@ async def test_eviction_and_clear_drop_and_count(make: Make) -> None:
     stats = await buffer.stats()
     assert (stats.ready, stats.discarded_stale, stats.tokens_discarded_stale, stats.cleared) == (0, 2, 11, 2)
     assert stats.tokens_held == 0
+
+
+async def test_it_accounts_for_its_time(make: Make) -> None:
+    buffer = await make(BufferSettings(per_step=2, max_off_policy_steps=0))
+    await fill(buffer, 2)
+    await buffer.sample(0)
+    await buffer.release(1)
+    before, after = (await buffer.stats()).seconds, (await buffer.stats()).seconds
+    assert {"wait for calls", "add", "sample", "release"} <= set(before)
+    assert sum(after.values()) > sum(before.values()) > 0
+    assert all(after[doing] >= seconds for doing, seconds in before.items())

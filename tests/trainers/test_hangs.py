@@ -186,3 +186,22 @@ def test_a_mistake_of_the_author_is_told_at_once() -> None:
     Faulty.mistakes = 1
     with pytest.raises(EnvironmentBugError, match="oops"):
         played(Faulty, Busy)
+
+
+# --- what the time went to
+
+
+def test_every_actor_has_an_account_of_its_time(tmp_path: Path) -> None:
+    class Accounting(Generator):
+        async def do_get_stats(self) -> dict[str, float]:
+            now = loop_time()
+            return {**await super().do_get_stats(), "time/generate": 0.25 * now, "time/wait for requests": 0.75 * now}
+
+    dry_run({"grpo.reference.source": "initial"}, tmp_path, {**STAND_INS, "Generator": Accounting})
+    lines = (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if "reward/mean" in row]
+    assert len(rows) == 5
+    for row in rows:
+        accounted = {name.split("/")[1] for name in row if name.startswith("time/")}
+        assert accounted == {"trainer", "reference", "episodes", "generator", "buffer"}
+    assert sum(row.get("time/generator/generate", 0.0) for row in rows) > 0

@@ -18,6 +18,7 @@ from forge_env.config.models import (  # noqa: E402
     ReferenceSection,
     TinyModel,
 )
+from forge_env.run.account import Account  # noqa: E402
 from trainers.loop.metrics import named  # noqa: E402
 from trainers.loop.reference import Reference  # noqa: E402
 from trainers.losses import Loss, LossOutput, Needs, TokenBatch  # noqa: E402
@@ -215,7 +216,7 @@ async def test_a_lagging_reference_is_renewed_in_time(
     section: ReferenceSection, published: list[int], loaded: list[int]
 ) -> None:
     actor = FakeActor()
-    reference = Reference(actor, section)
+    reference = Reference(actor, section, Account("reference", "wait for calls"))
     for version in published:
         await reference.follow(version)
     assert actor.load_version.calls == loaded
@@ -223,7 +224,9 @@ async def test_a_lagging_reference_is_renewed_in_time(
 
 async def test_reference_logprobs_are_put_at_their_tokens() -> None:
     data = [TokenSequence([1, 2, 3, 4], [True, False, True, True]), TokenSequence([5, 6], [False, True])]
-    metrics = await Reference(FakeActor(), ReferenceSection(source="initial")).attach(data)
+    reference = Reference(FakeActor(), ReferenceSection(source="initial"), Account("reference", "wait for calls"))
+    metrics = await reference.attach(data)
+    assert {"score", "wait for calls"} <= set(reference.account.seconds())
     assert data[0].ref_logprobs == [0, 0, -1, -2]  # a first token has no prediction
     assert data[1].ref_logprobs == [0, -3]
     assert set(metrics) == {"reference_s"}

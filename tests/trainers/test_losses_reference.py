@@ -18,6 +18,7 @@ from forge_env.config.models import (  # noqa: E402
     OptimizerSection,
     ReferenceSection,
 )
+from forge_env.run.account import Account  # noqa: E402
 from trainers.loop.stack import Stack, TrainerHandle, prepare_controller  # noqa: E402
 from trainers.losses.load import make_loss  # noqa: E402
 from trainers.model.tiny import build_tiny_folder  # noqa: E402
@@ -67,7 +68,7 @@ async def test_a_reference_is_the_policy_of_the_start_or_of_its_last_renewal(tmp
         await stack.open_store()
         trainer = await stack.start_trainer(folder)
         await trainer.save_model(str(tmp_path / "start"))
-        trainer.reference = await stack.start_reference(tmp_path / "start")
+        trainer.reference = await stack.start_reference(tmp_path / "start", Account("reference", "wait for calls"))
         await trainer.configure(OptimizerSection(lr=1e-2), loss=make_loss(section.loss), steps=10, microbatch_tokens=64)
 
         start = await policy_logprobs(trainer)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, Generic
 
+from forge_env.run.account import Account
 from trainers.buffer import state
 from trainers.buffer.core import BufferCore
 from trainers.buffer.types import Batch, BufferSettings, BufferStats, G, Outcome, Reservation, Ticket
@@ -22,6 +24,7 @@ class LocalReplayBuffer(Generic[G]):
 
     def __init__(self, settings: BufferSettings) -> None:
         self._core: BufferCore[G] = BufferCore(settings)
+        self._account = Account("buffer", "wait for calls")
         self._waiting: dict[asyncio.Future[None], None] = {}  # in order of arrival
 
     async def _change(self) -> None:
@@ -55,7 +58,8 @@ class LocalReplayBuffer(Generic[G]):
             while (outcome := self._core.add_unasked(group)) is None:
                 await self._change()
         else:
-            outcome = self._core.add(group, ticket)
+            with self._account.during("add"):
+                outcome = self._core.add(group, ticket)
         self._changed()
         return outcome
 
@@ -70,17 +74,20 @@ class LocalReplayBuffer(Generic[G]):
         Raises:
             UsageError: that step has been given its groups, or the run doesn't have it.
         """
-        return self._core.batch((await self.reserve(curr_policy_version)).step)
+        return await self.fetch((await self.reserve(curr_policy_version)).step)
 
     async def reserve(self, curr_policy_version: int) -> Reservation:
         """See `GroupBuffer`; raises as `sample` does."""
         self._core.check_step(curr_policy_version)
         if self._core.evict(curr_policy_version):
             self._changed()  # there may be room now
-        while (reserved := self._core.take(curr_policy_version)) is None:
+        while True:
+            with self._account.during("sample"):
+                reserved = self._core.take(curr_policy_version)
+            if reserved is not None:
+                self._changed()
+                return reserved
             await self._change()
-        self._changed()
-        return reserved
 
     async def fetch(self, step: int) -> Batch[G]:
         """See `GroupBuffer`.
@@ -88,7 +95,8 @@ class LocalReplayBuffer(Generic[G]):
         Raises:
             UsageError: nothing is in training for that step.
         """
-        return self._core.batch(step)
+        with self._account.during("sample"):
+            return self._core.batch(step)
 
     async def release(self, version: int) -> None:
         """See `GroupBuffer`.
@@ -96,7 +104,8 @@ class LocalReplayBuffer(Generic[G]):
         Raises:
             UsageError: the version goes backwards, or no step was given groups for it.
         """
-        self._core.release(version)
+        with self._account.during("release"):
+            self._core.release(version)
         self._changed()
 
     async def evict(self, curr_policy_version: int) -> int:
@@ -125,11 +134,12 @@ class LocalReplayBuffer(Generic[G]):
 
     async def stats(self) -> BufferStats:
         """See `GroupBuffer`."""
-        return state.stats(self._core)
+        return replace(state.stats(self._core), seconds=self._account.seconds())
 
     async def state_dict(self) -> dict[str, Any]:
         """See `GroupBuffer`."""
-        return state.state_dict(self._core)
+        with self._account.during("save"):
+            return state.state_dict(self._core)
 
     async def load_state_dict(self, saved: dict[str, Any]) -> None:
         """See `GroupBuffer`.

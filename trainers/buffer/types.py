@@ -172,6 +172,8 @@ class BufferStats(Counters):
     """All groups before this index are done with."""
     waiting_for: str | None = None
     """What the next training step waits for, in words; None: it can be had at once."""
+    seconds: dict[str, float] = field(default_factory=dict, compare=False)
+    """What the buffer did with its time since it was made; they sum to its age."""
 
 
 @runtime_checkable

@@ -71,7 +71,7 @@ async def prepare_model(run: Run, stack: Stack, environment: Environment, found:
             await serving
             run.stage("generator", "loading the warmed-up model")
             await generators.setup()
-    trainer.reference = await stack.start_reference(warm or start)
+    trainer.reference = await stack.start_reference(warm or start, run.account("reference", "wait for calls"))
     return Actors(trainer, generators, buffer.result())
 
 

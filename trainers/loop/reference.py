@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from forge_env.config.models import ReferenceSection
+from forge_env.run.account import Account
 from trainers.actors.remote import result
 
 
@@ -14,17 +15,24 @@ class Reference:
 
     After a resume a lagging copy starts from the policy of the checkpoint: the copy it had, where checkpoints are
     saved at multiples of `every`.
+
+    Args:
+        actor: `ReferenceModel`.
+        section: of the recipe.
+        account: of the actor's time.
     """
 
-    def __init__(self, actor: Any, section: ReferenceSection) -> None:
+    def __init__(self, actor: Any, section: ReferenceSection, account: Account) -> None:
         self._actor = actor
+        self.account = account
         self._every = section.every
         self.version = 0
 
     async def attach(self, sequences: list[Any]) -> dict[str, float]:
         """Give every `TokenSequence` its `ref_logprobs`; returns the seconds it took."""
         started = time.perf_counter()
-        values = await result(self._actor.logprobs.call_one(sequences))
+        with self.account.during("score"):
+            values = await result(self._actor.logprobs.call_one(sequences))
         for sequence, logprobs in zip(sequences, values, strict=True):
             sequence.set_reference(logprobs)
         return {"reference_s": time.perf_counter() - started}
@@ -32,5 +40,6 @@ class Reference:
     async def follow(self, version: int) -> None:
         """Policy `version` is published, and held by the store until the next one is."""
         if self._every is not None and version - self.version >= self._every:
-            await result(self._actor.load_version.call(version))
+            with self.account.during("load weights"):
+                await result(self._actor.load_version.call(version))
             self.version = version

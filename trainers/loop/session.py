@@ -41,7 +41,8 @@ class Session:
         self.evaluator = Evaluator(run, self.rollouts, policy(config.evaluation.temperature))
         self.checkpoints = Checkpoints(run)
         self.account = run.account("trainer", "start")
-        self.status = Status(run, generators, self.rollouts, self.account)
+        reference = trainer.reference.account if trainer.reference else None
+        self.status = Status(run, generators, self.rollouts, self.account, reference)
         self.totals = Totals.since(run.earlier)
         self.step = 0
         self.counters = BufferStats()

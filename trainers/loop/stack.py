@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_env.config.models import RunConfig
+from forge_env.run.account import Account
 from trainers.actors.placement import Placement
 from trainers.actors.remote import result
 from trainers.buffer.types import BufferSettings
@@ -111,8 +112,8 @@ class Stack:
         await result(actor.setup.call())
         return TrainerHandle(actor, folder)
 
-    async def start_reference(self, folder: Path) -> Reference | None:
-        """Start the reference model on a checkpoint folder; None where the recipe has none."""
+    async def start_reference(self, folder: Path, account: Account) -> Reference | None:
+        """Start the reference model on a checkpoint folder, with an account of its time; None: the recipe has none."""
         config = self._config
         section = config.grpo.reference
         if section.source == "none":
@@ -130,7 +131,7 @@ class Stack:
         )
         self._trainers.append(actor)
         await result(actor.setup.call())
-        return Reference(actor, section)
+        return Reference(actor, section, account)
 
     async def start_buffer(self) -> RemoteReplayBuffer[Any]:
         """Start the replay buffer."""

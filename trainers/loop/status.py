@@ -31,6 +31,7 @@ class Status:
         generators: GeneratorPool,
         rollouts: Rollouts,
         trainer: Account,
+        reference: Account | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -38,10 +39,12 @@ class Status:
         self._generators = generators
         self._rollouts = rollouts
         self._trainer = trainer
+        self._accounts = [account for account in (trainer, reference) if account is not None]
         self._stats: dict[str, float] = {}
+        self._held = BufferStats()
         self._missing = ""
         self._silent: list[str] = []
-        self._logged: dict[str, float] = {}
+        self._logged: dict[str, dict[str, float]] = {}
         section = run.config.watchdog
         self._watchdog = Watchdog(run, warn_s=section.warn_s, end_s=section.end_s, diagnose=self.diagnose, clock=clock)
 
@@ -60,7 +63,7 @@ class Status:
             held = await self._answer(buffer.stats(), "the replay buffer", None)
             now = time.perf_counter()
             if held is not None:
-                self._missing = held.waiting_for or ""
+                self._held, self._missing = held, held.waiting_for or ""
                 self._show(now, now - at, before, held)
             at = now
             trained, tokens = self._run.state.step, self._stats.get("tokens")
@@ -100,8 +103,17 @@ class Status:
 
     def time_metrics(self) -> dict[str, float]:
         """`time/ACTOR/WHAT` since the last call, seconds; those of an actor sum to its time."""
-        account = {name.removeprefix("time/"): value for name, value in self._stats.items() if name.startswith("time/")}
-        generator = {name: value - self._logged.get(name, 0.0) for name, value in account.items()}
-        self._logged = account
-        actors = {"trainer": self._trainer.take(), "episodes": self._rollouts.accounts.take(), "generator": generator}
+        generator = {
+            name.removeprefix("time/"): value for name, value in self._stats.items() if name.startswith("time/")
+        }
+        actors = {
+            **{account.actor: account.take() for account in self._accounts},
+            "episodes": self._rollouts.accounts.take(),
+            "generator": self._since_logged("generator", generator),
+            "buffer": self._since_logged("buffer", self._held.seconds),
+        }
         return {f"time/{actor}/{what}": seconds for actor, parts in actors.items() for what, seconds in parts.items()}
+
+    def _since_logged(self, actor: str, seconds: dict[str, float]) -> dict[str, float]:
+        before, self._logged[actor] = self._logged.get(actor, {}), seconds
+        return {doing: value - before.get(doing, 0.0) for doing, value in seconds.items()}

@@ -77,8 +77,7 @@ class TitanEngine:
             figures.add(totals, figures.share_of(metrics, 1 / len(parts)))
         self.schedule.step()
         elapsed = time.perf_counter() - started
-        lengths = [len(sequence.token_ids) for sequence in sequences]
-        return {**totals, **self.throughput.metrics(lengths, elapsed), "train_s": elapsed, **self.learning_rate()}
+        return {**totals, **self.throughput.metrics(sequences, elapsed), "train_s": elapsed, **self.learning_rate()}
 
     def _proximal(self, parts: Sequence[Sequence[TokenSequence]], loss: Loss) -> list[list[torch.Tensor] | None]:
         """For each minibatch, what its microbatches' target tokens had as log-probabilities before the first update.

@@ -131,9 +131,12 @@ class TitanModel:
         if not self.ranks.alone or self.weight_files():
             self.load_hf(self._initial_weights())
         parameters = sum(parameter.numel() for parameter in self.module.parameters())
-        # Multiply-adds of attention per squared token over those of the linear layers per token; causal, so halved.
-        self.quadratic_cost = hf["num_hidden_layers"] * hf["num_attention_heads"] * hf["head_dim"] / parameters
-        self.parameters = parameters
+        # Multiply-adds of attention per squared token, and over those of linear layers per token; causal, so halved.
+        self.attention_cost: int = hf["num_hidden_layers"] * hf["num_attention_heads"] * hf["head_dim"]
+        self.quadratic_cost = self.attention_cost / parameters
+        self.head_parameters: int = hf["vocab_size"] * hf["hidden_size"]
+        embeddings = self.head_parameters * (1 if self.config.enable_weight_tying else 2)
+        self.layer_parameters: int = parameters - embeddings
 
     def _build(self) -> Any:
         """The module on its device, sharded; its weights are random only where there is one rank."""
