@@ -88,6 +88,12 @@ class SandboxSection(Section):
     base_image: str | None = None
     """Public image to build on instead of this machine's own Python (Docker engine)."""
 
+    @model_validator(mode="after")
+    def _image(self) -> SandboxSection:
+        if self.engine == "local" and self.base_image is not None:
+            raise ValueError("base_image is for Docker: set engine to docker")
+        return self
+
 
 class EvaluationSection(Section):
     """Held-out evaluation during the run, beside the training rollouts."""

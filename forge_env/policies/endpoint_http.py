@@ -167,6 +167,11 @@ def address(base_url: str) -> httpx.URL:
         bare = re.fullmatch(r"([\w.-]+(?::\d+)?)(/.*)?", base_url.strip())
         meant = f"did you mean http://{bare[1]}{bare[2] or '/v1'}?" if bare else "for example http://localhost:8000/v1"
         raise UsageError(f"{base_url!r} is no address of an endpoint", fix=meant)
+    if url.userinfo:
+        raise UsageError(
+            f"the address of {url.host} holds a name or password, which would be recorded and not sent",
+            fix="leave it out of the address; an API key goes into the environment variable named by api_key_env",
+        )
     return url
 
 

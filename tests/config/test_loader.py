@@ -53,6 +53,10 @@ def load(text: str, *overrides: str) -> RunConfig:
         (MINIMAL + "model: {dtype: float16}\n", "input should be 'float32' or 'bfloat16', not 'float16'"),
         (MINIMAL + "tasks: {explore: 0.3}\n", "tasks: explore is for a curriculum: set order to curriculum"),
         (MINIMAL + "watchdog: {end_s: 10}\n", "watchdog: end_s below warn_s"),
+        (
+            MINIMAL + "sandbox: {engine: local, base_image: debian}\n",
+            "sandbox: base_image is for Docker: set engine to docker",
+        ),
         (MINIMAL + "grpo: 3\n", "r.yaml:3: grpo: input should be a valid dictionary"),
     ],
 )

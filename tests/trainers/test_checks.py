@@ -48,6 +48,13 @@ def test_bundled_recipes_are_sound(recipe: str) -> None:
         ("generator={with_gpus: true, threads: 4}", "it is for generators on a CPU", "threads=1"),
         ("trainer={procs: 2, threads: 2}", "it is for a trainer of one process on a CPU", "trainer.threads=1"),
         ("trainer={with_gpus: true, threads: 2}", "it is for a trainer of one process on a CPU", "trainer.threads=1"),
+        ("trainer.optimizer.schedule=constant", "decay_start=0.3 does nothing here", "decay_start=0.5, the default"),
+        (
+            "warmup={optimizer: {schedule: constant, min_lr_ratio: 0.3}}",
+            "for schedules that decay",
+            "min_lr_ratio=0.02",
+        ),
+        ("evaluation={extra_splits: [], extra_tasks: 32}", "extra_tasks=32 does nothing here", "extra_tasks=64"),
         ("model.renderer=llama-3", "has no tokens for this chat format", "use one of qwen3, "),
         ("trainer.compile=true", "trainer.compile is for GPUs", "trainer.with_gpus=true"),
         (
@@ -77,6 +84,10 @@ def test_usage_is_refused_with_its_fix(override: str, message: str, fix: str) ->
     assert isinstance(error, UsageError)
     assert message in error.message
     assert fix in (error.fix or "")
+
+
+def test_what_a_schedule_does_not_use_may_be_at_its_default() -> None:
+    check(load_config("coding_rlvr", ["warmup.optimizer.schedule=constant", "evaluation.extra_splits=[]"]))
 
 
 @pytest.mark.parametrize("name", [f"{__name__}:Absent", f"{__name__}:Silent", f"{__name__}:json", "no.module:Loss"])

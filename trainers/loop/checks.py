@@ -22,6 +22,7 @@ def check(config: RunConfig) -> None:
         ForgeError: with the fix.
     """
     check_devices(config)
+    check_schedules(config)
     make_rules(config.grpo.replay)
     check_model(config)
     check_parallelism(config)
@@ -58,9 +59,22 @@ def check_devices(config: RunConfig) -> None:
             _refuse_turned("warmup", warmup, ("threads",), alone)
 
 
-def _refuse_turned(prefix: str, section: Section, names: Sequence[str], meant_for: str) -> None:
+def check_schedules(config: RunConfig) -> None:
+    """No option is turned that shapes a decay where there is none, or counts tasks of splits where there are none."""
+    for name, phase in (("trainer", config.trainer), ("warmup", config.warmup)):
+        if phase is not None and phase.optimizer.schedule == "constant":
+            usual: Section = type(phase).model_fields["optimizer"].default
+            shape = ("decay_start", "min_lr_ratio")
+            _refuse_turned(f"{name}.optimizer", phase.optimizer, shape, "schedules that decay", usual)
+    if not config.evaluation.extra_splits:
+        _refuse_turned("evaluation", config.evaluation, ("extra_tasks",), "splits in evaluation.extra_splits")
+
+
+def _refuse_turned(
+    prefix: str, section: Section, names: Sequence[str], meant_for: str, usual: Section | None = None
+) -> None:
     for name in names:
-        default = type(section).model_fields[name].default
+        default = type(section).model_fields[name].default if usual is None else getattr(usual, name)
         if (value := getattr(section, name)) != default:
             raise UsageError(
                 f"{prefix}.{name}={json.dumps(value)} does nothing here: it is for {meant_for}",
