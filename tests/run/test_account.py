@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.config import load_config
+from forge_env.config.models import WatchdogSection
 from forge_env.errors import ForgeError
 from forge_env.run import Run, RunFolder
 from forge_env.run.account import Account, Accounts
@@ -94,7 +95,8 @@ def test_a_recipe_can_do_without_a_timeline(tmp_path: Path) -> None:
 class TestWatchdog:
     def make(self, run: Run, clock: Clock, end_s: float) -> object:
         watchdog = pytest.importorskip("trainers.loop.watchdog")
-        return watchdog.Watchdog(run, warn_s=60, end_s=end_s, diagnose=lambda: "the trainer is in 'train'", clock=clock)
+        section = WatchdogSection(warn_s=60, end_s=end_s)
+        return watchdog.Watchdog(run, section, lambda: "the trainer is in 'train'", clock=clock)
 
     def test_warns_once_for_each_standstill_and_ends_the_run(self, tmp_path: Path) -> None:
         run, clock = Run(load_config("coding_rlvr"), RunFolder(tmp_path)), Clock()

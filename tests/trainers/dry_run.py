@@ -27,7 +27,7 @@ from forge_env import machine
 from forge_env.config import RunConfig
 from forge_env.config.loader import build_config
 from forge_env.config.problems import Source
-from forge_env.errors import ForgeError
+from forge_env.errors import ForgeError, root_cause
 from forge_env.run import Run, RunFolder
 from forge_env.run.metrics import open_loggers
 from forge_env.single_turn import SingleTurnConfig
@@ -35,7 +35,6 @@ from forge_env.types import Message
 from tests.trainers import virtual_time
 from tests.trainers.stand_ins import STAND_INS, Actor, Actors, Buffer, Events, Trace
 from trainers.loop import grpo
-from trainers.loop.status import Status
 
 TASKS = 12
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
@@ -154,9 +153,6 @@ def stand_ins(trace: Trace, actors: Actors) -> Iterator[None]:
         trace.add("open engine", name, options)
         return NoEngine()
 
-    def clock() -> float:
-        return asyncio.get_running_loop().time()
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ForgeActor, "launch", classmethod(launch))
         patch.setattr(ForgeActor, "shutdown", staticmethod(shutdown))
@@ -164,7 +160,6 @@ def stand_ins(trace: Trace, actors: Actors) -> Iterator[None]:
         patch.setattr(machine, "gpus", lambda: [machine.GPU(str(n), f"GPU-{n}", "none", 1.0) for n in range(8)])
         patch.setattr("trainers.buffer.actor.RemoteReplayBuffer", partial(Buffer, trace))
         patch.setattr("trainers.loop.grpo.open_engine", open_engine)
-        patch.setattr("trainers.loop.session.Status", partial(Status, clock=clock))
         patch.setattr(asyncio, "to_thread", inline)
         yield
 
@@ -187,7 +182,7 @@ def dry_run(overrides: Mapping[str, Any], root: Path, actors: Actors = STAND_INS
         with stand_ins(trace, actors):
             virtual_time.run(grpo._train(run))
     except* ForgeError as errors:
-        trace.add("failed", [str(error) for error in errors.exceptions])
+        trace.add("failed", [str(root_cause(error)) for error in errors.exceptions])
     finally:
         run.close()
         folder.release()

@@ -22,7 +22,7 @@ from forge_env.run.account import Account
 from forge_env.types import Message
 from tests.trainers import virtual_time
 from tests.trainers.dry_run import Sums, dry_run
-from tests.trainers.stand_ins import STAND_INS, Actors, Generator
+from tests.trainers.stand_ins import STAND_INS, Actors, Generator, TitanTrainer
 from trainers.generator.pool import GeneratorPool
 from trainers.generator.types import Completion, EngineFailedError, SamplingOptions
 from trainers.loop.rollouts import Rollouts
@@ -73,6 +73,20 @@ def test_an_evaluation_that_never_ends_is_diagnosed_and_costs_no_step(
     assert [json.loads(step.read_text())["step"] for step in steps] == ([5] if saved else [])
 
 
+def test_a_warm_up_that_stands_still_is_diagnosed(tmp_path: Path) -> None:
+    class Stuck(TitanTrainer):
+        steps = 0
+
+        async def do_train(self, sequences: Any) -> dict[str, float]:
+            self.steps += 1
+            if self.steps == 4:
+                await asyncio.Event().wait()
+            return await super().do_train(sequences)
+
+    (failure,) = failures(dry_run({**WATCHED, "warmup.steps": 12}, tmp_path, {**STAND_INS, "TitanTrainer": Stuck}))
+    assert "nothing has moved for 5m: the trainer is at step 4 of the warm-up" in failure
+
+
 def test_an_actor_that_does_not_answer_is_itself_the_diagnosis(tmp_path: Path) -> None:
     config = load_config("coding_rlvr", ["watchdog.warn_s=20", "watchdog.end_s=30", "logging.timeline=false"])
     run = Run(config, RunFolder(tmp_path / "run"))
@@ -87,7 +101,7 @@ def test_an_actor_that_does_not_answer_is_itself_the_diagnosis(tmp_path: Path) -
 
     async def report() -> None:
         deaf: Any = Deaf()
-        await Status(run, deaf, rollouts, Account("trainer", "wait for episodes"), clock=loop_time).report(deaf)
+        await Status(run, deaf, rollouts, Account("trainer", "wait for episodes")).report(deaf)
 
     with pytest.raises(ForgeError, match="a generator does not answer; the replay buffer does not answer"):
         virtual_time.run(report())

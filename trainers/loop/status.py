@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 from forge_env.run import Run
@@ -13,9 +13,8 @@ from forge_env.run.state import duration
 from trainers.buffer.types import BufferStats, GroupBuffer
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.rollouts import Rollouts
-from trainers.loop.watchdog import Watchdog
+from trainers.loop.watchdog import INTERVAL_S, Watchdog
 
-INTERVAL_S = 1.0
 ANSWER_S = 5.0
 """After this long an actor that is asked for its figures counts as one that does not answer."""
 
@@ -32,8 +31,6 @@ class Status:
         rollouts: Rollouts,
         trainer: Account,
         reference: Account | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run = run
         self._generators = generators
@@ -45,8 +42,7 @@ class Status:
         self._missing = ""
         self._silent: list[str] = []
         self._logged: dict[str, dict[str, float]] = {}
-        section = run.config.watchdog
-        self._watchdog = Watchdog(run, warn_s=section.warn_s, end_s=section.end_s, diagnose=self.diagnose, clock=clock)
+        self._watchdog = Watchdog(run, run.config.watchdog, self.diagnose)
 
     async def report(self, buffer: GroupBuffer[Any]) -> None:
         """Show live figures until cancelled.

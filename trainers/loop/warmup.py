@@ -12,6 +12,7 @@ from forge_env.config.models import RunConfig
 from forge_env.environment import Environment
 from forge_env.errors import UsageError
 from forge_env.run import Run
+from trainers.loop.watchdog import Watchdog
 from trainers.losses.sft import SFTLoss
 from trainers.model.chat import Chat, FolderTokenizer
 from trainers.model.tiny import FORMAT
@@ -102,8 +103,15 @@ async def warm_up(run: Run, environment: Environment, trainer: Any, folder: Path
         microbatch_tokens=MICROBATCH_TOKENS,
         threads=section.threads,
     )
-    for step in range(1, section.steps + 1):
-        metrics = await trainer.train_step(demonstrations.batch())
-        if step % 10 == 0 or step == section.steps:
-            run.progress(step, section.steps, loss=metrics["loss"], tokens_per_s=metrics["tokens_per_s"])
-    await trainer.save_model(str(folder))
+    done = 0
+
+    async def train() -> None:
+        nonlocal done
+        for done in range(1, section.steps + 1):
+            metrics = await trainer.train_step(demonstrations.batch())
+            if done % 10 == 0 or done == section.steps:
+                run.progress(done, section.steps, loss=metrics["loss"], tokens_per_s=metrics["tokens_per_s"])
+        await trainer.save_model(str(folder))
+
+    watchdog = Watchdog(run, config.watchdog, lambda: f"the trainer is at step {done} of the warm-up")
+    await watchdog.while_doing(train(), lambda: done)

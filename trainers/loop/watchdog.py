@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Hashable
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
 
+from forge_env.config.models import WatchdogSection
 from forge_env.errors import ForgeError
 from forge_env.run import Run
 from forge_env.run.state import duration
+
+INTERVAL_S = 1.0
+"""Between two looks."""
 
 
 class Watchdog:
@@ -15,28 +19,26 @@ class Watchdog:
 
     Args:
         run: where to warn.
-        warn_s: seconds without progress until the warning.
-        end_s: seconds without progress until the run is failed; 0: never.
+        section: how long is too long.
         diagnose: says what is stuck, asked only then.
-        clock: monotonic seconds.
+        clock: seconds; the event loop's if not given.
     """
 
     def __init__(
         self,
         run: Run,
-        *,
-        warn_s: float,
-        end_s: float,
+        section: WatchdogSection,
         diagnose: Callable[[], str],
-        clock: Callable[[], float] = time.monotonic,
+        *,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._run = run
-        self._warn_s = warn_s
-        self._end_s = end_s
+        self._warn_s = section.warn_s
+        self._end_s = section.end_s
         self._diagnose = diagnose
         self._clock = clock
         self._progress: Hashable = None
-        self._moved = clock()
+        self._moved = 0.0
         self._warned = False
 
     def look(self, progress: Hashable) -> None:
@@ -45,7 +47,7 @@ class Watchdog:
         Raises:
             ForgeError: nothing has moved for `end_s`.
         """
-        now = self._clock()
+        now = (self._clock or asyncio.get_running_loop().time)()
         if progress != self._progress:
             self._progress, self._moved, self._warned = progress, now, False
             return
@@ -58,3 +60,15 @@ class Watchdog:
         if not self._warned and still >= self._warn_s:
             self._warned = True
             self._run.warn(f"nothing has moved for {duration(still)}: {self._diagnose()}")
+
+    async def while_doing(self, work: Awaitable[None], progress: Callable[[], Hashable]) -> None:
+        """Do `work`, and look at its progress every second meanwhile; raises as `look` does."""
+        async with asyncio.TaskGroup() as group:
+            looking = group.create_task(self._look_on(progress))
+            await work
+            looking.cancel()
+
+    async def _look_on(self, progress: Callable[[], Hashable]) -> None:
+        while True:
+            self.look(progress())
+            await asyncio.sleep(INTERVAL_S)
