@@ -21,7 +21,9 @@ class Change:
     Attributes:
         value: another value; `{root}` in it is the test's folder.
         needs: overrides without which the knob has nothing to act on; both runs have them.
-        where: names of the observers in `test_knobs.py` that all have to see a difference.
+        where: names of the observers in `test_knobs.py` that all have to see a difference. `run` sees an actor's knob
+            as what the actor is given; the others what it makes of it. Those of several processes and of weights under
+            way are `test_titan_ranks.py`'s and `test_stack.py`'s.
         refused: the effect is a refusal that names the knob, before anything is started.
     """
 
@@ -63,6 +65,8 @@ def _optimizer(needs: dict[str, Any], prefix: str) -> dict[str, Change]:
 
 
 GPU = {"generator.with_gpus": True}
+BUILT = ("run", "titan")
+SERVED = ("run", "vllm")
 WARM = {"warmup.steps": 12, "warmup.optimizer.warmup_steps": 2}
 QUICK_WARMUP = {"trainer.optimizer.warmup_steps": 2, "grpo.steps": 12}
 TWO = {"trainer.procs": 2}
@@ -97,22 +101,22 @@ KNOBS: dict[str, Change] = {
         {
             "path": Change("{root}/model"),
             "renderer": Change("prime-qwen3"),
-            "dtype": Change("bfloat16"),
-            "max_length": Change(24),
+            "dtype": Change("bfloat16", where=("run", "titan", "vllm")),
+            "max_length": Change(24, where=("run", "titan", "vllm")),
             "cache_dir": Change("{root}/other"),
         },
     ),
     **_below(
         "model.tiny",
         {
-            "layers": Change(2),
-            "dim": Change(64),
-            "heads": Change(8),
-            "kv_heads": Change(1),
-            "head_dim": Change(64),
-            "hidden_dim": Change(128),
+            "layers": Change(2, where=BUILT),
+            "dim": Change(64, where=BUILT),
+            "heads": Change(8, where=BUILT),
+            "kv_heads": Change(1, where=BUILT),
+            "head_dim": Change(64, where=BUILT),
+            "hidden_dim": Change(128, where=BUILT),
             "vocab_size": Change(320),
-            "rope_theta": Change(5000.0),
+            "rope_theta": Change(5000.0, where=BUILT),
         },
     ),
     **_below(
@@ -128,13 +132,13 @@ KNOBS: dict[str, Change] = {
         "generator",
         {
             "num_replicas": Change(2),
-            "procs": Change(2),
+            "procs": Change(2, where=SERVED),
             "with_gpus": Change(True),
-            "max_num_seqs": Change(8),
-            "gpu_memory_utilization": Change(0.5, GPU),
-            "kv_cache_gb": Change(2),
-            "threads": Change(2),
-            "enforce_eager": Change(False, GPU),
+            "max_num_seqs": Change(8, where=SERVED),
+            "gpu_memory_utilization": Change(0.5, GPU, SERVED),
+            "kv_cache_gb": Change(2, where=SERVED),
+            "threads": Change(2, where=SERVED),
+            "enforce_eager": Change(False, GPU, SERVED),
             "recompute_on_update": Change(True),
         },
     ),
@@ -142,8 +146,8 @@ KNOBS: dict[str, Change] = {
         "trainer",
         {
             "procs": Change(2),
-            "activation_checkpoint": Change("full"),
-            "compile": Change(True, {"trainer.with_gpus": True}),
+            "activation_checkpoint": Change("full", where=BUILT),
+            "compile": Change(True, {"trainer.with_gpus": True}, BUILT),
             "with_gpus": Change(True),
             "threads": Change(2, where=("run", "weights")),
             "microbatch_tokens": Change(64, where=("run", "weights")),

@@ -30,11 +30,11 @@ from trainers.loop.stack import prepare_controller
 prepare_controller()
 
 from tests.trainers.dry_run import BASE, dry_run, make_config  # noqa: E402
+from tests.trainers.knob_observers import small_model, titan, vllm  # noqa: E402
 from tests.trainers.knobs import KNOBS, WARM, Change, leaves  # noqa: E402
 from tests.trainers.ranks import VOCABULARY, sequences  # noqa: E402
 from tests.trainers.stand_ins import Events, add_weights  # noqa: E402
 from trainers.losses.sft import SFTLoss  # noqa: E402
-from trainers.model.tiny import hf_config  # noqa: E402
 from trainers.titan.device import use_device  # noqa: E402
 from trainers.titan.engine import TitanEngine  # noqa: E402
 from trainers.titan.model import TitanModel  # noqa: E402
@@ -117,6 +117,8 @@ OBSERVERS: dict[str, Callable[[Mapping[str, Any], Path], Any]] = {
     "weights": weights,
     "command": command,
     "wandb": wandb,
+    "titan": titan,
+    "vllm": vllm,
 }
 Look = Callable[[str, Mapping[str, Any]], Any]
 
@@ -129,10 +131,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     [built] = (root / "cache" / "models").glob("tiny-*")
     shutil.copytree(built, root / "model")
     add_weights(root / "model")
-    (root / "small").mkdir()
     shape = TinyModel(layers=1, dim=64, heads=2, kv_heads=2, hidden_dim=96, vocab_size=VOCABULARY)
-    (root / "small" / "config.json").write_text(json.dumps(hf_config(ModelSection(tiny=shape), VOCABULARY, 2)))
+    small_model(root / "small", ModelSection(tiny=shape))
     yield root
+    vllm.close()
     shutil.rmtree(root)
 
 
