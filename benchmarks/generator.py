@@ -55,7 +55,7 @@ async def through_actor(generators: GeneratorPool, count: int, burst: int) -> fl
 
 def by_hand(folder: Path, count: int) -> None:
     """For every line read, one burst of `count` requests through vLLM's engine; prints its tokens a second."""
-    from trainers.generator.engine import prepare_process
+    from trainers.generator.platforms import prepare_process
 
     section = recipe().generator
     prepare_process(with_gpus=section.with_gpus, threads=section.threads, kv_cache_gb=section.kv_cache_gb)

@@ -20,7 +20,7 @@ from trainers.titan.parallel import Sharding
 
 VLLM = """
 import json, os, sys
-from trainers.generator.engine import prepare_process
+from trainers.generator.platforms import prepare_process
 
 for line in sys.stdin:
     arguments, process = json.loads(line)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,28 +27,6 @@ from trainers.generator.types import Completion, EngineFailedError, SamplingOpti
 logger = logging.getLogger(__name__)
 
 Weights = Callable[[], Iterable[tuple[str, Any]]]
-
-
-def prepare_process(*, with_gpus: bool, threads: int, kv_cache_gb: int) -> None:
-    """Environment and patches that vLLM must see before its engine is made."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ["VLLM_NO_USAGE_STATS"] = "1"
-    # It says at import, before it has set its level, that a CPU needs no Triton.
-    logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
-    if with_gpus:
-        return
-    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(kv_cache_gb)
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    # vLLM compiles a few sampling helpers, which on a CPU takes seconds and gains nothing.
-    os.environ["TORCHDYNAMO_DISABLE"] = "1"
-    import torch
-    import vllm._custom_ops as custom_ops
-
-    torch.set_num_threads(threads)
-    # oneDNN's GEMM handlers keep stale copies after the second weight load; plain layout does not.
-    custom_ops._supports_onednn = False
 
 
 @dataclass(slots=True)
