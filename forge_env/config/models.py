@@ -104,8 +104,8 @@ class EvaluationSection(Section):
     """Held-out tasks, one episode each."""
     split: str = "eval"
     """Split of the environment that is never trained on."""
-    temperature: Annotated[float, Field(ge=0)] = 1.0
-    """Sampling temperature."""
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    """Sampling temperature; 0: greedy."""
     metric: str = "solved"
     """Metric of the environment that is the score (pass@1 for `solved`); the reward where it has no such metric."""
     extra_splits: list[str] = Field(default_factory=list)

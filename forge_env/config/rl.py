@@ -76,8 +76,8 @@ class GRPOSection(Section):
     """Bound on the age of every trained token, in policy updates. 0: synchronous, on-policy."""
     normalize_std: bool = False
     """Divide advantages by the group's standard deviation (GRPO); off: Dr. GRPO."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Sampling temperature of rollouts."""
+    temperature: Annotated[float, Field(ge=0.01, le=2)] = 1.0
+    """Sampling temperature of rollouts, within what vLLM samples at."""
     max_tokens_per_turn: Positive = 160
     """Sampled tokens in one assistant message."""
     group_timeout_s: Annotated[float, Field(gt=0)] = 120.0

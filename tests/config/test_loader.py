@@ -51,6 +51,7 @@ def load(text: str, *overrides: str) -> RunConfig:
         (MINIMAL + "grpo: {steps: many}\n", "grpo.steps: input should be a valid integer"),
         (MINIMAL + "model: {tiny: {heads: 3}}\n", "model.tiny: heads must be a multiple of kv_heads"),
         (MINIMAL + "model: {dtype: float16}\n", "input should be 'float32' or 'bfloat16', not 'float16'"),
+        (MINIMAL + "grpo: {temperature: 3}\n", "grpo.temperature: input should be less than or equal to 2, not 3"),
         (MINIMAL + "tasks: {explore: 0.3}\n", "tasks: explore is for a curriculum: set order to curriculum"),
         (MINIMAL + "watchdog: {end_s: 10}\n", "watchdog: end_s below warn_s"),
         (

@@ -68,31 +68,35 @@ class VLLMProcess:
     """vLLM's own resolved configuration, as a generator's process resolves it; importing it takes long, so once."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
+        self._processes: dict[bool, subprocess.Popen[str]] = {}
 
     def __call__(self, overrides: Mapping[str, Any], root: Path) -> Any:
         config = make_config(overrides, root)
         section = config.generator
         folder = small_model(root / "shape", config.model)
-        process = {"with_gpus": section.with_gpus, "threads": section.threads, "kv_cache_gb": section.kv_cache_gb}
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", VLLM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.write(json.dumps([engine_arguments(config, folder), process]) + "\n")
-        self._process.stdin.flush()
-        for line in self._process.stdout:
+        own = section.model_dump(include={"with_gpus", "threads", "kv_cache_gb"})
+        process = self._processes.get(section.with_gpus) or self._start(section.with_gpus)
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write(json.dumps([engine_arguments(config, folder), own]) + "\n")
+        process.stdin.flush()
+        for line in process.stdout:
             said, _, resolved = line.partition(" ")
             if said == "resolved":
                 return json.loads(resolved)
+        del self._processes[section.with_gpus]
         raise AssertionError("vLLM refused it: see above")
 
+    def _start(self, with_gpus: bool) -> subprocess.Popen[str]:
+        process = self._processes[with_gpus] = subprocess.Popen(
+            [sys.executable, "-c", VLLM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        return process
+
     def close(self) -> None:
-        """End the process."""
-        if self._process is not None:
-            self._process.communicate()
+        """End the processes."""
+        for process in self._processes.values():
+            process.communicate()
 
 
 vllm = VLLMProcess()

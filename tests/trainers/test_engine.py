@@ -10,17 +10,27 @@ from typing import Any
 
 import pytest
 
+from forge_env.errors import GeneratorError, UsageError
 from trainers.generator.engine import AsyncEngine
-from trainers.generator.types import EngineFailedError, SamplingOptions
+from trainers.generator.types import Completion, EngineFailedError, SamplingOptions
 
 
-class Failing:
-    """vLLM's engine, whose first step fails when it is told to."""
+class RefusedError(Exception):
+    """Stands for vLLM's `VLLMClientError`, which is no `ValueError`."""
+
+
+class Fake:
+    """vLLM's engine: every request waits until it is told to `go_on`, and then ends with one token, or fails."""
 
     def __init__(self) -> None:
-        self.requests: list[str] = []
+        self.requests: dict[str, str] = {}
+        """Salt by name."""
+        self.admitted: list[tuple[str, str]] = []
         self.stepping = threading.Event()
-        self.fail = threading.Event()
+        self.go_on = threading.Event()
+        self.failure: str | None = None
+        self.loading: str | None = None
+        self.unreadable = False
         self.output_processor = SimpleNamespace(request_states={})
 
     def has_unfinished_requests(self) -> bool:
@@ -28,43 +38,66 @@ class Failing:
 
     def add_request(self, request_id: str, prompt: dict[str, Any], *_: Any, **__: Any) -> None:
         if len(prompt["prompt_token_ids"]) > 4:
-            raise ValueError("longer than the context")
-        self.requests.append(request_id)
+            raise RefusedError("longer than the context")
+        self.requests[request_id] = prompt["cache_salt"]
+        self.admitted.append((request_id, prompt["cache_salt"]))
 
     def abort_request(self, request_ids: list[str]) -> None:
-        self.requests = [request for request in self.requests if request not in request_ids]
+        for request_id in request_ids:
+            self.requests.pop(request_id, None)
 
     def set_weight_version(self, version: str) -> None: ...
+
+    def apply_model(self, load: Any) -> None:
+        if self.loading:
+            raise RuntimeError(self.loading)
 
     def step(self) -> list[Any]:
         if not self.requests:
             return []
         self.stepping.set()
-        self.fail.wait()
-        raise RuntimeError("out of memory")
+        self.go_on.wait()
+        if self.failure:
+            raise RuntimeError(self.failure)
+        ended, self.requests = self.requests, {}
+        logprobs = None if self.unreadable else SimpleNamespace(logprobs=[-1.0])
+        sampled = SimpleNamespace(token_ids=[7], logprobs=logprobs, weight_versions=None, finish_reason="stop")
+        return [SimpleNamespace(request_id=name, outputs=[sampled]) for name in ended]
+
+
+def sampling_params(**options: Any) -> dict[str, Any]:
+    if options["temperature"] > 2:
+        raise RefusedError("temperature must be in [0, 2]")
+    return options
 
 
 @pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
-    engine = Failing()
+def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
+    engine = Fake()
     vllm: Any = ModuleType("vllm")
-    vllm.EngineArgs = vllm.SamplingParams = lambda **options: options
+    vllm.EngineArgs, vllm.SamplingParams = dict, sampling_params
     vllm.LLMEngine = SimpleNamespace(from_engine_args=lambda _: engine)
     parameters: Any = ModuleType("vllm.sampling_params")
     parameters.RequestOutputKind = SimpleNamespace(FINAL_ONLY=2)
-    monkeypatch.setitem(sys.modules, "vllm", vllm)
-    monkeypatch.setitem(sys.modules, "vllm.sampling_params", parameters)
+    exceptions: Any = ModuleType("vllm.exceptions")
+    exceptions.VLLMClientError = RefusedError
+    for module in (vllm, parameters, exceptions):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     return engine
 
 
-async def test_an_engine_that_fails_answers_all_who_asked_and_all_who_ask_later(failing: Failing) -> None:
+def ask(engine: AsyncEngine, *names: str) -> list[asyncio.Future[Completion]]:
+    return [asyncio.ensure_future(engine.generate([1], SamplingOptions(), name)) for name in names]
+
+
+async def test_an_engine_that_fails_answers_all_who_asked_and_all_who_ask_later(fake: Fake) -> None:
     engine = AsyncEngine({})
-    calls = [asyncio.ensure_future(engine.generate([1], SamplingOptions()))]
-    await asyncio.to_thread(failing.stepping.wait)
-    # these wait for the step to end
-    calls += [asyncio.ensure_future(engine.generate([2], SamplingOptions())) for _ in range(5)]
+    fake.failure = "out of memory"
+    calls = ask(engine, "first")
+    await asyncio.to_thread(fake.stepping.wait)
+    calls += ask(engine, *"abcde")  # these wait for the step to end
     await asyncio.sleep(0)
-    failing.fail.set()
+    fake.go_on.set()
     errors = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(error) for error in errors] == [EngineFailedError] * 6
     assert engine.in_flight == 0
@@ -73,28 +106,111 @@ async def test_an_engine_that_fails_answers_all_who_asked_and_all_who_ask_later(
     await engine.close()
 
 
-async def test_a_request_that_the_engine_refuses_is_its_caller_s_alone(failing: Failing) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "options", "reason"),
+    [([1] * 5, SamplingOptions(), "longer than"), ([1], SamplingOptions(temperature=3.0), "temperature must be")],
+)
+async def test_a_request_that_the_engine_refuses_is_its_caller_s_alone(
+    fake: Fake, prompt: list[int], options: SamplingOptions, reason: str
+) -> None:
     engine = AsyncEngine({})
-    with pytest.raises(ValueError, match="longer than the context"):
-        await engine.generate([1] * 5, SamplingOptions())
-    accepted = asyncio.ensure_future(engine.generate([1], SamplingOptions()))
-    await asyncio.to_thread(failing.stepping.wait)
-    assert engine.in_flight == 1
-    failing.fail.set()
-    with pytest.raises(EngineFailedError):
-        await accepted
+    (accepted,) = ask(engine, "accepted")
+    await asyncio.to_thread(fake.stepping.wait)
+    refused = asyncio.ensure_future(engine.generate(prompt, options))
+    await asyncio.sleep(0)
+    fake.go_on.set()
+    with pytest.raises(RefusedError, match=reason):
+        await refused
+    assert (await accepted).token_ids == [7]
+    assert engine.in_flight == 0
     await engine.close()
 
 
-async def test_a_request_ended_before_the_engine_has_seen_it_leaves_nothing_there(failing: Failing) -> None:
+async def test_a_request_ended_before_the_engine_has_seen_it_leaves_nothing_there(fake: Fake) -> None:
     engine = AsyncEngine({})
-    call = asyncio.ensure_future(engine.generate([1], SamplingOptions(), "mine"))
+    (call,) = ask(engine, "mine")
     await asyncio.sleep(0)
     await engine.abort("mine")
     completion = await call
     assert (completion.stop_reason, completion.token_ids) == ("abort", [])
     assert engine.in_flight == 0
-    with pytest.raises(ValueError, match="longer"):  # a step has been taken, and the orders before it carried out
-        await engine.generate([1] * 5, SamplingOptions())
-    assert failing.requests == []
+    fake.go_on.set()
+    await asyncio.gather(*ask(engine, "later"))  # a step has been taken, and the orders before it carried out
+    assert fake.requests == {}
     await engine.close()
+
+
+async def test_requests_that_arrive_before_new_weights_never_meet_the_old_ones(fake: Fake) -> None:
+    engine = AsyncEngine({})
+    calls = ask(engine, "old")
+    await asyncio.to_thread(fake.stepping.wait)
+    calls += ask(engine, "new")
+    loading = asyncio.ensure_future(engine.load_weights(list, 1))
+    await asyncio.sleep(0)
+    fake.go_on.set()
+    await asyncio.gather(loading, *calls)
+    assert fake.admitted == [("old", "v0"), ("new", "v1")]
+    await engine.close()
+
+
+async def test_requests_beside_the_very_first_weights_are_answered(fake: Fake) -> None:
+    engine = AsyncEngine({})
+    fake.go_on.set()
+    await engine.load_weights(list, 1)
+    calls = ask(engine, "first")
+    await asyncio.gather(engine.load_weights(list, 2), *calls)
+    await engine.close()
+
+
+async def test_weights_that_fail_to_load_end_the_engine(fake: Fake) -> None:
+    engine = AsyncEngine({})
+    fake.loading = "no such tensor"
+    calls = ask(engine, "under way")
+    await asyncio.to_thread(fake.stepping.wait)
+    calls += ask(engine, "left")
+    loading = asyncio.ensure_future(engine.load_weights(list, 1))
+    await asyncio.sleep(0)
+    fake.go_on.set()
+    with pytest.raises(RuntimeError, match="no such tensor"):
+        await loading
+    first, second = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(first, Completion)  # it ended in the step before
+    assert isinstance(second, EngineFailedError)
+    with pytest.raises(EngineFailedError, match="no such tensor"):
+        await engine.generate([1], SamplingOptions())
+    await engine.close()
+
+
+async def test_outputs_that_can_not_be_read_are_told_to_all(fake: Fake) -> None:
+    engine = AsyncEngine({})
+    fake.unreadable = True
+    fake.go_on.set()
+    errors = await asyncio.gather(*ask(engine, "a", "b"), return_exceptions=True)
+    assert [type(error) for error in errors] == [EngineFailedError] * 2
+    await engine.close()
+
+
+async def test_two_requests_of_one_name_are_refused(fake: Fake) -> None:
+    engine = AsyncEngine({})
+    (first,) = ask(engine, "same")
+    await asyncio.sleep(0)
+    with pytest.raises(UsageError, match="'same' is under way"):
+        await engine.generate([1], SamplingOptions(), "same")
+    fake.go_on.set()
+    assert (await first).token_ids == [7]
+    await engine.close()
+
+
+async def test_closing_ends_the_thread_after_the_step_under_way(fake: Fake) -> None:
+    engine = AsyncEngine({})
+    calls = ask(engine, "a")
+    await asyncio.to_thread(fake.stepping.wait)
+    calls += ask(engine, "b")
+    closing = asyncio.ensure_future(engine.close())
+    await asyncio.sleep(0)
+    fake.go_on.set()
+    await closing
+    errors = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(error) for error in errors] == [GeneratorError] * 2
+    engine._thread.shutdown()  # waits: it would not come back from steps without end
+    assert fake.admitted == [("a", "v0")]

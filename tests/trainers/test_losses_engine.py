@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from pathlib import Path
@@ -230,3 +231,29 @@ async def test_reference_logprobs_are_put_at_their_tokens() -> None:
     assert data[0].ref_logprobs == [0, 0, -1, -2]  # a first token has no prediction
     assert data[1].ref_logprobs == [0, -3]
     assert set(metrics) == {"reference_s"}
+
+
+async def test_a_reference_that_is_asked_while_it_loads_accounts_for_one_thing_at_a_time() -> None:
+    loaded, doing = asyncio.Event(), []
+
+    class Slow:
+        load_version = property(lambda self: self)
+        logprobs = property(lambda self: self)
+
+        async def call(self, version: int) -> None:
+            doing.append(reference.account.doing)
+            await loaded.wait()
+
+        async def call_one(self, sequences: list[TokenSequence]) -> list[list[float]]:
+            doing.append(reference.account.doing)
+            return []
+
+    reference = Reference(Slow(), ReferenceSection(source="lagging", every=1), Account("reference", "wait for calls"))
+    following = asyncio.ensure_future(reference.follow(1))
+    await asyncio.sleep(0)
+    attaching = asyncio.ensure_future(reference.attach([]))
+    await asyncio.sleep(0)
+    loaded.set()
+    await asyncio.gather(following, attaching)
+    assert doing == ["load weights", "score"]
+    assert reference.account.doing == "wait for calls"

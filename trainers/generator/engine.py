@@ -1,9 +1,10 @@
 """vLLM's engine as an asyncio object: continuous batching over all callers, weights swapped between two steps.
 
-One task steps the engine in a thread. Requests are admitted and aborted and weights loaded only between two steps, in
-that thread, so a request in flight simply goes on with the new weights; every sampled token carries the version that
-sampled it. Callers only leave orders for the next step: what they do, and what they are sent, happens beside a step.
-New requests salt the prefix cache with the version, so keys and values of old weights are never reused.
+A thread steps the engine for as long as there is work: to wake it for every step would cost a tenth of a small model's
+time. Requests are admitted and aborted and weights loaded only between two steps, in that thread, so a request in
+flight simply goes on with the new weights; every sampled token carries the version that sampled it. Callers leave
+orders for the next step, and are answered beside it. New requests salt the prefix cache with the version, so keys and
+values of old weights are never reused.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from forge_env.errors import GeneratorError
+from forge_env.errors import GeneratorError, UsageError
 from forge_env.run.account import Account
 from trainers.generator.lockstep import Abortion, Admission, Followers, Order, carry_out
 from trainers.generator.outputs import count_unfinished, fill, fill_unfinished
@@ -70,8 +71,10 @@ class AsyncEngine:
         self._most_tokens = 0
         self.account = Account("generator", "wait for requests")
         self._requests: dict[str, _Request] = {}
-        self._orders: list[Order] = []
+        self._orders: deque[Order] = deque()
         self._between_steps = asyncio.Lock()
+        self._wanted = 0
+        """Callers that want to come between two steps."""
         self._work = asyncio.Event()
         self._count = 0
         self._loop_task: asyncio.Task[None] | None = None
@@ -96,12 +99,15 @@ class AsyncEngine:
 
         Raises:
             GeneratorError: the engine has failed (`EngineFailedError`), or was closed.
+            UsageError: a request of that name is under way.
         """
         self._check()
         if self._loop_task is None:
             self._loop_task = asyncio.create_task(self._run(), name="engine")
         self._count += 1
         request_id = request_id or str(self._count)
+        if request_id in self._requests:
+            raise UsageError(f"a request named {request_id!r} is under way", fix="give every request its own name")
         completion = Completion(list(prompt_ids), [], [], [], "stop", self.version)
         request = _Request(completion, asyncio.get_running_loop().create_future())
         self._requests[request_id] = request
@@ -116,7 +122,7 @@ class AsyncEngine:
 
     async def abort(self, request_id: str) -> None:
         """End a request; what it has sampled so far is its completion, with the stop reason "abort"."""
-        async with self._between_steps:
+        async with self._pause():
             request = self._requests.pop(request_id, None)
             if request is None:
                 return
@@ -136,84 +142,124 @@ class AsyncEngine:
                     self._work.clear()
                     self.account.enter("wait for requests")
                     await self._work.wait()
-                async with self._between_steps:  # if nobody waits, the next step begins before replies are sent
+                async with self._between_steps:
                     self.account.enter("generate")
-                    outputs = await self._everywhere(self.engine.step, "follow")
-                    self.account.enter("deliver")
-                    self._deliver(outputs)
+                    if self._followers is None:
+                        await self._in_thread(self._step_on)
+                    else:
+                        orders, salt = self._take_orders(), self._salt
+                        own = self._in_thread(self._step, orders, salt)
+                        await self._followers.beside(own, "follow", orders, salt)
         except Exception as error:  # task boundary: whatever ends the engine must reach every caller
             logger.exception("the vLLM engine failed")
-            self._fail(EngineFailedError(f"the vLLM engine failed: {type(error).__name__}: {error}"))
+            self._fail(error)
+
+    @asynccontextmanager
+    async def _pause(self) -> AsyncIterator[None]:
+        """Inside, no step is under way."""
+        self._wanted += 1
+        try:
+            async with self._between_steps:
+                yield
+        finally:
+            self._wanted -= 1
+
+    def _step_on(self) -> None:
+        """In the thread: step until nothing is left to do, or somebody wants to come between two steps."""
+        self._step(self._take_orders(), self._salt)
+        while not self._wanted and (self._orders or self.engine.has_unfinished_requests()):
+            self._step(self._take_orders(), self._salt)
+
+    def _step(self, orders: Sequence[Order], salt: str) -> None:
+        for request_id, error in carry_out(self.engine, orders, salt).items():
+            self._loop.call_soon_threadsafe(self._answer, request_id, error)
+        outputs = self.engine.step()
+        self.stats.steps += 1
+        if outputs:
+            self._loop.call_soon_threadsafe(self._deliver, outputs)
+
+    @property
+    def _salt(self) -> str:
+        return f"v{self.version}"
+
+    def _take_orders(self) -> list[Order]:
+        return [self._orders.popleft() for _ in range(len(self._orders))]
 
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
 
     def _in_thread(self, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        return asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
-
-    async def _everywhere(self, work: Callable[[], Any], endpoint: str, *args: Any) -> Any:
-        """Carry out the orders left so far and do `work`, while the followers do the same at an endpoint of theirs."""
-        orders, self._orders = self._orders, []
-        refused: dict[str, ValueError] = {}
-        own = self._in_thread(self._after, orders, work, refused)
-        try:
-            return await (own if self._followers is None else self._followers.beside(own, endpoint, orders, *args))
-        finally:
-            for request_id, error in refused.items():
-                self._answer(request_id, error)
-
-    def _after(self, orders: Sequence[Order], work: Callable[[], Any], refused: dict[str, ValueError]) -> Any:
-        refused.update(carry_out(self.engine, orders, f"v{self.version}"))
-        return work()
+        self._loop = asyncio.get_running_loop()
+        return self._loop.run_in_executor(self._thread, work, *args)
 
     def _answer(self, request_id: str, error: Exception) -> None:
         request = self._requests.pop(request_id, None)
         if request is not None and not request.done.done():
             request.done.set_exception(error)
 
-    async def follow(self, orders: Sequence[Order]) -> None:
+    async def follow(self, orders: Sequence[Order], salt: str) -> None:
         """As a follower: carry out the leader's orders and take the step that it takes."""
-        await self._in_thread(self._after, orders, self.engine.step, {})
+        await self._in_thread(self._step, orders, salt)
 
     def _deliver(self, outputs: list[Any]) -> None:
-        self.stats.steps += 1
-        for output in outputs:
-            request = self._requests.pop(output.request_id, None)
-            if request is None:
-                continue
-            sampled, completion = output.outputs[0], request.completion
-            fill(completion, sampled)
-            self.stats.tokens += len(completion.token_ids)
-            completion.stop_reason = sampled.finish_reason or "stop"
-            completion.generator_version = self.version
-            if not request.done.done():
-                request.done.set_result(completion)
+        try:
+            for output in outputs:
+                self._complete(output)
+        except Exception as error:  # boundary of vLLM's data: what can't be read is told to every caller
+            logger.exception("the vLLM engine failed")
+            self._fail(error)
+
+    def _complete(self, output: Any) -> None:
+        request = self._requests.get(output.request_id)
+        if request is None:
+            return
+        sampled, completion = output.outputs[0], request.completion
+        fill(completion, sampled)
+        del self._requests[output.request_id]
+        self.stats.tokens += len(completion.token_ids)
+        completion.stop_reason = sampled.finish_reason or "stop"
+        completion.generator_version = self.version
+        if not request.done.done():
+            request.done.set_result(completion)
 
     @property
     def tokens(self) -> int:
         """Tokens sampled since the start, those of requests under way included."""
         # a request that a step in the thread has just ended is in neither count until it is delivered
-        self._most_tokens = max(self._most_tokens, self.stats.tokens + count_unfinished(self.engine))
+        self._most_tokens = max(self._most_tokens, self.stats.tokens + count_unfinished(self.engine, self._requests))
         return self._most_tokens
 
-    def _fail(self, error: GeneratorError) -> None:
+    def _fail(self, error: Exception) -> None:
+        if not isinstance(error, GeneratorError):
+            error = EngineFailedError(f"the vLLM engine failed: {type(error).__name__}: {error}")
         self._failure = error
         for request_id in list(self._requests):
             self._answer(request_id, error)
 
     async def load_weights(self, weights: Weights, version: int) -> float:
-        """Swap the weights between two steps; returns the seconds that generation stood still."""
-        async with self._between_steps:
+        """Swap the weights between two steps; returns the seconds that generation stood still.
+
+        Raises:
+            GeneratorError: the engine has failed, or was closed.
+            Exception: loading failed, and with it the engine: nobody knows which weights it holds.
+        """
+        async with self._pause():
             self._check()
             started = time.perf_counter()
             with self.account.during("load weights"):
-                await self._everywhere(partial(self._load, weights, version), "follow_load", version)
+                own = self._in_thread(self._load, weights, version)
+                try:
+                    await (own if self._followers is None else self._followers.beside(own, "follow_load", version))
+                except Exception as error:  # boundary of vLLM's model: passed on when every caller is told
+                    logger.exception("the vLLM engine failed")
+                    self._fail(error)
+                    raise
             return time.perf_counter() - started
 
-    async def follow_load(self, orders: Sequence[Order], weights: Weights, version: int) -> None:
-        """As a follower: carry out the leader's orders and swap the weights as it does."""
-        await self._in_thread(self._after, orders, partial(self._load, weights, version), {})
+    async def follow_load(self, weights: Weights, version: int) -> None:
+        """As a follower: swap the weights as the leader does."""
+        await self._in_thread(self._load, weights, version)
 
     def _load(self, weights: Weights, version: int) -> None:
         self.engine.apply_model(lambda model: _load(model, weights()))
@@ -227,6 +273,7 @@ class AsyncEngine:
 
     async def close(self) -> None:
         """Abort what is in flight and stop stepping."""
+        self._wanted += 1  # and does not go back: the thread ends after the step under way
         self._fail(GeneratorError("the generator was stopped"))
         if self._loop_task is not None:
             self._loop_task.cancel()

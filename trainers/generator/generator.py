@@ -42,6 +42,7 @@ class Generator(RankedActor):
         self._store: Any = None
         self._followers: Followers | None = None
         self._pulled: Any = None
+        self._updating = asyncio.Lock()
 
     @classmethod
     async def launch(cls, *args: Any, **kwargs: Any) -> Any:
@@ -112,10 +113,11 @@ class Generator(RankedActor):
     @concurrent_endpoint
     async def update_weights(self, version: int) -> dict[str, float]:
         """Pull `version` and swap it in between two engine steps; requests in flight go on with it."""
-        started = time.perf_counter()
-        await self._with_followers(self._pull(version), "pull", version)
-        pulled = time.perf_counter()
-        stalled = await self._engine.load_weights(self._take_pulled, version)
+        async with self._updating:
+            started = time.perf_counter()
+            await self._with_followers(self._pull(version), "pull", version)
+            pulled = time.perf_counter()
+            stalled = await self._engine.load_weights(self._take_pulled, version)
         return {"pull_s": pulled - started, "stall_s": stalled, "total_s": time.perf_counter() - started}
 
     @concurrent_endpoint
@@ -131,14 +133,14 @@ class Generator(RankedActor):
         return weights
 
     @concurrent_endpoint
-    async def follow(self, orders: Sequence[Order]) -> None:
+    async def follow(self, orders: Sequence[Order], salt: str) -> None:
         """As a follower: one step, as the first process takes it (see `lockstep`)."""
-        await self._engine.follow(orders)
+        await self._engine.follow(orders, salt)
 
     @concurrent_endpoint
-    async def follow_load(self, orders: Sequence[Order], version: int) -> None:
+    async def follow_load(self, version: int) -> None:
         """As a follower: swap in what `pull` fetched."""
-        await self._engine.follow_load(orders, self._take_pulled, version)
+        await self._engine.follow_load(self._take_pulled, version)
 
     @concurrent_endpoint
     async def get_version(self) -> int:

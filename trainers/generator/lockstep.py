@@ -38,7 +38,7 @@ class Abortion:
 Order = Admission | Abortion
 
 
-def carry_out(engine: Any, orders: Sequence[Order], salt: str) -> dict[str, ValueError]:
+def carry_out(engine: Any, orders: Sequence[Order], salt: str) -> dict[str, Exception]:
     """Do to vLLM's `engine` what was decided, between two of its steps.
 
     Args:
@@ -47,33 +47,39 @@ def carry_out(engine: Any, orders: Sequence[Order], salt: str) -> dict[str, Valu
         salt: of the prefix cache, for the requests that are admitted.
 
     Returns:
-        The requests that it refused, by id, such as those with prompts longer than the context.
+        The requests that it refused, by id, and why: a prompt longer than the context, an option out of range.
     """
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.exceptions import VLLMClientError
 
-    refused = {}
+    refused: dict[str, Exception] = {}
     for order in orders:
         if isinstance(order, Abortion):
             engine.abort_request([order.request_id])
             continue
-        options = order.options
-        params = SamplingParams(
-            temperature=options.temperature,
-            max_tokens=options.max_tokens,
-            logprobs=0,  # of the sampled token only
-            flat_logprobs=True,
-            detokenize=False,
-            stop_token_ids=options.stop_token_ids,
-            seed=options.seed,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-        prompt = {"prompt_token_ids": list(order.prompt_ids), "cache_salt": salt}
         try:
-            engine.add_request(order.request_id, prompt, params, arrival_time=order.arrived, priority=options.priority)
-        except ValueError as error:
+            _admit(engine, order, salt)
+        except (ValueError, TypeError, VLLMClientError) as error:
             refused[order.request_id] = error
     return refused
+
+
+def _admit(engine: Any, order: Admission, salt: str) -> None:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    options = order.options
+    params = SamplingParams(
+        temperature=options.temperature,
+        max_tokens=options.max_tokens,
+        logprobs=0,  # of the sampled token only
+        flat_logprobs=True,
+        detokenize=False,
+        stop_token_ids=options.stop_token_ids,
+        seed=options.seed,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+    prompt = {"prompt_token_ids": list(order.prompt_ids), "cache_salt": salt}
+    engine.add_request(order.request_id, prompt, params, arrival_time=order.arrived, priority=options.priority)
 
 
 class Followers:

@@ -6,7 +6,7 @@ all time with a small model. It keeps the tokens meanwhile, and which weights sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from trainers.generator.types import Completion
@@ -25,9 +25,9 @@ def fill_unfinished(completion: Completion, engine: Any, request_id: str) -> Non
             _take(completion, state.detokenizer.output_token_ids, state.logprobs_processor.logprobs, spans)
 
 
-def count_unfinished(engine: Any) -> int:
-    """Tokens that requests under way have sampled so far."""
-    return sum(state.detokenizer.num_output_tokens() for state in _under_way(engine))
+def count_unfinished(engine: Any, wanted: Container[str]) -> int:
+    """Tokens that those requests under way have sampled so far."""
+    return sum(state.detokenizer.num_output_tokens() for state in _under_way(engine) if state.external_req_id in wanted)
 
 
 def _under_way(engine: Any) -> list[Any]:

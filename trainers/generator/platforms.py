@@ -41,14 +41,20 @@ CPU = Platform(
 GPU = Platform()
 
 
+def environment(*, with_gpus: bool, threads: int, kv_cache_gb: int) -> dict[str, str]:
+    """Variables of a generator's process; some libraries read theirs when it starts."""
+    platform = GPU if with_gpus else CPU
+    variables = {**EVERYWHERE, **platform.environment}
+    return {name: value.format(threads=threads, kv_cache_gb=kv_cache_gb) for name, value in variables.items()}
+
+
 def prepare_process(*, with_gpus: bool, threads: int, kv_cache_gb: int) -> None:
     """Set what vLLM must see before its engine is made in this process."""
     platform = GPU if with_gpus else CPU
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     # It says at import, before it has set its level, that a CPU needs no Triton.
     logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
-    for name, value in {**EVERYWHERE, **platform.environment}.items():
-        os.environ[name] = value.format(threads=threads, kv_cache_gb=kv_cache_gb)
+    os.environ.update(environment(with_gpus=with_gpus, threads=threads, kv_cache_gb=kv_cache_gb))
     if platform.limits_threads:
         import torch
 

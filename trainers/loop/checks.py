@@ -61,7 +61,7 @@ def check_devices(config: RunConfig) -> None:
 
 def check_schedules(config: RunConfig) -> None:
     """No option is turned that shapes a decay where there is none, or counts tasks of splits where there are none."""
-    for name, phase in (("trainer", config.trainer), ("warmup", config.warmup)):
+    for name, phase in (("trainer", config.trainer), ("warmup", config.warmup if warms_up(config) else None)):
         if phase is not None and phase.optimizer.schedule == "constant":
             usual: Section = type(phase).model_fields["optimizer"].default
             shape = ("decay_start", "min_lr_ratio")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -27,12 +28,14 @@ class Reference:
         self.account = account
         self._every = section.every
         self.version = 0
+        self._turn = asyncio.Lock()  # the actor does one thing at a time, and its account says which
 
     async def attach(self, sequences: list[Any]) -> dict[str, float]:
         """Give every `TokenSequence` its `ref_logprobs`; returns the seconds it took."""
         started = time.perf_counter()
-        with self.account.during("score"):
-            values = await result(self._actor.logprobs.call_one(sequences))
+        async with self._turn:
+            with self.account.during("score"):
+                values = await result(self._actor.logprobs.call_one(sequences))
         for sequence, logprobs in zip(sequences, values, strict=True):
             sequence.set_reference(logprobs)
         return {"reference_s": time.perf_counter() - started}
@@ -40,6 +43,7 @@ class Reference:
     async def follow(self, version: int) -> None:
         """Policy `version` is published, and held by the store until the next one is."""
         if self._every is not None and version - self.version >= self._every:
-            with self.account.during("load weights"):
-                await result(self._actor.load_version.call(version))
+            async with self._turn:
+                with self.account.during("load weights"):
+                    await result(self._actor.load_version.call(version))
             self.version = version

@@ -13,6 +13,7 @@ from forge_env.run.account import Account
 from trainers.actors.placement import Placement
 from trainers.actors.remote import result
 from trainers.buffer.types import BufferSettings
+from trainers.generator.platforms import environment
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.reference import Reference
 from trainers.loop.trainer import TrainerHandle
@@ -157,10 +158,9 @@ class Stack:
         config = self._config
         section = config.generator
         engine_args = engine_arguments(config, folder)
-        process = {"with_gpus": section.with_gpus, "threads": section.threads, "kv_cache_gb": section.kv_cache_gb}
-        threads = {} if section.with_gpus else {"OMP_NUM_THREADS": str(section.threads)}
+        process: dict[str, Any] = section.model_dump(include={"with_gpus", "threads", "kv_cache_gb"})
         for replica in range(section.num_replicas):
-            actor_class = self._placed(Generator, section, f"generator{replica}", **threads)
+            actor_class = self._placed(Generator, section, f"generator{replica}", **environment(**process))
             seeded = {**engine_args, "seed": config.seed * section.num_replicas + replica}
             self._generators.append(await actor_class.launch(seeded, {}, process, section.recompute_on_update))
         return GeneratorPool(self._generators)

@@ -37,7 +37,7 @@ class Watchdog:
         self._end_s = section.end_s
         self._diagnose = diagnose
         self._clock = clock
-        self._progress: Hashable = None
+        self._progress: Hashable = object()
         self._moved = 0.0
         self._warned = False
 
