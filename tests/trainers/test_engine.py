@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from collections.abc import AsyncIterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -86,12 +87,33 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     return engine
 
 
+@pytest.fixture
+async def engine(fake: Fake) -> AsyncIterator[AsyncEngine]:
+    engine = AsyncEngine({})
+    yield engine
+    await engine.close()
+
+
 def ask(engine: AsyncEngine, *names: str) -> list[asyncio.Future[Completion]]:
     return [asyncio.ensure_future(engine.generate([1], SamplingOptions(), name)) for name in names]
 
 
-async def test_an_engine_that_fails_answers_all_who_asked_and_all_who_ask_later(fake: Fake) -> None:
-    engine = AsyncEngine({})
+async def load_during_a_step(
+    fake: Fake, engine: AsyncEngine, under_way: str, left: str
+) -> tuple[asyncio.Future[float], list[asyncio.Future[Completion]]]:
+    """New weights wait for the end of a step, and behind it a request that came before them."""
+    calls = ask(engine, under_way)
+    await asyncio.to_thread(fake.stepping.wait)
+    calls += ask(engine, left)
+    loading = asyncio.ensure_future(engine.load_weights(list, 1))
+    await asyncio.sleep(0)
+    fake.go_on.set()
+    return loading, calls
+
+
+async def test_an_engine_that_fails_answers_all_who_asked_and_all_who_ask_later(
+    fake: Fake, engine: AsyncEngine
+) -> None:
     fake.failure = "out of memory"
     calls = ask(engine, "first")
     await asyncio.to_thread(fake.stepping.wait)
@@ -103,7 +125,6 @@ async def test_an_engine_that_fails_answers_all_who_asked_and_all_who_ask_later(
     assert engine.in_flight == 0
     with pytest.raises(EngineFailedError, match="out of memory"):
         await engine.generate([3], SamplingOptions())
-    await engine.close()
 
 
 @pytest.mark.parametrize(
@@ -111,9 +132,8 @@ async def test_an_engine_that_fails_answers_all_who_asked_and_all_who_ask_later(
     [([1] * 5, SamplingOptions(), "longer than"), ([1], SamplingOptions(temperature=3.0), "temperature must be")],
 )
 async def test_a_request_that_the_engine_refuses_is_its_caller_s_alone(
-    fake: Fake, prompt: list[int], options: SamplingOptions, reason: str
+    fake: Fake, engine: AsyncEngine, prompt: list[int], options: SamplingOptions, reason: str
 ) -> None:
-    engine = AsyncEngine({})
     (accepted,) = ask(engine, "accepted")
     await asyncio.to_thread(fake.stepping.wait)
     refused = asyncio.ensure_future(engine.generate(prompt, options))
@@ -123,11 +143,11 @@ async def test_a_request_that_the_engine_refuses_is_its_caller_s_alone(
         await refused
     assert (await accepted).token_ids == [7]
     assert engine.in_flight == 0
-    await engine.close()
 
 
-async def test_a_request_ended_before_the_engine_has_seen_it_leaves_nothing_there(fake: Fake) -> None:
-    engine = AsyncEngine({})
+async def test_a_request_ended_before_the_engine_has_seen_it_leaves_nothing_there(
+    fake: Fake, engine: AsyncEngine
+) -> None:
     (call,) = ask(engine, "mine")
     await asyncio.sleep(0)
     await engine.abort("mine")
@@ -137,40 +157,24 @@ async def test_a_request_ended_before_the_engine_has_seen_it_leaves_nothing_ther
     fake.go_on.set()
     await asyncio.gather(*ask(engine, "later"))  # a step has been taken, and the orders before it carried out
     assert fake.requests == {}
-    await engine.close()
 
 
-async def test_requests_that_arrive_before_new_weights_never_meet_the_old_ones(fake: Fake) -> None:
-    engine = AsyncEngine({})
-    calls = ask(engine, "old")
-    await asyncio.to_thread(fake.stepping.wait)
-    calls += ask(engine, "new")
-    loading = asyncio.ensure_future(engine.load_weights(list, 1))
-    await asyncio.sleep(0)
-    fake.go_on.set()
+async def test_requests_that_arrive_before_new_weights_never_meet_the_old_ones(fake: Fake, engine: AsyncEngine) -> None:
+    loading, calls = await load_during_a_step(fake, engine, "old", "new")
     await asyncio.gather(loading, *calls)
     assert fake.admitted == [("old", "v0"), ("new", "v1")]
-    await engine.close()
 
 
-async def test_requests_beside_the_very_first_weights_are_answered(fake: Fake) -> None:
-    engine = AsyncEngine({})
+async def test_requests_beside_the_very_first_weights_are_answered(fake: Fake, engine: AsyncEngine) -> None:
     fake.go_on.set()
     await engine.load_weights(list, 1)
     calls = ask(engine, "first")
     await asyncio.gather(engine.load_weights(list, 2), *calls)
-    await engine.close()
 
 
-async def test_weights_that_fail_to_load_end_the_engine(fake: Fake) -> None:
-    engine = AsyncEngine({})
+async def test_weights_that_fail_to_load_end_the_engine(fake: Fake, engine: AsyncEngine) -> None:
     fake.loading = "no such tensor"
-    calls = ask(engine, "under way")
-    await asyncio.to_thread(fake.stepping.wait)
-    calls += ask(engine, "left")
-    loading = asyncio.ensure_future(engine.load_weights(list, 1))
-    await asyncio.sleep(0)
-    fake.go_on.set()
+    loading, calls = await load_during_a_step(fake, engine, "under way", "left")
     with pytest.raises(RuntimeError, match="no such tensor"):
         await loading
     first, second = await asyncio.gather(*calls, return_exceptions=True)
@@ -178,31 +182,25 @@ async def test_weights_that_fail_to_load_end_the_engine(fake: Fake) -> None:
     assert isinstance(second, EngineFailedError)
     with pytest.raises(EngineFailedError, match="no such tensor"):
         await engine.generate([1], SamplingOptions())
-    await engine.close()
 
 
-async def test_outputs_that_can_not_be_read_are_told_to_all(fake: Fake) -> None:
-    engine = AsyncEngine({})
+async def test_outputs_that_can_not_be_read_are_told_to_all(fake: Fake, engine: AsyncEngine) -> None:
     fake.unreadable = True
     fake.go_on.set()
     errors = await asyncio.gather(*ask(engine, "a", "b"), return_exceptions=True)
     assert [type(error) for error in errors] == [EngineFailedError] * 2
-    await engine.close()
 
 
-async def test_two_requests_of_one_name_are_refused(fake: Fake) -> None:
-    engine = AsyncEngine({})
+async def test_two_requests_of_one_name_are_refused(fake: Fake, engine: AsyncEngine) -> None:
     (first,) = ask(engine, "same")
     await asyncio.sleep(0)
     with pytest.raises(UsageError, match="'same' is under way"):
         await engine.generate([1], SamplingOptions(), "same")
     fake.go_on.set()
     assert (await first).token_ids == [7]
-    await engine.close()
 
 
-async def test_closing_ends_the_thread_after_the_step_under_way(fake: Fake) -> None:
-    engine = AsyncEngine({})
+async def test_closing_ends_the_thread_after_the_step_under_way(fake: Fake, engine: AsyncEngine) -> None:
     calls = ask(engine, "a")
     await asyncio.to_thread(fake.stepping.wait)
     calls += ask(engine, "b")
