@@ -10,6 +10,18 @@ OnSpan = Callable[[str, str, float, float], None]
 """Told of every finished span: actor, what it did, start and end in seconds of the clock."""
 
 
+class Since:
+    """Seconds by what was done, of which each call returns those that the call before has not counted."""
+
+    def __init__(self) -> None:
+        self._counted: dict[str, float] = {}
+
+    def __call__(self, seconds: dict[str, float]) -> dict[str, float]:
+        """What is new in `seconds`."""
+        before, self._counted = self._counted, seconds
+        return {doing: value - before.get(doing, 0.0) for doing, value in seconds.items()}
+
+
 class Account:
     """What one actor is doing now, and the seconds it has spent on each thing, all from one clock.
 
@@ -34,7 +46,7 @@ class Account:
         self._clock = clock
         self._on_span = on_span
         self._seconds: dict[str, float] = {}
-        self._taken: dict[str, float] = {}
+        self._since_taken = Since()
 
     def enter(self, doing: str) -> None:
         """From now on the actor does this."""
@@ -61,10 +73,7 @@ class Account:
 
     def take(self) -> dict[str, float]:
         """As `seconds`, since the last call."""
-        seconds = self.seconds()
-        fresh = {doing: value - self._taken.get(doing, 0.0) for doing, value in seconds.items()}
-        self._taken = seconds
-        return fresh
+        return self._since_taken(self.seconds())
 
 
 class Accounts:
@@ -74,7 +83,7 @@ class Accounts:
         self.kind = kind
         self._open: set[Account] = set()
         self._closed: dict[str, float] = {}
-        self._taken: dict[str, float] = {}
+        self._since_taken = Since()
 
     @contextmanager
     def open(self, account: Account) -> Iterator[Account]:
@@ -100,6 +109,4 @@ class Accounts:
         for account in self._open:
             for doing, value in account.seconds().items():
                 seconds[doing] = seconds.get(doing, 0.0) + value
-        fresh = {doing: value - self._taken.get(doing, 0.0) for doing, value in seconds.items()}
-        self._taken = seconds
-        return fresh
+        return self._since_taken(seconds)

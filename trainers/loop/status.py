@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 from forge_env.run import Run
-from forge_env.run.account import Account
+from forge_env.run.account import Account, Since
 from forge_env.run.state import duration
 from trainers.buffer.types import BufferStats, GroupBuffer
 from trainers.generator.pool import GeneratorPool
@@ -39,9 +39,8 @@ class Status:
         self._accounts = [account for account in (trainer, reference) if account is not None]
         self._stats: dict[str, float] = {}
         self._held = BufferStats()
-        self._missing = ""
         self._silent: list[str] = []
-        self._logged: dict[str, dict[str, float]] = {}
+        self._generator, self._buffer = Since(), Since()
         self._watchdog = Watchdog(run, run.config.watchdog, self.diagnose)
 
     async def report(self, buffer: GroupBuffer[Any]) -> None:
@@ -59,7 +58,7 @@ class Status:
             held = await self._answer(buffer.stats(), "the replay buffer", None)
             now = time.perf_counter()
             if held is not None:
-                self._held, self._missing = held, held.waiting_for or ""
+                self._held = held
                 self._show(now, now - at, before, held)
             at = now
             trained, tokens = self._run.state.step, self._stats.get("tokens")
@@ -91,7 +90,7 @@ class Status:
             return "; ".join([*self._silent, self._rollouts.longest_waiting()])
         trainer = f"the trainer has been in '{self._trainer.doing}' for {self._ago(self._trainer.since)}"
         requests = int(self._stats.get("in_flight", 0))
-        trainer += f" ({self._missing})" if self._missing else ""
+        trainer += f" ({self._held.waiting_for})" if self._held.waiting_for else ""
         return f"{trainer}; the generators hold {requests} requests; {self._rollouts.longest_waiting()}"
 
     def _ago(self, since: float) -> str:
@@ -105,11 +104,7 @@ class Status:
         actors = {
             **{account.actor: account.take() for account in self._accounts},
             "episodes": self._rollouts.accounts.take(),
-            "generator": self._since_logged("generator", generator),
-            "buffer": self._since_logged("buffer", self._held.seconds),
+            "generator": self._generator(generator),
+            "buffer": self._buffer(self._held.seconds),
         }
         return {f"time/{actor}/{what}": seconds for actor, parts in actors.items() for what, seconds in parts.items()}
-
-    def _since_logged(self, actor: str, seconds: dict[str, float]) -> dict[str, float]:
-        before, self._logged[actor] = self._logged.get(actor, {}), seconds
-        return {doing: value - before.get(doing, 0.0) for doing, value in seconds.items()}
