@@ -47,7 +47,7 @@ class EngineStats:
 
 
 class AsyncEngine:
-    """An `LLMEngine` behind `generate` and `load_weights`.
+    """An `LLMEngine` behind `generate` and `load_weights`, for the event loop in which it is made.
 
     Args:
         engine_args: vLLM's `EngineArgs` as a dictionary.
@@ -79,6 +79,7 @@ class AsyncEngine:
         self._count = 0
         self._loop_task: asyncio.Task[None] | None = None
         self._failure: GeneratorError | None = None
+        self._loop = asyncio.get_running_loop()
         # always the same one: memory and caches of a thread are its own
         self._thread = ThreadPoolExecutor(1, "engine")
 
@@ -190,7 +191,6 @@ class AsyncEngine:
             raise self._failure
 
     def _in_thread(self, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        self._loop = asyncio.get_running_loop()
         return self._loop.run_in_executor(self._thread, work, *args)
 
     def _answer(self, request_id: str, error: Exception) -> None:

@@ -41,7 +41,7 @@ CPU = Platform(
 GPU = Platform()
 
 
-def environment(*, with_gpus: bool, threads: int, kv_cache_gb: int) -> dict[str, str]:
+def process_environment(*, with_gpus: bool, threads: int, kv_cache_gb: int) -> dict[str, str]:
     """Variables of a generator's process; some libraries read theirs when it starts."""
     platform = GPU if with_gpus else CPU
     variables = {**EVERYWHERE, **platform.environment}
@@ -54,7 +54,7 @@ def prepare_process(*, with_gpus: bool, threads: int, kv_cache_gb: int) -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     # It says at import, before it has set its level, that a CPU needs no Triton.
     logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
-    os.environ.update(environment(with_gpus=with_gpus, threads=threads, kv_cache_gb=kv_cache_gb))
+    os.environ.update(process_environment(with_gpus=with_gpus, threads=threads, kv_cache_gb=kv_cache_gb))
     if platform.limits_threads:
         import torch
 

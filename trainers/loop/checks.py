@@ -22,7 +22,7 @@ def check(config: RunConfig) -> None:
         ForgeError: with the fix.
     """
     check_devices(config)
-    check_schedules(config)
+    check_idle_options(config)
     make_rules(config.grpo.replay)
     check_model(config)
     check_parallelism(config)
@@ -59,7 +59,7 @@ def check_devices(config: RunConfig) -> None:
             _refuse_turned("warmup", warmup, ("threads",), alone)
 
 
-def check_schedules(config: RunConfig) -> None:
+def check_idle_options(config: RunConfig) -> None:
     """No option is turned that shapes a decay where there is none, or counts tasks of splits where there are none."""
     for name, phase in (("trainer", config.trainer), ("warmup", config.warmup if warms_up(config) else None)):
         if phase is not None and phase.optimizer.schedule == "constant":

@@ -13,7 +13,7 @@ from forge_env.run.account import Account
 from trainers.actors.placement import Placement
 from trainers.actors.remote import result
 from trainers.buffer.types import BufferSettings
-from trainers.generator.platforms import environment
+from trainers.generator.platforms import process_environment
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.reference import Reference
 from trainers.loop.trainer import TrainerHandle
@@ -160,7 +160,7 @@ class Stack:
         engine_args = engine_arguments(config, folder)
         process: dict[str, Any] = section.model_dump(include={"with_gpus", "threads", "kv_cache_gb"})
         for replica in range(section.num_replicas):
-            actor_class = self._placed(Generator, section, f"generator{replica}", **environment(**process))
+            actor_class = self._placed(Generator, section, f"generator{replica}", **process_environment(**process))
             seeded = {**engine_args, "seed": config.seed * section.num_replicas + replica}
             self._generators.append(await actor_class.launch(seeded, {}, process, section.recompute_on_update))
         return GeneratorPool(self._generators)
