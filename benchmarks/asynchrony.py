@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import DOCUMENT, has_succeeded, record, table
-from forge_env.run.curves import merge_rows, time_account
+from forge_env.display.curves import merge_rows, time_account
 from forge_env.run.metrics import read_metrics
 
 ENVIRONMENT = "benchmarks.slow_tools:SlowTools"

@@ -82,7 +82,7 @@ def endpoint(delay_s: float) -> Iterator[str]:
 
 def run_forge_env(url: str, samples: int, in_flight: int) -> dict[str, Any]:
     import forge_env as fe
-    from forge_env.policies.endpoint_http import allow_many_connections
+    from forge_env.endpoint.http import allow_many_connections
 
     allow_many_connections()
 
@@ -105,8 +105,8 @@ def run_forge_env(url: str, samples: int, in_flight: int) -> dict[str, Any]:
 
 
 def run_floor(url: str, samples: int, in_flight: int) -> dict[str, Any]:
-    from forge_env.evaluation.collector import collecting_seldom
-    from forge_env.policies.endpoint_http import Connections
+    from forge_env.endpoint.http import Connections
+    from forge_env.evaluation.runner import collecting_seldom
 
     async def work() -> None:
         connections, gate = Connections(url), asyncio.Semaphore(in_flight)

@@ -22,7 +22,7 @@ from pathlib import Path
 import forge_env as fe
 from benchmarks.report import record, spread, table
 from forge_env.config import RunConfig
-from forge_env.config.models import EnvironmentSection
+from forge_env.config.recipe import EnvironmentSection
 from trainers.generator.pool import GeneratorPool
 from trainers.generator.types import SamplingOptions
 from trainers.loop.stack import Stack, engine_arguments, prepare_controller

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from forge_env.run.curves import Curve, curve, merge_rows, score_curve
+from forge_env.display.curves import Curve, curve, merge_rows, score_curve
 from forge_env.run.metrics import read_metrics
 
 COLORS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626")

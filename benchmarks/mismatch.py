@@ -18,7 +18,7 @@ from pathlib import Path
 import forge_env as fe
 from benchmarks.report import record, table
 from forge_env.config import RunConfig
-from forge_env.config.models import EnvironmentSection, OptimizerSection
+from forge_env.config.recipe import EnvironmentSection, OptimizerSection
 from trainers.generator.pool import GeneratorPool
 from trainers.generator.types import Completion, SamplingOptions
 from trainers.loop.stack import Stack, prepare_controller

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.report import DOCUMENT, has_succeeded, record, spread, table
-from forge_env.run.curves import merge_rows, score_curve
+from forge_env.display.curves import merge_rows, score_curve
 from forge_env.run.metrics import read_metrics
 
 RECIPE = [

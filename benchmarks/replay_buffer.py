@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from benchmarks.report import record, spread, table
-from forge_env.config.models import ReplaySection
+from forge_env.config.recipe import ReplaySection
 from forge_env.trajectory import Trajectory, Turn
 from forge_env.types import Message
 from trainers.buffer.local import LocalReplayBuffer

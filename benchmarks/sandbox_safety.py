@@ -21,8 +21,8 @@ from typing import Any
 
 import forge_env as fe
 from benchmarks.report import record, spread, table
-from forge_env.policies.scripted import GoldPolicy
-from forge_env.rollout import run_episode
+from forge_env.rollout.episode import run_episode
+from forge_env.rollout.scripted import GoldPolicy
 from forge_env.sandbox import (
     CallOutcome,
     CallsResult,

@@ -28,7 +28,7 @@ from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.qwen3 import Qwen3Model
 
 from benchmarks.report import record, spread, table
-from forge_env.config.models import ModelSection, OptimizerSection
+from forge_env.config.recipe import ModelSection, OptimizerSection
 from trainers.losses import GRPOLoss
 from trainers.model.folder import read_hf_config
 from trainers.model.tiny import hf_config

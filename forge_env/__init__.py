@@ -9,27 +9,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from forge_env.gym_hook import register_with_gymnasium
+from forge_env.moved import keep_old_names
 
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "Environment": "forge_env.environment",
-    "EnvironmentConfig": "forge_env.environment",
-    "API_VERSION": "forge_env.environment",
-    "ToolEnvironment": "forge_env.tool_environment",
-    "ToolEnvironmentConfig": "forge_env.tool_environment",
-    "SingleTurnEnvironment": "forge_env.single_turn",
-    "SandboxEnvironment": "forge_env.sandbox_environment",
-    "SandboxEnvironmentConfig": "forge_env.sandbox_environment",
-    "Rubric": "forge_env.rubric",
-    "RubricResult": "forge_env.rubric",
-    "tool": "forge_env.tools",
-    "DatasetConfig": "forge_env.datasets",
-    "load_tasks": "forge_env.datasets",
-    "run_episode": "forge_env.rollout",
+    "Environment": "forge_env.environment.base",
+    "EnvironmentConfig": "forge_env.environment.base",
+    "API_VERSION": "forge_env.environment.base",
+    "ToolEnvironment": "forge_env.environment.tool_environment",
+    "ToolEnvironmentConfig": "forge_env.environment.tool_environment",
+    "SingleTurnEnvironment": "forge_env.environment.single_turn",
+    "SandboxEnvironment": "forge_env.environment.sandbox_environment",
+    "SandboxEnvironmentConfig": "forge_env.environment.sandbox_environment",
+    "Rubric": "forge_env.rewards.rubric",
+    "RubricResult": "forge_env.rewards.rubric",
+    "tool": "forge_env.tools.decorator",
+    "DatasetConfig": "forge_env.tasks.datasets",
+    "load_tasks": "forge_env.tasks.datasets",
+    "run_episode": "forge_env.rollout.episode",
     "evaluate": "forge_env.evaluation.api",
     "evaluate_async": "forge_env.evaluation.api",
-    "EvaluationResult": "forge_env.evaluation.result",
+    "EvaluationResult": "forge_env.evaluation.record",
     "make": "forge_env.registry",
     "register": "forge_env.registry",
     "list_environments": "forge_env.registry",
@@ -63,14 +64,18 @@ def __getattr__(name: str) -> Any:
 
 
 register_with_gymnasium()
+keep_old_names()
 
 if TYPE_CHECKING:
     from forge_env import rewards as rewards
-    from forge_env.datasets import DatasetConfig as DatasetConfig
-    from forge_env.datasets import load_tasks as load_tasks
-    from forge_env.environment import API_VERSION as API_VERSION
-    from forge_env.environment import Environment as Environment
-    from forge_env.environment import EnvironmentConfig as EnvironmentConfig
+    from forge_env.environment.base import API_VERSION as API_VERSION
+    from forge_env.environment.base import Environment as Environment
+    from forge_env.environment.base import EnvironmentConfig as EnvironmentConfig
+    from forge_env.environment.sandbox_environment import SandboxEnvironment as SandboxEnvironment
+    from forge_env.environment.sandbox_environment import SandboxEnvironmentConfig as SandboxEnvironmentConfig
+    from forge_env.environment.single_turn import SingleTurnEnvironment as SingleTurnEnvironment
+    from forge_env.environment.tool_environment import ToolEnvironment as ToolEnvironment
+    from forge_env.environment.tool_environment import ToolEnvironmentConfig as ToolEnvironmentConfig
     from forge_env.errors import ForgeError as ForgeError
     from forge_env.errors import InfrastructureError as InfrastructureError
     from forge_env.errors import SandboxError as SandboxError
@@ -78,22 +83,19 @@ if TYPE_CHECKING:
     from forge_env.errors import UsageError as UsageError
     from forge_env.evaluation.api import evaluate as evaluate
     from forge_env.evaluation.api import evaluate_async as evaluate_async
-    from forge_env.evaluation.result import EvaluationResult as EvaluationResult
+    from forge_env.evaluation.record import EvaluationResult as EvaluationResult
     from forge_env.registry import list_environments as list_environments
     from forge_env.registry import make as make
     from forge_env.registry import register as register
-    from forge_env.rollout import run_episode as run_episode
-    from forge_env.rubric import Rubric as Rubric
-    from forge_env.rubric import RubricResult as RubricResult
+    from forge_env.rewards.rubric import Rubric as Rubric
+    from forge_env.rewards.rubric import RubricResult as RubricResult
+    from forge_env.rollout.episode import run_episode as run_episode
     from forge_env.sandbox import Limits as Limits
     from forge_env.sandbox import SandboxSpec as SandboxSpec
     from forge_env.sandbox import open_engine as open_engine
-    from forge_env.sandbox_environment import SandboxEnvironment as SandboxEnvironment
-    from forge_env.sandbox_environment import SandboxEnvironmentConfig as SandboxEnvironmentConfig
-    from forge_env.single_turn import SingleTurnEnvironment as SingleTurnEnvironment
-    from forge_env.tool_environment import ToolEnvironment as ToolEnvironment
-    from forge_env.tool_environment import ToolEnvironmentConfig as ToolEnvironmentConfig
-    from forge_env.tools import tool as tool
+    from forge_env.tasks.datasets import DatasetConfig as DatasetConfig
+    from forge_env.tasks.datasets import load_tasks as load_tasks
+    from forge_env.tools.decorator import tool as tool
     from forge_env.trajectory import Trajectory as Trajectory
     from forge_env.types import Message as Message
     from forge_env.types import Task as Task

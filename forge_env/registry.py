@@ -9,15 +9,14 @@ import path `module:Class`.
 from __future__ import annotations
 
 import inspect
-import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from forge_env.environment import API_VERSION, Environment, EnvironmentConfig
+from forge_env.environment.base import API_VERSION, Environment, EnvironmentConfig
 from forge_env.errors import ConfigError, NotRegisteredError, PluginError, UsageError, did_you_mean, environment_code
-from forge_env.gym_hook import register_with_gymnasium
 from forge_env.plugins import installed, load_plugin, source_of
 
 if TYPE_CHECKING:
@@ -27,6 +26,13 @@ GROUP = "forge_env.environments"
 INIT = "def __init__(self, config=None, **context): super().__init__(config, **context)"
 
 _REGISTERED: dict[str, type[Environment] | str] = {}
+_LISTENERS: list[Callable[[], None]] = []
+
+
+def on_register(listener: Callable[[], None]) -> None:
+    """Call `listener` after every `register`; once, however often it is given."""
+    if listener not in _LISTENERS:
+        _LISTENERS.append(listener)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +61,8 @@ def register(name: str, target: type[Environment] | str) -> None:
     if not isinstance(target, str):
         _checked(name, target)
     _REGISTERED[name] = target
-    if "gymnasium" in sys.modules:
-        register_with_gymnasium()
+    for listener in _LISTENERS:
+        listener()
 
 
 def unregister(name: str) -> None:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 
 from forge_env.errors import SandboxError
-from sandboxes.images.runner.wire import FrameReader, Header, WireError, pack
+from sandboxes.runner.wire import FrameReader, Header, WireError, pack
 
 Answer = tuple[Header, bytes]
 Listener = Callable[[int, bytes], None]

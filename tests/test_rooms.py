@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,39 @@ def test_only_trainers_import_torch(room: str) -> None:
             "monarch",
         }
         assert not heavy, f"{path.relative_to(ROOT)} imports {heavy}"
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def runtime_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Everything below `node` but what only the type checker reads."""
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING"):
+            yield child
+            yield from runtime_nodes(child)
+
+
+def imported_modules(path: Path, known: set[str]) -> set[str]:
+    """Modules of `known` that a file imports, at its top or inside a function."""
+    found: set[str] = set()
+    for node in runtime_nodes(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & known
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            inside = {f"{node.module}.{alias.name}" for alias in node.names} & known
+            found |= inside or ({node.module} & known)
+    return found - {module_name(path)}
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    paths = {module_name(path): path for room in ROOMS for path in files(room)}
+    graph = {name: imported_modules(path, set(paths)) for name, path in paths.items()}
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        raise AssertionError(f"an import circle: {' -> '.join(reversed(error.args[1]))}") from None
 
 
 def test_only_actors_import_monarch() -> None:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from forge_env.environment import EnvironmentConfig
+from forge_env.environment.base import EnvironmentConfig
 from forge_env.gym.adapter import GymnasiumConfig, GymnasiumEnvironment, make_game
 from forge_env.types import Action, Task
 

@@ -14,10 +14,10 @@ from environments.coding_rlvr.families import LEVELS
 from environments.coding_rlvr.judging import Test
 from environments.coding_rlvr.rows import ROW_SYSTEM_PROMPT, load_rows, run_checks
 from environments.coding_rlvr.tasks import SPLITS, make_task, select_families
-from forge_env.datasets import DatasetConfig
+from forge_env.environment.tool_environment import ToolEnvironmentConfig
 from forge_env.errors import UsageError
 from forge_env.sandbox import CallsResult, Limits
-from forge_env.tool_environment import ToolEnvironmentConfig
+from forge_env.tasks.datasets import DatasetConfig
 from forge_env.types import Message, Observation, Task
 
 

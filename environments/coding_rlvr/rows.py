@@ -20,9 +20,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from forge_env.datasets import DatasetConfig, MissingColumn, StreamedTasks, load_tasks
 from forge_env.errors import UsageError
 from forge_env.sandbox import CallOutcome, CallsResult, ExecResult, Limits, Sandbox
+from forge_env.tasks.datasets import DatasetConfig, MissingColumn, StreamedTasks, load_tasks
 from forge_env.types import Task
 
 log = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ from pydantic import Field, field_validator
 import forge_env as fe
 from environments.data_analysis.questions import KINDS
 from environments.data_analysis.shop import SCHEMA, draw_shop
-from forge_env.environment import EnvironmentConfig
+from forge_env.environment.base import EnvironmentConfig
 from forge_env.errors import UsageError
 from forge_env.rewards.math import parse_number
-from forge_env.tagged import last_between
+from forge_env.rewards.spans import last_between
 from forge_env.types import Action, Task
 
 ATTEMPTS = 200

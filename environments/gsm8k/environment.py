@@ -10,11 +10,11 @@ from pydantic import Field, field_validator
 
 import forge_env as fe
 from environments.gsm8k.problems import LEVELS, make_problem
-from forge_env.datasets import DatasetConfig, StreamedTasks, load_tasks
-from forge_env.environment import EnvironmentConfig
+from forge_env.environment.base import EnvironmentConfig
+from forge_env.environment.single_turn import SingleTurnConfig
 from forge_env.errors import UsageError
 from forge_env.rewards.math import marked_answer
-from forge_env.single_turn import SingleTurnConfig
+from forge_env.tasks.datasets import DatasetConfig, StreamedTasks, load_tasks
 from forge_env.types import Task
 
 HUB = "openai/gsm8k"

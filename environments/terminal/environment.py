@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 import forge_env as fe
 from environments.terminal.families import FAMILIES, Work
 from environments.terminal.state import look, problems
-from forge_env.environment import EnvironmentConfig
+from forge_env.environment.base import EnvironmentConfig
 from forge_env.errors import UsageError
 from forge_env.types import Action, Task
 

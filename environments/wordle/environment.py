@@ -11,8 +11,8 @@ from pydantic import Field
 
 import forge_env as fe
 from environments.wordle.words import LENGTH, words_of
-from forge_env.environment import EnvironmentConfig
-from forge_env.tool_environment import ToolEnvironmentConfig
+from forge_env.environment.base import EnvironmentConfig
+from forge_env.environment.tool_environment import ToolEnvironmentConfig
 from forge_env.types import Message, Observation, Task
 
 _TAGGED = re.compile(r"<guess>\s*([A-Za-z]+)\s*</guess>")

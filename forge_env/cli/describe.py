@@ -12,14 +12,13 @@ from typing import Any
 
 from forge_env.cli.interrupts import run_until_interrupted
 from forge_env.config.loader import parse_overrides
-from forge_env.environment import Environment
+from forge_env.environment.base import Environment
 from forge_env.errors import UsageError
 from forge_env.registry import EnvironmentEntry, environment_class, list_environments, make, make_config
-from forge_env.sandbox.engines import load_engine
-from forge_env.sandbox.lazy import LazyEngine
-from forge_env.splits import check_split, count_tasks
+from forge_env.sandbox.engines import LazyEngine, load_engine
+from forge_env.tasks.splits import check_split, count_tasks
 from forge_env.types import Message
-from forge_env.validation import Validator, conversation, example_episode
+from forge_env.validation.checks import Validator, conversation, example_episode
 
 PATIENCE_S = 20.0
 DOING = {"reset": "reset and setup", "environment": "step (tools, scoring)", "close": "close and cleanup"}

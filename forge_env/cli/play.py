@@ -15,9 +15,9 @@ from forge_env.cli.interrupts import run_until_interrupted
 from forge_env.errors import UsageError
 from forge_env.policy import Reply
 from forge_env.registry import make
-from forge_env.rollout import run_episode
-from forge_env.sandbox.lazy import LazyEngine
-from forge_env.splits import check_split
+from forge_env.rollout.episode import run_episode
+from forge_env.sandbox.engines import LazyEngine
+from forge_env.tasks.splits import check_split
 from forge_env.types import FunctionCall, Message, Observation, ToolCall, ToolSpec
 
 COMMAND = re.compile(r"/\w*(\s|$)")

@@ -26,8 +26,7 @@ from forge_env.evaluation.config import (
 )
 from forge_env.evaluation.display import print_tables
 from forge_env.evaluation.evaluation import Evaluation
-from forge_env.evaluation.result import EvaluationResult
-from forge_env.evaluation.store import ResultsFolder
+from forge_env.evaluation.record import EvaluationResult, ResultsFolder
 from forge_env.evaluation.tables import counted
 
 T = TypeVar("T")

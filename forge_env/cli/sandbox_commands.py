@@ -18,7 +18,7 @@ from forge_env.sandbox import ExecResult, Limits, SandboxEngine, SandboxSpec, op
 from forge_env.sandbox.engines import GROUP, load_engine
 
 if TYPE_CHECKING:
-    from forge_env.sandbox.attacks import Attack
+    from forge_env.sandbox_audit.attacks import Attack
 
 TIMED_OUT = 124
 _SIGNALLED = 128
@@ -115,7 +115,7 @@ def run_reap(args: argparse.Namespace) -> int:
 
 def run_audit(args: argparse.Namespace) -> int:
     """`sandbox audit`: 0 when every attack was contained."""
-    from forge_env.sandbox.attacks import ATTACKS, GROUPS
+    from forge_env.sandbox_audit.attacks import ATTACKS, GROUPS
 
     groups, names = args.group or GROUPS, args.attack
     if unknown := sorted(set(groups) - set(GROUPS)):
@@ -131,7 +131,7 @@ def run_audit(args: argparse.Namespace) -> int:
 
 
 async def _audit(engine_name: str, attacks: list[Attack]) -> int:
-    from forge_env.sandbox.audit import audit
+    from forge_env.sandbox_audit.audit import audit
 
     broken = 0
     async with open_engine(engine_name, concurrency=2, warm=2) as engine:

@@ -16,8 +16,8 @@ def run_serve(args: argparse.Namespace) -> int:
     make_config(args.name, environment_class(args.name), options)
     _check(args)
     try:
-        from forge_env.interop.openenv_server import app_of, serve
-        from forge_env.interop.sessions import ServeLimits
+        from forge_env.serve.openenv import app_of, serve
+        from forge_env.serve.sessions import ServeLimits
     except ImportError as error:
         raise UsageError(f"serving needs {error.name}", fix='pip install "forge-env[openenv]"') from error
     limits = ServeLimits(args.max_sessions, args.step_timeout, args.idle_timeout, args.reconnect)

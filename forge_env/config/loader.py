@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from forge_env.config.models import RunConfig, Section
 from forge_env.config.problems import KeyPath, Source, problems, section_of
+from forge_env.config.recipe import RunConfig, Section
 from forge_env.config.yaml_format import read
 from forge_env.errors import ConfigError, UsageError, did_you_mean
 from forge_env.machine import user_path

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from forge_env.config.models import RunConfig, Section
+from forge_env.config.recipe import RunConfig, Section
 from forge_env.errors import did_you_mean
 
 KeyPath: TypeAlias = tuple[str, ...]

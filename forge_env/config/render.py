@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from forge_env.config.models import RunConfig, Section
 from forge_env.config.problems import section_of
+from forge_env.config.recipe import RunConfig, Section
 from forge_env.config.yaml_format import dump
 
 WIDTH = 110

@@ -15,16 +15,17 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from forge_env.environment import Environment
+from forge_env.environment.base import Environment
 from forge_env.errors import UsageError
 from forge_env.evaluation.config import EnvironmentChoice, build
 from forge_env.evaluation.evaluation import Evaluation
-from forge_env.policies.scripted import FunctionPolicy
+from forge_env.evaluation.record import EvaluationResult
 from forge_env.policy import Policy
+from forge_env.rollout.scripted import FunctionPolicy
 
 if TYPE_CHECKING:
-    from forge_env.evaluation.result import EvaluationResult
     from forge_env.sandbox.protocol import SandboxEngine
+
 
 EnvironmentLike = str | type[Environment] | EnvironmentChoice | dict[str, Any]
 

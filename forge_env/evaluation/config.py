@@ -10,9 +10,9 @@ from typing import Any, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from forge_env.endpoint.policy import EndpointOptions
 from forge_env.errors import ConfigError, did_you_mean
 from forge_env.machine import user_path
-from forge_env.policies.endpoint import EndpointOptions
 
 ENDLESS_N = 100
 """Tasks taken from an environment whose tasks never end, when no number is given."""

@@ -24,7 +24,7 @@ REDRAW_S = 0.25
 
 def clock_text(seconds: float) -> str:
     """`8.3s`, `2m05s`, `1h04m`."""
-    from forge_env.run.state import duration
+    from forge_env.display.state import duration
 
     return duration(seconds)
 

@@ -1,12 +1,11 @@
-"""One evaluation from its configuration to its summary.
-
-folder (locked, perhaps resumed) --> plan less what is done --> policy, sandboxes --> runner --> summary, report
-"""
+"""One evaluation from its configuration to its summary."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
+import os
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -15,29 +14,62 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from forge_env.environment import Environment
+from forge_env.endpoint.policy import EndpointPolicy
+from forge_env.endpoint.vllm_server import VLLMServer, check_checkpoint
+from forge_env.environment.base import Environment
 from forge_env.errors import ForgeError, UsageError
-from forge_env.evaluation.collector import collecting_seldom
 from forge_env.evaluation.config import EnvironmentChoice, EvaluationConfig, build, changes, read_yaml, to_yaml
 from forge_env.evaluation.display import Display, now_and_then, open_display
 from forge_env.evaluation.metering import Meter, Usage, read_price
-from forge_env.evaluation.model import VLLM, scripted
+from forge_env.evaluation.plan import Sample, SampleResult, check_score, plan, planned
 from forge_env.evaluation.progress import EnvironmentProgress, EvaluationProgress
-from forge_env.evaluation.runner import Runner, Source
-from forge_env.evaluation.samples import Sample, SampleResult, check_score, plan, planned
-from forge_env.evaluation.store import ResultsFolder, SampleWriter, log_to, write_whole
-from forge_env.evaluation.vllm_server import VLLMServer, check_checkpoint
-from forge_env.evaluation.watched_engine import WatchedEngine
-from forge_env.policies.endpoint import EndpointPolicy
-from forge_env.policies.scripted import GoldPolicy
+from forge_env.evaluation.record import ResultsFolder, SampleWriter, log_to, write_whole
+from forge_env.evaluation.runner import Runner, Source, WatchedEngine, collecting_seldom
 from forge_env.policy import Policy
 from forge_env.registry import environment_class, make, make_config
-from forge_env.sandbox.lazy import LazyEngine
+from forge_env.rollout.scripted import GoldPolicy, scripted_policy
+from forge_env.sandbox.engines import LazyEngine
 from forge_env.types import Task
 
 if TYPE_CHECKING:
-    from forge_env.evaluation.result import EvaluationResult
+    from forge_env.evaluation.record import EvaluationResult
     from forge_env.sandbox.protocol import SandboxEngine
+
+
+# ---
+# What the key `model` stands for: a scripted policy, a checkpoint for vLLM, or else an endpoint's model.
+
+VLLM = "vllm:"
+
+
+def scripted(config: EvaluationConfig) -> Policy | None:
+    """The scripted policy that the model names; `name:tag` of an endpoint's model is none."""
+    model = config.model
+    if model.startswith(VLLM):
+        return None
+    module, colon, attribute = model.partition(":")
+    if not colon or (attribute.isidentifier() and "/" not in module and _importable(module)):
+        return scripted_policy(model)
+    path = "." in module and all(part.isidentifier() for part in [*module.split("."), attribute])
+    if path and "base_url" not in config.model_fields_set and "OPENAI_BASE_URL" not in os.environ:
+        raise UsageError(
+            f"there is no module {module!r} for the policy {model!r}",
+            fix="give package.module:function; where it is an endpoint's model, add --base-url",
+        )
+    return None
+
+
+def _importable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+# ---
+# One evaluation from its configuration to its summary.
+#
+# folder (locked, perhaps resumed) --> plan less what is done --> policy, sandboxes --> runner --> summary, report
 
 log = logging.getLogger(__name__)
 
@@ -262,7 +294,6 @@ class Evaluation:
         return results
 
     def _sum_up(self, results: dict[str, SampleResult]) -> EvaluationResult:
-        from forge_env.evaluation.result import EvaluationResult
         from forge_env.evaluation.summary import summarize
         from forge_env.evaluation.tables import markdown
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from forge_env.environment import Environment
+from forge_env.environment.base import Environment
 from forge_env.errors import ConfigError, ForgeError, InfrastructureError, did_you_mean
 from forge_env.evaluation.config import EvaluationConfig, read_yaml
 from forge_env.policy import LimitReached, Policy, PolicySession, Reply
-from forge_env.rollout import open_session, unanswered
+from forge_env.rollout.episode import open_session, unanswered
 from forge_env.trajectory import Turn
 from forge_env.types import Observation, Task, ToolSpec
 
@@ -183,7 +183,7 @@ class _MeteredSession:
             tell(limit - self._usage.completion)
 
     def unanswered(self) -> InfrastructureError | None:
-        """What the session inside says; see `forge_env.rollout.unanswered`."""
+        """What the session inside says; see `forge_env.rollout.episode.unanswered`."""
         return unanswered(self._inner)
 
     def _check(self) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
+from forge_env.endpoint.limiter import AdaptiveLimiter
 from forge_env.evaluation.metering import Usage
-from forge_env.evaluation.samples import SampleResult
-from forge_env.policies.endpoint_limiter import AdaptiveLimiter
+from forge_env.evaluation.plan import SampleResult
 
 
 @dataclass(slots=True)

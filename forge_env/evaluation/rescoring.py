@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from forge_env.environment import Environment
+from forge_env.environment.base import Environment
 from forge_env.errors import ForgeError, UsageError, environment_code
 from forge_env.evaluation.config import EvaluationConfig, build, read_yaml
 from forge_env.evaluation.evaluation import Evaluation
-from forge_env.evaluation.result import EvaluationResult
-from forge_env.evaluation.samples import Sample, in_plan
-from forge_env.evaluation.store import ResultsFolder, open_folder, write_whole
+from forge_env.evaluation.plan import Sample, in_plan
+from forge_env.evaluation.record import EvaluationResult, ResultsFolder, open_folder, write_whole
 from forge_env.policy import LimitReached, PolicySession, Reply
 from forge_env.trajectory import Trajectory, Turn
 from forge_env.types import Observation, Task, ToolSpec

@@ -1,35 +1,136 @@
-"""Playing the samples of an evaluation: as many at once as endpoint, sandboxes and configuration allow.
-
-A sample starts when the endpoint has room for another request (its window less what is in flight and what has
-started but not yet asked), when the queue for sandboxes is short, and while fewer than `max_samples` are under way.
-Whoever changes one of these sets one event; nothing is polled.
-"""
+"""Playing the samples of an evaluation: as many at once as endpoint, sandboxes and configuration allow."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache
+from typing import Any
 
-from forge_env.environment import Environment
+from forge_env.endpoint.errors import EndpointError
+from forge_env.endpoint.policy import EndpointPolicy
+from forge_env.environment.base import Environment
 from forge_env.errors import EnvironmentBugError, ForgeError, environment_code
 from forge_env.evaluation.config import EvaluationConfig
 from forge_env.evaluation.metering import BudgetExhaustedError, Meter, MeteredPolicy
+from forge_env.evaluation.plan import Sample, SampleResult, result_of
 from forge_env.evaluation.progress import EvaluationProgress
-from forge_env.evaluation.samples import Sample, SampleResult, result_of
-from forge_env.evaluation.store import DiskFullError, SampleWriter
+from forge_env.evaluation.record import DiskFullError, SampleWriter
 from forge_env.evaluation.tables import ESTIMATED
-from forge_env.evaluation.watched_engine import WatchedEngine
-from forge_env.policies.endpoint import EndpointPolicy
-from forge_env.policies.endpoint_errors import EndpointError
-from forge_env.policies.scripted import PolicyBugError
 from forge_env.policy import Policy
-from forge_env.rollout import EpisodeLimits, Retry, run_episode
+from forge_env.rollout.episode import EpisodeLimits, Retry, run_episode
+from forge_env.rollout.scripted import PolicyBugError
+from forge_env.rollout.working_time import waiting
+from forge_env.sandbox.protocol import Sandbox, SandboxEngine, SandboxSpec
 from forge_env.trajectory import Trajectory
 from forge_env.types import Task
+
+# ---
+# Python's garbage collector while thousands of samples are under way.
+#
+# By default it looks for cycles after every 700 new objects, and at all objects alive a few times a minute: with 10,000
+# requests in flight that is half of the time a request costs. Here it looks only after so many new objects that most of
+# those of finished samples are gone by then: what is looked at is what is in flight, and that seldom.
+
+SELDOM = (200_000, 50, 10)
+
+_lock = threading.Lock()
+_users = 0
+_before = (0, 0, 0)
+
+
+@contextmanager
+def collecting_seldom() -> Iterator[None]:
+    """A block of much concurrency; the process's own thresholds are back when the last such block has ended."""
+    global _users, _before
+    with _lock:
+        _users += 1
+        if _users == 1:
+            _before = gc.get_threshold()
+            if 0 < _before[0] < SELDOM[0]:  # 0: somebody has turned it off
+                gc.set_threshold(*SELDOM)
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                gc.set_threshold(*_before)
+
+
+# ---
+# A sandbox engine that says how many sandboxes are out and how many are waited for.
+
+QUEUE = 2
+"""Sandboxes waited for, however few are out, that don't yet hold anything up."""
+
+
+class WatchedEngine(SandboxEngine):
+    """Passes everything on to `engine`. Waiting for a sandbox is no working time."""
+
+    def __init__(self, engine: SandboxEngine, *, on_change: Callable[[], object] = lambda: None) -> None:
+        self.engine = engine
+        self.on_change = on_change
+        """Called whenever a sandbox was handed out."""
+        self.out = 0
+        self.queued = 0
+
+    @property
+    def in_use(self) -> bool:
+        """Whether anybody has, or waits for, a sandbox."""
+        return self.out + self.queued > 0
+
+    @property
+    def saturated(self) -> bool:
+        """Whether the queue is as long as all that is out: starting more samples would only lengthen it."""
+        return self.queued >= max(QUEUE, self.out)
+
+    @classmethod
+    def unavailable_reason(cls) -> str | None:
+        """Known by the engine inside only."""
+        return None
+
+    async def start(self) -> None:
+        """Start the engine."""
+        await self.engine.start()
+
+    async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:
+        """A sandbox of the engine."""
+        self.queued += 1
+        try:
+            with waiting():
+                sandbox = await self.engine.acquire(spec)
+        finally:
+            self.queued -= 1
+        self.out += 1
+        self.on_change()
+        return sandbox
+
+    async def release(self, sandbox: Sandbox) -> None:
+        """Give a sandbox back."""
+        self.out -= 1
+        await self.engine.release(sandbox)
+
+    async def close(self) -> None:
+        """Close the engine."""
+        await self.engine.close()
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of the engine."""
+        return self.engine.stats()
+
+
+# ---
+# Playing the samples of an evaluation: as many at once as endpoint, sandboxes and configuration allow.
+#
+# A sample starts when the endpoint has room for another request (its window less what is in flight and what has
+# started but not yet asked), when the queue for sandboxes is short, and while fewer than `max_samples` are under way.
+# Whoever changes one of these sets one event; nothing is polled.
 
 log = logging.getLogger(__name__)
 REFUSED_SAMPLES = 3

@@ -12,8 +12,8 @@ from typing import Any
 
 from forge_env.evaluation.config import EvaluationConfig
 from forge_env.evaluation.estimates import Estimate, mean, passes
-from forge_env.evaluation.samples import SampleResult
-from forge_env.evaluation.store import write_whole
+from forge_env.evaluation.plan import SampleResult
+from forge_env.evaluation.record import write_whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ import gymnasium
 from gymnasium import spaces
 from pydantic import Field
 
-from forge_env.environment import Environment, EnvironmentConfig
+from forge_env.environment.base import Environment, EnvironmentConfig
 from forge_env.errors import UsageError, environment_code
-from forge_env.tagged import last_between
+from forge_env.rewards.spans import last_between
 from forge_env.types import Action, Message, Observation, StepResult, Task, as_message
 
 LARGEST_SEED = 2**31

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from forge_env.sandbox.lazy import LazyEngine
+from forge_env.sandbox.engines import LazyEngine
 
 T = TypeVar("T")
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gymnasium
 
-from forge_env.registry import names
+from forge_env.registry import names, on_register
 
 NAMESPACE = "forge_env"
 
 
 def register_all() -> None:
-    """Register what isn't registered yet."""
+    """Register what isn't registered yet, and from now on what will be."""
+    on_register(register_all)
     for name in names():
         if f"{NAMESPACE}/{name}" not in gymnasium.registry:
             gymnasium.register(

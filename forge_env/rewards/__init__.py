@@ -8,8 +8,7 @@ from forge_env.rewards.code import CodeTests, extract_code
 from forge_env.rewards.ensemble import Ensemble, estimate_accuracies
 from forge_env.rewards.judge import JudgeReward
 from forge_env.rewards.math import MathReward, parse_number
-from forge_env.rewards.text import ExactMatch, FormatReward, FuzzyMatch, exact_match, fuzzy_match
-from forge_env.rewards.thinking import ThinkingReward
+from forge_env.rewards.text import ExactMatch, FormatReward, FuzzyMatch, ThinkingReward, exact_match, fuzzy_match
 
 __all__ = [
     "CodeTests",

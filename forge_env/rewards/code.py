@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from forge_env.errors import UsageError
-from forge_env.sandbox.types import CallOutcome, Limits
-from forge_env.tagged import last_fenced
+from forge_env.rewards.spans import last_fenced
+from forge_env.sandbox.protocol import CallOutcome, Limits
 from forge_env.types import Task
 
 

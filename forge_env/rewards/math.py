@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from forge_env.rewards.spans import last_between, without
 from forge_env.rewards.text import NO_TARGET
-from forge_env.tagged import last_between, without
 
 _NUMBER = r"[-+]?\s?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?"
 _PLAIN = re.compile(rf"({_NUMBER})(?:\s*/\s*({_NUMBER}))?\s*(%?)")

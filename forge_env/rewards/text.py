@@ -1,10 +1,15 @@
-"""Rewards that compare text: exactly, nearly, or by its format. A target may be a list of accepted texts."""
+"""Rewards that compare or look at text: exactly, nearly, by its format, by its reasoning tags."""
 
 from __future__ import annotations
 
 import re
 import string
 from collections.abc import Iterable
+
+from forge_env.rewards.spans import last_between
+
+# ---
+# Rewards that compare text: exactly, nearly, or by its format. A target may be a list of accepted texts.
 
 Target = str | int | float | Iterable[str]
 NO_TARGET = "the task has no target: give it data['answer'] or gold"
@@ -95,3 +100,26 @@ def exact_match(response: str, target: Target) -> float:
 def fuzzy_match(response: str, target: Target) -> float:
     """`FuzzyMatch()` as a function."""
     return FuzzyMatch()(response, target)
+
+
+# ---
+# Reward for reasoning inside one pair of tags.
+
+_ANY_TAG = re.compile(r"</?think>")
+
+
+class ThinkingReward:
+    """`full_reward` for exactly one well-formed, non-empty `<think>` block, `partial_reward` for an attempt, else 0."""
+
+    def __init__(self, partial_reward: float = 0.2, full_reward: float = 1.0) -> None:
+        self.partial_reward = partial_reward
+        self.full_reward = full_reward
+
+    def __call__(self, prompt: str, response: str, target: object = None) -> float:
+        """Score one response; prompt and target don't matter."""
+        tags = _ANY_TAG.findall(response)
+        if not tags:
+            return 0.0
+        pair = tags == ["<think>", "</think>"]
+        well_formed = pair and bool((last_between(response, "<think>", "</think>") or "").strip())
+        return self.full_reward if well_formed else self.partial_reward

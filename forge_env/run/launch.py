@@ -16,15 +16,15 @@ from contextlib import ExitStack
 from typing import Any, TextIO
 
 from forge_env import machine
-from forge_env.config.models import RunConfig
+from forge_env.config.recipe import RunConfig
 from forge_env.config.render import render
+from forge_env.display.state import Display, RunState, duration
 from forge_env.errors import ForgeError
 from forge_env.run.capture import captured_output, log_to
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import open_loggers, read_metrics
 from forge_env.run.outcome import INTERRUPTED, Outcome, failed, read_summary, write_summary
 from forge_env.run.run import Run
-from forge_env.run.state import Display, RunState, duration
 
 Trainer = Callable[[Run], Awaitable[None]]
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -67,10 +67,10 @@ def launch(
 
 def _display(state: RunState, terminal: TextIO, *, live: bool) -> Display:
     if live and terminal.isatty():
-        from forge_env.run.live import LiveDisplay
+        from forge_env.display.live import LiveDisplay
 
         return LiveDisplay(state, terminal)
-    from forge_env.run.plain import PlainDisplay
+    from forge_env.display.plain import PlainDisplay
 
     return PlainDisplay(state, terminal)
 
@@ -156,8 +156,8 @@ async def _supervise(run: Run, load_trainer: Callable[[], Trainer]) -> None:
 
 
 def _write_results(run: Run, outcome: Outcome, earlier_s: float) -> None:
-    from forge_env.run.report import write_report
-    from forge_env.run.reward_curve import write_reward_curve
+    from forge_env.display.report import write_report
+    from forge_env.display.reward_curve import write_reward_curve
 
     wall_s = earlier_s + run.state.elapsed
     try:

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from forge_env.config.models import RunConfig
+from forge_env.config.recipe import RunConfig
 from forge_env.errors import PluginError, UsageError
 from forge_env.plugins import load_plugin
 from forge_env.run.folder import RunFolder

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import forge_env
+from forge_env.display.state import RunState
 from forge_env.errors import ForgeError, root_cause
 from forge_env.run.run import Run
-from forge_env.run.state import RunState
 
 Exit = Literal["success", "failed", "interrupted"]
 INTERRUPTED = 130
@@ -100,6 +100,11 @@ def write_summary(run: Run, exit: Exit | Literal["running"], error: str, wall_s:
     temporary.write_text(json.dumps(summary, indent=2, default=str) + "\n", encoding="utf-8")
     os.replace(temporary, run.folder.summary)
     return summary
+
+
+def save_progress(run: Run) -> None:
+    """Write summary.json as things stand, so that a process that is killed leaves its figures to the next."""
+    write_summary(run, "running", "", float(run.earlier.get("wall_s") or 0.0) + run.state.elapsed)
 
 
 def _stage_seconds(state: RunState) -> dict[str, float]:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from forge_env import machine, registry
-from forge_env.config.models import RunConfig
+from forge_env.config.recipe import RunConfig
 from forge_env.errors import ForgeError, NotRegisteredError, PluginError, SandboxUnavailableError, did_you_mean
 from forge_env.plugins import installed, load_plugin
 from forge_env.run.folder import RunFolder

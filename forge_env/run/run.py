@@ -10,7 +10,7 @@ A trainer is an entry point in the group `forge_env.trainers`:
         run.summary["engine"] = "docker"
 
 It returns when it is done, or soon after `run.stop` is set; it raises to fail. Names of metrics that the
-displays and the report know are in `forge_env.run.curves`.
+displays and the report know are in `forge_env.display.curves`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forge_env.config.models import RunConfig
+from forge_env.config.recipe import RunConfig
+from forge_env.display.curves import REWARD_KEYS, first_of
+from forge_env.display.state import Display, Evaluation, RunState, Stage
 from forge_env.run.account import Account
-from forge_env.run.curves import REWARD_KEYS, first_of
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import MetricsLogger, read_metrics
-from forge_env.run.state import Display, Evaluation, RunState, Stage
 from forge_env.run.timeline import Timeline, keep_earlier
-from forge_env.trajectory import Trajectory
-from forge_env.trajectory_io import TrajectoryWriter
+from forge_env.trajectory import Trajectory, TrajectoryWriter
 
 logger = logging.getLogger("forge_env.run")
 
@@ -157,12 +156,6 @@ class Run:
         logger.warning("%s", text)
         if not count:
             self.display.warning(text)
-
-    def save_summary(self) -> None:
-        """Write summary.json as things stand, so that a process that is killed leaves its figures to the next."""
-        from forge_env.run.outcome import write_summary  # which knows `Run`
-
-        write_summary(self, "running", "", float(self.earlier.get("wall_s") or 0.0) + self.state.elapsed)
 
     def request_stop(self) -> None:
         """Ask the trainer to finish cleanly."""

@@ -1,17 +1,22 @@
 """Sandboxes: where every line of model-written code runs. Engines are plug-ins behind `SandboxEngine`."""
 
 from forge_env.sandbox.engines import available_engines, open_engine, reap_abandoned
-from forge_env.sandbox.protocol import TENANT, Process, Sandbox, SandboxEngine, Session, on_behalf_of
-from forge_env.sandbox.types import (
+from forge_env.sandbox.protocol import (
+    TENANT,
     CallOutcome,
     CallsResult,
     ExecResult,
     Limits,
     OutputChunk,
+    Process,
     RunningSandbox,
+    Sandbox,
+    SandboxEngine,
     SandboxSpec,
+    Session,
     TestsResult,
     Usage,
+    on_behalf_of,
 )
 
 __all__ = [

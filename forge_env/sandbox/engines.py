@@ -1,14 +1,18 @@
-"""Finding a sandbox engine: the named one, or the best this machine allows."""
+"""Finding a sandbox engine: the named one, or the best this machine allows; opened at once or when first needed."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from typing import Any
 
 from forge_env.errors import PluginError, SandboxUnavailableError, UsageError
 from forge_env.plugins import installed, load_plugin
-from forge_env.sandbox.protocol import SandboxEngine
+from forge_env.sandbox.protocol import Sandbox, SandboxEngine, SandboxSpec
+
+# ---
+# Finding a sandbox engine: the named one, or the best this machine allows.
 
 logger = logging.getLogger(__name__)
 GROUP = "forge_env.sandboxes"
@@ -90,3 +94,59 @@ def _made(engine: type[SandboxEngine], name: str, options: dict[str, Any]) -> Sa
     except TypeError as error:
         raise UsageError(f"sandbox engine {name!r} can't be made: {error}", fix="give every option a default") from None
     return engine(**known)
+
+
+# ---
+# An engine that is opened by the first sandbox asked of it, for callers that can't know whether any will be.
+
+
+class LazyEngine(SandboxEngine):
+    """Stands for `open_engine(name, **options)`; an environment that runs no code never opens it."""
+
+    def __init__(self, name: str = "auto", **options: Any) -> None:
+        self.name = name
+        self._options = options
+        self._engine: SandboxEngine | None = None
+        self._opening = asyncio.Lock()
+
+    @classmethod
+    def unavailable_reason(cls) -> str | None:
+        """Known only when it is opened."""
+        return None
+
+    async def start(self) -> None:
+        """Nothing yet."""
+        return
+
+    async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:
+        """A sandbox of the real engine, which starts now if it hasn't.
+
+        Raises:
+            SandboxUnavailableError: no engine works here.
+        """
+        async with self._opening:
+            if self._engine is None:
+                engine = open_engine(self.name, **self._options)
+                try:
+                    await engine.start()
+                except BaseException:  # cancelled too: no half-started engine may be left
+                    await engine.close()
+                    raise
+                self._engine = engine
+        return await self._engine.acquire(spec)
+
+    async def release(self, sandbox: Sandbox) -> None:
+        """Give a sandbox back."""
+        if self._engine is not None:
+            await self._engine.release(sandbox)
+
+    async def close(self) -> None:
+        """Close the real engine if there is one."""
+        async with self._opening:
+            engine, self._engine = self._engine, None
+            if engine is not None:
+                await engine.close()
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of the real engine."""
+        return self._engine.stats() if self._engine is not None else {}

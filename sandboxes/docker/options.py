@@ -7,8 +7,8 @@ from typing import Any
 
 from forge_env.sandbox import SandboxSpec
 from sandboxes.docker.daemon import Daemon
-from sandboxes.images.runner.config import RunnerConfig
 from sandboxes.network import PROXY_PORT
+from sandboxes.runner.config import RunnerConfig
 
 SOCKET_FOLDER = "/run/forge_env"
 SOCKET_NAME = "s"

@@ -1,7 +1,7 @@
 """The container's own system-call profile: an allow-list, tighter than Docker's default.
 
 It covers everything in the container, the runner too, and needs no privilege, so it also holds should the filter
-that each program gets (`sandboxes.images.runner.seccomp`) ever be missing. Against Docker's default it leaves out
+that each program gets (`sandboxes.runner.seccomp`) ever be missing. Against Docker's default it leaves out
 System V and POSIX IPC, io_uring, kernel AIO, ptrace and its relatives, memory policy, file handles, fanotify,
 clock adjustment, personality, secret memory, 32-bit and x32 calls, and all socket families but
 unix and internet. Clone may make no namespaces; clone3, whose flags a filter can't see, does not exist.

@@ -38,7 +38,7 @@ def ensure_runner() -> Path:
 
 def runner_files() -> list[Path]:
     """The runner's modules."""
-    return sorted((Path(__file__).parent / "runner").glob("*.py"))
+    return sorted((Path(__file__).parents[1] / "runner").glob("*.py"))
 
 
 def _build_runner(folder: Path) -> None:

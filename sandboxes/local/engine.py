@@ -20,9 +20,9 @@ from sandboxes.connection import Connection
 from sandboxes.engine import MAX_USES, PooledEngine
 from sandboxes.images import cache, rootfs
 from sandboxes.images.build import BUNDLED
-from sandboxes.images.runner.config import RunnerConfig
 from sandboxes.local import cgroups
 from sandboxes.network import PROXY_PORT, AllowList
+from sandboxes.runner.config import RunnerConfig
 
 START_TIMEOUT_S = 30.0
 PROBE_TIMEOUT_S = 20.0

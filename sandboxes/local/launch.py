@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import signal as _signal
     from typing import Any
 
-    from sandboxes.images.runner import kernel
+    from sandboxes.runner import kernel
 else:
     import _signal
 

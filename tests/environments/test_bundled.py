@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import forge_env as fe
-from forge_env.policies.scripted import ReplayPolicy
-from forge_env.rollout import run_episode
+from forge_env.rollout.episode import run_episode
+from forge_env.rollout.scripted import ReplayPolicy
 from forge_env.sandbox import SandboxEngine
-from tests.forge_env.test_hostile_output import WILD
+from tests.forge_env.cli.test_hostile_output import WILD
 from tests.sandboxes.conftest import require
 
 ASYNC = pytest.mark.asyncio(loop_scope="module")

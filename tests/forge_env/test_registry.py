@@ -12,7 +12,7 @@ import pytest
 import forge_env as fe
 from forge_env import plugins, registry
 from forge_env.errors import ConfigError, NotRegisteredError, PluginError, UsageError
-from tests.forge_env.test_tool_environment import Arithmetic
+from tests.forge_env.environment.test_tool_environment import Arithmetic
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_unknown_names_and_options_say_what_was_meant(third_party: Path) -> None
 
 def test_registering_in_code(third_party: Path) -> None:
     fe.register("good", Arithmetic)  # comes before the installed one
-    fe.register("by_path", "tests.forge_env.test_tool_environment:Arithmetic")
+    fe.register("by_path", "tests.forge_env.environment.test_tool_environment:Arithmetic")
     try:
         assert isinstance(fe.make("good", max_turns=2), Arithmetic)
         assert isinstance(fe.make("by_path"), Arithmetic)
@@ -123,7 +123,7 @@ def test_registering_in_code(third_party: Path) -> None:
     finally:
         registry.unregister("good")
         registry.unregister("by_path")
-    assert isinstance(fe.make("tests.forge_env.test_tool_environment:Arithmetic"), Arithmetic)
+    assert isinstance(fe.make("tests.forge_env.environment.test_tool_environment:Arithmetic"), Arithmetic)
     with pytest.raises(PluginError, match="not a subclass"):
         fe.register("no", int)  # type: ignore[arg-type]
 

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from forge_env.sandbox import SandboxEngine, open_engine
-from forge_env.sandbox.conformance import SandboxConformance
+from forge_env.sandbox_audit.conformance import SandboxConformance
 
 from .conftest import require
 

@@ -10,8 +10,8 @@ import pytest
 import forge_env as fe
 from forge_env.errors import PluginError, SandboxUnavailableError, UsageError
 from forge_env.plugins import installed
-from forge_env.policies.scripted import ReplayPolicy
-from forge_env.rollout import run_episode
+from forge_env.rollout.episode import run_episode
+from forge_env.rollout.scripted import ReplayPolicy
 from forge_env.sandbox import TENANT, Limits, Sandbox, SandboxEngine, SandboxSpec, open_engine
 from forge_env.sandbox.engines import GROUP, load_engine
 from sandboxes.docker import DockerEngine

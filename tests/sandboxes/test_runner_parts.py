@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandboxes.images.runner import processes, seccomp
-from sandboxes.images.runner.deaths import Deaths
+from sandboxes.runner import processes, seccomp
+from sandboxes.runner.deaths import Deaths
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import inspect
 import random
 from typing import Any, Protocol
 
-from forge_env.config.models import ReplaySection
+from forge_env.config.recipe import ReplaySection
 from forge_env.errors import NotRegisteredError, PluginError, UsageError, did_you_mean
 from forge_env.plugins import installed, load_plugin
 from trainers.buffer.types import Held

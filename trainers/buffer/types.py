@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from forge_env.config.models import ReplaySection
+from forge_env.config.recipe import ReplaySection
 from forge_env.errors import UsageError
 
 

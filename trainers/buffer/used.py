@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable
 from typing import Generic
 
-from forge_env.config.models import ReplaySection
+from forge_env.config.recipe import ReplaySection
 from trainers.buffer.pool import Pool
 from trainers.buffer.rules import EvictionRule, SamplingRule
 from trainers.buffer.types import G, Held

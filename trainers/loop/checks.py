@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 
 import forge_env as fe
-from forge_env.config.models import RunConfig, Section
-from forge_env.environment import Environment
+from forge_env.config.recipe import RunConfig, Section
+from forge_env.environment.base import Environment
 from forge_env.errors import UsageError, did_you_mean
 from trainers.buffer.rules import make_rules
 from trainers.model.folder import check_folder, check_generator_heads, check_heads, local_folder, read_hf_config

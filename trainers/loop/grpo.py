@@ -15,8 +15,8 @@ Every loop is a child of one task group: the first failure cancels the others an
 from __future__ import annotations
 
 import forge_env as fe
-from forge_env.config.models import RunConfig
-from forge_env.environment import Environment
+from forge_env.config.recipe import RunConfig
+from forge_env.environment.base import Environment
 from forge_env.run import Run
 from forge_env.run.scratch import scratch_folder
 from forge_env.sandbox import SandboxEngine, open_engine

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from forge_env.config.models import RunConfig
-from forge_env.environment import Environment
+from forge_env.config.recipe import RunConfig
+from forge_env.environment.base import Environment
 from forge_env.errors import ForgeError, UsageError
 from forge_env.machine import cache_dir
 from forge_env.run import Run

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Any
 
-from forge_env.config.models import ReferenceSection
+from forge_env.config.recipe import ReferenceSection
 from forge_env.run.account import Account
 from trainers.actors.remote import result
 

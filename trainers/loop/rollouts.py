@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from forge_env.config.models import RunConfig
-from forge_env.curriculum import make_order
-from forge_env.environment import Environment
+from forge_env.config.recipe import RunConfig
+from forge_env.display.state import duration
+from forge_env.environment.base import Environment
 from forge_env.policy import Policy
-from forge_env.rollout import run_episode
+from forge_env.rollout.episode import run_episode
 from forge_env.run.account import Account, Accounts, OnSpan
-from forge_env.run.state import duration
 from forge_env.run.timeline import Timeline
+from forge_env.tasks.curriculum import make_order
 from forge_env.trajectory import Trajectory
 from forge_env.types import Task
 from trainers.loop.advantages import Group

@@ -6,6 +6,7 @@ import asyncio
 import time
 
 from forge_env.run import Run
+from forge_env.run.outcome import save_progress
 from trainers.buffer.packed import PackedGroup
 from trainers.buffer.types import Batch, BufferStats
 from trainers.generator.policy import GeneratorPolicy
@@ -134,7 +135,7 @@ class Session:
                 await self._settled(publisher)
                 await self._save()
                 self._summarise()
-                self.run.save_summary()
+                save_progress(self.run)
         if self.step >= config.steps:
             self.run.note(f"Reached training limit ({config.steps} steps)")
 

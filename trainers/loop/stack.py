@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge_env.config.models import RunConfig
+from forge_env.config.recipe import RunConfig
 from forge_env.run.account import Account
 from trainers.actors.placement import Placement
 from trainers.actors.remote import result

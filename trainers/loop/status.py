@@ -7,9 +7,9 @@ import time
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
+from forge_env.display.state import duration
 from forge_env.run import Run
 from forge_env.run.account import Account, Since
-from forge_env.run.state import duration
 from trainers.buffer.types import BufferStats, GroupBuffer
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.rollouts import Rollouts

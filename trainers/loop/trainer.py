@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from forge_env.config.models import OptimizerSection
+from forge_env.config.recipe import OptimizerSection
 from trainers.actors.remote import agreed, result
 from trainers.loop.reference import Reference
 

@@ -8,8 +8,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from forge_env.config.models import RunConfig
-from forge_env.environment import Environment
+from forge_env.config.recipe import RunConfig
+from forge_env.environment.base import Environment
 from forge_env.errors import UsageError
 from forge_env.run import Run
 from trainers.loop.watchdog import Watchdog

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 
-from forge_env.config.models import WatchdogSection
+from forge_env.config.recipe import WatchdogSection
+from forge_env.display.state import duration
 from forge_env.errors import ForgeError
 from forge_env.run import Run
-from forge_env.run.state import duration
 
 INTERVAL_S = 1.0
 """Between two looks."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from forge_env.config.models import LossSection
+from forge_env.config.recipe import LossSection
 from forge_env.errors import PluginError, UsageError, did_you_mean
 from forge_env.plugins import load_plugin
 from trainers.losses.corrections import CORRECTIONS

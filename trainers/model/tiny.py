@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from forge_env.config.models import ModelSection
+from forge_env.config.recipe import ModelSection
 from trainers.model.folder import written_whole
 from trainers.model.tokenizer import build_tokenizer, save_tokenizer
 

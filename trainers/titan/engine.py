@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torchtitan.distributed.utils import clip_grad_norm_
 
-from forge_env.config.models import OptimizerSection
+from forge_env.config.recipe import OptimizerSection
 from trainers.losses import metrics as figures
 from trainers.losses.primitives import mean, token_logprobs_and_entropy
 from trainers.losses.types import Loss, TokenBatch, needs

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer
 from torchtitan.components.optimizer.optimizer import ParamGroupConfig
 
-from forge_env.config.models import OptimizerSection
+from forge_env.config.recipe import OptimizerSection
 from trainers.titan.device import Device
 
 HIDDEN_MATRICES = r"layers\..*\.(wq|wk|wv|wo|w1|w2|w3)\.weight$"

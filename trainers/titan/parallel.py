@@ -18,7 +18,7 @@ from torchtitan.distributed.compile import apply_compile
 from torchtitan.distributed.utils import set_spmd_backend
 from torchtitan.models.qwen3.parallelize import parallelize_qwen3
 
-from forge_env.config.models import ParallelismSection
+from forge_env.config.recipe import ParallelismSection
 from trainers.losses import metrics as figures
 from trainers.titan.context import Context
 

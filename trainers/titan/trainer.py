@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
-from forge_env.config.models import OptimizerSection, ParallelismSection
+from forge_env.config.recipe import OptimizerSection, ParallelismSection
 from forge_env.errors import UsageError
 from trainers.actors.actor import concurrent_endpoint, endpoint
 from trainers.actors.processes import settle_heap

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import forge_env as fe
 from forge_env.errors import EnvironmentBugError, UsageError
-from forge_env.policies.scripted import FunctionPolicy
-from forge_env.rollout import run_episode
-from forge_env.validation import Validator
+from forge_env.rollout.episode import run_episode
+from forge_env.rollout.scripted import FunctionPolicy
+from forge_env.validation.checks import Validator
 
 ADAPTER = "forge_env.gym.adapter:GymnasiumEnvironment"
 LAKE: dict[str, Any] = {

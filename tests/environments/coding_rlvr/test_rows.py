@@ -17,7 +17,7 @@ from environments.coding_rlvr.rows import _decoded, checks_of
 from forge_env.errors import UsageError
 from forge_env.sandbox import SandboxEngine
 from forge_env.sandbox.engines import load_engine
-from forge_env.validation import Validator
+from forge_env.validation.checks import Validator
 from tests.environments.coding_rlvr.fake_engine import FakeEngine
 from tests.sandboxes.conftest import require
 

@@ -13,9 +13,9 @@ import forge_env as fe
 from environments.gsm8k import GSM8K, GSM8KConfig
 from environments.gsm8k.problems import LEVELS, make_problem
 from forge_env.errors import ConfigError
-from forge_env.policies.scripted import GoldPolicy
-from forge_env.rollout import run_episode
-from forge_env.validation import Validator
+from forge_env.rollout.episode import run_episode
+from forge_env.rollout.scripted import GoldPolicy
+from forge_env.validation.checks import Validator
 
 ROW = {
     "question": "Natalia sold clips to 48 friends in April and half as many in May. How many in total?",

@@ -15,12 +15,12 @@ from environments.terminal import Terminal
 from environments.terminal.families import FAMILIES
 from environments.terminal.state import WORK, Entry, problems
 from forge_env.errors import ConfigError
-from forge_env.policies.scripted import GoldPolicy
-from forge_env.rollout import run_episode
+from forge_env.rollout.episode import run_episode
+from forge_env.rollout.scripted import GoldPolicy
 from forge_env.sandbox import SandboxEngine
 from forge_env.sandbox.engines import load_engine
 from forge_env.types import FunctionCall, Message, ToolCall
-from forge_env.validation import Validator
+from forge_env.validation.checks import Validator
 from tests.sandboxes.conftest import require
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

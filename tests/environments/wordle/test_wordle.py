@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import forge_env as fe
 from environments.wordle.environment import guess_of, marks
 from environments.wordle.words import LENGTH, words_of
-from forge_env.validation import Validator
+from forge_env.validation.checks import Validator
 
 FIVE = st.text("abc", min_size=LENGTH, max_size=LENGTH)
 

@@ -1,0 +1,123 @@
+"""Several environments as one, with weights.
+
+    fe.make("environments.mixture:Mixture", environments={"coding_rlvr": {"weight": 3}, "gsm8k": {}})
+
+Every task belongs to one component, which plays the episode; its name is the task's first tag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from forge_env.environment.base import Environment, EnvironmentConfig
+from forge_env.errors import UsageError
+from forge_env.registry import make
+from forge_env.tasks.order import MixtureOrder
+from forge_env.trajectory import Trajectory
+from forge_env.types import Action, Observation, StepResult, Task, ToolSpec
+
+
+class Component(BaseModel):
+    """One environment of a mixture."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """Relative number of its tasks."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Its own options."""
+
+
+class MixtureConfig(EnvironmentConfig):
+    """Which environments, and how much of each."""
+
+    environments: dict[str, Component] = Field(min_length=1)
+    """Registered name -> weight and options."""
+
+
+class Mixture(Environment):
+    """Several environments as one."""
+
+    config_class: ClassVar[type[EnvironmentConfig]] = MixtureConfig
+
+    def __init__(self, config: EnvironmentConfig | None = None, **context: Any) -> None:
+        if config is None:
+            raise UsageError("a mixture has no default", fix="give `environments`")
+        super().__init__(config, **context)
+        components: dict[str, Component] = self.config.environments
+        self.components = {
+            name: make(name, sandboxes=self.sandboxes, **{"seed": self.config.seed, **component.options})
+            for name, component in components.items()
+        }
+        weights = {name: component.weight for name, component in components.items()}
+        self._order = MixtureOrder(weights, seed=self.config.seed)
+        self._current: Environment | None = None
+
+    def task(self, split: str, index: int) -> Task:
+        """The `index`-th task; `data` stays the component's, the tags begin with its name."""
+        name, position = self._order[index]
+        component = self.components[name]
+        count = component.num_tasks(split)
+        task = component.task(split, position if count is None else position % count)
+        return task.model_copy(update={"id": f"{name}/{task.id}", "tags": [name, *task.tags]})
+
+    @property
+    def tools(self) -> list[ToolSpec]:
+        """Tools of the episode's component; none before `reset`."""
+        return self._current.tools if self._current is not None else []
+
+    @property
+    def reusable(self) -> bool:
+        """Whether every component is."""
+        return all(component.reusable for component in self.components.values())
+
+    def _component_of(self, task: Task) -> tuple[Environment, Task]:
+        name = task.tags[0] if task.tags else ""
+        if name not in self.components:
+            raise UsageError(f"task {task.id!r} is of no environment of this mixture")
+        own = task.model_copy(update={"id": task.id.removeprefix(f"{name}/"), "tags": task.tags[1:]})
+        return self.components[name], own
+
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Start an episode of the component that the task belongs to."""
+        task = self.resolve_task(seed, options)
+        component, own = self._component_of(task)
+        if self._current is not None and self._current is not component:
+            await self._current.close()
+        self._current = component
+        observation, info = await component.reset(seed=seed, options={"task": own})
+        return observation, {**info, "task_id": task.id}
+
+    async def step(self, action: Action) -> StepResult:
+        """The component's."""
+        if self._current is None:
+            raise UsageError("step() without a running episode", fix="call reset() first")
+        return await self._current.step(action)
+
+    async def truncate(self, reason: str) -> tuple[float, dict[str, float]]:
+        """The component's."""
+        return (0.0, {}) if self._current is None else await self._current.truncate(reason)
+
+    def given_answer(self) -> str | None:
+        """The component's."""
+        return None if self._current is None else self._current.given_answer()
+
+    async def score_group(self, task: Task, trajectories: Sequence[Trajectory]) -> None:
+        """The component's."""
+        component, own = self._component_of(task)
+        await component.score_group(own, trajectories)
+
+    def gold_actions(self, task: Task) -> list[Action] | None:
+        """The component's."""
+        component, own = self._component_of(task)
+        return component.gold_actions(own)
+
+    async def close(self) -> None:
+        """Close the component that played last."""
+        if self._current is not None:
+            await self._current.close()

@@ -1,0 +1,415 @@
+"""An environment that lives behind an OpenEnv server, as an `Environment`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from forge_env.environment.base import Environment, EnvironmentConfig
+from forge_env.errors import EnvironmentBugError, InfrastructureError, UsageError
+from forge_env.types import Action, Message, Observation, StepResult, Task, ToolCall, ToolSpec, as_message
+
+if TYPE_CHECKING:
+    from websockets.asyncio.client import ClientConnection
+
+
+# ---
+# The connection to an OpenEnv server: one question at a time, each with a time limit.
+
+T = TypeVar("T")
+
+
+class Patience(BaseModel):
+    """How long to wait, and how often to try."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    connect_s: float = Field(10.0, gt=0)
+    """Seconds to wait for a connection."""
+    answer_s: float = Field(120.0, gt=0)
+    """Seconds to wait for an answer."""
+    reconnects: int = Field(3, ge=0)
+    """Tries to connect after the first, each after twice the delay of the one before."""
+    first_delay_s: float = Field(0.2, ge=0)
+    """Seconds before the first such try."""
+    max_message_mb: float = Field(64.0, gt=0)
+    """Longest message of the server, MiB."""
+
+
+class ConnectionLost(Exception):
+    """The connection broke, or an answer didn't come in time."""
+
+
+class Refused(EnvironmentBugError):
+    """The server answered with an error."""
+
+    def __init__(self, message: str, *, fix: str | None = None, code: str = "", reason: str = "") -> None:
+        super().__init__(message, fix=fix)
+        self.code = code
+        self.reason = reason
+
+
+class Link:
+    """The connection to a server: one question at a time, each with a time limit."""
+
+    def __init__(self, url: str, patience: Patience) -> None:
+        self.url = url
+        self.patience = patience
+        self._http = url.rstrip("/").replace("ws://", "http://", 1).replace("wss://", "https://", 1)
+        self._ws = self._http.replace("http://", "ws://", 1).replace("https://", "wss://", 1) + "/ws"
+        self._socket: ClientConnection | None = None
+
+    async def get(self, path: str) -> dict[str, Any]:
+        """A JSON document of the server. `ConnectionLost` when there is none."""
+        import httpx
+
+        async def fetch() -> dict[str, Any]:
+            try:
+                async with httpx.AsyncClient(timeout=self.patience.answer_s, trust_env=False) as client:
+                    response = await client.get(f"{self._http}{path}")
+                    response.raise_for_status()
+                    found: dict[str, Any] = response.json()
+                    return found
+            except (httpx.HTTPError, ValueError) as error:
+                raise ConnectionLost(f"{path}: {type(error).__name__}: {error}") from error
+
+        return await self._again(fetch)
+
+    async def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Send one message and return the data of its answer.
+
+        Raises:
+            ConnectionLost: no connection, or no answer in time; the connection is closed then.
+            Refused: the server answered with an error.
+            InfrastructureError: the server has no room.
+        """
+        from websockets.exceptions import WebSocketException
+
+        if self._socket is None:
+            self._socket = await self._again(self._connect)
+        try:
+            async with asyncio.timeout(self.patience.answer_s):
+                await self._socket.send(json.dumps({"type": kind, "data": dict(data)}))
+                answer = json.loads(await self._socket.recv())
+        except TimeoutError as error:
+            self.drop()
+            raise ConnectionLost(f"no answer to {kind} within {self.patience.answer_s:g} s") from error
+        except (OSError, ValueError, WebSocketException) as error:
+            self.drop()
+            raise ConnectionLost(f"{type(error).__name__}: {error}") from error
+        except asyncio.CancelledError:
+            self.drop()  # its answer is still to come, and would be taken for the next one's
+            raise
+        found: dict[str, Any] = answer.get("data") or {}
+        if answer.get("type") != "error":
+            return found
+        code, reason = str(found.get("code", "")), str(found.get("message", ""))
+        if code in ("CAPACITY_REACHED", "FACTORY_ERROR") or found.get("retriable"):
+            self.drop()
+            raise InfrastructureError(f"{self.url}: {reason}")
+        raise Refused(f"{self.url} refused {kind}: {reason} ({code})", code=code, reason=reason)
+
+    async def _connect(self) -> ClientConnection:
+        from websockets.asyncio.client import connect
+        from websockets.exceptions import WebSocketException
+
+        size = int(self.patience.max_message_mb * 1024 * 1024)
+        try:
+            return await connect(self._ws, open_timeout=self.patience.connect_s, max_size=size, proxy=None)
+        except (OSError, TimeoutError, WebSocketException) as error:
+            raise ConnectionLost(f"no connection: {type(error).__name__}: {error}") from error
+
+    async def _again(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """`attempt()`, tried again after growing delays while the server can't be reached."""
+        for number in range(self.patience.reconnects + 1):
+            try:
+                return await attempt()
+            except ConnectionLost:
+                if number == self.patience.reconnects:
+                    raise
+            await asyncio.sleep(self.patience.first_delay_s * 2**number)
+        raise AssertionError("unreachable")
+
+    def drop(self) -> None:
+        """Give the connection up without a word."""
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            socket.transport.abort()
+
+    async def close(self) -> None:
+        """End the session on the server, then the connection."""
+        from websockets.exceptions import WebSocketException
+
+        socket, self._socket = self._socket, None
+        if socket is None:
+            return
+        try:
+            async with asyncio.timeout(self.patience.connect_s):
+                await socket.send(json.dumps({"type": "close"}))
+                await socket.close()
+        except (OSError, TimeoutError, WebSocketException):
+            socket.transport.abort()
+
+
+# ---
+# An environment that lives behind an OpenEnv server, as an `Environment`.
+#
+# env = fe.make("environments.openenv:OpenEnvEnvironment", url="http://localhost:8000")
+#
+# What the server shows is a user message (its text field, or the whole observation as JSON); what it accepts decides
+# how the agent acts: tools of a tool server are tools here; an action with one required text field is the agent's
+# message; any other action is a tool `act` with the action's schema, or a message that is that JSON.
+#
+# Every wait has a limit, and an answer is never taken for that of another question: a connection that timed out is
+# closed. Servers of forge-env are asked to go on with the episode on a new connection; with others the episode is lost,
+# which is an `InfrastructureError` and so is tried again from its start.
+
+TOOL_SCHEMAS = ("Action", "CallToolAction", "ListToolsAction")
+"""Titles of the action schemas that servers of tools publish."""
+TEXT_FIELDS = ("text", "message", "observation", "content", "prompt", "output", "response", "result", "echoed_message")
+
+
+class OpenEnvConfig(EnvironmentConfig, Patience):
+    """Where the server is, and how long to wait for it."""
+
+    url: str
+    """Its address, such as http://localhost:8000."""
+    reset_options: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of the server's reset."""
+    max_turns: int = Field(100, ge=1)
+    """Assistant messages in one episode before it is truncated."""
+
+
+class OpenEnvEnvironment(Environment):
+    """An environment of another process or machine, over OpenEnv's protocol."""
+
+    config_class: ClassVar[type[EnvironmentConfig]] = OpenEnvConfig
+    config: OpenEnvConfig
+
+    def __init__(self, config: EnvironmentConfig | None = None, **context: Any) -> None:
+        if config is None:
+            raise UsageError("an OpenEnv environment has no default server", fix="give `url`")
+        super().__init__(config, **context)
+        self._link = Link(self.config.url, self.config)
+        self._schema: dict[str, Any] | None = None
+        self._tools: list[ToolSpec] = []
+        self._remote_tools = False
+        self._metadata: dict[str, Any] = {}
+        self._turns = 0
+        self._running = False
+
+    def task(self, split: str, index: int) -> Task:
+        """A seed of the server's environment; even ones belong to `train`, odd ones to `eval`."""
+        seed = 2 * (self.config.seed * 1_000_003 + index) + (split == "eval")
+        return Task(
+            id=f"{split}-{index}", prompt=f"Episode {seed} of {self.config.url}", data={"seed": seed}, split=split
+        )
+
+    @property
+    def tools(self) -> list[ToolSpec]:
+        """Known from the first `reset` on."""
+        return self._tools
+
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Start an episode on the server.
+
+        Raises:
+            InfrastructureError: it can't be reached, or doesn't answer in time.
+        """
+        task = self.resolve_task(seed, options)
+        self._running = False
+        asked = {"seed": task.data.get("seed", seed), **self.config.reset_options}
+        try:
+            try:
+                data = await self._start(asked)
+            except ConnectionLost:  # an old connection may have died unnoticed: once more on a new one
+                data = await self._start(asked)
+        except ConnectionLost as error:
+            raise InfrastructureError(f"{self.config.url}: {error}") from error
+        self._turns, self._running = 0, True
+        observation, info = self._shown(data, [])
+        return observation, {"task_id": task.id, "split": task.split, **info}
+
+    async def step(self, action: Action) -> StepResult:
+        """One message: the action it stands for, or each of its tool calls in order.
+
+        Raises:
+            InfrastructureError: the episode was lost with the connection.
+        """
+        if not self._running:
+            raise UsageError("step() without a running episode", fix="call reset() first")
+        message = as_message(action)
+        self._turns += 1
+        observation: Observation = []
+        reward, terminated, truncated = 0.0, False, False
+        info: dict[str, Any] = {}
+        for payload, call in self._payloads(message):
+            if isinstance(payload, str):
+                observation.append(_answer(payload, call))
+                continue
+            data = await self._step(payload)
+            shown, info = self._shown(data, [call] if call else [])
+            observation += shown
+            reward += float(data.get("reward") or 0.0)
+            if data.get("done"):
+                truncated = bool(data.get("observation", {}).get("truncated"))
+                terminated = not truncated
+                break
+        if truncated:
+            info.setdefault("truncation", "limit")
+        elif not terminated and self._turns >= self.config.max_turns:
+            truncated, info["truncation"] = True, "turns"
+        self._running = not (terminated or truncated)
+        return observation, reward, terminated, truncated, info
+
+    async def close(self) -> None:
+        """Say good-bye to the server."""
+        self._running = False
+        await self._link.close()
+
+    async def _start(self, asked: dict[str, Any]) -> dict[str, Any]:
+        await self._learn_actions()
+        return await self._link.ask("reset", asked)
+
+    async def _learn_actions(self) -> None:
+        """Ask once what the server accepts."""
+        if self._schema is not None:
+            return
+        schema = (await self._link.get("/schema")).get("action", {})
+        properties = {name: value for name, value in schema.get("properties", {}).items() if name != "metadata"}
+        ours = {"message", "tool_calls"} <= properties.keys()
+        if ours or schema.get("title") in TOOL_SCHEMAS:
+            listed = await self._list_tools()
+            self._remote_tools = True
+        else:
+            listed = None
+        if listed is not None:
+            self._tools = listed
+        elif _text_field(schema) is None:
+            parameters = {**schema, "properties": properties}
+            self._tools = [ToolSpec(name="act", description="Act in the environment.", parameters=parameters)]
+        self._schema = schema
+
+    async def _list_tools(self) -> list[ToolSpec]:
+        data = await self._link.ask("step", {"type": "list_tools"})
+        return [
+            ToolSpec(
+                name=tool["name"],
+                description=tool.get("description") or "",
+                parameters=tool.get("input_schema") or tool.get("inputSchema") or {"type": "object", "properties": {}},
+            )
+            for tool in data.get("observation", {}).get("tools", [])
+        ]
+
+    def _payloads(self, message: Message) -> list[tuple[dict[str, Any] | str, ToolCall | None]]:
+        """What to send for a message, or where the agent is wrong, what to tell it."""
+        schema = self._schema or {}
+        ours = {"message", "tool_calls"} <= schema.get("properties", {}).keys()
+        if ours:  # a server of forge-env takes the message as it is
+            calls = [call.model_dump() for call in message.tool_calls]
+            return [({"message": message.content, "tool_calls": calls}, None)]
+        if message.tool_calls:
+            return [(self._call_payload(call), call) for call in message.tool_calls]
+        if (field := _text_field(schema)) is not None:
+            return [({field: message.content}, None)]
+        try:
+            action = json.loads(_unfenced(message.content))
+        except (ValueError, RecursionError):
+            action = None
+        if isinstance(action, dict):
+            return [(action, None)]
+        names = ", ".join(tool.name for tool in self._tools)
+        return [(f"Error: that is no action; call one of the tools: {names}", None)]
+
+    def _call_payload(self, call: ToolCall) -> dict[str, Any] | str:
+        names = [tool.name for tool in self._tools]
+        if call.function.name not in names:
+            return f"Error: there is no tool {call.function.name[:80]!r}; available tools: {', '.join(names)}"
+        try:
+            arguments = json.loads(call.function.arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            return f"Error: the arguments are not valid JSON: {str(error)[:200]}"
+        if not isinstance(arguments, dict):
+            return "Error: the arguments must be a JSON object"
+        if self._remote_tools:
+            return {"type": "call_tool", "tool_name": call.function.name, "arguments": arguments}
+        return arguments
+
+    async def _step(self, payload: dict[str, Any]) -> dict[str, Any]:
+        """The server's answer to one action; one the server refuses is an answer to the agent."""
+        try:
+            return await self._link.ask("step", payload)
+        except ConnectionLost as error:
+            return await self._after_loss(payload, error)
+        except Refused as error:
+            if error.code != "VALIDATION_ERROR":
+                raise
+            return {"observation": {"text": f"Error: {error.reason}"}, "reward": None, "done": False}
+
+    async def _after_loss(self, payload: dict[str, Any], cause: Exception) -> dict[str, Any]:
+        """Take the episode up again on a new connection, where the server can."""
+        lost = InfrastructureError(f"{self.config.url}: the episode was lost: {cause}")
+        session_id = self._metadata.get("session_id")
+        if session_id is None:
+            raise lost from cause
+        try:
+            data = await self._link.ask("reset", {"resume": session_id})
+            arrived = data["observation"]["metadata"]["step_count"] > self._metadata["step_count"]
+            return data if arrived else await self._link.ask("step", payload)
+        except (ConnectionLost, Refused, KeyError) as error:
+            raise lost from error
+
+    def _shown(self, data: Mapping[str, Any], calls: list[ToolCall]) -> tuple[Observation, dict[str, Any]]:
+        """An answer as messages and `info`."""
+        observation = data.get("observation") or {}
+        self._metadata = dict(observation.get("metadata") or {})
+        info = dict(observation.get("info") or {})
+        if "messages" in observation and "terminated" in observation:  # of a forge-env server
+            return [Message.model_validate(message) for message in observation["messages"]], info
+        if calls and "tool_name" in observation:
+            failure = observation.get("error")
+            told = f"Error: {failure.get('message')}" if failure else _result_text(observation.get("result"))
+        else:
+            told = observation_text(observation)
+        return [_answer(told, calls[0] if calls else None)], {**info, "metadata": self._metadata}
+
+
+def observation_text(observation: Mapping[str, Any]) -> str:
+    """The text field of an observation that has one and nothing else to say, or else all of it as JSON."""
+    fields = {key: value for key, value in observation.items() if key not in ("metadata", "done", "reward")}
+    told = [key for key in TEXT_FIELDS if isinstance(fields.get(key), str)]
+    if len(told) == 1 and len(fields) == 1:
+        return str(fields[told[0]])
+    return json.dumps(fields, ensure_ascii=False)
+
+
+def _result_text(result: Any) -> str:
+    if isinstance(result, dict) and "data" in result:  # what FastMCP wraps a tool's value in
+        result = result["data"]
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+
+
+def _answer(text: str, call: ToolCall | None) -> Message:
+    if call is None:
+        return Message(role="user", content=text)
+    return Message(role="tool", content=text, tool_call_id=call.id, name=call.function.name[:64])
+
+
+def _text_field(schema: Mapping[str, Any]) -> str | None:
+    """The only required field of an action, where that is a text."""
+    required = [name for name in schema.get("required", []) if name != "metadata"]
+    if len(required) == 1 and schema["properties"].get(required[0], {}).get("type") == "string":
+        return str(required[0])
+    return None
+
+
+def _unfenced(text: str) -> str:
+    lines = text.strip().splitlines()
+    fenced = len(lines) > 2 and lines[0].startswith("```") and lines[-1].startswith("```")
+    return "\n".join(lines[1:-1]) if fenced else text

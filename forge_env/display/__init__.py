@@ -1,0 +1,1 @@
+"""What people see of a run or an evaluation: while it goes on, and afterwards."""

@@ -1,0 +1,277 @@
+"""Chat completions, streamed or whole, read into a `Reply` with its usage."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from forge_env.endpoint.errors import (
+    ContentFilterError,
+    EndpointFailureError,
+    MalformedAnswerError,
+    TruncatedAnswerError,
+)
+from forge_env.endpoint.http import parse_json
+from forge_env.policy import Reply
+from forge_env.tools.schema import clean_unicode
+from forge_env.types import FunctionCall, Message, ToolCall
+
+# ---
+# Tokens of one request: as the endpoint tells them, else estimated, so that limits and budgets act in any case.
+#
+# An estimate is a token for every four bytes of UTF-8, of the messages and tools sent and of what came back: about
+# right for English and code, within a factor of two for other scripts. It is marked as one wherever it is shown.
+
+BYTES_A_TOKEN = 4
+MOST_TOKENS = 10**9
+"""No request has more; a larger figure is taken for none."""
+
+
+def told(value: Any) -> dict[str, int]:
+    """`prompt`, `cached` (of the prompt) and `completion` tokens, as far as an answer's `usage` tells them credibly."""
+    if not isinstance(value, dict):
+        return {}
+    details = value.get("prompt_tokens_details")
+    found = {
+        "prompt": value.get("prompt_tokens"),
+        "completion": value.get("completion_tokens"),
+        "cached": details.get("cached_tokens") if isinstance(details, dict) else None,
+    }
+    usage = {name: number for name, number in found.items() if type(number) is int and 0 <= number <= MOST_TOKENS}
+    if "cached" in usage:
+        usage["cached"] = min(usage["cached"], usage.get("prompt", 0))
+    return usage
+
+
+def fill_in(reply: Reply, body: dict[str, Any]) -> None:
+    """Complete `reply.metadata["usage"]`; `estimated` is 1 in it where a figure is none of the endpoint's."""
+    usage: dict[str, int] = reply.metadata["usage"]
+    written = len(reply.token_ids) or _tokens(_words(reply.message))
+    if usage.get("prompt") and (usage.get("completion") or ("completion" in usage and not written)):
+        return
+    sent = json.dumps([body.get("messages"), body.get("tools")], ensure_ascii=False, separators=(",", ":"))
+    usage["prompt"] = usage.get("prompt") or len(reply.prompt_ids) or _tokens(sent)
+    usage["completion"] = usage.get("completion") or written
+    if not reply.token_ids:
+        usage["estimated"] = 1
+
+
+def _words(message: Message) -> str:
+    calls = (call.function.name + call.function.arguments for call in message.tool_calls)
+    return "".join([message.content, message.reasoning_content or "", *calls])
+
+
+def _tokens(text: str) -> int:
+    return -(-len(text.encode("utf-8", "replace")) // BYTES_A_TOKEN)
+
+
+# ---
+# A chat completion as JSON, read into a `Reply`.
+#
+# What the *endpoint* does wrong (no choices, tool calls of a wrong shape) is a `MalformedAnswerError`; what the
+# *model* wrote wrong (arguments that are no JSON, a tool that isn't there) stays in the message, for the environment
+# to answer. Texts are freed of lone surrogates, which JSON allows and UTF-8 does not.
+
+FAILED = ("error", "abort", "network_error", "insufficient_system_resource")
+"""Reasons to finish that are the endpoint's trouble, not the model's choice."""
+
+
+def read_answer(data: Any) -> Reply:
+    """The reply in a chat completion.
+
+    Raises:
+        EndpointFailureError: it is an error report sent with a status of success.
+        ContentFilterError: a filter left nothing of it.
+        MalformedAnswerError: it isn't shaped as a chat completion.
+    """
+    data = _mapping(data, "the answer")
+    if data.get("error"):
+        raise EndpointFailureError(f"the endpoint reports: {str(data['error'])[:500]}")
+    choices = data.get("choices")
+    if not isinstance(choices, list) or not choices:
+        raise MalformedAnswerError(f"the answer has no choices: {str(data)[:200]}")
+    choice = _mapping(choices[0], "choice 0")
+    finish = choice.get("finish_reason")
+    if choice.get("error") or finish in FAILED:
+        raise EndpointFailureError(f"the endpoint reports: {str(choice.get('error') or finish)[:500]}")
+    raw = _mapping(choice.get("message"), "the message")
+    message = Message(
+        role="assistant",
+        content=_text(raw.get("content"), "content") or _text(raw.get("refusal"), "refusal"),
+        tool_calls=_tool_calls(raw),
+        reasoning_content=_text(raw.get("reasoning_content") or raw.get("reasoning"), "reasoning") or None,
+    )
+    if not raw or (finish is None and message == Message(role="assistant")):
+        raise MalformedAnswerError(f"the answer says nothing, nor why it ends: {str(data)[:200]}")
+    if finish == "content_filter" and not message.content and not message.tool_calls:
+        raise ContentFilterError("the endpoint's content filter withheld the whole answer")
+    reply = Reply(message=message, stop_reason=finish if finish in ("length", "content_filter") else "stop")
+    _read_tokens(reply, data, choice)
+    reply.metadata["usage"] = told(data.get("usage"))
+    return reply
+
+
+def _mapping(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise MalformedAnswerError(f"{what} is {str(value)[:100]!r} where an object is expected")
+    return value
+
+
+def _text(value: Any, what: str) -> str:
+    """Text, also from a list of content parts; "" for null."""
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return "".join(_text(part.get("text"), what) for part in value if isinstance(part, dict))
+    if not isinstance(value, str):
+        raise MalformedAnswerError(f"{what} is {str(value)[:100]!r} where text is expected")
+    return clean_unicode(value)
+
+
+def _tool_calls(raw: dict[str, Any]) -> list[ToolCall]:
+    given = raw.get("tool_calls") or []
+    if not isinstance(given, list):
+        raise MalformedAnswerError(f"tool_calls is {str(given)[:100]!r} where a list is expected")
+    calls: list[ToolCall] = []
+    seen: set[str] = set()
+    for index, item in enumerate(given):
+        call = _mapping(item, f"tool call {index}")
+        function = _mapping(call.get("function"), f"the function of tool call {index}")
+        name = function.get("name")
+        if not isinstance(name, str):
+            raise MalformedAnswerError(f"the name of tool call {index} is {str(name)[:100]!r} where text is expected")
+        call_id = _text(call.get("id"), "the id of a tool call") or f"call_{index}"
+        while call_id in seen:  # answers are matched by id
+            call_id += f"_{index}"
+        seen.add(call_id)
+        arguments = _arguments(function.get("arguments"))
+        calls.append(ToolCall(id=call_id, function=FunctionCall(name=clean_unicode(name), arguments=arguments)))
+    return calls
+
+
+def _arguments(value: Any) -> str:
+    """JSON text as the model wrote it; some servers send the parsed object instead."""
+    if value is None:
+        return "{}"
+    return clean_unicode(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _read_tokens(reply: Reply, data: dict[str, Any], choice: dict[str, Any]) -> None:
+    """Exact tokens, where the endpoint gives them (vLLM's `return_token_ids` and `logprobs`)."""
+    prompt = choice.get("prompt_token_ids") or data.get("prompt_token_ids")
+    sampled, logprobs = choice.get("token_ids"), choice.get("logprobs")
+    if not (prompt and sampled and logprobs):
+        return
+    try:
+        ids = [int(token) for token in prompt], [int(token) for token in sampled]
+        values = [float(item["logprob"]) for item in logprobs["content"]]
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
+        raise MalformedAnswerError(f"token ids or log-probs have a wrong shape: {error!r}") from error
+    if not all(map(math.isfinite, values)) or not all(0 <= token < 2**31 for tokens in ids for token in tokens):
+        raise MalformedAnswerError("token ids or log-probs are no numbers that a model could give")
+    if len(values) == len(sampled):  # all or nothing: what trains must be exact
+        reply.prompt_ids, reply.token_ids = ids
+        reply.logprobs, reply.versions = values, [-1] * len(sampled)
+
+
+# ---
+# Server-sent events of a streamed chat completion, put together into what the endpoint would have sent at once.
+
+TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
+Pieces = dict[str, list[str]]
+"""Texts as they come in; joining them at the end takes linear time however many there are."""
+
+
+def assemble(content: bytes) -> dict[str, Any]:
+    """The completion that the events spell.
+
+    Raises:
+        TruncatedAnswerError: the stream ended before the answer did.
+        MalformedAnswerError: an event is no JSON, or no piece of a chat completion.
+        EndpointFailureError: an event reports an error.
+    """
+    whole: dict[str, Any] = {}
+    texts: Pieces = {}
+    calls: list[_Call] = []
+    choice: dict[str, Any] = {"finish_reason": None}
+    ended = False
+    for line in content.splitlines():
+        if not line.startswith(b"data:"):
+            continue  # event names, comments, keep-alives
+        payload = line[5:].strip()
+        if payload == b"[DONE]":
+            ended = True
+            break
+        event = parse_json(payload)
+        if not isinstance(event, dict):
+            raise MalformedAnswerError(f"an event is {str(event)[:100]!r} where an object is expected")
+        if event.get("error"):
+            raise EndpointFailureError(f"the endpoint reports: {str(event['error'])[:500]}")
+        for key in ("usage", "prompt_token_ids"):
+            whole[key] = event.get(key) or whole.get(key)
+        pieces = event.get("choices") or []
+        if not isinstance(pieces, list):
+            raise MalformedAnswerError(f"the choices of an event are {str(pieces)[:100]!r} where a list is expected")
+        for piece in pieces:
+            if not isinstance(piece, dict) or not piece.get("index"):  # one choice is asked for, and answers count
+                _add(choice, texts, calls, piece)
+    if choice["finish_reason"] is None and not choice.get("error") and not (ended and (texts or calls)):
+        where = "before" if not texts and not calls else "in the middle of"
+        raise TruncatedAnswerError(f"the stream ended {where} the answer")
+    message: dict[str, Any] = {"role": "assistant", **{key: _joined(pieces) for key, pieces in texts.items()}}
+    if calls:
+        message["tool_calls"] = [call.whole() for call in calls]
+    return {**whole, "choices": [{**choice, "message": message}]}
+
+
+def _joined(pieces: list[str]) -> str:
+    try:
+        return "".join(pieces)
+    except TypeError as error:
+        raise MalformedAnswerError(f"a piece of an event is no text: {str(pieces)[:200]}") from error
+
+
+@dataclass(slots=True)
+class _Call:
+    """One tool call in pieces."""
+
+    id: str | None = None
+    name: list[str] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)
+
+    def whole(self) -> dict[str, Any]:
+        return {"id": self.id, "function": {"name": _joined(self.name), "arguments": _joined(self.arguments)}}
+
+
+def _add(choice: dict[str, Any], texts: Pieces, calls: list[_Call], piece: Any) -> None:
+    try:
+        delta = piece.get("delta") or {}
+        for key in TEXTS:
+            if delta.get(key):
+                texts.setdefault(key, []).append(delta[key])
+        for call in delta.get("tool_calls") or []:
+            _add_call(calls, call)
+        for key in ("finish_reason", "prompt_token_ids", "error"):
+            choice[key] = piece.get(key) or choice.get(key)
+        choice.setdefault("token_ids", []).extend(piece.get("token_ids") or [])
+        if logprobs := piece.get("logprobs"):
+            choice.setdefault("logprobs", {"content": []})["content"].extend(logprobs.get("content") or [])
+    except (AttributeError, TypeError, KeyError) as error:
+        raise MalformedAnswerError(f"an event has a wrong shape: {str(piece)[:200]}") from error
+
+
+def _add_call(calls: list[_Call], piece: dict[str, Any]) -> None:
+    """Pieces of one call share an index; a piece without one continues the last call unless it brings an id."""
+    index = piece.get("index")
+    if index is None:
+        index = len(calls) if piece.get("id") or not calls else len(calls) - 1
+    if not isinstance(index, int) or not 0 <= index <= len(calls):
+        raise MalformedAnswerError(f"an event continues tool call {index!r} of {len(calls)}")
+    if index == len(calls):
+        calls.append(_Call())
+    call, function = calls[index], piece.get("function") or {}
+    call.id = call.id or piece.get("id")
+    call.name.append(function.get("name") or "")
+    call.arguments.append(function.get("arguments") or "")

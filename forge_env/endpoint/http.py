@@ -1,0 +1,286 @@
+"""One HTTP exchange with a model endpoint, and what can go wrong with it.
+
+httpx's own connection pool looks at every connection for every request, which at thousands in flight costs tens of
+milliseconds each. Here each connection is an `httpx.AsyncHTTPTransport` of its own, and free ones are a stack:
+constant work a request, however many are in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import resource
+import ssl
+import urllib.request
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from time import time
+from typing import Any
+
+import httpx
+
+from forge_env.endpoint.errors import (
+    AccessDeniedError,
+    AnswerTooLargeError,
+    ContentFilterError,
+    EndpointError,
+    EndpointFailureError,
+    EndpointOverloadedError,
+    EndpointTimeoutError,
+    EndpointUnreachableError,
+    MalformedAnswerError,
+    NoSuchModelError,
+    OutOfCreditError,
+    RedirectedError,
+    RequestRefusedError,
+    TruncatedAnswerError,
+    UntrustedEndpointError,
+)
+from forge_env.errors import UsageError
+
+CONNECT_S = 15.0
+MAX_ANSWER_BYTES = 64 * 2**20
+OVERLOAD = (429, 503, 529)
+REDIRECTS = (301, 302, 303, 307, 308)
+_FILTERED = re.compile(rb"content.?filter|content.(?:management.)?policy|moderation|\bflagged\b|safety system", re.I)
+_ONE = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=30.0)
+
+
+class Connections:
+    """Connections to one origin; used from one event loop."""
+
+    def __init__(self, base_url: str, *, api_key: str = "", uds: str | None = None) -> None:
+        self.base_url = address(base_url)
+        self._urls: dict[str, httpx.URL] = {}
+        headers = {
+            "host": self.base_url.netloc.decode(),
+            "content-type": "application/json",
+            "accept-encoding": "gzip, deflate",
+            "user-agent": "forge-env",
+            **({"authorization": f"Bearer {api_key}"} if api_key else {}),
+        }
+        self._headers = httpx.Headers(headers)
+        self._uds = uds
+        self._proxy = None if uds else _proxy(self.base_url)
+        tls = self.base_url.scheme == "https" or self._proxy is not None
+        self._verify = ssl.create_default_context() if tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._idle: list[httpx.AsyncHTTPTransport] = []
+        self._busy: set[httpx.AsyncHTTPTransport] = set()
+        allow_many_connections()
+
+    async def exchange(self, method: str, path: str, body: Any = None, *, timeout_s: float) -> Any:
+        """Send JSON, return the JSON of a 2xx answer (the events' list for an event stream).
+
+        Raises:
+            EndpointError: of the class that names what went wrong.
+        """
+        deadline = asyncio.timeout(timeout_s)
+        try:
+            async with deadline:
+                response = await self._send(method, path, body)
+        except TimeoutError:
+            raise EndpointTimeoutError(f"no complete answer within {timeout_s:g} s") from None
+        except httpx.ConnectTimeout:
+            raise EndpointUnreachableError(f"no connection to {self.base_url.host} within {CONNECT_S:g} s") from None
+        except httpx.TransportError as error:
+            raise self._broken(error) from error
+        status, headers, content = response
+        if status // 100 != 2:
+            refused = redirected(status, headers, self._urls[path], path) or refusal(status, headers, content)
+            refused.status = status
+            raise refused
+        return content if "text/event-stream" in headers.get("content-type", "") else parse_json(content)
+
+    async def _send(self, method: str, path: str, body: Any) -> tuple[int, httpx.Headers, bytes]:
+        url = self._urls.get(path)
+        if url is None:
+            url = self._urls[path] = self.base_url.join(path)
+        request = httpx.Request(
+            method,
+            url,
+            content=None if body is None else json.dumps(body, separators=(",", ":")).encode(),
+            headers=self._headers,
+            extensions={"timeout": {"connect": CONNECT_S, "read": None, "write": None, "pool": None}},
+        )
+        transport = self._idle.pop() if self._idle else self._open()
+        self._busy.add(transport)
+        try:
+            response = await transport.handle_async_request(request)
+            try:
+                content = await _read(response)
+            finally:
+                await response.aclose()
+        finally:
+            self._busy.discard(transport)
+            self._idle.append(transport)  # a connection that broke is opened anew by its transport
+        return response.status_code, response.headers, content
+
+    def _open(self) -> httpx.AsyncHTTPTransport:
+        return httpx.AsyncHTTPTransport(
+            verify=self._verify, limits=_ONE, uds=self._uds, proxy=self._proxy, trust_env=False
+        )
+
+    def _broken(self, error: httpx.TransportError) -> EndpointError:
+        if isinstance(error, httpx.ConnectError):
+            return _no_connection(self.base_url, error)
+        if "complete message body" in str(error) or "incomplete" in str(error) or isinstance(error, _Interrupted):
+            return TruncatedAnswerError("the connection ended in the middle of the answer")
+        if isinstance(error, httpx.RemoteProtocolError) and "disconnected" not in str(error):
+            return MalformedAnswerError(f"the answer is no HTTP: {error}")
+        return EndpointUnreachableError(f"the connection broke: {error or type(error).__name__}")
+
+    async def close(self) -> None:
+        """Close every connection."""
+        for transport in [*self._idle, *self._busy]:
+            await transport.aclose()
+        self._idle.clear()
+
+
+def _no_connection(url: httpx.URL, error: httpx.ConnectError) -> EndpointError:
+    """Why there is none, as exactly as the causes tell."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return UntrustedEndpointError(
+            f"the certificate of {url.host} is not trusted: {cause.verify_message}",
+            fix="renew it; or, where it is your own authority's, name that authority's file in SSL_CERT_FILE",
+        )
+    fix = "is it http:// instead of https://?" if cause is not None else None
+    return EndpointUnreachableError(f"no connection to {url}: {error}", fix=fix)
+
+
+class _Interrupted(httpx.ReadError):
+    """The connection was lost after the answer had begun."""
+
+
+def address(base_url: str) -> httpx.URL:
+    """An endpoint's address, which paths can be joined to; `UsageError` when it is none."""
+    try:
+        url = httpx.URL(base_url.strip().rstrip("/") + "/")
+    except httpx.InvalidURL as error:
+        raise UsageError(f"{base_url!r} is no address of an endpoint: {error}") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        bare = re.fullmatch(r"([\w.-]+(?::\d+)?)(/.*)?", base_url.strip())
+        meant = f"did you mean http://{bare[1]}{bare[2] or '/v1'}?" if bare else "for example http://localhost:8000/v1"
+        raise UsageError(f"{base_url!r} is no address of an endpoint", fix=meant)
+    if url.userinfo:
+        raise UsageError(
+            f"the address of {url.host} holds a name or password, which would be recorded and not sent",
+            fix="leave it out of the address; an API key goes into the environment variable named by api_key_env",
+        )
+    return url
+
+
+async def _read(response: httpx.Response) -> bytes:
+    """The decoded body; bounded, so that a runaway endpoint can't take the memory."""
+    chunks: list[bytes] = []
+    size = 0
+    stream: AsyncIterator[bytes] = response.aiter_bytes()
+    try:
+        async for chunk in stream:
+            size += len(chunk)
+            if size > MAX_ANSWER_BYTES:
+                raise AnswerTooLargeError(f"the answer is larger than {MAX_ANSWER_BYTES >> 20} MiB")
+            chunks.append(chunk)
+    except httpx.DecodingError as error:
+        raise MalformedAnswerError(f"the answer can't be decompressed: {error}") from error
+    except httpx.ReadError as error:
+        raise _Interrupted(str(error)) from error
+    return b"".join(chunks)
+
+
+def parse_json(content: bytes) -> Any:
+    """The JSON of an answer; `MalformedAnswerError` shows how it begins."""
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
+        raise MalformedAnswerError(f"the answer is no JSON: {excerpt(content)}") from error
+
+
+def refusal(status: int, headers: Mapping[str, str], content: bytes) -> EndpointError:
+    """The error that a status other than 2xx stands for."""
+    text = f"status {status}: {error_text(content)}"
+    if status == 402 or (status == 429 and b"insufficient_quota" in content):
+        return OutOfCreditError(text)
+    if status in OVERLOAD:
+        overload = EndpointOverloadedError(text)
+        overload.retry_after_s = retry_after(headers)
+        return overload
+    if status in (400, 403) and _FILTERED.search(content):
+        return ContentFilterError(text)
+    if status in (401, 403):
+        return AccessDeniedError(text, fix="set the API key (environment variable, see --api-key-env)")
+    if status == 404:
+        return NoSuchModelError(text, fix="check --base-url and the model's name")
+    if status in (408, 409, 425):
+        return EndpointFailureError(text)
+    if 400 <= status < 500:
+        return RequestRefusedError(text)
+    return EndpointFailureError(text)
+
+
+def redirected(status: int, headers: Mapping[str, str], url: httpx.URL, path: str) -> EndpointError | None:
+    """The error for an answer that only points elsewhere, naming where; None where it is none.
+
+    It is not followed: a request that is repeated as GET, or sent with its key to another host, is none of the user's.
+    """
+    if status not in REDIRECTS:
+        return None
+    location = headers.get("location", "")
+    try:
+        target = url.join(location) if location else None
+    except httpx.InvalidURL:
+        target = None
+    if target is None:
+        return RedirectedError(f"status {status}: {url} has moved", fix="check --base-url")
+    where = str(target.copy_with(query=None)).rstrip("/")
+    fix = f"--base-url {where.removesuffix(path).rstrip('/')}" if where.endswith(f"/{path}") else "check --base-url"
+    return RedirectedError(f"status {status}: {url} has moved to {location}", fix=fix)
+
+
+def error_text(content: bytes) -> str:
+    """The message in an error report of the shapes in use, or how it begins."""
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError):
+        return excerpt(content)
+    for key in ("error", "message", "detail"):
+        if isinstance(data, dict) and key in data:
+            data = data[key]
+    return str(data)[:500]
+
+
+def excerpt(content: bytes) -> str:
+    """The beginning of `content`, printable."""
+    text = content[:120].decode("utf-8", "backslashreplace")
+    return repr(text) + (f" ... ({len(content)} bytes)" if len(content) > 120 else "")
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds that `Retry-After` asks for (a number or a date), or None; never more than ten minutes."""
+    value = headers.get("retry-after", "")
+    with suppress(ValueError):
+        return min(max(float(value), 0.0), 600.0)
+    with suppress(ValueError, TypeError):
+        return min(max(parsedate_to_datetime(value).timestamp() - time(), 0.0), 600.0)
+    return None
+
+
+def _proxy(url: httpx.URL) -> str | None:
+    """The proxy that the environment variables in use name for this address."""
+    if urllib.request.proxy_bypass(url.host) or url.host in ("localhost", "127.0.0.1", "::1"):
+        return None
+    proxies = urllib.request.getproxies()
+    return proxies.get(url.scheme) or proxies.get("all")
+
+
+def allow_many_connections() -> None:
+    """Raise this process's soft limit of open files to its hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if os.name == "posix" and soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

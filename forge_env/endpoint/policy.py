@@ -1,0 +1,438 @@
+"""A model behind an OpenAI-compatible chat endpoint (vLLM's server, hosted ones) as a policy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from forge_env.endpoint.answers import assemble, fill_in, read_answer
+from forge_env.endpoint.errors import (
+    FIELDS,
+    AccessDeniedError,
+    AnswerTooLargeError,
+    EndpointError,
+    EndpointFailureError,
+    EndpointOverloadedError,
+    EndpointTimeoutError,
+    EndpointUnreachableError,
+    MalformedAnswerError,
+    NoSuchModelError,
+    RequestRefusedError,
+    TruncatedAnswerError,
+    blames_bound,
+    bound,
+    largest,
+    says_full,
+    with_bound,
+    without_bound,
+)
+from forge_env.endpoint.http import Connections, address
+from forge_env.endpoint.limiter import AdaptiveLimiter
+from forge_env.endpoint.text_tools import as_plain_chat, parse_calls
+from forge_env.errors import ContextLengthExceeded, GeneratorError, UsageError, did_you_mean
+from forge_env.policy import PolicySession, Reply
+from forge_env.rollout.working_time import waiting
+from forge_env.types import Message, Observation, ToolSpec
+
+# ---
+# How a model behind an endpoint is asked: the keys that flags, YAML files and Python share.
+
+LOCAL = "http://localhost:8000/v1"
+
+
+class EndpointOptions(BaseModel):
+    """How an endpoint is asked."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    model: str
+    """The model's name at the endpoint."""
+    base_url: str = Field(default_factory=lambda: os.environ.get("OPENAI_BASE_URL", LOCAL))
+    """Address, up to and including `/v1`; else OPENAI_BASE_URL, else a server on this machine at port 8000."""
+    uds: str | None = None
+    """Unix socket to connect to instead of the address's host."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key; none is sent when it is not set."""
+    tools: Literal["native", "text"] = "native"
+    """`native`: the endpoint's own tool calls; `text`: described in the system message, parsed from text."""
+    stream: bool = False
+    """Ask for server-sent events: keeps proxies from closing a connection that is silent for minutes."""
+    exact_tokens: bool | None = None
+    """Ask for token ids and log-probs as vLLM gives them; None asks where the endpoint says it is vLLM."""
+    temperature: float | None = Field(None, ge=0)
+    """Sampling temperature; the endpoint's default when not given."""
+    top_p: float | None = Field(None, gt=0, le=1)
+    """Nucleus sampling; the endpoint's default when not given."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Tokens of one reply; the endpoint's default when not given."""
+    send_seed: bool = False
+    """Send every sample's own seed."""
+    extra: dict[str, Any] = Field(default_factory=dict)
+    """More fields of the request, as they are."""
+    timeout_s: float = Field(600.0, gt=0)
+    """Seconds until an answer must be complete."""
+    retries: int = Field(6, ge=0)
+    """Times a request is asked again after a passing failure."""
+    first_delay_s: float = Field(0.5, ge=0)
+    """Delay before the first of them; doubled each time, varied by half to either side."""
+    longest_delay_s: float = Field(60.0, ge=0)
+    """Bound on that delay before it is varied."""
+    concurrency: int = Field(256, ge=1)
+    """Most requests in flight."""
+    start_concurrency: int = Field(16, ge=1)
+    """Requests in flight before anything is known of the endpoint."""
+
+    @field_validator("base_url")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        try:
+            address(value)
+        except UsageError as error:
+            raise ValueError(str(error)) from error
+        return value
+
+
+# ---
+# One conversation with an endpoint: what is sent of it, and what is known of the answer under way.
+
+
+class EndpointSession:
+    """One conversation: the messages, and the last turn's tokens where the endpoint gives them."""
+
+    def __init__(self, policy: EndpointPolicy, tools: list[ToolSpec], seed: int | None) -> None:
+        self._policy = policy
+        self._tools = tools
+        self._body = policy.request(tools, seed)
+        self._as_text = policy.options.tools == "text"
+        self._messages: list[Message] = []
+        self._sent: list[dict[str, Any]] = []
+        self._tokens: list[int] = []
+        self._turn = 0
+        self._left: int | None = None  # tokens, of a limit that isn't the options' own
+        self._unbounded = False
+        self._opened = time.perf_counter()
+        self._asked: float | None = None
+        self._failure: EndpointError | None = None
+
+    async def reply(self, observation: Observation) -> Reply:
+        """The model's answer; see `EndpointPolicy.ask`."""
+        self._add(observation)
+        messages = as_plain_chat(self._messages, self._tools) if self._as_text else self._sent
+        self._asked, self._failure = time.perf_counter(), None
+        reply = await self._ask({**self._body, "messages": messages})
+        self._asked = self._failure = None
+        if self._as_text:
+            reply.message = parse_calls(reply.message, turn=self._turn)
+        reply.forked = bool(self._tokens) and reply.prompt_ids[: len(self._tokens)] != self._tokens
+        self._tokens = reply.prompt_ids + reply.token_ids
+        self._add([reply.message])
+        self._turn += 1
+        return reply
+
+    async def _ask(self, body: dict[str, Any]) -> Reply:
+        """Ask with the bound on the reply, and without where the endpoint refuses what may be due to it."""
+        policy, own = self._policy, bound(body)
+        most = min((tokens for tokens in (own, self._left) if tokens is not None), default=None)
+        if most is None:
+            return await policy.ask(body, self._failed)
+        if self._unbounded or (own is None and policy.largest is not None and most >= policy.largest):
+            return await policy.ask(without_bound(body), self._failed)
+        try:
+            return await policy.ask(with_bound(body, most), self._failed)
+        except (ContextLengthExceeded, RequestRefusedError) as error:
+            if (isinstance(error, EndpointError) and error.fatal) or not blames_bound(error.message):
+                raise
+            refusal = error.message
+        self._failure = None
+        reply = await policy.ask(without_bound(body), self._failed)  # raises again where the conversation is full
+        if (told := largest(refusal)) is not None:
+            policy.largest = told
+        if most == own and (own >= told if told is not None else not says_full(refusal)):
+            raise UsageError(
+                f"the endpoint refuses replies of up to {own} tokens: {refusal}",
+                fix="lower --max-tokens, or leave it out: a reply may then be as long as the context allows",
+            )
+        self._unbounded = True  # the conversation only grows: asking with a bound would be refused on every turn
+        return reply
+
+    def limit_reply(self, tokens: int) -> None:
+        """Let no further reply be longer, whatever the options allow, as far as the endpoint takes such a bound."""
+        self._left = tokens
+
+    def _failed(self, error: EndpointError) -> None:
+        self._failure = error
+
+    def unanswered(self) -> GeneratorError | None:
+        """Why a time limit that has just ended the episode is the endpoint's doing, or None: it is the model's.
+
+        It is the endpoint's where the request under way had failed and was to be repeated, and where its answer took
+        longer, without coming, than everything before it: turns that are slow but answered leave less for the last.
+        """
+        if self._failure is not None or self._asked is None:
+            return self._failure
+        silent = time.perf_counter() - self._asked
+        if silent < self._asked - self._opened:
+            return None
+        self._policy.errors[EndpointTimeoutError.__name__] += 1
+        return EndpointTimeoutError(f"no complete answer after {silent:.3g} s, when a time limit ended the sample")
+
+    def _add(self, messages: Observation) -> None:
+        if self._as_text:
+            self._messages += messages
+        else:
+            self._sent += [_wire(message) for message in messages]
+
+
+def _wire(message: Message) -> dict[str, Any]:
+    """A message as endpoints take it: several refuse reasoning, and names in tool messages."""
+    data: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        data["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        data["tool_call_id"] = message.tool_call_id
+    if message.name is not None and message.role != "tool":
+        data["name"] = message.name
+    return data
+
+
+def _arguments(text: str) -> str:
+    """Arguments for the history. Servers parse them and refuse the whole request where that fails: then wrap them."""
+    try:
+        readable = isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        readable = False
+    return text if readable else json.dumps({"arguments": text})
+
+
+# ---
+# A model behind an OpenAI-compatible chat endpoint (vLLM's server, hosted ones) as a policy.
+#
+# async with EndpointPolicy(EndpointOptions(model="qwen3", base_url="http://localhost:8000/v1")) as policy:
+# trajectory = await fe.run_episode(make_env, policy, task=task)
+#
+# A request that fails for a passing reason is asked again with growing, jittered delays; what still fails, and what
+# can't succeed, is a `GeneratorError` of a class that names it (`forge_env.endpoint.errors`), never an empty answer.
+
+__all__ = ["EndpointOptions", "EndpointPolicy"]
+
+CHECK_S = 30.0
+
+
+INCONCLUSIVE = (
+    *(NoSuchModelError, MalformedAnswerError, TruncatedAnswerError, AnswerTooLargeError),
+    *(EndpointFailureError, EndpointOverloadedError),
+)
+"""Failures to list the models that say nothing of whether the model can be asked."""
+
+
+class EndpointPolicy:
+    """Sessions with one endpoint, which share its connections, its rate and its counters."""
+
+    def __init__(
+        self,
+        options: EndpointOptions,
+        *,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.options = options
+        self.exact_tokens = bool(options.exact_tokens)
+        self.limiter = AdaptiveLimiter(start=options.start_concurrency, maximum=options.concurrency)
+        self.errors: Counter[str] = Counter()
+        """Failed requests by kind, those that were then repeated with success included."""
+        self.fatal: EndpointError | None = None
+        """An error that every other request would meet as well."""
+        self.answered = False
+        """Whether the endpoint has answered a request."""
+        self._connections = Connections(options.base_url, api_key=_api_key(options.api_key_env), uds=options.uds)
+        self._served: list[str] = []
+        """Models that the endpoint lists."""
+        self.largest: int | None = None
+        """Tokens that the endpoint named as the most there can be, when it refused a bound beyond them."""
+        self._renamed = False
+        self._sleep = sleep
+        self._rng = rng or random.Random()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._connections.close()
+
+    async def check(self) -> None:
+        """Ask for the list of models, so that a wrong address, key or name shows before anything is started.
+
+        Raises:
+            EndpointError: nothing answers, or the key is refused.
+            UsageError: a vLLM server has no such model.
+        """
+        try:
+            data = await self._connections.exchange("GET", "models", timeout_s=CHECK_S)
+        except EndpointUnreachableError as error:
+            error.fix = error.fix or "start the server, or check --base-url"
+            raise
+        except EndpointTimeoutError as error:
+            error.fix = error.fix or "is it an OpenAI-compatible endpoint? check --base-url"
+            raise
+        except INCONCLUSIVE:
+            return  # not every endpoint has such a list, or the means to give it at any time
+        except RequestRefusedError as error:
+            self._explain(error)
+            if error.fatal:
+                raise
+            return
+        listed = data.get("data") if isinstance(data, dict) else None
+        models = [item for item in listed or [] if isinstance(item, dict)] if isinstance(listed, list) else []
+        self._served = [str(item.get("id")) for item in models]
+        if not any(item.get("owned_by") == "vllm" for item in models):
+            return
+        if self.options.model not in self._served:
+            raise UsageError(f"the server has no model {self.options.model!r}", fix=self._other_model())
+        self.exact_tokens = self.options.exact_tokens is not False
+
+    def _explain(self, error: EndpointError) -> None:
+        """Name the fix as exactly as the options and the endpoint's list of models allow."""
+        if self.answered and error.excusable and error.status != 401:
+            error.fix = None  # key, address and model serve others
+            return
+        name = self.options.api_key_env
+        if isinstance(error, AccessDeniedError) and name:
+            known = os.environ.get(name)
+            error.fix = f"the key in {name} is refused" if known else f"set {name}, or name another with --api-key-env"
+        if isinstance(error, NoSuchModelError) and self._served and self.options.model not in self._served:
+            error.fix = self._other_model()
+
+    def _other_model(self) -> str:
+        guess = did_you_mean(self.options.model, self._served)
+        return f"did you mean {guess!r}?" if guess else f"it serves {', '.join(self._served[:10])}"
+
+    def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
+        """A conversation with these tools."""
+        return EndpointSession(self, tools, seed)
+
+    async def ask(self, body: dict[str, Any], on_failure: Callable[[EndpointError], None] = lambda _: None) -> Reply:
+        """One request, repeated while it fails for passing reasons.
+
+        Args:
+            body: the request.
+            on_failure: is told of every try that failed.
+
+        Raises:
+            ContextLengthExceeded: the conversation doesn't fit.
+            EndpointError: what the last try met.
+        """
+        options = self.options
+        for attempt in range(options.retries + 1):
+            try:
+                reply = await self._ask_once(body)
+            except EndpointError as error:
+                if isinstance(error, RequestRefusedError) and says_full(error.message):
+                    raise ContextLengthExceeded(error.message) from error
+                self.errors[type(error).__name__] += 1
+                self._explain(error)
+                on_failure(error)
+                if error.fatal and not (error.excusable and self.answered):
+                    self.fatal = error
+                if not error.transient or attempt == options.retries:
+                    raise
+                delay = min(options.longest_delay_s, options.first_delay_s * 2.0**attempt) * self._rng.uniform(0.5, 1.5)
+                with waiting():
+                    await self._sleep(max(delay, error.retry_after_s or 0.0))
+            else:
+                reply.metadata["attempts"] = attempt + 1
+                return reply
+        raise AssertionError("unreachable")
+
+    async def _ask_once(self, body: dict[str, Any]) -> Reply:
+        sent = self._named(body)
+        try:
+            return await self._exchange(sent)
+        except RequestRefusedError as error:
+            if FIELDS[0] not in sent or FIELDS[1] not in error.message:
+                raise
+        self._renamed = True  # some models know the bound of a reply by its newer name alone
+        return await self._exchange(self._named(body))
+
+    def _named(self, body: dict[str, Any]) -> dict[str, Any]:
+        if not self._renamed or FIELDS[0] not in body:
+            return body
+        return {name if name != FIELDS[0] else FIELDS[1]: value for name, value in body.items()}
+
+    async def _exchange(self, body: dict[str, Any]) -> Reply:
+        async with self.limiter.slot() as begun:
+            asked = time.perf_counter()
+            try:
+                data = await self._connections.exchange(
+                    "POST", "chat/completions", body, timeout_s=self.options.timeout_s
+                )
+                reply = _read(data)
+                fill_in(reply, body)
+            except EndpointError as error:
+                if error.overload:
+                    self.limiter.overloaded(begun)
+                raise
+            latency = time.perf_counter() - asked
+            self.limiter.succeeded(begun)
+        self.answered = True
+        if self.fatal is not None and self.fatal.excusable:
+            self.fatal = None  # it was about that request
+        reply.metadata["latency_s"] = round(latency, 6)
+        return reply
+
+    def request(self, tools: list[ToolSpec], seed: int | None) -> dict[str, Any]:
+        """The fields that all requests of a session share."""
+        options = self.options
+        body: dict[str, Any] = {"model": options.model}
+        for name in ("temperature", "top_p", "max_tokens"):
+            if (value := getattr(options, name)) is not None:
+                body[name] = value
+        if options.send_seed and seed is not None:
+            body["seed"] = seed
+        if tools and options.tools == "native":
+            body["tools"] = [tool.to_openai() for tool in tools]
+        if options.stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        if self.exact_tokens:
+            body |= {"return_token_ids": True, "logprobs": True}
+        return {**body, **options.extra}
+
+
+def _api_key(variable: str) -> str:
+    """The key in an environment variable, "" where there is none; `UsageError` where no header may hold it."""
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise UsageError(
+            f"the API key in {variable} holds characters that are no printable ASCII",
+            fix="copy the key again: a line break, a quote of a word processor or a hidden character is in it",
+        )
+    return key
+
+
+def _read(data: Any) -> Reply:
+    """The reply in an answer, streamed or whole. Whatever garbage does to the parsers is the endpoint's mistake."""
+    try:
+        return read_answer(assemble(data) if isinstance(data, bytes) else data)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise MalformedAnswerError(f"the answer can't be read: {type(error).__name__}: {error}") from error

@@ -1,0 +1,179 @@
+"""A vLLM server of our own for one checkpoint: started, waited for, and surely gone afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from forge_env.endpoint import vllm_warden
+from forge_env.endpoint.errors import EndpointError
+from forge_env.endpoint.http import Connections
+from forge_env.errors import GeneratorError, UsageError
+from forge_env.machine import user_path
+
+if TYPE_CHECKING:
+    import psutil
+
+READY_POLL_S = 0.2
+"""How often the server is asked whether it is up; it has no event that says so."""
+STOP_S = 20.0
+DEPTH = 3
+"""How far below a folder that is no model one is looked for."""
+
+
+class VLLMServer:
+    """`vllm serve` on a Unix socket in a private folder: no port to choose, nobody else can ask it."""
+
+    base_url = "http://localhost/v1"
+    grace_s = 15.0
+    """How long the server may take to end when this process is killed."""
+
+    def __init__(self, model: str, log: Path, args: Sequence[str] = (), *, ready_s: float = 900.0) -> None:
+        self.model = check_checkpoint(model)
+        self.name = model.rstrip("/").rpartition("/")[2]
+        """The model's name at the server."""
+        self._log = log
+        self._args = list(args)
+        self._ready_s = ready_s
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> Self:
+        self._folder = tempfile.mkdtemp(prefix="forge-env-vllm-")
+        self.uds = f"{self._folder}/socket"
+        try:
+            with self._log.open("ab") as log:
+                warden = [sys.executable, "-I", vllm_warden.__file__, str(self.grace_s), self._folder]
+                self._process = await asyncio.create_subprocess_exec(
+                    *warden,
+                    *self._command(),
+                    stdin=asyncio.subprocess.PIPE,  # it ends with us, and with it the server
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # Ctrl-C is ours: samples under way still need the server
+                    env={"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", **os.environ},
+                )
+            async with asyncio.timeout(self._ready_s):
+                await self._ready(self._process)
+        except TimeoutError:
+            await self._stop()
+            raise GeneratorError(f"vLLM was not up after {self._ready_s:g} s", fix=f"see {self._log}") from None
+        except BaseException:  # cancelled too: no server may be left
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stop()
+
+    async def ended(self) -> GeneratorError:
+        """Wait until the server ends by itself; what to say of that."""
+        assert self._process is not None
+        status = await self._process.wait()
+        how = f"exit code {status}"
+        if status - vllm_warden.KILLED in set(signal.Signals):
+            how += f" (killed by {signal.Signals(status - vllm_warden.KILLED).name})"
+        text = f"vLLM ended during the run with {how}: {self._last_words()}"
+        return GeneratorError(text, fix=f"see {self._log}; when that is mended, --resume plays what is missing")
+
+    def _command(self) -> list[str]:
+        defaults = {
+            "--served-model-name": [self.name],
+            "--enable-auto-tool-choice": [],
+            "--tool-call-parser": ["hermes"],
+        }
+        chosen = [item for flag, values in defaults.items() if flag not in self._args for item in (flag, *values)]
+        # the `vllm` command itself asks for a distribution named vllm, which CPU builds are not
+        serve = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", self.model, "--uds", self.uds]
+        return [*serve, *chosen, *self._args]
+
+    async def _ready(self, process: asyncio.subprocess.Process) -> None:
+        connections = Connections(self.base_url, uds=self.uds)
+        ended = asyncio.ensure_future(process.wait())
+        try:
+            while not ended.done():
+                try:
+                    await connections.exchange("GET", "models", timeout_s=10.0)
+                except EndpointError:
+                    await asyncio.wait([ended], timeout=READY_POLL_S)
+                else:
+                    return
+            raise GeneratorError(f"vLLM ended while starting: {self._last_words()}", fix=f"see {self._log}")
+        finally:
+            ended.cancel()
+            await connections.close()
+
+    def _last_words(self) -> str:
+        lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        errors = [line for line in lines[-80:] if "Error" in line]
+        return (errors or lines or ["it said nothing"])[-1][:300]
+
+    async def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            import psutil
+
+            helpers = _descendants(process.pid)
+            _signal_group(process.pid, signal.SIGTERM)
+            try:
+                async with asyncio.timeout(STOP_S):
+                    await process.wait()
+                    # its helpers unlink their shared memory at their very end, multiprocessing's tracker last
+                    await asyncio.to_thread(psutil.wait_procs, helpers, STOP_S)
+            except TimeoutError:
+                pass
+            _signal_group(process.pid, signal.SIGKILL)  # also what it left behind
+            await process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def check_checkpoint(model: str) -> str:
+    """What vLLM is to load: a folder, or a name at the hub, which only vLLM can look up.
+
+    Raises:
+        UsageError: vLLM is not installed, or there is no such checkpoint folder.
+    """
+    if find_spec("vllm") is None:
+        raise UsageError("vLLM is not installed", fix="install forge-env[train-cpu] or [train-gpu]")
+    if not model:
+        raise UsageError("--model vllm: names no checkpoint", fix="write --model vllm:PATH")
+    folder = user_path(model)
+    if folder.exists() and not (folder / "config.json").is_file():
+        inside = newest_model(folder)
+        fix = f"use vllm:{inside}" if inside else "give a Hugging Face checkpoint folder"
+        raise UsageError(f"{model} holds no model: there is no config.json in it", fix=fix)
+    if not folder.exists() and (model.startswith(("/", ".", "~")) or model.count("/") != 1):
+        raise UsageError(f"there is no checkpoint folder {model}", fix="check the path, or give a name at the hub")
+    return str(folder) if folder.exists() else model
+
+
+def newest_model(folder: Path) -> Path | None:
+    """The model written last into `folder`, such as a run's `checkpoints/step-000100/model`."""
+    found = [path for depth in range(1, DEPTH + 1) for path in folder.glob("/".join(["*"] * depth + ["config.json"]))]
+    return max(found, key=lambda path: (path.stat().st_mtime_ns, path)).parent if found else None
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    import psutil
+
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return

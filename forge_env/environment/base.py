@@ -1,0 +1,211 @@
+"""The environment contract: one asynchronous episode at a time, in gymnasium's shape; and what holds authors to it."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from forge_env.errors import EnvironmentBugError, UsageError, environment_code
+from forge_env.types import Action, Message, Observation, StepResult, Task, ToolSpec
+
+if TYPE_CHECKING:
+    from forge_env.sandbox import SandboxEngine
+    from forge_env.trajectory import Trajectory
+
+
+# ---
+# The environment contract: one asynchronous episode at a time, in gymnasium's shape.
+#
+# observation, info = await env.reset(seed=3)
+# observation, reward, terminated, truncated, info = await env.step(action)
+# await env.close()
+#
+# An observation is the list of messages that are new to the agent; an action is one assistant message
+# (or its text). `terminated` means the task ended, `truncated` that a limit did; never both for the same
+# reason. What the agent does wrong is an observation. What the infrastructure does wrong is an
+# `InfrastructureError`, which the rollout retries on a fresh environment.
+
+API_VERSION = 1
+
+
+class EnvironmentConfig(BaseModel):
+    """Options of an environment; subclass it to add your own. Unknown options are refused."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    seed: int = 0
+    """Seed of the task generator: the same seed gives the same tasks in the same order."""
+    max_turns: int = Field(8, ge=1)
+    """Assistant messages in one episode before it is truncated."""
+
+
+class Environment(ABC):
+    """Base of every environment. One object plays one episode at a time; make many for many at once.
+
+    Tasks are addressed by `(split, index)`: `task("train", 17)` is the same task in every process, so a
+    run's data position is one integer. `num_tasks` is None where a generator never runs out.
+    """
+
+    api_version: ClassVar[int] = API_VERSION
+    """The version of this contract that the class was written for. Write the number down in your class: what isn't
+    declared is taken for the installed version, and can't be told apart from it later."""
+    config_class: ClassVar[type[EnvironmentConfig]] = EnvironmentConfig
+    splits: ClassVar[tuple[str, ...]] = ("train", "eval")
+    max_reward: ClassVar[float] = 1.0
+    """What a perfect episode earns; validation holds gold solutions to it."""
+
+    def __init__(self, config: EnvironmentConfig | None = None, *, sandboxes: SandboxEngine | None = None) -> None:
+        self.config: Any = config if config is not None else self.config_class()
+        self.sandboxes = sandboxes
+
+    @abstractmethod
+    def task(self, split: str, index: int) -> Task:
+        """The `index`-th task of `split`; deterministic in `(config.seed, split, index)`."""
+
+    def num_tasks(self, split: str) -> int | None:
+        """How many tasks `split` has, or None when it is endless."""
+        return None
+
+    @property
+    def tools(self) -> list[ToolSpec]:
+        """The tools the agent may call, in a stable order."""
+        return []
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another episode may be played in this object; where not, make a new one."""
+        return True
+
+    @abstractmethod
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Start an episode and return its first messages.
+
+        Args:
+            seed: chooses the task when `options` names none.
+            options: `{"task": Task}`, or `{"split": str, "index": int}`.
+        """
+
+    @abstractmethod
+    async def step(self, action: Action) -> StepResult:
+        """Apply one assistant message; see the module docstring."""
+
+    async def truncate(self, reason: str) -> tuple[float, dict[str, float]]:
+        """A limit that the environment doesn't know ("tokens", "time") ended the episode: `(reward, metrics)`.
+
+        The reward is for what there is so far, on top of what steps gave; by default nothing.
+        """
+        return 0.0, {}
+
+    def given_answer(self) -> str | None:
+        """What the agent answered in the episode that has just ended; None: its last message."""
+        return None
+
+    async def score_group(self, task: Task, trajectories: Sequence[Trajectory]) -> None:
+        """Add to the rewards of all episodes of one task what only shows beside each other; by default nothing.
+
+        Called in training on every group, of an object that need not have played any of them.
+        """
+        return
+
+    async def close(self) -> None:
+        """Release what the episode holds. Called once, also after an error."""
+        return
+
+    def gold_actions(self, task: Task) -> list[Action] | None:
+        """Actions that score full marks, for `forge-env validate`; None when none are known."""
+        return None if task.gold is None else [task.gold]
+
+    def resolve_task(self, seed: int | None, options: dict[str, Any] | None) -> Task:
+        """The task that `reset(seed=..., options=...)` asks for."""
+        options = options or {}
+        if isinstance(task := options.get("task"), Task):
+            return task
+        split = options.get("split", self.splits[0])
+        if split not in self.splits:
+            raise UsageError(f"no split {split!r} in {type(self).__name__}", fix=f"use one of {', '.join(self.splits)}")
+        index = int(options.get("index", seed or 0))
+        if index < 0:
+            raise UsageError(f"there is no task {index}", fix="`index`, or `seed` in its place, is 0 or more")
+        count = self.num_tasks(split)
+        if count == 0:
+            raise UsageError(f"{type(self).__name__} has no tasks in split {split!r}")
+        task = self.task(split, index if count is None else index % count)
+        if not isinstance(task, Task):
+            if inspect.iscoroutine(task):
+                task.close()
+            name = f"{type(self).__name__}.task"
+            raise EnvironmentBugError(f"{name} returned a {type(task).__name__}", fix="return an fe.Task, not async")
+        return task
+
+
+# ---
+# What an author's `task`, `reset` and `step` return, held to the contract: a wrong shape is named at once.
+#
+# Without this a text instead of a list of messages is shown letter by letter, and a NaN becomes a score.
+
+
+async def checked_reset(env: Environment, task: Task, seed: int | None) -> tuple[Observation, dict[str, Any]]:
+    """`env.reset` for a task. `EnvironmentBugError`: it failed, or returned something else than its contract says."""
+    what = f"{type(env).__name__}.reset"
+    with environment_code(what, task.id):
+        result = await _awaited(what, env.reset(seed=seed, options={"task": task}))
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise EnvironmentBugError(f"{what} returned {_shown(result)}", fix="return (messages, info)")
+    observation, info = result
+    return as_observation(what, observation), _info(what, info)
+
+
+async def checked_step(env: Environment, action: Message, task_id: str) -> StepResult:
+    """`env.step`. `EnvironmentBugError`: it failed, or returned something else than its contract says."""
+    what = f"{type(env).__name__}.step"
+    with environment_code(what, task_id):
+        result = await _awaited(what, env.step(action))
+    if not (isinstance(result, tuple) and len(result) == 5):
+        fix = "return (messages, reward, terminated, truncated, info)"
+        raise EnvironmentBugError(f"{what} returned {_shown(result)} on task {task_id!r}", fix=fix)
+    observation, reward, terminated, truncated, info = result
+    try:
+        number = float(reward)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise EnvironmentBugError(
+            f"{what} gave the reward {_shown(reward)} on task {task_id!r}", fix="give a finite number"
+        )
+    if terminated and truncated:
+        fix = "terminated is the task's end, truncated a limit's"
+        raise EnvironmentBugError(f"{what} said terminated and truncated at once on task {task_id!r}", fix=fix)
+    return as_observation(what, observation), number, bool(terminated), bool(truncated), _info(what, info)
+
+
+def as_observation(what: str, value: Any) -> Observation:
+    """`value` as a list of messages. `EnvironmentBugError`: it is none; `what` is who gave it."""
+    if isinstance(value, list | tuple) and all(isinstance(message, Message) for message in value):
+        return value if isinstance(value, list) else list(value)
+    raise EnvironmentBugError(
+        f"{what} gave {_shown(value)} as messages", fix='give a list: [fe.Message(role="user", content=text)]'
+    )
+
+
+def _info(what: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise EnvironmentBugError(f"{what} gave {_shown(value)} as info", fix="give a dictionary, {} if there is none")
+    return value
+
+
+async def _awaited(what: str, value: Any) -> Any:
+    if not inspect.isawaitable(value):
+        raise EnvironmentBugError(f"{what} is a plain function", fix=f"write `async def {what.rpartition('.')[2]}`")
+    return await value
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"a {type(value).__name__}, {text if len(text) <= 80 else text[:77] + '...'}"

@@ -1,0 +1,52 @@
+"""One question, one answer, one reward: tasks, and a reward function.
+
+    class Reverse(fe.SingleTurnEnvironment):
+        def task(self, split, index):
+            return fe.Task(id=f"{split}-{index}", prompt=f"Write {index} backwards", gold=str(index)[::-1])
+
+        def reward(self, task, answer):
+            return float(answer.strip() == task.gold)
+
+`reward` may name any parameter that reward functions know (`forge_env.rewards.rubric`), and be async. Give `rubric`
+instead where one function isn't enough.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from forge_env.environment.base import EnvironmentConfig
+from forge_env.environment.tool_environment import ToolEnvironment, ToolEnvironmentConfig
+from forge_env.errors import UsageError
+from forge_env.rewards.rubric import RewardFunction, Rubric
+from forge_env.types import Message
+
+
+class SingleTurnConfig(ToolEnvironmentConfig):
+    """One turn, no tools."""
+
+    max_turns: int = Field(1, ge=1, le=1)
+    """Always 1."""
+    max_tool_calls: int = Field(0, ge=0, le=0)
+    """Always 0: there are no tools, and a call of one is answered so."""
+
+
+class SingleTurnEnvironment(ToolEnvironment):
+    """An episode is one assistant message; its text is the answer, whatever else it holds."""
+
+    config_class: ClassVar[type[EnvironmentConfig]] = SingleTurnConfig
+    reward: ClassVar[RewardFunction]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "reward" in vars(cls):
+            if "rubric" in vars(cls):
+                raise UsageError(f"{cls.__name__} has both `reward` and `rubric`", fix="put the function in the rubric")
+            function = vars(cls)["reward"]
+            cls.rubric = Rubric(function.__func__ if isinstance(function, staticmethod) else function)
+
+    def is_final(self, message: Message) -> bool:
+        """Every message is."""
+        return True

@@ -1,0 +1,299 @@
+"""Environments whose agents call tools. Give tasks, tools and a rubric; `reset` and `step` are here.
+
+    class Arithmetic(fe.ToolEnvironment):
+        rubric = fe.Rubric(fe.rewards.exact_match)
+
+        def task(self, split, index):
+            return fe.Task(id=f"{split}-{index}", prompt=f"What is {index} + 1?", data={"answer": str(index + 1)})
+
+        @fe.tool
+        def add(self, a: int, b: int) -> int:
+            \"\"\"Add two numbers.\"\"\"
+            return a + b
+
+A message with tool calls is answered with one tool message a call, in order. A message without ends the
+episode and is scored, as does `self.submit(answer)` inside a tool. Whatever the agent writes, `step` answers:
+it raises only what infrastructure (`InfrastructureError`) or the environment's author (`EnvironmentBugError`)
+did wrong.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from forge_env.concurrency import gather_or_cancel
+from forge_env.environment.base import Environment, EnvironmentConfig, as_observation
+from forge_env.errors import EnvironmentBugError, UsageError, environment_code
+from forge_env.rewards.rubric import Rubric, RubricResult
+from forge_env.tools.calls import ToolCalls
+from forge_env.tools.schema import Tool, ToolResult, clean_unicode, shorten, tools_of, unknown_tool
+from forge_env.types import Action, Message, Observation, StepResult, Task, ToolCall, ToolSpec, as_message
+
+if TYPE_CHECKING:
+    from forge_env.tasks.datasets import StreamedTasks
+    from forge_env.trajectory import Trajectory
+
+
+class ToolEnvironmentConfig(EnvironmentConfig):
+    """Limits of an episode with tools."""
+
+    max_turns: int = Field(8, ge=1)
+    """Assistant messages in one episode before it is truncated."""
+    max_tool_calls: int = Field(64, ge=0)
+    """Tool calls in one episode; the calls beyond are not run and the episode is truncated."""
+    tool_timeout_s: float = Field(60.0, gt=0)
+    """Wall seconds of one call, for tools that set no `timeout_s` of their own."""
+    max_tool_output_chars: int = Field(16_384, ge=256)
+    """Longest answer of one call; head and tail are kept, the middle is marked."""
+
+
+class ToolEnvironment(Environment):
+    """An environment whose methods decorated with `@fe.tool` are the agent's tools.
+
+    A subclass gives `task` (or `tasks`) and `rubric`; where needed also `prompt`, `setup` and `cleanup`.
+    Tools and reward functions find the episode in `current_task`, `messages` and `answer`.
+    """
+
+    config_class: ClassVar[type[EnvironmentConfig]] = ToolEnvironmentConfig
+    rubric: Rubric
+    system_prompt: ClassVar[str | None] = None
+
+    current_task: Task
+    """The task of this episode, hidden data included."""
+    messages: list[Message]
+    """The conversation so far, from the first observation on."""
+
+    def __init__(self, config: EnvironmentConfig | None = None, **context: Any) -> None:
+        super().__init__(config, **context)
+        self.messages = []
+        self.turns = self.tool_calls = self.tool_errors = 0
+        self._tools: dict[str, Tool] = tools_of(type(self))
+        self._lasting_tools = self._tools
+        self._running_calls = ToolCalls(self)
+        self._submitted: str | None = None
+        self._state = "new"  # new -> running -> ended
+        self._holds_resources = False
+        if not isinstance(getattr(self, "rubric", None), Rubric):
+            has = f".rubric is a {type(self.rubric).__name__}" if hasattr(self, "rubric") else " has no rubric"
+            raise UsageError(f"{type(self).__name__}{has}", fix="set `rubric = fe.Rubric([...])`")
+
+    # What an author may override.
+
+    def task(self, split: str, index: int) -> Task:
+        """The `index`-th task of `split`. Override this for generated tasks, or `tasks` for a list of them."""
+        tasks = self.tasks(split)
+        if not hasattr(tasks, "__getitem__"):
+            name = f"{type(self).__name__}.tasks"
+            raise EnvironmentBugError(f"{name} returned a {type(tasks).__name__}", fix="return a list of fe.Task")
+        return tasks[index]
+
+    def tasks(self, split: str) -> Sequence[Task] | StreamedTasks:
+        """All tasks of `split`, the same at every call (`forge_env.tasks.datasets.load_tasks` reads files and hubs)."""
+        raise UsageError(f"{type(self).__name__} has no tasks", fix="define `task(split, index)` or `tasks(split)`")
+
+    def num_tasks(self, split: str) -> int | None:
+        """Length of `tasks(split)`; None where that is streamed, or `task` is overridden instead."""
+        if type(self).tasks is ToolEnvironment.tasks:
+            return None
+        tasks = self.tasks(split)
+        return len(tasks) if isinstance(tasks, Sequence) else None
+
+    def prompt(self, task: Task) -> Observation:
+        """The first messages: `system_prompt` if there is one, and the task's prompt."""
+        system = [Message(role="system", content=self.system_prompt)] if self.system_prompt else []
+        return [*system, Message(role="user", content=task.prompt)]
+
+    async def setup(self, task: Task) -> None:
+        """Prepare an episode (acquire a sandbox, open files). `cleanup` follows also when this fails."""
+        return
+
+    async def cleanup(self) -> None:
+        """Release what `setup` acquired."""
+        return
+
+    # What tools and reward functions may use.
+
+    def submit(self, answer: str = "") -> None:
+        """Called by a tool or `respond`: end the episode after this turn, with `answer` as the agent's answer.
+
+        Raises:
+            ToolError: the tool call that this runs in timed out, or belongs to an episode that is over.
+        """
+        self._running_calls.check("submit")
+        self._submitted = answer
+
+    @property
+    def answer(self) -> str:
+        """What the agent submitted, or else the text of its last message."""
+        if self._submitted is not None:
+            return self._submitted
+        return next((message.content for message in reversed(self.messages) if message.role == "assistant"), "")
+
+    def add_tool(self, tool: Tool) -> None:
+        """Offer a tool that isn't a method of the class; one that `setup` adds is there for that episode."""
+        self._running_calls.check("add_tool")
+        if tool.spec.name in self._tools:
+            raise UsageError(f"there is already a tool named {tool.spec.name!r}", fix="rename one")
+        self._tools = {**self._tools, tool.spec.name: tool}
+        if not self._holds_resources:
+            self._lasting_tools = self._tools
+
+    @property
+    def tools(self) -> list[ToolSpec]:
+        """The tools the agent may call, in order of definition."""
+        return [tool.spec for tool in self._tools.values()]
+
+    @property
+    def reusable(self) -> bool:
+        """Whether no thread of a tool call that timed out still runs in this object."""
+        return self._running_calls.all_ended
+
+    # The contract.
+
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Start an episode; see `Environment.reset`. `info` holds `task_id`, `split` and `difficulty`."""
+        self._running_calls.end_episode()
+        await self._release()
+        await self._running_calls.wait_for_straggler(self.config.tool_timeout_s)
+        given = (options or {}).get("task")
+        with environment_code(f"{type(self).__name__}.task", str(getattr(given, "id", seed))):
+            task = self.resolve_task(seed, options)
+        self.current_task = task
+        self.messages = []
+        self.turns = self.tool_calls = self.tool_errors = 0
+        self._submitted = None
+        self._state = "new"
+        self._holds_resources = True
+        await self._begin(task)
+        with environment_code(f"{type(self).__name__}.prompt", task.id):
+            prompted: Any = self.prompt(task)
+            if inspect.isawaitable(prompted):
+                prompted = await prompted
+        observation = as_observation(f"{type(self).__name__}.prompt", prompted)
+        self.messages.extend(observation)
+        self._state = "running"
+        return list(observation), {"task_id": task.id, "split": task.split, "difficulty": task.difficulty}
+
+    async def step(self, action: Action) -> StepResult:
+        """Run the message's tool calls, or score the episode when it has none."""
+        if self._state != "running":
+            raise UsageError("step() without a running episode", fix="call reset() first")
+        message = as_message(action)
+        self.turns += 1
+        self.messages.append(message)
+        calls = message.tool_calls
+        allowed = calls[: self.config.max_tool_calls - self.tool_calls]
+        observation = await self._answer_calls(calls, allowed)
+        terminated = self._submitted is not None or self.is_final(message)
+        if not terminated and not calls:
+            with environment_code(f"{type(self).__name__}.respond", self.current_task.id):
+                said: Any = self.respond(message)
+                said = await said if inspect.isawaitable(said) else said
+            observation = as_observation(f"{type(self).__name__}.respond", said)
+            terminated = self._submitted is not None
+        self.messages.extend(observation)
+        truncation = None
+        if not terminated and len(allowed) < len(calls):
+            truncation = "tool_calls"
+        elif not terminated and self.turns >= self.config.max_turns:
+            truncation = "turns"
+        if not terminated and truncation is None:
+            return observation, 0.0, False, False, {}
+        result = await self.score()
+        self._state = "ended"  # only now: a time limit that interrupts scoring has it done again
+        info: dict[str, Any] = {"metrics": {**result.metrics, **self.counters()}}
+        if truncation is not None:
+            info["truncation"] = truncation
+        return observation, result.reward, terminated, truncation is not None, info
+
+    def is_final(self, message: Message) -> bool:
+        """Whether this message ends the episode: by default, when it calls no tool."""
+        return not message.tool_calls
+
+    async def respond(self, message: Message) -> Observation:
+        """What is said to a message that calls no tool and is not final (a simulated user, a game's next state)."""
+        return []
+
+    async def score(self) -> RubricResult:
+        """Score the episode as it stands, also one that a limit truncated."""
+        return await self.rubric.score(task=self.current_task, answer=self.answer, messages=self.messages, env=self)
+
+    def given_answer(self) -> str:
+        """`answer`."""
+        return self.answer
+
+    async def score_group(self, task: Task, trajectories: Sequence[Trajectory]) -> None:
+        """The rubric's group functions."""
+        await self.rubric.score_group(task, trajectories)
+
+    async def truncate(self, reason: str) -> tuple[float, dict[str, float]]:
+        """End the episode because of a limit outside; the rubric scores what there is."""
+        if self._state != "running":
+            return 0.0, {}
+        result = await self.score()
+        self._state = "ended"  # only now: a time limit that interrupts scoring has it done again
+        return result.reward, {**result.metrics, **self.counters()}
+
+    async def close(self) -> None:
+        """Release what the episode holds; may be called more than once."""
+        self._state = "new"
+        self._running_calls.end_episode()
+        await self._release()
+
+    def counters(self) -> dict[str, float]:
+        """Metrics of every episode, besides the rubric's."""
+        return {
+            "turns": float(self.turns),
+            "tool_calls": float(self.tool_calls),
+            "tool_errors": float(self.tool_errors),
+        }
+
+    async def _release(self) -> None:
+        if self._holds_resources:
+            self._holds_resources = False
+            self._tools = self._lasting_tools
+            await self._end()
+
+    async def _begin(self, task: Task) -> None:
+        with environment_code(f"{type(self).__name__}.setup", task.id):
+            done: Any = self.setup(task)  # an author may leave the `async` out
+            if inspect.isawaitable(done):
+                await done
+
+    async def _end(self) -> None:
+        with environment_code(f"{type(self).__name__}.cleanup", self.current_task.id):
+            done: Any = self.cleanup()
+            if inspect.isawaitable(done):
+                await done
+
+    async def _answer_calls(self, calls: list[ToolCall], allowed: list[ToolCall]) -> Observation:
+        if len(allowed) == 1:
+            results = [await self._run_call(allowed[0])]
+        else:
+            results = await gather_or_cancel([self._run_call(call) for call in allowed])
+        self.tool_calls += len(allowed)
+        used_up = ToolResult(f"Error: all {self.config.max_tool_calls} tool calls are used up", error=True)
+        results += [used_up] * (len(calls) - len(allowed))
+        self.tool_errors += sum(result.error for result in results)
+        return [
+            Message(
+                role="tool",
+                tool_call_id=clean_unicode(call.id),
+                name=clean_unicode(call.function.name[:64]),
+                content=clean_unicode(shorten(result.text, self.config.max_tool_output_chars)),
+            )
+            for call, result in zip(calls, results, strict=True)
+        ]
+
+    async def _run_call(self, call: ToolCall) -> ToolResult:
+        found = self._tools.get(call.function.name)
+        if found is None:
+            return unknown_tool(call, self._tools)
+        arguments, timeout_s = call.function.arguments, self.config.tool_timeout_s
+        return await self._running_calls.run(found, arguments, timeout_s=timeout_s, task_id=self.current_task.id)

@@ -1,0 +1,223 @@
+"""Which samples a run consists of, and what is kept in memory of each one that is done."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from forge_env.environment.base import Environment
+from forge_env.environment.tool_environment import ToolEnvironment
+from forge_env.errors import UsageError
+from forge_env.evaluation.config import ENDLESS_N, EnvironmentChoice, EvaluationConfig
+from forge_env.evaluation.metering import Usage
+from forge_env.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One episode to be played. The same configuration gives the same samples in every process."""
+
+    label: str
+    split: str
+    index: int
+    epoch: int
+
+    def seed(self, seed: int) -> int:
+        """The sample's own seed, 31 bits."""
+        text = f"{seed}/{self.label}/{self.split}/{self.index}/{self.epoch}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big") >> 1
+
+    @property
+    def id(self) -> str:
+        """Name in the record."""
+        return f"{self.label}/{self.split}/{self.index}/{self.epoch}"
+
+
+def plan(config: EvaluationConfig, environments: dict[str, Environment]) -> list[Sample]:
+    """Every sample, epoch after epoch, the environments taking turns: early figures then stand for all of it."""
+    shares: list[list[Sample]] = []
+    for choice in config.environments:
+        split, count = tasks_of(choice, config, environments[choice.label])
+        shares.append(
+            [Sample(choice.label, split, index, epoch) for epoch in range(config.epochs) for index in range(count)]
+        )
+    return list(_in_turns(shares))
+
+
+def planned(samples: Sequence[Sample]) -> dict[str, tuple[str, int]]:
+    """`(split, number of samples)` by label."""
+    counts: dict[str, tuple[str, int]] = {}
+    for sample in samples:
+        counts[sample.label] = (sample.split, counts.get(sample.label, ("", 0))[1] + 1)
+    return counts
+
+
+def tasks_of(choice: EnvironmentChoice, config: EvaluationConfig, env: Environment) -> tuple[str, int]:
+    """`(split, number of tasks)` of one environment."""
+    split = choice.split or config.split or ("eval" if "eval" in env.splits else env.splits[0])
+    if split not in env.splits:
+        raise UsageError(f"{choice.label} has no split {split!r}", fix=f"use one of {', '.join(env.splits)}")
+    wanted, total = choice.n or config.n, env.num_tasks(split)
+    count = (wanted or ENDLESS_N) if total is None else min(wanted or total, total)
+    if count == 0:
+        raise UsageError(f"{choice.label} has no tasks in split {split!r}")
+    return split, count
+
+
+def _in_turns(shares: list[list[Sample]]) -> Iterator[Sample]:
+    """Merge evenly: after any part of the whole, every list has given about that part of its own."""
+    places = [
+        ((number + 0.5) / len(share), order, number)
+        for order, share in enumerate(shares)
+        for number in range(len(share))
+    ]
+    for _, order, number in sorted(places):
+        yield shares[order][number]
+
+
+@dataclass(slots=True)
+class SampleResult:
+    """What is kept of a sample that was played; its transcript is in the folder under the same id."""
+
+    id: str
+    environment: str
+    task_id: str
+    split: str
+    epoch: int
+    score: float
+    reward: float
+    max_score: float
+    """What a perfect episode scores."""
+    metrics: dict[str, float]
+    valid: bool
+    truncation: str | None
+    error: str | None
+    difficulty: int
+    tags: list[str]
+    turns: int
+    wall_s: float
+    waited_s: float
+    generate_s: float
+    step_s: float
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    cost: float
+    retries: int
+    requests: int = 0
+    estimated_requests: int = 0
+    """Of these, those whose tokens are estimated."""
+    cut_replies: int = 0
+    """Replies that ended at the limit of one reply's tokens."""
+
+    @property
+    def error_kind(self) -> str | None:
+        """Class of the error that made it invalid."""
+        return None if self.valid or self.error is None else self.error.partition(":")[0]
+
+
+class NoSuchMetricError(UsageError):
+    """What should be reported is no metric of the environment's."""
+
+
+def check_score(score: str, label: str, env: Environment) -> None:
+    """Whether the environment has the metric, as far as that is known before an episode: others may come in `step`.
+
+    Raises:
+        NoSuchMetricError: it has none of that name.
+    """
+    own = ("step", "truncate", "score")
+    if score == "reward" or not isinstance(env, ToolEnvironment):
+        return
+    if any(getattr(type(env), name) is not getattr(ToolEnvironment, name) for name in own):
+        return
+    known = [*env.rubric.weights, *env.counters()]
+    if score not in known:
+        raise NoSuchMetricError(f"{label} has no metric {score!r}", fix=f"its metrics: {', '.join(known)}")
+
+
+USAGE = Usage.__slots__
+INFO = ("index", "epoch", "max_reward", "usage")
+
+
+def check_record(trajectory: Trajectory) -> None:
+    """Whether the runner can have written it: a damaged line may still be a trajectory by its form.
+
+    Raises:
+        ValueError, TypeError, KeyError, AttributeError: it is none of its records.
+    """
+    info = trajectory.info
+    usage = info.get("usage", {})
+    if unknown := [*(info.keys() - set(INFO)), *(usage.keys() - set(USAGE))]:
+        raise ValueError(f"there is no figure {unknown[0]!r}")
+    if not all(isinstance(figure, int | float) for figure in [trajectory.reward, info["max_reward"], *usage.values()]):
+        raise ValueError("a figure is no number")
+    index, epoch = info["index"], info["epoch"]
+    if not (trajectory.id.startswith(f"{trajectory.environment}/") and trajectory.id.endswith(f"/{index}/{epoch}")):
+        raise ValueError(f"{trajectory.id!r} is no sample {epoch} of task {index} of {trajectory.environment!r}")
+    "".join([trajectory.task_id, trajectory.split, *trajectory.tags, *trajectory.metrics]).encode()  # or half a pair
+    result_of(trajectory, "reward")
+
+
+def split_of(trajectory: Trajectory) -> str:
+    """The split that the sample was asked for: a task may name another."""
+    return trajectory.id.removeprefix(f"{trajectory.environment}/").rsplit("/", 2)[0]
+
+
+def in_plan(config: EvaluationConfig, trajectory: Trajectory) -> bool:
+    """Whether a recorded sample belongs to what was asked for last: resuming may ask for fewer."""
+    for choice in config.environments:
+        if choice.label == trajectory.environment:
+            count = choice.n or config.n
+            inside = count is None or trajectory.info["index"] < count
+            return inside and bool(trajectory.info["epoch"] < config.epochs)
+    return False
+
+
+def result_of(trajectory: Trajectory, score: str) -> SampleResult:
+    """The figures of a stored trajectory.
+
+    Args:
+        trajectory: as the runner recorded it.
+        score: "reward", or the metric that is reported.
+
+    Raises:
+        NoSuchMetricError: a valid episode has no such metric.
+    """
+    info, usage = trajectory.info, trajectory.info.get("usage", {})
+    value, best = trajectory.reward, float(info.get("max_reward", 1.0))
+    if score != "reward":
+        if trajectory.valid and score not in trajectory.metrics:
+            known = ", ".join(trajectory.metrics) or "none"
+            raise NoSuchMetricError(f"{trajectory.environment} has no metric {score!r}", fix=f"its metrics: {known}")
+        value, best = trajectory.metrics.get(score, 0.0), 1.0
+    return SampleResult(
+        id=trajectory.id,
+        environment=trajectory.environment,
+        task_id=trajectory.task_id,
+        split=trajectory.split,
+        epoch=int(info.get("epoch", 0)),
+        score=value,
+        reward=trajectory.reward,
+        max_score=best,
+        metrics=dict(trajectory.metrics),
+        valid=trajectory.valid,
+        truncation=trajectory.truncation,
+        error=trajectory.error,
+        difficulty=trajectory.difficulty,
+        tags=list(trajectory.tags),
+        turns=len(trajectory.turns),
+        wall_s=trajectory.wall_s,
+        waited_s=trajectory.waited_s,
+        generate_s=sum(turn.generate_s for turn in trajectory.turns),
+        step_s=sum(turn.step_s for turn in trajectory.turns),
+        prompt_tokens=usage.get("prompt", 0),
+        completion_tokens=usage.get("completion", 0),
+        cached_tokens=usage.get("cached", 0),
+        cost=usage.get("cost", 0.0),
+        retries=trajectory.retries,
+        requests=usage.get("requests", 0),
+        estimated_requests=usage.get("estimated", 0),
+        cut_replies=sum(turn.stop_reason == "length" for turn in trajectory.turns),
+    )

@@ -1,1 +1,0 @@
-"""Other frameworks' environments here, and ours there: OpenEnv (both ways) and verifiers."""

@@ -1,0 +1,199 @@
+"""Policies without a model, for tests, validation and baselines.
+
+gold                 plays the environment's gold actions
+empty                says nothing
+random               plausible and hostile messages and tool calls, by seed
+package.module:name  a function `(messages, tools) -> str | Message`, sync or async
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import random
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from forge_env.environment.base import Environment
+from forge_env.errors import EnvironmentBugError, ForgeError, UsageError
+from forge_env.policy import Policy, PolicySession, Reply
+from forge_env.types import FunctionCall, Message, Observation, Task, ToolCall, ToolSpec, as_message
+
+
+class PolicyBugError(ForgeError):
+    """The function of a policy raised: its author's to mend, and no answer."""
+
+
+class GoldPolicy:
+    """Plays `Environment.gold_actions`: it is shown the task's hidden data, as no model is."""
+
+    def session_inside(self, env: Environment, task: Task, *, seed: int | None = None) -> PolicySession:
+        """A session for this task; `UsageError` where it has no gold."""
+        actions = env.gold_actions(task)
+        if actions is None:
+            raise UsageError(f"task {task.id!r} has no gold solution", fix="set Task.gold, or override gold_actions")
+        if isinstance(actions, str | Message):
+            name = f"{type(env).__name__}.gold_actions"
+            raise EnvironmentBugError(f"{name} returned a {type(actions).__name__}", fix="return a list of actions")
+        return ReplaySession([as_message(action) for action in actions])
+
+    def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
+        """Refused: without the task there is nothing to play."""
+        raise UsageError("the gold policy plays through run_episode only")
+
+
+class ReplaySession:
+    """Says the given messages in order, then nothing more."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._messages = list(messages)
+        self._next = 0
+
+    async def reply(self, observation: Observation) -> Reply:
+        """The next message."""
+        self._next += 1
+        if self._next > len(self._messages):
+            return Reply(message=Message(role="assistant"))
+        return Reply(message=self._messages[self._next - 1])
+
+
+class ReplayPolicy:
+    """Says the same messages in every episode."""
+
+    def __init__(self, actions: Sequence[Message | str] = ("",)) -> None:
+        self._messages = [as_message(action) for action in actions]
+
+    def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
+        """A session that starts from the first message."""
+        return ReplaySession(self._messages)
+
+
+class FunctionPolicy:
+    """A function of the conversation and the tools, sync or async."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
+        """A session that keeps the conversation for the function."""
+        return _FunctionSession(self.function, tools)
+
+
+class _FunctionSession:
+    def __init__(self, function: Callable[..., Any], tools: list[ToolSpec]) -> None:
+        self._function = function
+        self._tools = tools
+        self._messages: list[Message] = []
+
+    async def reply(self, observation: Observation) -> Reply:
+        self._messages.extend(observation)
+        try:
+            action = self._function(list(self._messages), self._tools)
+            if inspect.isawaitable(action):
+                action = await action
+            message = as_message(action)
+        except ForgeError:
+            raise
+        except Exception as error:  # the boundary of the author's code: whatever it raises is named
+            raise PolicyBugError(_bug(self._function, error)) from error
+        self._messages.append(message)
+        return Reply(message=message)
+
+
+def _bug(function: Callable[..., Any], error: Exception) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    name = getattr(function, "__qualname__", type(function).__name__)
+    return f"the policy {name} raised {type(error).__name__}: {error} [{frame.filename}:{frame.lineno}]"
+
+
+class RandomPolicy:
+    """Random messages and tool calls, right and wrong ones; the same seed says the same."""
+
+    def __init__(self, *, p_tool_call: float = 0.6) -> None:
+        self.p_tool_call = p_tool_call
+
+    def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
+        """A session with a random generator of its own."""
+        return _RandomSession(tools, random.Random(seed), self.p_tool_call)
+
+
+_WORDS = (
+    "yes",
+    "no",
+    "42",
+    "-1",
+    "print('hi')",
+    "\u00e9t\u00e9 \U0001f40d",
+    "<think>hm</think>",
+    "```python\n1/0\n```",
+    "",
+)
+
+
+class _RandomSession:
+    def __init__(self, tools: list[ToolSpec], rng: random.Random, p_tool_call: float) -> None:
+        self._tools = tools
+        self._rng = rng
+        self._p_tool_call = p_tool_call
+
+    async def reply(self, observation: Observation) -> Reply:
+        rng = self._rng
+        content = " ".join(rng.choice(_WORDS) for _ in range(rng.randrange(4)))
+        calls = []
+        if self._tools and rng.random() < self._p_tool_call:
+            calls = [self._call(f"call-{number}") for number in range(rng.randint(1, 3))]
+        return Reply(message=Message(role="assistant", content=content, tool_calls=calls))
+
+    def _call(self, call_id: str) -> ToolCall:
+        rng = self._rng
+        spec = rng.choice(self._tools)
+        kind = rng.random()
+        if kind < 0.1:
+            function = FunctionCall(name=rng.choice(_WORDS), arguments="{}")
+        elif kind < 0.2:
+            function = FunctionCall(name=spec.name, arguments=rng.choice(_WORDS))
+        else:
+            properties = spec.parameters.get("properties", {})
+            arguments = {name: self._value(schema) for name, schema in properties.items()}
+            function = FunctionCall(name=spec.name, arguments=json.dumps(arguments))
+        return ToolCall(id=call_id, function=function)
+
+    def _value(self, schema: dict[str, Any]) -> Any:
+        rng = self._rng
+        if options := schema.get("enum"):
+            return rng.choice(options)
+        match schema.get("type"):
+            case "integer":
+                return rng.randint(-100, 100)
+            case "number":
+                return rng.uniform(-100, 100)
+            case "boolean":
+                return rng.random() < 0.5
+            case "array":
+                return [self._value(schema.get("items", {})) for _ in range(rng.randrange(3))]
+            case "object":
+                return {}
+            case _:
+                return rng.choice(_WORDS)
+
+
+def scripted_policy(name: str) -> Policy | None:
+    """The policy that `name` stands for (module docstring), or None when it is no scripted one."""
+    if name == "gold":
+        return GoldPolicy()
+    if name == "empty":
+        return ReplayPolicy()
+    if name == "random":
+        return RandomPolicy()
+    module, colon, attribute = name.partition(":")
+    if not colon or "/" in name:
+        return None
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"policy {name!r} can't be imported: {error}", fix="give package.module:function") from error
+    if inspect.isclass(found):
+        found = found()
+    return found if hasattr(found, "session") else FunctionPolicy(found)

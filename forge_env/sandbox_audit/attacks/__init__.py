@@ -1,0 +1,22 @@
+"""The catalogue of hostile programs: `forge-env sandbox audit` and the tests run them on every engine."""
+
+from __future__ import annotations
+
+from forge_env.sandbox_audit.attacks import cheating, escape, judging, kernel, leftovers, network, peeking, starvation
+from forge_env.sandbox_audit.attacks.attack import BAIT, EXPECTED, GROUPS, LEAK, TESTS, Attack, Group
+
+ATTACKS: tuple[Attack, ...] = (
+    *escape.FILES,
+    *kernel.CALLS,
+    *starvation.PROCESSES,
+    *starvation.MEMORY,
+    *leftovers.PROCESSES,
+    *leftovers.FILES,
+    *network.NETWORK,
+    *cheating.ANSWERS,
+    *judging.JUDGES,
+    *peeking.SEARCHES,
+    *peeking.PLANTS,
+)
+
+__all__ = ["ATTACKS", "BAIT", "EXPECTED", "GROUPS", "LEAK", "TESTS", "Attack", "Group"]

@@ -1,0 +1,416 @@
+"""What every sandbox engine must do, as a test suite that third parties run on theirs:
+
+    class TestMyEngine(SandboxConformance):
+        @pytest_asyncio.fixture(scope="class", loop_scope="class")
+        @classmethod
+        async def engine(cls):
+            async with MyEngine(concurrency=2) as engine:
+                yield engine
+
+Needs pytest and pytest-asyncio. The engine must allow at least two sandboxes at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from forge_env.errors import SandboxError, UsageError
+from forge_env.sandbox.protocol import ExecResult, Limits, OutputChunk, Sandbox, SandboxEngine
+
+# ---
+# From acquire to release.
+
+
+class LifeTests:
+    """Wiping, waiting, cancelling, neighbours."""
+
+    async def test_released_is_wiped(self, engine: SandboxEngine) -> None:
+        """Nothing of one user reaches the next."""
+        for _ in range(4):
+            async with engine.session() as sandbox:
+                look = "ls -A . /tmp /dev/shm | grep -v :; true"
+                assert (await sandbox.exec(["sh", "-c", look])).stdout.split() == []
+                await sandbox.exec(["sh", "-c", "touch here /tmp/there /dev/shm/everywhere"])
+
+    async def test_use_after_release_is_refused(self, engine: SandboxEngine) -> None:
+        """A released sandbox can't be used, and releasing twice does no harm."""
+        sandbox = await engine.acquire()
+        await engine.release(sandbox)
+        with pytest.raises(SandboxError):
+            await sandbox.run_python("print(1)")
+        await engine.release(sandbox)
+
+    async def test_more_users_than_sandboxes(self, engine: SandboxEngine) -> None:
+        """Demand above the bound waits and is served."""
+
+        async def one(number: int) -> str:
+            async with engine.session() as sandbox:
+                return (await sandbox.run_python(f"print({number})")).stdout
+
+        assert await asyncio.gather(*map(one, range(40))) == [f"{number}\n" for number in range(40)]
+
+    async def test_cancelled_call(self, engine: SandboxEngine) -> None:
+        """A cancelled call stops its program; the engine goes on."""
+        sandbox = await engine.acquire()
+        call = asyncio.ensure_future(sandbox.run_python("import time; time.sleep(60)", limits=Limits(wall_s=60)))
+        await sandbox_has_started(sandbox)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await engine.release(sandbox)
+        async with engine.session() as another:
+            assert (await another.run_python("print(1)")).ok
+
+    async def test_neighbours_are_apart(self, engine: SandboxEngine) -> None:
+        """Two sandboxes see neither each other's files nor each other's processes."""
+        async with engine.session() as left, engine.session() as right:
+            await left.write_file("secret", b"1")
+            with pytest.raises(FileNotFoundError):
+                await right.read_file("secret")
+
+
+async def sandbox_has_started(sandbox: Sandbox) -> None:
+    """Give a call that was just scheduled the chance to be sent."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+# ---
+# What programs do and may use, and files.
+
+SHORT = Limits(wall_s=0.6)
+
+
+class ProgramTests:
+    """Output, input, limits, files."""
+
+    async def test_output_and_exit_code(self, sandbox: Sandbox) -> None:
+        """A program's output, errors and status come back."""
+        result = await sandbox.run_python("import sys\nprint('out')\nprint('err', file=sys.stderr)\nsys.exit(7)")
+        assert (result.exit_code, result.stdout, result.stderr) == (7, "out\n", "err\n")
+        assert result.signal is None
+        assert not result.ok
+
+    async def test_stdin(self, sandbox: Sandbox) -> None:
+        """Standard input is what was given, and empty by default."""
+        assert (await sandbox.run_python("print(input()[::-1])", stdin="abc\n")).stdout == "cba\n"
+        assert (await sandbox.exec(["cat"], stdin="x" * 300_000)).truncated
+        assert "EOFError" in (await sandbox.run_python("input()")).stderr
+
+    async def test_traceback_shows_the_program_only(self, sandbox: Sandbox) -> None:
+        """A traceback names the program's own lines and nothing of the engine."""
+        result = await sandbox.run_python("def f():\n    return 1 / 0\n\nf()\n")
+        assert result.exit_code == 1
+        assert "return 1 / 0" in result.stderr
+        assert result.stderr.count("File ") == 2
+
+    async def test_is_a_fresh_main_module(self, sandbox: Sandbox) -> None:
+        """`run_python` behaves like `python main.py`: names, exit handlers, threads, nothing left from before."""
+        await sandbox.run_python("import json; json.dumps = None; leftover = 1")
+        code = (
+            "import atexit, json, threading, time\n"
+            "atexit.register(lambda: print('bye'))\n"
+            "threading.Thread(target=lambda: (time.sleep(0.05), print('thread'))).start()\n"
+            "print(__name__, json.dumps([1]), 'leftover' in globals())\n"
+        )
+        assert (await sandbox.run_python(code)).stdout == "__main__ [1] False\nthread\nbye\n"
+
+    async def test_exec_environment_and_folder(self, sandbox: Sandbox) -> None:
+        """`exec` runs in the work folder, or one below, with exactly the variables given besides a fixed few."""
+        await sandbox.write_file("sub/x", b"")
+        line = "echo $A; basename $PWD; ls"
+        result = await sandbox.exec(["sh", "-c", line], env={"A": "1 2"}, cwd="sub")
+        assert result.stdout == "1 2\nsub\nx\n"
+        assert (await sandbox.exec(["no-such-program"])).exit_code == 127
+
+    async def test_bad_arguments_are_usage_errors(self, sandbox: Sandbox) -> None:
+        """What no program could be given is the caller's mistake, not the program's."""
+        for path in ("/etc/passwd", "../x", "a/../../x", ""):
+            with pytest.raises(UsageError):
+                await sandbox.write_file(path, b"")
+        for argv in ("ls -l", [], ["echo", "a\0b"], ["echo", 1]):
+            with pytest.raises(UsageError):
+                await sandbox.exec(argv)  # type: ignore[arg-type]
+        for env in ({"": "x"}, {"A=B": "x"}, {"A": "\0"}, {"A": 1}):
+            with pytest.raises(UsageError):
+                await sandbox.exec(["true"], env=env)  # type: ignore[arg-type]
+        with pytest.raises(UsageError):
+            await sandbox.exec(["true"], cwd="\0")
+        with pytest.raises(UsageError):
+            await sandbox.run_python(b"print(1)")  # type: ignore[arg-type]
+
+    async def test_hostile_bytes(self, sandbox: Sandbox) -> None:
+        """Output that is not text, and source that can't be encoded, do not break the call."""
+        result = await sandbox.run_python("import os; os.write(1, b'\\xff\\x00\\n')")
+        assert result.stdout == "\ufffd\x00\n"
+        assert (await sandbox.run_python("print('\ud800')")).exit_code in (0, 1)
+        assert (await sandbox.run_python("x = '\0'")).exit_code == 1
+
+    async def test_wall_time(self, sandbox: Sandbox) -> None:
+        """A sleeping program ends at its wall limit, with what it printed until then."""
+        result = await sandbox.run_python("print('before')\nimport time; time.sleep(60)", limits=SHORT)
+        assert result.timed_out
+        assert result.stdout == "before\n"
+
+    async def test_cpu_time(self, sandbox: Sandbox) -> None:
+        """A spinning program ends at its CPU limit."""
+        result = await sandbox.run_python("while True: pass", limits=Limits(cpu_s=1, wall_s=20))
+        assert result.timed_out
+        assert result.usage.wall_s < 15
+
+    async def test_memory(self, sandbox: Sandbox) -> None:
+        """Too much memory is reported as such, and the sandbox lives on."""
+        result = await sandbox.run_python("x = bytearray(400 << 20)", limits=Limits(memory_mb=200))
+        assert result.out_of_memory
+        assert not result.ok
+        assert (await sandbox.run_python("print(1)")).ok
+
+    async def test_output_keeps_head_and_tail(self, sandbox: Sandbox) -> None:
+        """Long output is cut in the middle, visibly."""
+        code = "print('head')\nfor _ in range(3000): print('x' * 1000)\nprint('tail')"
+        result = await sandbox.run_python(code, limits=Limits(output_bytes=10_000))
+        assert result.truncated
+        assert result.exit_code == 0
+        assert result.stdout.startswith("head\n")
+        assert result.stdout.endswith("tail\n")
+        assert "left out" in result.stdout
+        assert len(result.stdout) < 11_000
+
+    async def test_processes_files_and_descriptors(self, sandbox: Sandbox) -> None:
+        """Process, file-size and descriptor limits hold and are the program's own errors."""
+        limits = Limits(processes=8, file_size_mb=1, open_files=20)
+        forks = (
+            "import os, signal\nn = 0\ntry:\n    while True:\n        if os.fork() == 0: signal.pause()\n"
+            "        n += 1\nexcept OSError:\n    print(n)"
+        )
+        assert int((await sandbox.run_python(forks, limits=limits)).stdout) <= 8
+        big = "try:\n    open('big', 'wb', 0).write(b'x' * (2 << 20))\n    print(open('big', 'rb').seek(0, 2))\n"
+        big += "except OSError: print(0)"
+        result = await sandbox.run_python(big, limits=limits)
+        assert result.signal == 25 or int(result.stdout) <= 1 << 20
+        files = "x = []\ntry:\n    while True: x.append(open('/dev/null'))\nexcept OSError: print(len(x))"
+        assert int((await sandbox.run_python(files, limits=limits)).stdout) <= 20
+
+    async def test_usage_is_measured(self, sandbox: Sandbox) -> None:
+        """CPU, wall time and peak memory are those of the program."""
+        result = await sandbox.run_python("x = bytearray(60 << 20)\nfor _ in range(2_000_000): pass")
+        assert result.usage.cpu_s > 0.01
+        assert result.usage.wall_s > 0
+        assert 60 < result.usage.peak_memory_mb < 300
+
+    async def test_files_round_trip(self, sandbox: Sandbox) -> None:
+        """Files written are read back, by programs and by the caller, for the life of the sandbox."""
+        data = bytes(range(256)) * 1000
+        await sandbox.write_file("a/b.bin", data)
+        await sandbox.run_python("open('c.bin', 'wb').write(open('a/b.bin', 'rb').read()[::-1])")
+        assert await sandbox.read_file("c.bin") == data[::-1]
+        result = await sandbox.run_python("import m; print(m.X)", files={"m.py": "X = 'ä'"})
+        assert result.stdout == "ä\n"
+
+    async def test_read_errors(self, sandbox: Sandbox) -> None:
+        """Reading what is not there, or not a file, fails without hanging."""
+        await sandbox.exec(["sh", "-c", "mkdir d; mkfifo f; ln -s /dev/zero z"])
+        with pytest.raises(FileNotFoundError):
+            await sandbox.read_file("nope")
+        for path in ("d", "f", "z"):
+            with pytest.raises(OSError, match=path):
+                await sandbox.read_file(path)
+
+
+# ---
+# What lives on between calls.
+
+
+class SessionTests:
+    """Shells, Python sessions, background programs, streams."""
+
+    async def test_shell_session(self, sandbox: Sandbox) -> None:
+        """Variables, functions and the folder live on; statuses and output belong to their command."""
+        shell = await sandbox.shell(env={"A": "1"})
+        await shell.run("mkdir -p d; cd d; f() { echo f$A; }; B=2; false")
+        home = (await sandbox.exec(["pwd"])).stdout.strip()
+        result = await shell.run("pwd; f; echo $B >&2; (exit 5)")
+        assert (result.stdout.split(), result.stderr, result.exit_code) == ([f"{home}/d", "f1"], "2\n", 5)
+        assert (await sandbox.exec(["ls"])).stdout == "d\n"
+        assert (await shell.run("cat; echo 'a\nb'")).stdout == "a\nb\n"
+        late = await shell.run("sleep 30; echo no", limits=SHORT)
+        assert late.timed_out
+        assert shell.alive
+        assert (await shell.run("f")).stdout.endswith("f1\n")
+        assert (await shell.run("echo bye; exit 3")).exit_code == 3
+        assert not shell.alive
+
+    async def test_python_session(self, sandbox: Sandbox) -> None:
+        """Names live on; the last expression is shown; an error or a time-out leaves the session usable."""
+        python = await sandbox.python()
+        assert (await python.run("x = 20\nx + 1")).stdout == "21\n"
+        failed = await python.run("def f():\n    return 1 / 0\nf()")
+        assert failed.exit_code == 1
+        assert "return 1 / 0" in failed.stderr
+        assert (await python.run("while True: pass", limits=SHORT)).timed_out
+        assert python.alive
+        assert (await python.run("print(x)")).stdout == "20\n"
+        await python.close()
+        assert not python.alive
+
+    async def test_stubborn_session_ends(self, sandbox: Sandbox) -> None:
+        """A session that resists an interrupt ends with its command, and only it."""
+        python = await sandbox.python()
+        stubborn = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
+        result = await python.run(stubborn, limits=SHORT)
+        assert result.timed_out
+        assert not python.alive
+        assert (await sandbox.run_python("print(1)")).ok
+
+    async def test_background_process(self, sandbox: Sandbox) -> None:
+        """A program in the background reads, writes, outlives other calls, and ends when told."""
+        process = await sandbox.spawn(["cat"])
+        await process.write(b"one\n")
+        assert (await sandbox.exec(["true"])).ok
+        seen = ""
+        while "one" not in seen:
+            seen += (await process.read())[0]
+        await process.write(b"two\n", end=True)
+        result = await process.wait(10)
+        assert result is not None
+        assert (result.stdout, result.exit_code) == ("two\n", 0)
+        sleeper = await sandbox.spawn(["sleep", "100"])
+        assert await sleeper.wait(0.05) is None
+        await sleeper.kill()
+        ended = await sleeper.wait(5)
+        assert ended is not None
+        assert ended.signal == 9
+
+    async def test_streaming(self, sandbox: Sandbox) -> None:
+        """Output arrives while the program runs, and the result at the end."""
+        line = "echo a; sleep 0.2; echo b >&2; exit 4"
+        seen = [item async for item in sandbox.stream(["sh", "-c", line])]
+        *chunks, result = seen
+        assert [(c.stream, c.data) for c in chunks if isinstance(c, OutputChunk)] == [
+            ("stdout", b"a\n"),
+            ("stderr", b"b\n"),
+        ]
+        assert isinstance(result, ExecResult)
+        assert (result.exit_code, result.stdout, result.stderr) == (4, "a\n", "b\n")
+
+    async def test_released_sessions_are_gone(self, engine: SandboxEngine) -> None:
+        """Release ends sessions and background programs; the next user sees none of them."""
+        for _ in range(3):
+            async with engine.session() as sandbox:
+                shell = await sandbox.shell()
+                await shell.run("sleep 1000 & touch /tmp/x")
+                await sandbox.spawn(["sleep", "1000"])
+                await sandbox.run_python("print(1)")
+            with pytest.raises(SandboxError):
+                await sandbox.shell()
+        async with engine.session() as sandbox:
+            assert "sleep" not in (await sandbox.exec(["ps", "ax"])).stdout
+            assert (await sandbox.exec(["ls", "/tmp"])).stdout == ""
+
+
+# ---
+# Judging code that nobody trusts.
+
+
+class JudgingTests:
+    """Calls whose values are compared outside, and tests apart from the code."""
+
+    async def test_calls_return_exact_plain_types(self, sandbox: Sandbox) -> None:
+        """Values of plain types arrive equal and of the same type."""
+        code = "def same(x): return x"
+        expected: list[object] = [
+            1,
+            -(2**80),
+            True,
+            None,
+            1.5,
+            float("inf"),
+            "ä\n",
+            b"\0",
+            [1, [2]],
+            (1,),
+            {1: {2}},
+            {"a": (1, 2)},
+        ]
+        expected += [frozenset({1}), 1j, {}, set()]
+        result = await sandbox.run_calls(f"inf = float('inf')\n{code}", [f"same({value!r})" for value in expected])
+        values = [outcome.value for outcome in result.outcomes]
+        assert values == expected
+        assert [type(value) for value in values] == [type(value) for value in expected]
+
+    async def test_calls_raise(self, sandbox: Sandbox) -> None:
+        """An exception is the outcome of one call; a broken definition has no outcomes."""
+        result = await sandbox.run_calls("def f(x): return 1 / x", ["f(0)", "exit()", "f(1)", "g()"])
+        assert [outcome.error for outcome in result.outcomes] == ["ZeroDivisionError", "SystemExit", None, "NameError"]
+        broken = await sandbox.run_calls("def f(:", ["f()"])
+        assert broken.outcomes == []
+        assert broken.execution.exit_code == 1
+
+    async def test_objects_do_not_travel(self, sandbox: Sandbox) -> None:
+        """Only exact plain types: an object that claims to equal everything is an error, not a value."""
+        code = (
+            "class E(int):\n    def __eq__(s, o): return True\n    __hash__ = int.__hash__\n"
+            "def f(): return E(7)\ndef g(): return [E(7)]\ndef deep():\n    x = []\n"
+            "    for _ in range(5000): x = [x]\n    return x\n"
+        )
+        result = await sandbox.run_calls(code, ["f()", "g()", "E", "deep()", "1"])
+        assert [outcome.error for outcome in result.outcomes] == ["TypeError"] * 4 + [None]
+
+    async def test_leaving_early_gives_no_values(self, sandbox: Sandbox) -> None:
+        """A program that exits answers only the calls it got to."""
+        for code in ("import os; os._exit(0)", "import sys; sys.exit(0)"):
+            result = await sandbox.run_calls(code + "\ndef f(): return 1", ["f()"])
+            assert result.outcomes == []
+        result = await sandbox.run_calls("import os\ndef f(): return 1\ndef g(): os._exit(0)", ["f()", "g()", "f()"])
+        assert [outcome.value for outcome in result.outcomes] == [1]
+
+    async def test_tests_run_apart_from_the_code(self, sandbox: Sandbox) -> None:
+        """unittest cases, test functions and plain asserts judge code that lives in another process."""
+        code = "class Stack:\n    def __init__(s): s.x = []\n    def push(s, v): s.x.append(v)\n"
+        code += "    def pop(s): return s.x.pop()\ndef double(x): return x * 2\ndef fail(): raise KeyError('k')\n"
+        cases = (
+            "import unittest\nfrom solution import Stack, double\nclass T(unittest.TestCase):\n"
+            "    def test_a(self): self.assertEqual(double(4), 8)\n"
+            "    def test_b(self):\n        s = Stack(); s.push(3); self.assertEqual(s.pop(), 3)\n"
+            "        self.assertRaises(IndexError, s.pop)\n"
+        )
+        result = await sandbox.run_tests(code, cases)
+        assert (result.passed, result.total, result.failures) == (True, 2, []), result
+        functions = "def test_a(): assert double(1) == 2\ndef test_b(): assert double(1) == 3\n"
+        result = await sandbox.run_tests(code, functions)
+        assert (result.passed, result.total, len(result.failures)) == (False, 2, 1), result
+        assert (await sandbox.run_tests(code, "assert double('a') == 'aa'")).passed
+        assert not (await sandbox.run_tests("x = (", "pass")).passed
+        assert not (await sandbox.run_tests("import os\ndef f(): os._exit(0)", "f()\nassert True")).passed
+        undecodable = "def f(data): return data.decode()"
+        for expected in ("UnicodeDecodeError", "ValueError"):
+            checks = f"try: f(bytes([255]))\nexcept {expected}: pass\nelse: assert False"
+            assert (await sandbox.run_tests(undecodable, checks)).passed
+
+
+# ---
+# What every sandbox engine must do, as a test suite that third parties run on theirs:
+#
+# class TestMyEngine(SandboxConformance):
+# @pytest_asyncio.fixture(scope="class", loop_scope="class")
+# @classmethod
+# async def engine(cls):
+# async with MyEngine(concurrency=2) as engine:
+# yield engine
+#
+# Needs pytest and pytest-asyncio. The engine must allow at least two sandboxes at once.
+
+
+@pytest.mark.asyncio(loop_scope="class")
+class SandboxConformance(ProgramTests, JudgingTests, SessionTests, LifeTests):
+    """Subclass it and provide the fixture `engine`, with class scope."""
+
+    @pytest_asyncio.fixture(loop_scope="class")
+    async def sandbox(self, engine: SandboxEngine) -> AsyncIterator[Sandbox]:
+        """A clean sandbox."""
+        async with engine.session() as sandbox:
+            yield sandbox

@@ -1,0 +1,1 @@
+"""Environments served to the clients of other frameworks."""

@@ -1,0 +1,309 @@
+"""`forge-env serve`: any environment over OpenEnv's protocol.
+
+    GET  /health /metadata /schema    what is served
+    WS   /ws                          one session a connection (`wire` has the messages)
+    POST /reset /step /close          the same without a connection (`openenv_http`)
+    POST /mcp, WS /mcp                the tools alone, as JSON-RPC (`openenv_rpc`)
+
+A message that arrives while another is being worked on means that the client has given up waiting for that one: its
+answer is then dropped, so that the client never takes it for the answer to its next message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from forge_env import __version__
+from forge_env.environment.base import Environment
+from forge_env.errors import UsageError
+from forge_env.registry import environment_class, make, make_config
+from forge_env.sandbox import SandboxEngine
+from forge_env.sandbox.engines import LazyEngine
+from forge_env.serve.http_sessions import HttpSessions
+from forge_env.serve.openenv_http import http_routes
+from forge_env.serve.openenv_rpc import SERVER_ERROR, answer_rpc
+from forge_env.serve.sessions import ServeLimits, Session, Sessions
+from forge_env.serve.wire import WireError, parse_message, schemas
+
+log = logging.getLogger(__name__)
+DEFAULT_LIMITS = ServeLimits()
+SHUTDOWN_S = 5.0
+"""How long connections have to end when the server does."""
+
+
+def make_app(
+    name: str,
+    make_env: Callable[[], Environment],
+    *,
+    limits: ServeLimits = DEFAULT_LIMITS,
+    description: str = "",
+    version: str = "",
+    engine: SandboxEngine | None = None,
+) -> Starlette:
+    """The ASGI application that serves `make_env()` to every session; `engine` is open while it runs.
+
+    `app.state.sessions` are its sessions; they are closed when the application shuts down.
+    """
+    sessions = Sessions(make_env, limits)
+    over_http = HttpSessions(sessions)
+
+    async def health(request: Request) -> JSONResponse:
+        return JSONResponse({"status": "healthy"})
+
+    async def metadata(request: Request) -> JSONResponse:
+        return JSONResponse({"name": name, "description": description or name, "version": version or None})
+
+    async def schema(request: Request) -> JSONResponse:
+        return JSONResponse(schemas())
+
+    async def connect(socket: WebSocket) -> None:
+        await Connection(socket, sessions, over_http).run()
+
+    async def connect_tools(socket: WebSocket) -> None:
+        await ToolConnection(socket, sessions, over_http).run()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with engine or contextlib.nullcontext():
+            yield
+            over_http.stop()
+            await sessions.close_all()
+
+    routes = [
+        Route("/health", health),
+        Route("/metadata", metadata),
+        Route("/schema", schema),
+        *http_routes(over_http, name),
+        WebSocketRoute("/ws", connect),
+        WebSocketRoute("/mcp", connect_tools),
+    ]
+    app = Starlette(routes=routes, lifespan=lifespan)
+    app.state.sessions = sessions
+    return app
+
+
+def app_of(name: str, *, sandbox: str = "auto", limits: ServeLimits = DEFAULT_LIMITS, **options: Any) -> Starlette:
+    """The application that serves the environment `name`, for any ASGI server: `app = app_of("my_env")`.
+
+    Raises:
+        UsageError: there is no such environment, or no such option of it.
+    """
+    cls = environment_class(name)
+    make_config(name, cls, options)
+    engine = LazyEngine(sandbox)
+    description = ((cls.__doc__ or "").strip().splitlines() or [""])[0]
+    return make_app(
+        name,
+        lambda: make(name, sandboxes=engine, **options),
+        limits=limits,
+        description=description,
+        version=__version__,
+        engine=engine,
+    )
+
+
+class Connection:
+    """One client: reads ahead, so that it notices a client that went away or gave up."""
+
+    one_at_a_time = True
+    """A further message means that the answer to the one before is no longer waited for."""
+
+    def __init__(self, socket: WebSocket, sessions: Sessions, over_http: HttpSessions) -> None:
+        self.socket = socket
+        self.sessions = sessions
+        self.over_http = over_http
+        self.session: Session | None = None
+        self._reading: asyncio.Task[str] | None = None
+        self._done = False
+        """The client is done with its session."""
+        self._moved = False
+        """The client goes on with its session on another connection."""
+
+    async def run(self) -> None:
+        """Serve until the client closes, goes away, is silent for too long, or comes back on another connection."""
+        await self.socket.accept()
+        try:
+            await self._serve()
+        except WebSocketDisconnect:
+            pass
+        finally:
+            self._stop_reading()
+            if self.session is not None:
+                if self._done:
+                    await self.sessions.close(self.session)
+                else:
+                    self.sessions.detach(self.session)
+
+    def _attach(self, session: Session) -> None:
+        self.session = session
+        session.let_go = self._let_go
+
+    def _let_go(self) -> None:
+        """The session goes on elsewhere: stop, and leave it alone."""
+        self.session = None
+        self._moved = True
+        self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._reading.cancel()
+
+    async def _serve(self) -> None:
+        """Answer messages until the client is done, or goes on elsewhere."""
+        self._reading = asyncio.create_task(self.socket.receive_text())
+        while not self._moved:
+            done, _ = await asyncio.wait({self._reading}, timeout=self.sessions.limits.idle_s)
+            if not done:
+                await self._close(1001, "idle")
+                return
+            if self._reading.cancelled():  # let go
+                break
+            text = self._reading.result()
+            self._reading = asyncio.create_task(self.socket.receive_text())
+            if _kind(text) == "close":
+                await self._close(1000, "closed")
+                return
+            answer = asyncio.create_task(self._answer(text))
+            await asyncio.wait({self._reading, answer}, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                await self.socket.send_text(json.dumps(answer.result()))
+            elif not self._reading.cancelled():
+                # The client went on without the answer (which nobody gets then), or away. A new episode needn't wait.
+                following = _kind(self._reading.result())
+                if self.session is not None:
+                    await self.session.finish(cancel=following == "reset")
+                await asyncio.wait([answer])
+                if not self.one_at_a_time:
+                    await self.socket.send_text(json.dumps(answer.result()))
+        with contextlib.suppress(RuntimeError, WebSocketDisconnect):  # the client may be gone
+            await self.socket.close(1000, "continued on another connection")
+
+    async def _close(self, code: int, reason: str) -> None:
+        self._done = True
+        with contextlib.suppress(RuntimeError):  # closed by the client
+            await self.socket.close(code, reason)
+
+    async def _answer(self, text: str) -> dict[str, Any]:
+        """The reply to one message."""
+        request_id: Any = None
+        try:
+            message = parse_message(text)
+            request_id = message.get("request_id")
+            reply = await self._handle(message)
+        except WireError as error:
+            reply = error.reply()
+        return reply if request_id is None else {**reply, "request_id": request_id}
+
+    async def _handle(self, message: dict[str, Any]) -> dict[str, Any]:
+        data = message.get("data", {})
+        match message.get("type"):
+            case "reset" if "resume" in data:
+                return await self._resume(str(data["resume"]))
+            case "reset":
+                session = await self._own()
+                return await session.work(session.reset(data))
+            case "step":
+                session = await self._own()
+                return await session.work(session.step(data))
+            case "mcp":
+                own = await self._own()
+                return {"type": "mcp", "data": await answer_rpc(json.dumps(data), self.over_http, own)}
+            case "state":
+                return {"type": "state", "data": (await self._own()).state.model_dump()}
+            case other:
+                raise WireError("UNKNOWN_TYPE", f"there is no message of type {str(other)[:80]!r}")
+
+    async def _own(self) -> Session:
+        """The session of this connection, opened when it is first needed."""
+        if self.session is None:
+            self._attach(await self.sessions.open())
+        assert self.session is not None
+        return self.session
+
+    async def _resume(self, session_id: str) -> dict[str, Any]:
+        found = self.sessions.take(session_id, self._let_go)
+        if found is None:
+            raise WireError("SESSION_ERROR", "that session is not waiting for its client (any more)")
+        own, self.session = self.session, found
+        if own is not None and own is not found:
+            await self.sessions.close(own)
+        await found.finish()
+        return found.last_reply()
+
+
+class ToolConnection(Connection):
+    """A client of `/mcp`: every message is a JSON-RPC request, whose answer has its id."""
+
+    one_at_a_time = False
+
+    async def _answer(self, text: str) -> dict[str, Any]:
+        """The response to one request."""
+        try:
+            own = await self._own()
+        except WireError as error:
+            return {"jsonrpc": "2.0", "id": None, "error": {"code": SERVER_ERROR, "message": str(error)}}
+        return await answer_rpc(text, self.over_http, own)
+
+
+def _kind(text: str) -> Any:
+    try:
+        return parse_message(text).get("type")
+    except WireError:
+        return None
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise UsageError(
+            f"can't listen on {host}, port {port}: {error.strerror or error}", fix="choose another --port, or --host"
+        ) from error
+
+
+async def serve(app: Starlette, host: str, port: int, *, ready: Callable[[int], None] = lambda port: None) -> None:
+    """Serve until cancelled; `ready` is told the port (0 lets the system choose one).
+
+    Raises:
+        UsageError: the address can't be used.
+    """
+    import uvicorn
+
+    sock = _listen(host, port)  # from here on a client's connection waits, and isn't refused
+
+    # Pings find clients that are gone without a word; a step that takes long doesn't hold them up.
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        ws="websockets-sansio",
+        ws_ping_interval=20.0,
+        ws_ping_timeout=20.0,
+        timeout_graceful_shutdown=int(SHUTDOWN_S),
+    )
+    server = uvicorn.Server(config)
+    ready(sock.getsockname()[1])
+    running = asyncio.ensure_future(server.serve(sockets=[sock]))
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        server.should_exit = True  # sessions are closed before it ends
+        await running
+        raise
+    finally:
+        sock.close()

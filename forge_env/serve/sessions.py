@@ -1,0 +1,242 @@
+"""Episodes that clients play over a connection: one session each, which outlives a broken connection for a while.
+
+A session is attached to at most one connection. When that breaks, the session goes on with the step under way and
+waits `reconnect_s` seconds for `reset(resume=SESSION_ID)` on a new connection, which takes it over: the answer is the
+newest one, with `step_count` in its metadata, so that a client knows whether its last step arrived. The id is in the
+metadata of every observation and can't be guessed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from forge_env.environment.base import Environment
+from forge_env.errors import ForgeError, InfrastructureError
+from forge_env.serve.wire import EpisodeState, WireError, observation_reply, parse_action, tool_entry
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeLimits:
+    """Bounds of a server; seconds are wall time."""
+
+    max_sessions: int = 64
+    """Episodes at once."""
+    step_s: float = 300.0
+    """One reset or step; the episode is given up when it takes longer."""
+    idle_s: float = 1800.0
+    """A connection on which nothing is asked for this long is closed, and its session with it."""
+    reconnect_s: float = 60.0
+    """How long a session waits for its client to come back."""
+
+
+class Session:
+    """One client's environment, and the last answer it was given."""
+
+    def __init__(self, make_env: Callable[[], Environment], limits: ServeLimits) -> None:
+        self._make_env = make_env
+        self.env = make_env()
+        self.limits = limits
+        self.state = EpisodeState()
+        self.id = uuid.uuid4().hex
+        self.let_go: Callable[[], None] | None = None
+        """Tells the connection it is attached to that another has taken it over; None while it waits."""
+        self.working: asyncio.Task[dict[str, Any]] | None = None
+        """The answer under way."""
+        self._last: dict[str, Any] | None = None
+        self._playing = False
+
+    @property
+    def started(self) -> bool:
+        """Whether there was an episode, which may have ended."""
+        return self._last is not None
+
+    async def work(self, answer: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+        """Make an answer; it is finished also when nobody waits for it any more.
+
+        Raises:
+            WireError: as `answer` raises it, or it was stopped.
+        """
+        self.working = asyncio.create_task(answer)
+        await asyncio.wait([self.working])
+        if self.working.cancelled():
+            raise WireError("EXECUTION_ERROR", "stopped: the client went on")
+        return self.working.result()
+
+    async def finish(self, *, cancel: bool = False) -> None:
+        """Wait for the answer under way, or stop it."""
+        if self.working is not None and not self.working.done():
+            if cancel:
+                self.working.cancel()
+            await asyncio.wait([self.working])
+
+    async def reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Start an episode: `seed`, `episode_id`, `split` and `index` are understood, other keys are not."""
+        if unknown := set(data) - {"seed", "episode_id", "split", "index", "metadata"}:
+            raise WireError(
+                "VALIDATION_ERROR", f"reset knows no {sorted(unknown)[0]!r}: seed, episode_id, split, index"
+            )
+        for name, kind in (("seed", int), ("index", int), ("split", str), ("episode_id", str)):
+            if data.get(name) is not None and (not isinstance(data[name], kind) or isinstance(data[name], bool)):
+                raise WireError("VALIDATION_ERROR", f"{name} is no {kind.__name__}")
+        options = {name: data[name] for name in ("split", "index") if data.get(name) is not None}
+        self._playing = False
+        async with self._in_time("reset"):
+            if not self.env.reusable:  # a tool call that timed out still runs in it
+                left, self.env = self.env, self._make_env()
+                await left.close()
+            observation, info = await self.env.reset(seed=data.get("seed"), options=options or None)
+        self._playing = True
+        self.state = EpisodeState(
+            episode_id=data.get("episode_id") or uuid.uuid4().hex, task_id=str(info.get("task_id", "")) or None
+        )
+        self._last = observation_reply(observation, self._metadata(), info=info)
+        return self._last
+
+    async def step(self, data: Mapping[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:
+        """One assistant message, or one tool call, or a look at the tools (which is no step).
+
+        Args:
+            data: the action.
+            timeout_s: wall seconds, where the client grants less than the server.
+        """
+        if data.get("type") == "list_tools":
+            tools = [tool_entry(spec) for spec in self.env.tools]
+            return observation_reply([], self._metadata(), extra={"tools": tools})
+        if not self._playing:
+            raise WireError("SESSION_ERROR", "there is no running episode: reset first")
+        action = parse_action(data, f"call-{self.state.step_count}")
+        async with self._in_time("step", timeout_s):
+            observation, reward, terminated, truncated, info = await self.env.step(action)
+        self.state.step_count += 1
+        self._playing = not (terminated or truncated)
+        extra = None
+        if data.get("type") == "call_tool":
+            answer = next((message.content for message in observation if message.role == "tool"), None)
+            extra = {"tool_name": data["tool_name"], "result": answer, "error": None}
+        self._last = observation_reply(
+            observation,
+            self._metadata(),
+            reward=float(reward),
+            terminated=bool(terminated),
+            truncated=bool(truncated),
+            info=info,
+            extra=extra,
+        )
+        return self._last
+
+    def last_reply(self) -> dict[str, Any]:
+        """The newest observation again, for a client that came back."""
+        if self._last is None:
+            raise WireError("SESSION_ERROR", "there is no running episode: reset first")
+        return self._last
+
+    def _metadata(self) -> dict[str, Any]:
+        return {**self.state.model_dump(), "session_id": self.id}
+
+    @asynccontextmanager
+    async def _in_time(self, what: str, timeout_s: float | None = None) -> AsyncIterator[None]:
+        """Run the environment's code; whatever goes wrong ends the episode and is an answer."""
+        seconds = self.limits.step_s if timeout_s is None else min(timeout_s, self.limits.step_s)
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError:
+            self._playing = False
+            text = f"{what} took longer than {seconds:g} s; reset"
+            raise WireError("EXECUTION_ERROR", text, retriable=True) from None
+        except WireError:
+            raise
+        except asyncio.CancelledError:
+            self._playing = False
+            raise
+        except Exception as error:  # the server goes on, whatever one environment does
+            self._playing = False
+            if not isinstance(error, ForgeError):
+                log.exception("%s of a served environment failed", what)
+            retriable = isinstance(error, InfrastructureError)
+            raise WireError("EXECUTION_ERROR", f"{type(error).__name__}: {error}", retriable=retriable) from error
+
+
+class Sessions:
+    """Every session of a server."""
+
+    def __init__(self, make_env: Callable[[], Environment], limits: ServeLimits) -> None:
+        self.make_env = make_env
+        self.limits = limits
+        self._sessions: list[Session] = []
+        self._waiting: dict[Session, asyncio.Task[None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    async def open(self) -> Session:
+        """A new session; the longest waiting one makes room where all places are taken.
+
+        Raises:
+            WireError: all sessions are in use, or the environment can't be made.
+        """
+        if len(self._sessions) >= self.limits.max_sessions:
+            if not self._waiting:
+                count = len(self._sessions)
+                raise WireError(
+                    "CAPACITY_REACHED", f"all {count} sessions are in use", active_sessions=count, max_sessions=count
+                )
+            await self.close(next(iter(self._waiting)))
+        try:
+            session = Session(self.make_env, self.limits)
+        except ForgeError as error:
+            raise WireError("FACTORY_ERROR", str(error)) from error
+        self._sessions.append(session)
+        return session
+
+    def get(self, session_id: str) -> Session | None:
+        """The session of this id, if there is one."""
+        return next((session for session in self._sessions if session.id == session_id), None)
+
+    def take(self, session_id: str, let_go: Callable[[], None]) -> Session | None:
+        """The session of this id, taken from its connection if it has one; None when there is none (any more)."""
+        found = self.get(session_id)
+        if found is None:
+            return None
+        if (waiting := self._waiting.pop(found, None)) is not None:
+            waiting.cancel()
+        if found.let_go is not None and found.let_go != let_go:
+            found.let_go()
+        found.let_go = let_go
+        return found
+
+    def detach(self, session: Session) -> None:
+        """Its connection broke: keep it for `reconnect_s`."""
+        if session in self._sessions:
+            session.let_go = None
+            self._waiting[session] = asyncio.create_task(self._forget(session))
+
+    async def _forget(self, session: Session) -> None:
+        await asyncio.sleep(self.limits.reconnect_s)
+        self._waiting.pop(session, None)
+        await self.close(session)
+
+    async def close(self, session: Session) -> None:
+        """End a session and what it holds; may be called again."""
+        if (waiting := self._waiting.pop(session, None)) is not None:
+            waiting.cancel()
+        if session in self._sessions:
+            self._sessions.remove(session)
+            await session.finish(cancel=True)
+            try:
+                await session.env.close()
+            except ForgeError:
+                log.warning("closing a served environment failed", exc_info=True)
+
+    async def close_all(self) -> None:
+        """At the server's end."""
+        for session in list(self._sessions):
+            await self.close(session)

@@ -1,0 +1,375 @@
+"""Tasks from files and hubs: JSONL, Parquet, Hugging Face datasets."""
+
+from __future__ import annotations
+
+import atexit
+import codecs
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+from weakref import WeakSet
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from forge_env.errors import ForgeError, InfrastructureError, UsageError, did_you_mean
+from forge_env.types import Task
+
+# ---
+# Rows of datasets on the Hugging Face hub, or in a folder of its layout.
+
+HUB_TIMEOUT_S = 10.0
+"""Seconds for the hub to answer at all."""
+
+
+def hub_rows(config: DatasetConfig, part: str | None) -> Iterator[Mapping[str, Any]]:
+    """Rows of a dataset on the hub, or in a folder of the hub's layout."""
+    if not Path(config.path).expanduser().is_dir():
+        check_hub(config.path)
+    try:
+        import datasets
+    except ImportError as error:
+        raise UsageError(
+            f"{config.path!r} is no file; the hub needs `datasets`", fix='pip install "forge-env[data]"'
+        ) from error
+    # Not found, no such configuration or split, a file that can't be read.
+    failures = (OSError, ValueError, datasets.exceptions.DatasetsError, _session()[1])
+    try:
+        found = datasets.load_dataset(config.path, config.name, split=part or "train", streaming=config.streaming)
+        if config.streaming and config.shuffle_buffer:
+            found = found.shuffle(seed=config.shuffle_seed, buffer_size=config.shuffle_buffer)
+    except failures as error:
+        raise ForgeError(
+            f"can't load dataset {config.path!r}: {first_line(error)}", fix="check path, name and splits"
+        ) from error
+    return _watched(found, config.path, failures)
+
+
+def _watched(
+    rows: Iterable[Mapping[str, Any]], path: str, failures: tuple[type[Exception], ...]
+) -> Iterator[Mapping[str, Any]]:
+    try:
+        yield from rows
+    except failures as error:
+        raise InfrastructureError(f"reading dataset {path!r} failed: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """What an error of another library says, in one line."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
+
+
+def check_hub(dataset: str) -> None:
+    """Ask the hub once for an answer: its own library tries for half a minute before it says that there is none.
+
+    Raises:
+        ForgeError: it can't be reached.
+    """
+    try:
+        from huggingface_hub import constants
+    except ImportError:
+        return  # the caller says what is missing
+    if constants.HF_HUB_OFFLINE:
+        return  # the person says so: what was downloaded before is used
+    session, failure = _session()
+    try:
+        session.head(f"{constants.ENDPOINT}/api/datasets/{dataset}", timeout=HUB_TIMEOUT_S)
+    except (OSError, failure) as error:
+        raise ForgeError(
+            f"can't load dataset {dataset!r}: {constants.ENDPOINT} can't be reached: {first_line(error)}",
+            fix="check the network; HF_HUB_OFFLINE=1 uses what was downloaded before; a file needs neither",
+        ) from error
+
+
+def _session() -> tuple[Any, type[Exception]]:
+    """The hub's HTTP session, and what it raises: releases of its library differ in what they speak HTTP with."""
+    from huggingface_hub import get_session
+
+    session = get_session()
+    library = import_module(type(session).__module__.partition(".")[0])
+    failure: type[Exception] = library.HTTPError
+    return session, failure
+
+
+# ---
+# Tasks from files and hubs: JSONL, Parquet, Hugging Face datasets.
+#
+# class QA(fe.SingleTurnEnvironment):
+# config_class = QAConfig                     # has a field `dataset: DatasetConfig`
+# reward = fe.rewards.MathReward()
+#
+# def tasks(self, split):
+# return load_tasks(self.config.dataset, split)
+#
+# Columns are mapped in the recipe:
+#
+# options:
+# dataset:
+# path: openai/gsm8k
+# name: main
+# splits: {train: train, eval: test}
+# columns: {prompt: question, answer: answer}
+
+TASK_FIELDS = ("id", "prompt", "gold", "difficulty", "tags")
+
+
+class MissingColumn(UsageError):
+    """A column that is mapped, or the prompt's, isn't there."""
+
+
+class DatasetConfig(BaseModel):
+    """Where tasks come from and which column is what; a path alone will do."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
+
+    path: str
+    """A .jsonl, .json or .parquet file, a folder of them or in the hub's layout, or a dataset on the hub."""
+    name: str | None = None
+    """Configuration of a hub dataset."""
+    splits: dict[str, str] = Field(default_factory=dict)
+    """Split of the environment -> split of the dataset, or file. Empty: one source, divided by `eval_fraction`."""
+    eval_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
+    """Share of prompts held out as `eval` where `splits` is empty; equal prompts always fall on the same side."""
+    columns: dict[str, str | None] = Field(default_factory=dict)
+    """Field of the task (id, prompt, gold, difficulty, tags; any other name goes to its hidden data) -> column; null:
+    no column, also where one of that name is there (a column of a field's name is taken unasked, where it fits)."""
+    streaming: bool = False
+    """Read a hub dataset row by row as tasks are asked for, instead of downloading it first."""
+    shuffle_buffer: Annotated[int, Field(ge=0)] = 0
+    """Streaming: rows read ahead, of which a random one comes next; 0: rows come as they are."""
+    shuffle_seed: int = 0
+    """Streaming: seed of that choice."""
+    limit: Annotated[int, Field(gt=0)] | None = None
+    """Most tasks of one split."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _path_alone(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
+
+
+class StreamedTasks:
+    """Tasks of a source that is read as far as it was asked for; it has no length."""
+
+    def __init__(self, tasks: Callable[[], Iterator[Task]]) -> None:
+        self._tasks = tasks
+        self._source: Iterator[Task] | None = None
+        self._opened: Iterator[Task] | None = None
+        _STREAMS.add(self)
+        self._read: list[Task] = []
+        self._lock = threading.Lock()
+
+    def __getitem__(self, index: int) -> Task:
+        with self._lock:
+            if self._source is None:  # the beginning, or the source failed: read on where it did
+                self._opened = self._tasks()
+                self._source = islice(self._opened, len(self._read), None)
+            try:
+                while len(self._read) <= index and (task := next(self._source, None)) is not None:
+                    self._read.append(task)
+            except BaseException:  # also a Ctrl-C: an iterator that failed yields nothing more
+                self._source = None
+                raise
+            if not self._read:
+                raise UsageError("the dataset has no rows")
+            return self._read[index % len(self._read)]  # past its end it starts again
+
+    def close(self) -> None:
+        """Stop reading; what was read stays, and the next task opens the source again."""
+        with self._lock:
+            opened, self._opened, self._source = self._opened, None, None
+            if isinstance(opened, Generator):
+                opened.close()
+
+
+_STREAMS: WeakSet[StreamedTasks] = WeakSet()
+
+
+@atexit.register
+def _close_streams() -> None:
+    """Before the interpreter takes the libraries down that a stream reads with."""
+    for stream in list(_STREAMS):
+        stream.close()
+
+
+def load_tasks(config: DatasetConfig, split: str) -> Sequence[Task] | StreamedTasks:
+    """Tasks of one split, read once a process.
+
+    Raises:
+        UsageError: a file, split, column or library is missing; the message says which.
+        ForgeError: the hub can't be reached.
+    """
+    return _load(config.model_dump_json(), split)
+
+
+@lru_cache(maxsize=64)
+def _load(config_json: str, split: str) -> Sequence[Task] | StreamedTasks:
+    config = DatasetConfig.model_validate_json(config_json)
+    if config.streaming:
+        return StreamedTasks(lambda: _tasks(config, split))
+    tasks = list(_tasks(config, split))
+    if not tasks:
+        raise UsageError(f"{config.path} has no tasks for split {split!r}", fix="check `splits` and `eval_fraction`")
+    return tasks
+
+
+def _tasks(config: DatasetConfig, split: str) -> Iterator[Task]:
+    if config.splits and split not in config.splits:
+        raise UsageError(f"{config.path}: `splits` has no {split!r}", fix=f"it has {', '.join(config.splits)}")
+    rows = _rows(config, config.splits.get(split))
+    given = 0
+    for number, row in enumerate(rows):
+        if given == config.limit:
+            return
+        task = _as_task(config, split, number, row)
+        if config.splits or _is_held_out(task, config.eval_fraction) == (split == "eval"):
+            given += 1
+            yield task
+
+
+def _is_held_out(task: Task, fraction: float) -> bool:
+    digest = hashlib.sha256(task.prompt.encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8], "big") < fraction * 2**64
+
+
+def _as_task(config: DatasetConfig, split: str, number: int, row: Mapping[str, Any]) -> Task:
+    place = f"{config.path}, row {number}"
+    asked = {field: column for field, column in config.columns.items() if column is not None}
+    for column in asked.values():
+        _check_column(config, column, row)
+    mapped = {field: row[column] for field, column in asked.items() if field in TASK_FIELDS}
+    unasked = {name: row[name] for name in TASK_FIELDS if name in row and name not in config.columns}
+    fitting = {name: value for name, value in unasked.items() if name == "prompt" or _fits(name, value)}
+    shown = asked.get("prompt")  # what the agent reads is no hidden data
+    data = {key: value for key, value in row.items() if key not in fitting and key != shown}
+    data |= {field: row[column] for field, column in asked.items() if field not in TASK_FIELDS}
+    values: dict[str, Any] = {}
+    for name, value in {**fitting, **mapped}.items():
+        if value is not None:  # null is as good as absent
+            values[name] = _field(name, value, place, row)
+    if "prompt" not in values:
+        raise MissingColumn(f"{place}: no column 'prompt'", fix=f"map one: columns: {{prompt: COLUMN}}; {_names(row)}")
+    return Task(**{"id": f"{split}-{number}", **values}, data=data, split=split)
+
+
+def _check_column(config: DatasetConfig, column: str, row: Mapping[str, Any]) -> None:
+    if column not in row:
+        guess = did_you_mean(column, row)
+        fix = f"did you mean {guess!r}?" if guess else _names(row)
+        raise MissingColumn(f"{config.path} has no column {column!r}", fix=fix)
+
+
+def _names(row: Mapping[str, Any]) -> str:
+    return f"columns: {', '.join(map(str, row))}"
+
+
+def _fits(field: str, value: Any) -> bool:
+    """Whether a column that nobody mapped, but that is called like a field of the task, is one."""
+    try:
+        return value is None or _TYPES[field].validate_python(value) is not None
+    except ValidationError:
+        return False
+
+
+def _field(field: str, value: Any, place: str, row: Mapping[str, Any]) -> Any:
+    """A column's value as a field of the task."""
+    try:
+        return _TYPES[field].validate_python(value)
+    except ValidationError as error:
+        fix = f"columns: {{{field}: COLUMN}} takes another; {_names(row)}"
+        if field != "prompt":
+            fix = f"columns: {{{field}: null}} takes none, {fix}"
+        raise UsageError(f"{place}: {field}: {error.errors(include_url=False)[0]['msg']}", fix=fix) from error
+
+
+def _number_as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _scalar_as_text(value: Any) -> Any:
+    return value if isinstance(value, list | dict) else str(value)
+
+
+_TYPES: dict[str, TypeAdapter[Any]] = {
+    "id": TypeAdapter(Annotated[str, BeforeValidator(_scalar_as_text)]),
+    "prompt": TypeAdapter(str),
+    "gold": TypeAdapter(Annotated[str, BeforeValidator(_number_as_text)]),
+    "difficulty": TypeAdapter(int),
+    "tags": TypeAdapter(list[str]),
+}
+
+
+def _rows(config: DatasetConfig, part: str | None) -> Iterable[Mapping[str, Any]]:
+    """Rows of the file or hub split that `part` names (None: of all there is)."""
+    path = Path(config.path).expanduser()
+    if path.is_dir():
+        names = sorted(file for file in path.iterdir() if file.suffix in READERS)
+        if not names and any(file.suffix in READERS for file in path.rglob("*")):
+            return hub_rows(config, part)
+        if part is not None:
+            names = [file for file in names if part in (file.name, file.stem)]
+        if not names:
+            raise UsageError(f"the folder {path} has no .jsonl or .parquet file{f' {part!r}' if part else ''}")
+        return (row for file in names for row in READERS[file.suffix](file))
+    if part is not None and Path(part).suffix in READERS:
+        return _file_rows(path.parent / part if path.suffix in READERS else Path(part))
+    if path.suffix in READERS:
+        return _file_rows(path)
+    if path.is_file():
+        raise UsageError(f"can't read tasks from {path}", fix=f"files are {', '.join(READERS)}")
+    return hub_rows(config, part)
+
+
+def _file_rows(path: Path) -> Iterable[Mapping[str, Any]]:
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}", fix="check `dataset.path`")
+    return READERS[path.suffix](path)
+
+
+def _jsonl_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line.decode("utf-8"))
+            except ValueError as error:
+                raise UsageError(f"{path}, line {number}: not valid JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise UsageError(f"{path}, line {number}: a row is a JSON object, this is a {type(row).__name__}")
+            yield row
+
+
+def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8-sig"))
+    except ValueError as error:
+        raise UsageError(f"{path}: not valid JSON: {error}", fix="one object a line is .jsonl") from error
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise UsageError(f"{path} is no list of objects", fix="one object a line is .jsonl")
+    return iter(rows)
+
+
+def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise UsageError("reading Parquet needs pyarrow", fix='pip install "forge-env[data]"') from error
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches():
+            yield from batch.to_pylist()
+    except ArrowException as error:
+        raise UsageError(f"{path}: {first_line(error)}") from error
+
+
+READERS: dict[str, Callable[[Path], Iterator[Mapping[str, Any]]]] = {
+    ".jsonl": _jsonl_rows,
+    ".json": _json_rows,
+    ".parquet": _parquet_rows,
+}

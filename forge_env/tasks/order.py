@@ -1,0 +1,113 @@
+"""Which task comes when: pure functions of a seed and a position, so that resuming needs one integer.
+
+order = TaskOrder(env.num_tasks("train"), seed=0)
+task = env.task("train", order[position])
+
+`forge_env.tasks.curriculum` has an order that follows the agent's success, and saves what it has learned.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, Protocol
+
+from forge_env.errors import UsageError
+
+
+class Order(Protocol):
+    """Which task comes at a position, and what may be learned from how it went (`forge_env.tasks.curriculum`)."""
+
+    def __getitem__(self, position: int) -> int: ...
+
+    def record(self, position: int, success: float) -> None:
+        """How the attempts at a position went, 0 to 1."""
+
+    def state_dict(self, first: int = 0) -> dict[str, Any]:
+        """What is needed, beside the position, to go on from `first`; JSON."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+
+
+class TaskOrder:
+    """Position -> index of a task.
+
+    Without weights every epoch is a permutation of its own; with weights each position draws with replacement.
+
+    Args:
+        num_tasks: how many there are; None for an endless generator, whose order is its own.
+        seed: of the permutations or draws.
+        shuffle: False keeps the order of the tasks.
+        weights: relative frequency of each task, [num_tasks].
+    """
+
+    def __init__(
+        self, num_tasks: int | None, *, seed: int = 0, shuffle: bool = True, weights: Sequence[float] | None = None
+    ) -> None:
+        if num_tasks == 0:
+            raise UsageError("there are no tasks to choose from")
+        if weights is not None and (num_tasks != len(weights) or min(weights) < 0 or sum(weights) <= 0):
+            raise UsageError(f"{len(weights)} weights for {num_tasks} tasks", fix="one for each, none negative")
+        self.num_tasks = num_tasks
+        self.seed = seed
+        self.shuffle = shuffle
+        self._cumulative = None if weights is None else list(accumulate(weights))
+
+    def __getitem__(self, position: int) -> int:
+        if self.num_tasks is None:
+            return position
+        if self._cumulative is not None:
+            drawn = random.Random(f"{self.seed}/{position}").random() * self._cumulative[-1]
+            return min(bisect(self._cumulative, drawn), self.num_tasks - 1)
+        epoch, offset = divmod(position, self.num_tasks)
+        return _permutation(self.num_tasks, f"{self.seed}/{epoch}")[offset] if self.shuffle else offset
+
+    def record(self, position: int, success: float) -> None:
+        """Nothing is learned from it."""
+
+    def state_dict(self, first: int = 0) -> dict[str, Any]:
+        """Nothing: the position says it all."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing to load."""
+
+
+@lru_cache(maxsize=4)
+def _permutation(count: int, seed: str) -> list[int]:
+    order = list(range(count))
+    random.Random(seed).shuffle(order)
+    return order
+
+
+class MixtureOrder:
+    """Position -> (component, position within the component), in exact proportion in every block of positions."""
+
+    def __init__(self, weights: Mapping[str, float], *, seed: int = 0, block: int = 100) -> None:
+        if not weights or min(weights.values()) <= 0:
+            raise UsageError("a mixture needs components with positive weights")
+        self.seed = seed
+        self._shares = _shares(weights, max(block, len(weights)))
+        self._block = sum(self._shares.values())
+
+    def __getitem__(self, position: int) -> tuple[str, int]:
+        block, offset = divmod(position, self._block)
+        slots = [name for name, share in self._shares.items() for _ in range(share)]
+        random.Random(f"{self.seed}/{block}").shuffle(slots)
+        name = slots[offset]
+        return name, block * self._shares[name] + slots[:offset].count(name)
+
+
+def _shares(weights: Mapping[str, float], block: int) -> dict[str, int]:
+    """Slots of each component in a block: largest remainders, at least one each."""
+    total = sum(weights.values())
+    exact = {name: block * weight / total for name, weight in weights.items()}
+    shares = {name: max(1, int(value)) for name, value in exact.items()}
+    by_remainder = sorted(exact, key=lambda name: exact[name] - int(exact[name]), reverse=True)
+    for name in by_remainder[: max(0, block - sum(shares.values()))]:
+        shares[name] += 1
+    return shares

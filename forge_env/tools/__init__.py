@@ -1,0 +1,1 @@
+"""Tools: methods that an agent may call."""

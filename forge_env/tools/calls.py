@@ -1,0 +1,79 @@
+"""Running an environment's tool calls, so that one that is over can't reach into what comes after it.
+
+Python can't end a thread: a plain function that timed out goes on. Its context, and that of whatever it started in
+threads and tasks, still holds its `CallScope`, by which `submit` knows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from forge_env.errors import InfrastructureError, ToolError
+from forge_env.tools.schema import Tool, ToolResult
+from forge_env.tools.threads import CURRENT_CALL, CallScope
+
+
+class ToolCalls:
+    """The calls of one environment's episodes."""
+
+    def __init__(self, owner: object) -> None:
+        self._owner = owner
+        self._episode = 0
+        self._counts: Counter[str] = Counter()
+        self._turn_of_threads = asyncio.Lock()
+        self._straggler: CallScope | None = None  # the last call given up while its thread ran: there is one at most
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether no thread of a call that was given up still runs."""
+        return self._straggler is None or not self._straggler.runs_on
+
+    def end_episode(self) -> None:
+        """From here on no call made before has any effect (`check`)."""
+        self._episode += 1
+        self._counts.clear()
+
+    async def wait_for_straggler(self, timeout_s: float) -> None:
+        """`InfrastructureError`: a call of an earlier episode still runs after `timeout_s` seconds."""
+        if self._straggler is not None and not await self._straggler.ended(timeout_s):
+            name = type(self._owner).__name__
+            raise InfrastructureError(
+                f"a tool call of {name} that timed out has not ended", fix="make a new environment"
+            )
+
+    def check(self, what: str) -> None:
+        """Refuse `what` to code of a call that was given up, or of an episode that is over: `ToolError`."""
+        scope = CURRENT_CALL.get()
+        if scope is None or scope.owner is not self._owner:
+            return
+        if scope.given_up or scope.episode != self._episode:
+            raise ToolError(f"this tool call is over: it can't {what} any more")
+
+    async def run(self, tool: Tool, arguments: str, *, timeout_s: float, task_id: str) -> ToolResult:
+        """`tool.answer`, within its number of calls; functions in threads one at a time."""
+        name = tool.spec.name
+        self._counts[name] += 1
+        if tool.max_calls is not None and self._counts[name] > tool.max_calls:
+            return ToolResult(f"Error: {name} can be called {tool.max_calls} times only", error=True)
+        if not tool.in_thread:
+            return await self._answer(tool, arguments, timeout_s, task_id)
+        async with self._turn_of_threads:  # so that the state of an episode needs no locks
+            limit_s = timeout_s if tool.timeout_s is None else tool.timeout_s
+            if self._straggler is not None and not await self._straggler.ended(limit_s):
+                return ToolResult(f"Error: {name} can't run: a call that timed out has not ended", error=True)
+            return await self._answer(tool, arguments, timeout_s, task_id)
+
+    async def _answer(self, tool: Tool, arguments: str, timeout_s: float, task_id: str) -> ToolResult:
+        scope = CallScope(self._owner, self._episode)
+        token = CURRENT_CALL.set(scope)
+        try:
+            return await tool.answer(self._owner, arguments, timeout_s=timeout_s, task_id=task_id)
+        except BaseException:  # its caller was cancelled: nobody hears the answer
+            scope.given_up = True
+            raise
+        finally:
+            CURRENT_CALL.reset(token)
+            if scope.runs_on:
+                scope.given_up = True
+                self._straggler = scope

@@ -1,0 +1,335 @@
+"""Tools: methods that an agent may call.
+
+    class Calculator(fe.ToolEnvironment):
+        @fe.tool
+        async def add(self, a: int, b: int = 0) -> int:
+            \"\"\"Add two numbers.
+
+            Args:
+                a: first number.
+                b: second number.
+            \"\"\"
+            return a + b
+
+The JSON schema comes from type hints and docstring, arguments are validated against it, and whatever the
+agent does wrong (unknown tool, broken JSON, a wrong argument, `fe.ToolError`, a timeout) is answered with a
+text that it can act on. What the tool's own code does wrong is an `EnvironmentBugError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_type_hints
+from weakref import WeakKeyDictionary
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.errors import PydanticUserError
+from pydantic.json_schema import GenerateJsonSchema
+
+from forge_env.concurrency import run_in_thread
+from forge_env.errors import ToolError, UsageError, did_you_mean, environment_code
+from forge_env.tools.decorator import ToolOptions, options_of
+from forge_env.tools.decorator import tool as tool
+from forge_env.tools.threads import CURRENT_CALL
+from forge_env.types import ToolCall, ToolSpec
+
+# ---
+# The two parts of a Google-style docstring that a tool schema needs: the description and the arguments.
+
+_ARGUMENT_SECTIONS = {"args", "arguments", "parameters"}
+_SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns?|Raises|Yields|Examples?|Notes?|See Also):\s*$")
+_ARGUMENT = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
+
+
+@dataclass(slots=True)
+class Docstring:
+    """`summary` is everything before the first section; `arguments` maps parameter to its description."""
+
+    summary: str = ""
+    arguments: dict[str, str] = field(default_factory=dict)
+
+
+def parse_docstring(text: str) -> Docstring:
+    """Read a docstring as `inspect.getdoc` returns it."""
+    sections: dict[str, list[str]] = {"": []}
+    current = ""
+    for line in text.splitlines():
+        if match := _SECTION.match(line):
+            current = match.group(1).lower()
+            sections.setdefault(current, [])
+        else:
+            sections[current].append(line)
+    result = Docstring(summary="\n".join(sections[""]).strip())
+    for name in _ARGUMENT_SECTIONS & sections.keys():
+        result.arguments.update(_arguments(sections[name]))
+    return result
+
+
+def _arguments(lines: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    indents = [len(line) - len(line.lstrip()) for line in lines if line.strip()]
+    base = min(indents, default=0)
+    current: str | None = None
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        match = _ARGUMENT.match(line.strip())
+        if line.strip() and indent == base and match:
+            current = match.group(1)
+            found[current] = match.group(2).strip()
+        elif current is not None and line.strip():
+            found[current] = f"{found[current]} {line.strip()}".strip()
+    return found
+
+
+# --- tools
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """A tool's answer to one call."""
+
+    text: str
+    error: bool = False
+
+
+class _Schema(GenerateJsonSchema):
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False  # a title only repeats the name
+
+
+class Tool:
+    """A function with the schema of its arguments. `owner` below is the environment a method belongs to."""
+
+    def __init__(
+        self, function: Callable[..., Any], options: ToolOptions | None = None, *, method: bool = False
+    ) -> None:
+        options = options or ToolOptions()
+        self.function = function
+        self.timeout_s = options.timeout_s
+        self.max_calls = options.max_calls
+        if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+            raise UsageError(f"tool {options.name or function.__name__!r} yields", fix="return its whole answer")
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.in_thread = options.thread and not self.is_async
+        self._method = method
+        name = options.name or function.__name__
+        documented = parse_docstring(inspect.getdoc(function) or "")
+        self._names, self._model = _arguments_model(name, function, documented.arguments, skip_first=method)
+        schema = self._model.model_json_schema(schema_generator=_Schema)
+        schema.pop("title", None)
+        schema.setdefault("properties", {})
+        self.spec = ToolSpec(name=name, description=options.description or documented.summary, parameters=schema)
+
+    def read(self, arguments: str) -> dict[str, Any]:
+        """The JSON object that a call's text spells; `ToolError` when it spells none."""
+        try:
+            data = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError) as error:
+            raise ToolError(f"the arguments are not valid JSON: {str(error)[:200]}. {self.usage()}") from None
+        if not isinstance(data, dict):
+            raise ToolError(f"the arguments must be a JSON object, got {type(data).__name__}. {self.usage()}")
+        return data
+
+    def parse(self, arguments: str) -> dict[str, Any]:
+        """Validated keyword arguments from the JSON text of a call; `ToolError` says what is wrong with it."""
+        data = self.read(arguments)
+        try:
+            parsed = self._model.model_validate(data)
+        except ValidationError as error:
+            problems = "; ".join(_problem(item) for item in error.errors(include_url=False)[:5])
+            raise ToolError(f"wrong arguments: {problems}. {self.usage()}") from None
+        return {name: getattr(parsed, field) for field, name in self._names.items()}
+
+    def usage(self) -> str:
+        """One line that tells the model how to call this tool."""
+        properties, required = self.spec.parameters["properties"], self.spec.parameters.get("required", [])
+        shown = [
+            f'"{name}": {value.get("type", "value")}{"" if name in required else " (optional)"}'
+            for name, value in properties.items()
+        ]
+        return f"Call {self.spec.name} with {{{', '.join(shown)}}}"
+
+    async def invoke(self, owner: Any, arguments: dict[str, Any]) -> Any:
+        """Run the function with validated arguments."""
+        positional = (owner,) if self._method else ()
+        if self.is_async:
+            return await self.function(*positional, **arguments)
+        if not self.in_thread:
+            return self.function(*positional, **arguments)
+        scope = CURRENT_CALL.get()
+        if scope is None:
+            return await run_in_thread(lambda: self.function(*positional, **arguments))
+
+        def run() -> Any:
+            with scope.in_thread():
+                return self.function(*positional, **arguments)
+
+        scope.enters_thread()
+        return await run_in_thread(run)
+
+    async def answer(self, owner: Any, arguments: str, *, timeout_s: float, task_id: str) -> ToolResult:
+        """Run one call as the model wrote it.
+
+        Raises:
+            InfrastructureError: as the tool raised it.
+            EnvironmentBugError: the tool's own code failed.
+        """
+        limit = self.timeout_s if self.timeout_s is not None else timeout_s
+        deadline = asyncio.timeout(limit)
+        try:
+            parsed = self.parse(arguments)
+            with environment_code(f"tool {self.spec.name!r}", task_id):
+                try:
+                    async with deadline:
+                        value = await self.invoke(owner, parsed)
+                except TimeoutError:
+                    if not deadline.expired():
+                        raise
+                    if (scope := CURRENT_CALL.get()) is not None:
+                        scope.given_up = True
+                    return ToolResult(f"Error: {self.spec.name} timed out after {limit:g} s", error=True)
+                except ToolError as error:
+                    return ToolResult(f"Error: {error}", error=True)
+                return ToolResult(as_text(value))
+        except ToolError as error:  # from parse: the agent's doing
+            return ToolResult(f"Error: {error}", error=True)
+
+
+def _arguments_model(
+    name: str, function: Callable[..., Any], documented: Mapping[str, str], *, skip_first: bool
+) -> tuple[dict[str, str], type[BaseModel]]:
+    """`(model field -> parameter name, pydantic model of the arguments)`.
+
+    Fields are numbered, with the parameter as alias: a parameter may then have any name ("json", "schema").
+    """
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise UsageError(f"tool {name!r}: its type hints can't be resolved: {error}") from error
+    fields: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    parameters = list(inspect.signature(function).parameters.values())[1 if skip_first else 0 :]
+    for position, parameter in enumerate(parameters):
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise UsageError(f"tool {name!r}: {parameter} is not a named parameter", fix="name every parameter")
+        if parameter.name not in hints:
+            raise UsageError(f"tool {name!r}: parameter {parameter.name!r} has no type hint", fix="add one")
+        default = ... if parameter.default is parameter.empty else parameter.default
+        field = Field(default, alias=parameter.name, description=documented.get(parameter.name))
+        fields[f"field_{position}"] = (hints[parameter.name], field)
+        names[f"field_{position}"] = parameter.name
+    try:
+        model = create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
+    except PydanticUserError as error:
+        raise UsageError(f"tool {name!r}: {error.message}", fix="use JSON types or pydantic models") from error
+    return names, model
+
+
+def _problem(item: Any) -> str:
+    where = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        return f"unknown argument {where[:80]!r}"
+    if item["type"] == "missing":
+        return f"argument {where!r} is missing"
+    return f"argument {where[:80]!r}: {item['msg'][:200]}"
+
+
+_TOOLS_OF: WeakKeyDictionary[type, dict[str, Tool]] = WeakKeyDictionary()
+
+
+def tools_of(cls: type) -> dict[str, Tool]:
+    """The `@fe.tool` methods of a class by tool name, base classes first, in order of definition."""
+    if cls in _TOOLS_OF:
+        return _TOOLS_OF[cls]
+    attributes = {name: None for base in reversed(cls.__mro__) for name in vars(base)}
+    found: dict[str, Tool] = {}
+    for attribute in attributes:
+        # A method that overrides a tool without saying `@fe.tool` again is still that tool.
+        versions = [vars(base)[attribute] for base in cls.__mro__ if attribute in vars(base)]
+        options = next((given for version in versions if (given := options_of(version)) is not None), None)
+        if options is None:
+            continue
+        _check_hides_nothing(cls, attribute)
+        made = _tool_of(cls, attribute, versions[0], options)
+        if made is None:
+            continue
+        if made.spec.name in found:
+            raise UsageError(f"{cls.__name__} has two tools named {made.spec.name!r}", fix="rename one")
+        found[made.spec.name] = made
+    _TOOLS_OF[cls] = found
+    return found
+
+
+def _check_hides_nothing(cls: type, attribute: str) -> None:
+    """A tool called `answer` or `step` would stand where the platform's own code looks for something else."""
+    ours = [base for base in cls.__mro__ if base.__module__.startswith("forge_env.") and attribute in vars(base)]
+    if ours and attribute != "submit":  # which may go on to the one it overrides
+        raise UsageError(
+            f"the tool {cls.__name__}.{attribute} hides {ours[0].__name__}.{attribute}",
+            fix=f'call the method otherwise: @fe.tool(name="{attribute}") def {attribute}_tool(self, ...)',
+        )
+
+
+def _tool_of(cls: type, name: str, attribute: Any, options: ToolOptions) -> Tool | None:
+    """The tool that an attribute of a class is; None where a subclass took it away (`name = None`)."""
+    if attribute is None:
+        return None
+    if isinstance(attribute, staticmethod):
+        return Tool(attribute.__func__, options)
+    if isinstance(attribute, classmethod):
+        return Tool(attribute.__get__(None, cls), options)
+    if not (inspect.isroutine(attribute) and callable(attribute)):
+        kind = type(attribute).__name__
+        raise UsageError(f"{cls.__name__}.{name} is a tool, and a {kind}", fix="make it a method, or None to drop it")
+    return Tool(attribute, options, method=True)
+
+
+def unknown_tool(call: ToolCall, tools: Mapping[str, Tool]) -> ToolResult:
+    """The answer to a call of a tool that isn't there; an empty name marks a call that could not be parsed."""
+    name = call.function.name
+    available = f"available tools: {', '.join(tools)}" if tools else "there are no tools: answer in plain text"
+    if not name.strip():
+        text = 'the tool call could not be read; write it as JSON with "name" and "arguments"'
+        return ToolResult(f"Error: {text}; {available}", error=True)
+    guess = did_you_mean(name[:80], tools)
+    hint = f"; did you mean {guess!r}?" if guess else ""
+    return ToolResult(f"Error: there is no tool {name[:80]!r}{hint}; {available}", error=True)
+
+
+def as_text(value: Any) -> str:
+    """What a tool returned, as the model reads it: text as it is, anything else as JSON."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return ""
+    try:
+        return json.dumps(value, ensure_ascii=False, default=_plain)
+    except (TypeError, ValueError):  # keys that JSON lacks, circular references
+        return repr(value)
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else str(value)
+
+
+def shorten(text: str, limit: int) -> str:
+    """`text`, with the middle left out where it has more than `limit` characters."""
+    if len(text) <= limit:
+        return text
+    head = limit // 2
+    tail = limit - head
+    return f"{text[:head]}\n[... {len(text) - limit} characters left out ...]\n{text[-tail:]}"
+
+
+def clean_unicode(text: str) -> str:
+    """`text` without lone surrogates, which neither UTF-8 nor a tokenizer can encode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

@@ -1,0 +1,1 @@
+"""What `forge-env validate` proves of an environment, without a model."""

@@ -1,0 +1,279 @@
+"""Proving without a model that an environment is sound: what `forge-env validate` runs."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from forge_env.environment.base import API_VERSION, Environment
+from forge_env.environment.tool_environment import ToolEnvironment
+from forge_env.errors import ForgeError, UsageError, environment_code
+from forge_env.policy import Policy
+from forge_env.rewards.rubric import Rubric
+from forge_env.rollout.episode import EpisodeLimits, run_episode
+from forge_env.rollout.scripted import GoldPolicy, RandomPolicy, ReplayPolicy
+from forge_env.tasks.splits import count_tasks
+from forge_env.trajectory import Trajectory
+from forge_env.types import Message, Task
+from forge_env.validation.leaks import SHORTEST_TEXT, SearchPolicy, hidden_texts, is_looked_for, shown_hidden
+
+WRONG_ANSWERS = ("I don't know.", "0", "```python\npass\n```")
+CONCURRENCY = 8
+LIMITS = EpisodeLimits(max_turns=1000, wall_s=300.0)
+"""An episode that takes longer has no end."""
+GROUP_SIZE = 4
+NUM_GROUPS = 3
+MOST_SEARCHES = 16
+"""Episodes in which one task's hidden data is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One finding; a "note" is something that could not be checked."""
+
+    status: Literal["ok", "note", "failed"]
+    name: str
+    detail: str
+
+
+class Validator:
+    """Runs every check on the first `num_tasks` tasks of each split."""
+
+    def __init__(self, make_env: Callable[[], Environment], *, num_tasks: int = 20, seed: int = 0) -> None:
+        if num_tasks < 1:
+            raise UsageError("validation needs at least one task", fix="--tasks 1 or more")
+        self.make_env = make_env
+        self.num_tasks = num_tasks
+        self.num_searched = min(num_tasks, 3)
+        self.seed = seed
+        self.env = make_env()
+        self.step_times: list[float] = []
+        self.highest: tuple[float, str] | None = None
+        """The highest reward, and its task."""
+        self._under_way: dict[object, tuple[str, str, float]] = {}
+
+    async def run(self) -> AsyncIterator[Check]:
+        """Checks as they finish; later ones are left out when there are no tasks to play.
+
+        Raises:
+            ForgeError: an error that is not the environment's (no sandbox, for example).
+        """
+        yield self._version()
+        tasks: list[Task] = []
+        counts = count_tasks(self.env)
+        for split in self.env.splits:
+            found, check = self._tasks(split) if split in counts else ([], Check("note", f"tasks of {split!r}", "none"))
+            tasks += found
+            yield check
+        if not tasks:
+            yield Check("failed", "tasks", "there are none")
+            return
+        for check_function in (self._determinism, self._gold, self._wrong, self._random, self._search):
+            yield await check_function(tasks)
+        if _has_group_rewards(self.env):
+            yield await self._groups(tasks)
+        yield self._highest_reward()
+        yield self._cost()
+
+    def longest_wait(self) -> tuple[str, str, float]:
+        """`(task, what it waits for, seconds)` of the episode that has stood still longest; any thread may ask."""
+        now = time.monotonic()
+        waits = [(task, doing, now - since) for task, doing, since in list(self._under_way.values())]
+        return max(waits, key=lambda wait: wait[2], default=("", "", 0.0))
+
+    def _version(self) -> Check:
+        ours = Environment.__module__.partition(".")[0]
+        declared = [cls for cls in type(self.env).__mro__ if "api_version" in vars(cls)]
+        if declared[0].__module__.partition(".")[0] == ours and not type(self.env).__module__.startswith(f"{ours}."):
+            text = f"write `api_version = {API_VERSION}` into the class, so that a later forge-env knows what it is for"
+            return Check("note", "API version", text)
+        return Check("ok", "API version", str(self.env.api_version))
+
+    def _tasks(self, split: str) -> tuple[list[Task], Check]:
+        name = f"tasks of {split!r}"
+        count = self.env.num_tasks(split)
+        wanted = self.num_tasks if count is None else min(count, self.num_tasks)
+        with environment_code(f"{type(self.env).__name__}.task", split):
+            tasks = [self.env.resolve_task(None, {"split": split, "index": index}) for index in range(wanted)]
+            twin = self.make_env()
+            again = [twin.resolve_task(None, {"split": split, "index": index}) for index in range(wanted)]
+        problems = list(_task_problems(split, tasks, again))
+        if problems:
+            return tasks, Check("failed", name, problems[0])
+        if not tasks:
+            return tasks, Check("note", name, "none")
+        total = "endless" if count is None else str(count)
+        return tasks, Check("ok", name, f"{total}; {len(tasks)} looked at: distinct ids, the same every time")
+
+    async def _play(self, policy: Policy, tasks: Sequence[Task], *, seed: int | None = None) -> list[Trajectory]:
+        gate = asyncio.Semaphore(CONCURRENCY)
+
+        async def one(task: Task) -> Trajectory:
+            async with gate:
+                chosen = self.seed if seed is None else seed
+                key = object()
+
+                def watch(doing: str) -> None:
+                    self._under_way[key] = (task.id, doing, time.monotonic())
+
+                try:
+                    return await run_episode(self.make_env, policy, task=task, seed=chosen, limits=LIMITS, watch=watch)
+                finally:
+                    self._under_way.pop(key, None)
+
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(one(task)) for task in tasks]
+        done = [item.result() for item in running]
+        seen = [(item.reward, item.task_id) for item in done]
+        self.highest = max(seen if self.highest is None else [self.highest, *seen], default=None)
+        self.step_times += [turn.step_s for trajectory in done for turn in trajectory.turns]
+        for trajectory in done:
+            if not trajectory.valid:
+                raise ForgeError(f"task {trajectory.task_id!r} could not be played: {trajectory.error}")
+            if trajectory.truncation == "time":
+                raise ForgeError(f"task {trajectory.task_id!r} has not ended after {LIMITS.wall_s:g} s")
+            if trajectory.truncated and len(trajectory.turns) >= (LIMITS.max_turns or 0):
+                raise ForgeError(
+                    f"task {trajectory.task_id!r} has not ended after {LIMITS.max_turns} turns",
+                    fix="end it: truncate at config.max_turns",
+                )
+        return done
+
+    async def _determinism(self, tasks: Sequence[Task]) -> Check:
+        name = "same seed, same episode"
+        for policy in (ReplayPolicy(), RandomPolicy()):
+            first = await self._play(policy, tasks[:5])
+            second = await self._play(policy, tasks[:5])
+            for one, two in zip(first, second, strict=True):
+                if [turn.observation for turn in one.turns] != [turn.observation for turn in two.turns]:
+                    return Check("failed", name, f"task {one.task_id!r} was shown differently the second time")
+                if one.reward != two.reward:
+                    return Check("failed", name, f"task {one.task_id!r} was scored {one.reward} and then {two.reward}")
+        return Check("ok", name, f"{len(tasks[:5])} tasks played twice")
+
+    async def _gold(self, tasks: Sequence[Task]) -> Check:
+        name = "gold solutions score full marks"
+        known = [task for task in tasks if self.env.gold_actions(task) is not None]
+        if not known:
+            return Check("note", name, "no task has one (set Task.gold, or override gold_actions)")
+        played = await self._play(GoldPolicy(), known)
+        full = self.env.max_reward
+        if low := [trajectory for trajectory in played if trajectory.reward < full - 1e-9]:
+            return Check(
+                "failed",
+                name,
+                f"{len(low)} of {len(played)} don't: task {low[0].task_id!r} scores {low[0].reward:g} of {full:g}",
+            )
+        return Check("ok", name, f"{len(played)} of {len(played)}")
+
+    async def _wrong(self, tasks: Sequence[Task]) -> Check:
+        name = "empty and wrong answers don't"
+        for answer in ("", *WRONG_ANSWERS):
+            for trajectory in await self._play(ReplayPolicy([answer] * 100), tasks):
+                if trajectory.reward >= self.env.max_reward - 1e-9:
+                    task = next(task for task in tasks if task.id == trajectory.task_id)
+                    if task.gold is not None and task.gold.strip() == answer.strip():
+                        continue  # by chance the right answer
+                    return Check("failed", name, f"task {trajectory.task_id!r} gives full marks for {answer!r}")
+        return Check("ok", name, f"{1 + len(WRONG_ANSWERS)} answers to {len(tasks)} tasks")
+
+    async def _random(self, tasks: Sequence[Task]) -> Check:
+        name = "any output is answered, and shows no hidden data"
+        played = [item for seed in range(3) for item in await self._play(RandomPolicy(), tasks, seed=seed)]
+        if shown := shown_hidden(played, tasks):
+            return Check("failed", name, shown)
+        unseen = "" if any(map(is_looked_for, tasks)) else "; nothing hidden is long enough to look for"
+        return Check("ok", name, f"{len(played)} episodes of random messages and tool calls{unseen}")
+
+    async def _search(self, tasks: Sequence[Task]) -> Check:
+        """With every tool, look through files, environment and processes, and try small numbers and every choice."""
+        name = "hidden data can't be found with the tools"
+        tasks = [task for task in tasks if hidden_texts(task)][: self.num_searched]
+        if not tasks:
+            return Check("note", name, f"no hidden text is as long as {SHORTEST_TEXT} characters")
+        calls = 0
+        for _ in range(MOST_SEARCHES):  # limits end an episode before everything is tried: the next one goes on
+            played = await self._play(SearchPolicy(calls), tasks)
+            if shown := shown_hidden(played, tasks):
+                return Check("failed", name, shown)
+            made = min(sum(len(turn.message.tool_calls) for turn in item.turns) for item in played)
+            calls += made
+            if not made:
+                break
+        if not calls:
+            return Check("ok", name, "there is no tool to look with")
+        return Check("ok", name, f"{calls} calls that look through files, variables and processes")
+
+    async def _groups(self, tasks: Sequence[Task]) -> Check:
+        """Group functions run on groups of gold episodes; what they raise is raised, like that of other functions."""
+        name = "group functions score groups"
+        known = [task for task in tasks if self.env.gold_actions(task) is not None]
+        chosen = (known or tasks)[:NUM_GROUPS]
+        policy: Policy = GoldPolicy() if known else ReplayPolicy()
+        for task in chosen:
+            group = await self._play(policy, [task] * GROUP_SIZE)
+            with environment_code(f"{type(self.env).__name__}.score_group", task.id):
+                await self.env.score_group(task, group)
+        return Check("ok", name, f"{len(chosen)} groups of {GROUP_SIZE} episodes")
+
+    def _highest_reward(self) -> Check:
+        """Before group functions, whose rewards are relative."""
+        name, full = "no reward is above max_reward", self.env.max_reward
+        if self.highest is None:
+            return Check("note", name, "no episode was played")
+        reward, task_id = self.highest
+        if reward > full + 1e-6:
+            text = f"task {task_id!r} scored {reward:g} of {full:g}: raise max_reward, or lower the reward"
+            return Check("failed", name, text)
+        return Check("ok", name, f"the highest was {reward:g} of {full:g}")
+
+    def _cost(self) -> Check:
+        if not self.step_times:
+            return Check("note", "cost of a step", "no step was taken")
+        ordered = sorted(self.step_times)
+        middle, high = statistics.median(ordered), ordered[int(0.95 * (len(ordered) - 1))]
+        detail = f"median {1000 * middle:.2f} ms, 95 % under {1000 * high:.2f} ms, of {len(ordered)} steps"
+        return Check("ok", "cost of a step", detail)
+
+
+def _has_group_rewards(env: Environment) -> bool:
+    rubric = getattr(env, "rubric", None)
+    if isinstance(rubric, Rubric) and rubric.scores_groups:
+        return True
+    return type(env).score_group not in (Environment.score_group, ToolEnvironment.score_group)
+
+
+def _task_problems(split: str, tasks: Sequence[Task], again: Sequence[Task]) -> Iterator[str]:
+    seen: set[str] = set()
+    for index, (task, twin) in enumerate(zip(tasks, again, strict=True)):
+        if task.id in seen:
+            yield f"two tasks have the id {task.id!r}"
+        seen.add(task.id)
+        if task != twin:
+            yield f"task({split!r}, {index}) is different in a second environment of the same seed"
+        if task.split != split:
+            yield f"task {task.id!r} says split={task.split!r}: set Task.split to the split it was asked for"
+        if not task.prompt.strip():
+            yield f"task {task.id!r} has an empty prompt"
+        try:
+            task.model_dump_json()
+        except ValueError as error:
+            yield f"task {task.id!r} can't be written as JSON: {error}"
+
+
+async def example_episode(make_env: Callable[[], Environment], split: str, index: int = 0) -> Trajectory:
+    """The gold solution of one task played, or where there is none, an empty answer."""
+    env = make_env()
+    task = env.resolve_task(None, {"split": split, "index": index})
+    known = env.gold_actions(task) is not None
+    return await run_episode(make_env, GoldPolicy() if known else ReplayPolicy(), task=task)
+
+
+def conversation(trajectory: Trajectory) -> list[Message]:
+    """All messages of an episode in order."""
+    messages = [message for turn in trajectory.turns for message in [*turn.observation, turn.message]]
+    return messages + trajectory.final_observation

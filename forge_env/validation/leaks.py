@@ -1,0 +1,188 @@
+"""Whether an agent is shown, or can find, what its task hides: the gold solution, or what it is scored against."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from forge_env.policy import Reply
+from forge_env.trajectory import Trajectory
+from forge_env.types import FunctionCall, Message, Observation, Task, ToolCall, ToolSpec
+
+# ---
+# Whether an agent was shown what its task hides: the gold solution, or what it is scored against.
+
+SHORTEST_TEXT = 12
+"""Hidden texts shorter than this occur by chance and aren't looked for, characters."""
+SHORTEST_NUMBER = 6
+"""An answer that is a number of so many digits doesn't occur in a prompt by chance."""
+
+
+def hidden_texts(task: Task) -> list[tuple[str, str]]:
+    """`(where, text)` of the hidden texts that are long enough to be recognised; `data["public..."]` may be shown."""
+    return [(where, text) for where, text in _hidden(task) if len(text) >= SHORTEST_TEXT]
+
+
+def is_looked_for(task: Task) -> bool:
+    """Whether the task hides anything that `shown_hidden` could recognise."""
+    return bool(hidden_texts(task)) or any(True for _ in _numbers(task))
+
+
+def shown_hidden(played: Sequence[Trajectory], tasks: Sequence[Task]) -> str | None:
+    """Which hidden text an agent was shown that had not said it itself, or None.
+
+    A number that is the answer is looked for in the first messages only: later ones may lead to it.
+    """
+    by_id = {task.id: task for task in tasks}
+    for trajectory in played:
+        task = by_id[trajectory.task_id]
+        first = trajectory.turns[0].observation if trajectory.turns else trajectory.final_observation
+        seen = [message for turn in trajectory.turns for message in turn.observation] + trajectory.final_observation
+        shown = [where for where, text in hidden_texts(task) if any(text in message.content for message in seen)]
+        shown += [
+            where for where, number in _numbers(task) if any(_holds(message.content, number) for message in first)
+        ]
+        if shown:
+            return f"task {task.id!r} shows the agent its {shown[0]}"
+    return None
+
+
+def _hidden(task: Task) -> Iterator[tuple[str, str]]:
+    if task.gold is not None:
+        yield "gold solution", task.gold
+    for key, value in task.data.items():
+        if not key.startswith("public"):
+            for text in _texts(value):
+                yield f"data[{key!r}]", text
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+
+
+def _numbers(task: Task) -> Iterator[tuple[str, str]]:
+    for where, value in (("gold solution", task.gold), ("data['answer']", task.data.get("answer"))):
+        text = "" if value is None else str(value).strip()
+        if re.fullmatch(r"-?[\d.]+", text) and sum(map(str.isdigit, text)) >= SHORTEST_NUMBER:
+            yield where, text
+
+
+def _holds(text: str, number: str) -> bool:
+    return re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", text) is not None
+
+
+# ---
+# An agent that doesn't solve its task but looks for the answer: with every tool, everywhere.
+
+_SHELL = (
+    "set; env; id; ls -laR . .. /tmp /home /mnt /root 2>/dev/null | head -300",
+    "find . .. /tmp /var/tmp /dev/shm /home /root /mnt /opt /srv -xdev -type f -size -200k 2>/dev/null"
+    ' | grep -v -e /lib/python -e /site-packages/ | head -60 | while read -r f; do cat "$f" | head -c 2000; done',
+    "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline; tr '\\0' ' ' < $p/environ; done 2>/dev/null | head -c 8000",
+    "cat /proc/mounts /etc/passwd /etc/hosts | head -c 4000; history; ls -la /proc/self/fd",
+)
+_PYTHON = (
+    "import gc, sys\nprint(dict(globals()), sys.argv, sys.path)\n"
+    "print([repr(v)[:300] for v in gc.get_objects() if isinstance(v, (dict, list)) and len(v) < 40][:400])",
+    "import inspect\nframe = inspect.currentframe()\nwhile frame:\n"
+    "    print(frame.f_code.co_filename, {k: repr(v)[:200] for k, v in frame.f_locals.items()})\n"
+    "    frame = frame.f_back",
+    "import os\nprint(dict(os.environ))\nfor root in ('.', '..', '/tmp', '/dev/shm', '/home', '/root', '/mnt'):\n"
+    "    for folder, _, names in os.walk(root):\n        for name in names[:20]:\n"
+    "            try: print(folder, name, open(os.path.join(folder, name), errors='replace').read(2000))\n"
+    "            except OSError: pass",
+    "print(dir(), __file__ if '__file__' in globals() else '')\nimport sys\nprint(sorted(sys.modules))",
+)
+_SQL = ("SELECT name, sql FROM sqlite_master", "PRAGMA database_list", "SELECT sqlite_version()")
+_WORDS = ("help", "answer", "solution", "../", "/", ".", "*", "%", "' OR 1=1 --", "{task.data}", "{0.current_task}")
+PROBES = (*_SHELL, *_PYTHON, *_SQL, *_WORDS)
+PER_MESSAGE = 4
+_VALUES: dict[str, tuple[Any, ...]] = {"integer": (0, 1, 2), "number": (0, 1, 2), "boolean": (True, False)}
+_SOMETHING: dict[str, Any] = {"string": "x", "integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
+
+
+class SearchPolicy:
+    """Calls every tool with everything worth a try, one argument at a time, then answers something.
+
+    A text is given every probe, a number, a switch and a choice each of a few values.
+
+    Args:
+        start: calls to pass over, because an episode before this one has tried them.
+    """
+
+    def __init__(self, start: int = 0) -> None:
+        self.start = start
+
+    def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> SearchSession:
+        """A session that begins with the call number `start`."""
+        return SearchSession(tools, self.start)
+
+
+class SearchSession:
+    """One search; it goes on until the episode ends, or nothing is left to try."""
+
+    def __init__(self, tools: list[ToolSpec], start: int = 0) -> None:
+        few = [call for tool in tools for call in _calls(tool, text=False)]
+        texts = [_calls(tool, text=True) for tool in tools]
+        many = [call for calls in zip_longest(*texts) for call in calls if call is not None]
+        self._calls = [*few, *many][start:]
+
+    async def reply(self, observation: Observation) -> Reply:
+        """The next few calls."""
+        now, self._calls = self._calls[:PER_MESSAGE], self._calls[PER_MESSAGE:]
+        calls = [ToolCall(id=f"call-{number}", function=function) for number, function in enumerate(now)]
+        return Reply(message=Message(role="assistant", content="" if calls else "Nothing found.", tool_calls=calls))
+
+
+def _calls(tool: ToolSpec, *, text: bool) -> list[FunctionCall]:
+    """Calls that try one argument after the other: those that take a text, or the others; a bare one without any."""
+    properties = tool.parameters.get("properties", {})
+    required = tool.parameters.get("required", [])
+    names = [name for name in properties if _takes_text(properties[name]) == text]
+    if text:  # one, a required one where there is one: every probe for every text would take too long
+        names = sorted(names, key=lambda name: name not in required)[:1]
+    tried = [{**_others(tool), name: value} for name in names for value in _values(properties[name])]
+    if not text and not properties:
+        tried = [{}]
+    return [FunctionCall(name=tool.name, arguments=json.dumps(arguments)) for arguments in tried]
+
+
+def _choices(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """The schemas that a value may have one of."""
+    return schema.get("anyOf") or [schema]
+
+
+def _takes_text(schema: dict[str, Any]) -> bool:
+    return any(choice.get("type") == "string" and "enum" not in choice for choice in _choices(schema))
+
+
+def _values(schema: dict[str, Any]) -> list[Any]:
+    """What is tried for an argument."""
+    if _takes_text(schema):
+        return list(PROBES)
+    values: list[Any] = []
+    for choice in _choices(schema):
+        values += choice.get("enum") or _VALUES.get(choice.get("type", ""), ())
+    return values
+
+
+def _others(tool: ToolSpec) -> dict[str, Any]:
+    """Something for every argument that is required."""
+    properties = tool.parameters.get("properties", {})
+    required = [name for name in tool.parameters.get("required", []) if name in properties]
+    return {name: _something(properties[name]) for name in required}
+
+
+def _something(schema: dict[str, Any]) -> Any:
+    choice = _choices(schema)[0]
+    return (choice.get("enum") or [_SOMETHING.get(choice.get("type", ""), "x")])[0]

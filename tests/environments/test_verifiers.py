@@ -1,0 +1,116 @@
+"""Against the real verifiers: an environment package written for it is played as ours."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forge_env as fe
+from forge_env.errors import UsageError
+from forge_env.rollout.episode import run_episode
+from forge_env.rollout.scripted import FunctionPolicy, ReplayPolicy
+from forge_env.types import FunctionCall, Message, ToolCall
+
+WHY = "NOT RUN: verifiers is not installed (scripts/test_interop.sh makes an environment for it)"
+pytest.importorskip("verifiers.v1", reason=WHY)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+ADAPTER = "environments.verifiers:VerifiersEnvironment"
+PACKAGE = '''
+import verifiers.v1 as vf
+
+
+class SumData(vf.TaskData):
+    answer: int
+
+
+class SumTools(vf.Toolset[vf.ToolsetConfig]):
+    @vf.tool
+    async def add(self, a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+
+class SumTaskConfig(vf.TaskConfig):
+    tools: vf.ToolsetConfig = vf.ToolsetConfig()
+    with_tools: bool = False
+
+
+class SumTask(vf.Task[SumData, vf.State, SumTaskConfig]):
+    @classmethod
+    def toolsets(cls, config):
+        return [SumTools(config.tools)] if config.with_tools else []
+
+    @vf.reward(weight=1.0)
+    async def right(self, trace: vf.Trace) -> float:
+        return float((trace.last_reply or "").strip() == str(self.data.answer))
+
+    @vf.metric
+    async def turns_taken(self, trace: vf.Trace) -> float:
+        return float(trace.num_turns)
+
+
+class SumConfig(vf.TasksetConfig):
+    num_tasks: int = 3
+    task: SumTaskConfig = SumTaskConfig()
+
+
+class SumTaskset(vf.Taskset[SumTask, SumConfig]):
+    def load(self):
+        for i in range(self.config.num_tasks):
+            data = SumData(name=f"sum-{i}", prompt=f"What is {i} + 40?", answer=i + 40)
+            yield SumTask(data, self.config.task)
+
+
+__all__ = ["SumTaskset"]
+
+if __name__ == "__main__":
+    SumTools.run()
+'''
+
+
+@pytest.fixture(autouse=True)
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "vf_sum.py").write_text(PACKAGE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    yield
+    sys.modules.pop("vf_sum", None)
+
+
+async def test_an_episode_is_played_and_scored_by_verifiers() -> None:
+    env = fe.make(ADAPTER, taskset="vf-sum", options={"num_tasks": 5, "task": {"with_tools": True}})
+    assert env.num_tasks("train") == 5
+    observation, info = await env.reset(seed=2)
+    assert (observation[-1].role, observation[-1].content) == ("user", "What is 2 + 40?")
+    assert info["task_id"] == "sum-2"
+    [tool] = [tool for tool in env.tools if "add" in tool.name]
+    call = ToolCall(id="c1", function=FunctionCall(name=tool.name, arguments='{"a": 2, "b": 40}'))
+    observation, reward, terminated, *_ = await env.step(Message(role="assistant", tool_calls=[call]))
+    assert (observation[-1].role, observation[-1].tool_call_id) == ("tool", "c1")
+    assert "42" in observation[-1].content
+    assert (reward, terminated) == (0.0, False)
+    observation, reward, terminated, truncated, info = await env.step("42")
+    assert (reward, terminated, truncated) == (1.0, True, False)
+    assert (info["metrics"]["right"], info["metrics"]["turns_taken"]) == (1.0, 2.0)
+    await env.close()
+
+
+async def test_the_platform_plays_it() -> None:
+    def solve(messages: list[Message], tools: Any) -> str:
+        return str(int(messages[-1].content.split()[2]) + 40)
+
+    make = lambda: fe.make(ADAPTER, taskset="vf-sum")  # noqa: E731
+    assert (await run_episode(make, FunctionPolicy(solve), seed=1)).reward == 1.0
+    trajectory = await run_episode(make, ReplayPolicy(["no idea"]), seed=1)
+    assert (trajectory.reward, trajectory.valid, trajectory.terminated) == (0.0, True, True)
+
+
+def test_what_can_not_be_loaded_is_said() -> None:
+    with pytest.raises(UsageError, match="nothing_there"):
+        fe.make(ADAPTER, taskset="nothing_there")
+    with pytest.raises(UsageError, match="runs code of the model"):
+        fe.make(ADAPTER, taskset="vf-sum", harness="bash")

@@ -1,0 +1,146 @@
+"""The server of `vllm:PATH` ends with the program that started it, however that ends (a stand-in for vLLM here)."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("PIDS", os.getpid(), helper.pid, os.getppid(), flush=True)
+time.sleep(600)
+"""
+STARTER = """
+import asyncio, sys
+from pathlib import Path
+from forge_env.endpoint import vllm_server
+
+class Server(vllm_server.VLLMServer):
+    grace_s = 0.1
+    def _command(self):
+        return [sys.executable, "-c", sys.argv[2]]
+
+async def main():
+    async with Server("org/model", Path(sys.argv[1])):
+        pass
+
+vllm_server.check_checkpoint = lambda model: model
+vllm_server.tempfile.tempdir = sys.argv[3]
+asyncio.run(main())
+"""
+
+
+def pids(starter: subprocess.Popen[bytes], log: Path) -> list[psutil.Process]:
+    """Server, its helper and its warden, once the server has started."""
+    while starter.poll() is None:
+        words = log.read_text().split() if log.exists() else []
+        if len(words) == 4:
+            return [psutil.Process(int(word)) for word in words[1:]]
+    raise AssertionError("the starter ended early")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_server_that_is_starting_ends_with_its_starter(number: signal.Signals, tmp_path: Path) -> None:
+    """It ignores SIGTERM, as vLLM does while it starts, and has a helper."""
+    log, folder = tmp_path / "vllm.log", tmp_path / "sockets"
+    folder.mkdir()
+    with subprocess.Popen([sys.executable, "-c", STARTER, str(log), STUBBORN, str(folder)]) as starter:
+        processes = pids(starter, log)
+        assert len(list(folder.iterdir())) == 1
+        starter.send_signal(number)
+    gone, alive = psutil.wait_procs(processes, timeout=60)
+    assert (len(gone), alive, list(folder.iterdir())) == (3, [], [])
+
+
+async def test_a_server_that_fails_to_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forge_env.endpoint import vllm_server
+    from forge_env.errors import GeneratorError
+
+    monkeypatch.setattr(vllm_server, "check_checkpoint", lambda model: model)
+    monkeypatch.setattr(
+        vllm_server.VLLMServer, "_command", lambda self: [sys.executable, "-c", "raise ValueError('no room')"]
+    )
+    with pytest.raises(GeneratorError, match="ended while starting: ValueError: no room"):
+        async with vllm_server.VLLMServer("org/model", tmp_path / "vllm.log"):
+            pass
+
+
+ONE_ANSWER = """
+import http.server, json, os, signal, socketserver, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def address_string(self):
+        return "socket"
+    def do_GET(self):
+        self.say({"object": "list", "data": [{"id": "model"}]})
+    def do_POST(self):
+        print("RuntimeError: out of memory", file=sys.stderr, flush=True)
+        END
+    def say(self, data):
+        body = json.dumps(data).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+
+Server(sys.argv[1], Handler).serve_forever()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        ("os._exit(3)", "exit code 3: "),
+        ("os.kill(os.getpid(), signal.SIGKILL)", r"exit code 137 \(killed by SIGKILL\): "),
+    ],
+)
+async def test_a_server_that_ends_during_the_run_is_named(
+    end: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, however patient the requests are."""
+    import forge_env as fe
+    from forge_env.endpoint import vllm_server
+    from forge_env.evaluation import evaluation
+    from tests.forge_env.evaluation.toys import Sums
+
+    code = ONE_ANSWER.replace("END", end)
+    for module in (vllm_server, evaluation):
+        monkeypatch.setattr(module, "check_checkpoint", lambda model: model)
+    monkeypatch.setattr(vllm_server.VLLMServer, "_command", lambda self: [sys.executable, "-c", code, self.uds])
+    out = tmp_path / "out"
+    result = await fe.evaluate_async(Sums, "vllm:org/model", out=out, first_delay_s=3600.0, retries=9)
+    assert result.summary.status == "incomplete"
+    assert result.error is not None
+    assert re.search(f"vLLM ended during the run with {how}RuntimeError: out of memory", str(result.error))
+    assert f"see {out / 'vllm.log'}" in (result.error.fix or "")
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_a_folder_above_models_suggests_the_newest(depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forge_env.endpoint import vllm_server
+    from forge_env.errors import UsageError
+
+    monkeypatch.setattr(vllm_server, "find_spec", lambda name: object())
+    below = "/".join(["x"] * (depth - 1))
+    for number, name in enumerate(("c", "b", "a")):
+        model = tmp_path / below / name
+        model.mkdir(parents=True)
+        (model / "config.json").write_text("{}")
+        os.utime(model / "config.json", (number, number))
+    with pytest.raises(UsageError, match=r"no config\.json") as refused:
+        vllm_server.check_checkpoint(str(tmp_path))
+    deep = "give a Hugging Face checkpoint folder"
+    assert refused.value.fix == (deep if depth == 4 else f"use vllm:{tmp_path / below / 'a'}")

@@ -1,0 +1,100 @@
+"""The programs in docs/environments/ run as printed, saved under the names that the pages give them."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import forge_env as fe
+from forge_env.cli.main import main
+from forge_env.config.recipe import TasksSection
+from forge_env.sandbox.engines import LazyEngine
+from forge_env.tasks.datasets import load_tasks
+from forge_env.validation.checks import Validator
+from tests.sandboxes.conftest import require
+
+PAGES = sorted((Path(__file__).parents[3] / "docs" / "environments").glob("*.md"))
+TEXT = "\n".join(page.read_text() for page in PAGES)
+PROGRAMS = dict(re.findall(r"<!-- program: (\w+) -->\n```python\n(.*?)```", TEXT, re.DOTALL))
+RECIPES = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+(SERVER,) = re.findall(r"<!-- server -->\n```python\n(.*?)```", TEXT, re.DOTALL)
+
+
+@pytest.fixture(params=sorted(PROGRAMS))
+def program(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a program that is saved in the current folder."""
+    name = str(request.param)
+    (tmp_path / f"{name}.py").write_text(PROGRAMS[name])
+    (tmp_path / "server.py").write_text(SERVER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    return name
+
+
+def test_every_kind_is_there() -> None:
+    assert set(PROGRAMS) == {"reverse", "safe", "tally", "doubles", "chat", "countdown", "qa"}
+
+
+async def test_programs_validate(program: str, tmp_path: Path) -> None:
+    if program == "tally":
+        require("local")
+    if program == "doubles":
+        pytest.importorskip("mcp")
+    module = import_module(program)
+    classes = [
+        value for value in vars(module).values() if isinstance(value, type) and issubclass(value, fe.Environment)
+    ]
+    cls = next(cls for cls in classes if cls.__module__ == program)
+    options: dict[str, Any] = {}
+    if program == "qa":
+        rows = [{"question": f"{i} + 1?", "answer": f"so\n#### {i + 1}"} for i in range(40)]
+        (tmp_path / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+        columns = {"prompt": "question", "answer": "answer", "gold": "answer"}
+        options = {"dataset": {"path": "data.jsonl", "columns": columns}}
+    async with LazyEngine("local") as engine:
+
+        def make() -> fe.Environment:
+            return fe.make(f"{program}:{cls.__name__}", sandboxes=engine, **options)
+
+        checks = [check async for check in Validator(make, num_tasks=2).run()]
+    assert [check for check in checks if check.status == "failed"] == []
+    notes = [check.name for check in checks if check.status == "note"]
+    assert set(notes) <= {"hidden data can't be found with the tools"}
+
+
+@pytest.mark.parametrize("page", ["single-turn", "tools", "step"])
+def test_the_command_that_a_page_gives_works(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = next(path for path in PAGES if path.stem == page).read_text()
+    (file,) = re.findall(r"^Save it as `(\w+)\.py`", text, re.MULTILINE)[:1]
+    (name,) = re.findall(r"`forge-env validate (\S+)`", text)[:1]
+    (tmp_path / f"{file}.py").write_text(PROGRAMS[file])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, file, raising=False)
+    assert main(["validate", name, "--tasks", "2"]) == 0
+    assert capsys.readouterr().out.endswith(f"{name}: sound\n")
+
+
+def test_the_recipes_are_valid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    dataset, tasks = [yaml.safe_load(recipe) for recipe in RECIPES]
+    TasksSection.model_validate(tasks["tasks"])
+    given = dataset["environment"]["options"]["dataset"]
+    (tmp_path / "train.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
+    config = fe.DatasetConfig.model_validate({**given, "path": str(tmp_path)})
+    assert load_tasks(config, "train")[0].prompt == "1 + 1?"
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [*PAGES, PAGES[0].parents[1] / "environments.md"]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).is_file(), (page.name, target)

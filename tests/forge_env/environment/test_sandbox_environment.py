@@ -1,0 +1,130 @@
+"""Environments with a sandbox: what is in it, when it comes and goes, what the agent reads."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+import forge_env as fe
+from forge_env.environment.sandbox_environment import as_text
+from forge_env.errors import EnvironmentBugError, UsageError
+from forge_env.sandbox import ExecResult, SandboxEngine
+from tests.sandboxes.conftest import require
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine() -> AsyncIterator[SandboxEngine]:
+    require("local")
+    async with fe.open_engine("local", concurrency=1, warm=1) as engine:  # one sandbox: a leak would block the next
+        yield engine
+
+
+async def copied(env: Copy) -> float:
+    return float(await env.read_text("copy") == "hello")
+
+
+class Copy(fe.SandboxEnvironment):
+    """Copy a file."""
+
+    rubric = fe.Rubric(copied)
+    fail_in: str | None = None
+
+    def task(self, split: str, index: int) -> fe.Task:
+        return fe.Task(id=str(index), prompt="Copy the file.", split=split)
+
+    def files(self, task: fe.Task) -> dict[str, str | bytes]:
+        if self.fail_in == "files":
+            raise KeyError("no file")
+        return {"folder/file": "hello", "raw": b"\xff"}
+
+    async def setup(self, task: fe.Task) -> None:
+        assert await self.read_text("folder/file") == "hello"
+        assert await self.read_text("raw") == "\ufffd"
+        if self.fail_in == "setup":
+            raise KeyError("setup")
+
+    async def cleanup(self) -> None:
+        assert self.sandbox is not None
+        if self.fail_in == "cleanup":
+            raise KeyError("cleanup")
+
+    @fe.tool
+    async def bash(self, command: str) -> str:
+        """Run a command."""
+        return await self.run_bash(command)
+
+    @fe.tool
+    async def python(self, code: str) -> str:
+        """Run a program."""
+        return await self.run_python(code, stdin="given")
+
+
+async def test_an_episode(engine: SandboxEngine) -> None:
+    env = fe.make("tests.forge_env.environment.test_sandbox_environment:Copy", sandboxes=engine, wall_s=30.0)
+    for _ in range(2):
+        await env.reset(seed=0)
+        said = []
+        for message in [
+            fe.call_tool("bash", command="cp folder/file copy; exit 3"),
+            fe.call_tool("python", code="print(input(), open('copy').read())"),
+            fe.call_tool("bash", command="echo \0"),
+        ]:
+            observation, *_ = await env.step(message)
+            said.append(observation[0].content)
+        assert said == ["[exit code 3]", "given hello\n", "Error: a command can't hold a NUL character"]
+        assert (await env.step("Done."))[1] == 1.0
+    await env.close()
+    assert isinstance(env, Copy)
+    with pytest.raises(UsageError, match="no running episode"):
+        await env.read_text("copy")
+
+
+@pytest.mark.parametrize("leave", ["true", "mkdir copy", "mkfifo copy", "ln -s /dev/zero copy", "ln -s copy copy"])
+async def test_what_can_not_be_read_is_no_failure(engine: SandboxEngine, leave: str) -> None:
+    env = Copy(sandboxes=engine)
+    await env.reset(seed=0)
+    await env.step(fe.call_tool("bash", command=leave))
+    assert (await env.step("Done."))[1] == 0.0
+    await env.close()
+
+
+@pytest.mark.parametrize("where", ["files", "setup", "cleanup"])
+async def test_the_sandbox_goes_back_whatever_fails(engine: SandboxEngine, where: str) -> None:
+    env = Copy(sandboxes=engine)
+    env.fail_in = where
+
+    async def play() -> None:
+        await env.reset(seed=0)
+        await env.close()
+
+    with pytest.raises(EnvironmentBugError, match=rf"Copy\.{where} raised KeyError"):
+        await play()
+    env.fail_in = None
+    await env.close()
+    async with engine.session() as sandbox:
+        assert (await sandbox.run_python("print(1)")).stdout == "1\n"
+
+
+async def test_without_an_engine_it_says_what_to_do() -> None:
+    with pytest.raises(UsageError, match=r"Copy runs code and was given no sandboxes.*sandboxes=engine"):
+        await Copy().reset(seed=0)
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ({"exit_code": 0}, "[no output]"),
+        ({"exit_code": 0, "stdout": "a\n", "stderr": "b"}, "a\nb"),
+        ({"exit_code": 2, "stderr": "b"}, "b\n[exit code 2]"),
+        ({"exit_code": None, "signal": 9}, "[signal 9]"),
+        ({"exit_code": None, "signal": 9, "timed_out": True, "stdout": "a"}, "a\n[stopped: it took too long]"),
+        ({"exit_code": None, "signal": 9, "out_of_memory": True}, "[stopped: it took too much memory]"),
+    ],
+)
+async def test_what_the_agent_reads(result: dict[str, Any], text: str) -> None:
+    assert as_text(ExecResult(**result)) == text

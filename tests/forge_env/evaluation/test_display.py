@@ -1,0 +1,135 @@
+"""What is shown while nothing has finished yet, and that text is drawn as it is."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_env.evaluation import display as displays
+from forge_env.evaluation.config import build
+from forge_env.evaluation.display import LiveDisplay, PlainDisplay, print_tables
+from forge_env.evaluation.evaluation import Evaluation
+from forge_env.evaluation.tables import Table
+from forge_env.rollout.scripted import FunctionPolicy
+from tests.forge_env.endpoint.server import Server, http
+
+
+class Screen(io.StringIO):
+    """A stream that tells when something is shown on it."""
+
+    def __init__(self, *, terminal: bool, awaited: str = "nothing") -> None:
+        super().__init__()
+        self.terminal, self.awaited = terminal, awaited
+        self.seen = asyncio.Event()
+        self.loop = asyncio.get_running_loop()
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def write(self, text: str) -> int:
+        if self.awaited in text:
+            self.loop.call_soon_threadsafe(self.seen.set)
+        return super().write(text)
+
+
+@pytest.mark.parametrize("live", [True, False])
+async def test_errors_and_requests_in_flight_show_before_any_sample_is_done(
+    live: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forge_env.evaluation.display.QUIET_S", 0.01)
+
+    def behave(request: dict[str, Any], n: int) -> Any:
+        return http({"error": {"message": "slow down"}}, 429) if n < 3 else None
+
+    stream = Screen(terminal=live, awaited="EndpointOverloadedError")
+    async with Server(behave) as server:
+        settings = {"environments": "tests.forge_env.evaluation.toys:Sums", "model": "m", "first_delay_s": 0.0, "n": 4}
+        config = build({**settings, "base_url": server.url, "out": tmp_path / "out"})
+        evaluation = Evaluation(config, stream=stream)
+        running = asyncio.create_task(evaluation.run())
+        await stream.seen.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    shown = stream.getvalue()
+    assert "requests in flight" in shown
+    assert "0/4" in shown
+    assert "running" in shown
+
+
+def test_text_is_drawn_as_it_is() -> None:
+    text, stream = "[bold]:smile: 10:00:00", io.StringIO()
+    print_tables([Table(text, ["a"], [[text]])], [text], stream)
+    assert stream.getvalue().count(text) == 3
+
+
+async def test_notes_are_drawn_as_they_are(tmp_path: Path) -> None:
+    stream = Screen(terminal=True)
+    progress = Evaluation(
+        build({"environments": "tests.forge_env.evaluation.toys:Sums", "model": "gold", "out": tmp_path / "out"})
+    ).progress
+    for display in (LiveDisplay(progress, stream), PlainDisplay(progress, stream)):
+        display.note("[bold]:smile:")
+    assert stream.getvalue().count("[bold]:smile:") == 2
+
+
+async def test_only_the_event_loop_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is drawn changes there: another thread would find a dictionary growing under its hands."""
+    monkeypatch.setattr(displays, "REDRAW_S", 0.001)
+    threads: set[threading.Thread] = set()
+    seen = asyncio.Event()
+
+    class Watched(Screen):
+        def write(self, text: str) -> int:
+            threads.add(threading.current_thread())
+            return super().write(text)
+
+    stream = Watched(terminal=True)
+
+    async def play(messages: Any, tools: Any) -> str:
+        threads.update(thread for thread in threading.enumerate() if "rich" in type(thread).__module__)
+        seen.set()
+        return "1"
+
+    config = build({"environments": "tests.forge_env.evaluation.toys:Sums", "model": "x", "out": tmp_path / "out"})
+    await Evaluation(config, policy=FunctionPolicy(play), stream=stream).run()
+    assert seen.is_set()
+    assert threads == {threading.current_thread()}
+    assert "12/12" in stream.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+async def test_a_display_that_fails_ends_no_run(
+    terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(displays, "QUIET_S", 0.0)
+
+    class Gone(Screen):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    config = build({"environments": "tests.forge_env.evaluation.toys:Sums", "model": "gold", "out": tmp_path / "out"})
+    result = await Evaluation(config, stream=Gone(terminal=terminal)).run()
+    assert (result.summary.status, result.error) == ("complete", None)
+    assert "progress is no longer drawn: BrokenPipeError" in (tmp_path / "out" / "run.log").read_text()
+
+
+def test_nobody_reading_stderr_ends_no_run(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "forge_env", "eval", "tests.forge_env.evaluation.toys:Sums", "--model", "gold"]
+    done = subprocess.run(
+        [*command, "--out", str(out)], stderr=writer, stdout=subprocess.PIPE, text=True, timeout=100, check=False
+    )
+    os.close(writer)
+    assert "1.000" in done.stdout
+    assert '"status": "complete"' in (out / "summary.json").read_text()

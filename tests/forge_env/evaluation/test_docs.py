@@ -1,0 +1,65 @@
+"""What docs/evaluation.md shows runs as printed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from forge_env.cli.main import build_parser
+from forge_env.cli.run_evaluation import read_config
+from forge_env.endpoint import errors as endpoint_errors
+from forge_env.evaluation.config import EvaluationConfig
+
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", DOCUMENT, re.DOTALL)
+
+
+def test_the_commands_are_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    parser, _ = build_parser()
+    (recipe,) = blocks("yaml")
+    Path("evaluation.yaml").write_text(recipe)
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    Path("runs/first/config.yaml").write_text(recipe)
+    commands = [line.split("#")[0].split() for line in blocks("")[0].splitlines()]
+    assert {words[1] for words in commands} == {"eval", "score", "compare"}
+    for words in commands:
+        args, args.overrides = parser.parse_known_args(words[1:])  # type: ignore[name-defined]
+        if words[1] == "eval":
+            assert isinstance(read_config(args), EvaluationConfig)
+
+
+def test_the_file_says_what_is_said_about_it() -> None:
+    config = EvaluationConfig.model_validate(yaml.safe_load(blocks("yaml")[0]))
+    assert [choice.label for choice in config.environments] == ["coding_rlvr", "gsm8k-hard"]
+
+
+@pytest.mark.slow
+def test_the_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {}
+    exec(blocks("python")[0], scope)
+    assert scope["score"].value == 1.0
+    assert len(scope["frame"]) == 20
+
+
+def test_every_kind_of_error_is_explained() -> None:
+    kinds = {
+        name for name, value in vars(endpoint_errors).items() if isinstance(value, type) and name.endswith("Error")
+    }
+    assert kinds - {"EndpointError", "GeneratorError"} == set(re.findall(r"`(\w+Error)`", DOCUMENT))
+
+
+def test_every_flag_that_is_mentioned_exists() -> None:
+    parser, _ = build_parser()
+    text = next(iter(parser._subparsers._group_actions)).choices  # type: ignore[union-attr,attr-defined]
+    known = {option for name in ("eval", "score", "compare") for option in text[name]._option_string_actions}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", DOCUMENT)) <= known

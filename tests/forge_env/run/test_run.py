@@ -1,0 +1,160 @@
+"""`Run`: what a trainer says, and where it lands."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from forge_env.config import RunConfig
+from forge_env.display.live import LiveDisplay, sparkline
+from forge_env.display.plain import PlainDisplay
+from forge_env.display.state import RunState, duration
+from forge_env.run import Run, RunFolder
+from forge_env.run.metrics import JSONLMetrics
+from forge_env.run.outcome import write_summary
+from forge_env.trajectory import Trajectory
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def state(clock: Clock) -> RunState:
+    return RunState("first", max_staleness=2, clock=clock)
+
+
+def plain_run(config: RunConfig, folder: RunFolder, state: RunState) -> tuple[Run, io.StringIO]:
+    folder.create()
+    stream = io.StringIO()
+    sink = JSONLMetrics(folder.metrics, lambda: state.elapsed)
+    return Run(config, folder, state=state, display=PlainDisplay(state, stream), loggers=[sink]), stream
+
+
+def test_the_summary_is_made_from_what_was_said(
+    config: RunConfig, folder: RunFolder, state: RunState, clock: Clock
+) -> None:
+    run, _ = plain_run(config, folder, state)
+    run.evaluation(0, "eval", 0.4, 128, 0.04)
+    run.stage("training")
+    clock.now += 5
+    run.log(1, {"reward/mean": 0.5})
+    run.log(2, {"reward/mean": 0.6})
+    run.evaluation(2, "eval", 0.8, 128, 0.03)
+    run.evaluation(2, "unseen", 0.1, 64, 0.03)
+    run.warn("careful")
+    run.warn("careful")
+    run.summary |= {"engine": "docker", "tokens_generated": 10}
+    run.close()
+    write_summary(run, "success", "", 7.0)
+    summary = json.loads(folder.summary.read_text())
+    assert (summary["heldout_start"], summary["heldout_end"], summary["steps"]) == (0.4, 0.8, 2)
+    assert (summary["engine"], summary["tokens_generated"], summary["tokens_discarded_stale"]) == ("docker", 10, 0)
+    assert (summary["exit"], summary["error"], summary["wall_s"], summary["max_staleness"]) == ("success", None, 7.0, 0)
+    assert summary["heldout"]["unseen"]["n"] == 64
+    assert summary["heldout_unseen_start"] == summary["heldout"]["unseen"]["start"]
+    assert summary["warnings"] == {"careful": 2}
+    assert summary["stages"] == {"training": 5.0}
+
+
+def test_a_resumed_run_remembers_its_curve(config: RunConfig, folder: RunFolder, state: RunState) -> None:
+    run, _ = plain_run(config, folder, state)
+    run.evaluation(0, "eval", 0.4, 128, 0.04)
+    run.log(1, {"reward/mean": 0.5})
+    run.log(2, {"reward/mean": 0.6})
+    run.close()
+    folder.release()
+    again = Run(config, folder, resume=True, state=RunState("first"))
+    assert again.state.rewards == [0.5, 0.6]
+    assert again.state.step == 2
+    assert [(item.step, item.score, item.n) for item in again.state.scores()] == [(0, 0.4, 128)]
+
+
+@pytest.mark.parametrize(("keep", "kinds"), [("all", ["eval", "train"]), ("eval", ["eval"]), ("none", [])])
+def test_the_recipe_says_which_trajectories_are_kept(
+    config: RunConfig, folder: RunFolder, state: RunState, keep: str, kinds: list[str]
+) -> None:
+    config = RunConfig.model_validate(config.model_dump() | {"logging": {"trajectories": keep}})
+    run, _ = plain_run(config, folder, state)
+    for kind in ("train", "eval"):
+        run.trajectory(Trajectory(id="t", environment="e", task_id="k"), kind)
+    run.close()
+    assert sorted(path.stem for path in folder.trajectories.iterdir()) == kinds
+    for path in folder.trajectories.iterdir():
+        assert Trajectory.from_dict(json.loads(path.read_text())).task_id == "k"
+
+
+def test_plain_lines_are_sparse(config: RunConfig, folder: RunFolder, state: RunState, clock: Clock) -> None:
+    run, stream = plain_run(config, folder, state)
+    run.stage("training", "60 steps")
+    run.status(staleness=1, tokens_per_s=3000.0, waiting={"trainer": "episodes", "generator": None})
+    for step in range(1, 61):
+        clock.now += 1
+        run.log(step, {"reward/mean": 0.5})
+        run.progress(step, 60)
+    run.evaluation(60, "eval", 0.75, 128, 0.04)
+    run.warn("something")
+    run.warn("something")
+    lines = stream.getvalue().splitlines()
+    assert len([line for line in lines if "training" in line]) == 5
+    progress = next(line for line in lines if "training 1" in line)
+    for part in ("reward 0.500", "staleness 1/2", "3,000 tokens/s", "trainer waits for episodes", "left"):
+        assert part in progress
+    assert sum("warning: something" in line for line in lines) == 1
+    assert any("held-out (eval) after step 60: 0.750 +- 0.040 (n=128)" in line for line in lines)
+
+
+def test_the_live_panel_shows_what_matters(config: RunConfig, folder: RunFolder, state: RunState, clock: Clock) -> None:
+    stream = io.StringIO()
+    display = LiveDisplay(state, stream)
+    run = Run(config, folder, state=state, display=display)
+    run.stage("sandbox", "docker")
+    clock.now += 2
+    run.stage("training")
+    clock.now += 60
+    run.progress(10, 40)
+    run.log(10, {"reward/mean": 0.5})
+    run.evaluation(0, "eval", 0.4, 128, 0.04)
+    run.evaluation(10, "eval", 0.6, 128, 0.04)
+    run.status(staleness=1, tokens_per_s=3000.0, waiting={"trainer": "episodes"})
+    run.warn("one group was lost")
+    run.request_stop()
+    display.open()
+    display.close()
+    text = stream.getvalue()
+    for part in (
+        "✓ sandbox 2.0s", "● training", "10/40", "3m00s left", "reward", "0.600 ± 0.040", "from 0.400", "staleness 1/2",
+        "3,000 tokens/s", "trainer waits for episodes", "! one group was lost", "Ctrl-C again stops now",
+    ):  # fmt: skip
+        assert part in text
+
+
+def test_sparkline_has_a_fixed_scale_and_width() -> None:
+    assert sparkline([]) == ""
+    assert sparkline([0.0, 1.0]) == "▁█"
+    assert len(sparkline([0.5] * 1000, width=40)) == 40
+    assert sparkline([-5.0, 5.0]) == "▁█"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(8.31, "8.3s"), (125, "2m05s"), (3840, "1h04m")])
+def test_durations_read_well(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_summary_is_complete_or_absent(config: RunConfig, folder: RunFolder, state: RunState) -> None:
+    run, _ = plain_run(config, folder, state)
+    run.summary["odd"] = Path("/x")
+    write_summary(run, "running", "", 0.0)
+    assert json.loads(folder.summary.read_text())["odd"] == "/x"
+    assert not list(folder.root.glob("*.tmp"))

@@ -1,0 +1,34 @@
+"""Engines with room for two sandboxes: a neighbour that is at work all the time, and the one under attack."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from forge_env.sandbox import SandboxEngine, open_engine
+from forge_env.sandbox_audit.audit import Neighbour, neighbour
+from tests.sandboxes.conftest import ENGINES, require
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=ENGINES)
+async def engine(request: Any) -> AsyncIterator[SandboxEngine]:
+    require(request.param)
+    async with open_engine(request.param, concurrency=2, warm=2) as engine:
+        yield engine
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def witness(engine: SandboxEngine) -> AsyncIterator[Neighbour]:
+    async with neighbour(engine) as witness:
+        yield witness
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The fast tests attack the embedded engine; with the slow ones, Docker's is attacked too."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("docker"):
+            item.add_marker(pytest.mark.slow)

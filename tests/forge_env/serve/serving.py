@@ -1,0 +1,84 @@
+"""A server in this process, and the environments that it serves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import forge_env as fe
+from forge_env.errors import SandboxError
+
+
+class Adder(fe.ToolEnvironment):
+    """Add what you are told."""
+
+    rubric = fe.Rubric(fe.rewards.exact_match)
+    opened = 0
+    """Episodes that hold something now, of all objects."""
+
+    def task(self, split: str, index: int) -> fe.Task:
+        return fe.Task(
+            id=f"{split}-{index}",
+            split=split,
+            prompt=f"{index} + 1 = ?",
+            data={"answer": str(index + 1)},
+            gold=str(index + 1),
+        )
+
+    async def setup(self, task: fe.Task) -> None:
+        type(self).opened += 1
+        self.gate = asyncio.Event()
+
+    async def cleanup(self) -> None:
+        type(self).opened -= 1
+
+    @fe.tool
+    async def add(self, a: int, b: int = 1) -> int:
+        """Add two numbers.
+
+        Args:
+            a: first number.
+            b: second number.
+        """
+        return a + b
+
+    @fe.tool(timeout_s=1000)
+    async def wait(self) -> str:
+        """Wait until somebody opens the gate."""
+        await self.gate.wait()
+        return "opened"
+
+    @fe.tool
+    async def lose(self) -> str:
+        """Lose the sandbox."""
+        raise SandboxError("gone")
+
+    @fe.tool
+    async def crash(self) -> str:
+        """Fail."""
+        raise ZeroDivisionError("no")
+
+
+@asynccontextmanager
+async def serving(make_env: Callable[[], fe.Environment] = Adder, port: int = 0, **limits: Any) -> AsyncIterator[Any]:
+    """`(url, sessions)` of a running server."""
+    from forge_env.serve.openenv import make_app, serve
+    from forge_env.serve.sessions import ServeLimits
+
+    app = make_app("adder", make_env, limits=ServeLimits(**limits), description="Add what you are told.", version="1")
+    ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    running = asyncio.create_task(serve(app, "127.0.0.1", port, ready=ready.set_result))
+    try:
+        yield f"http://127.0.0.1:{await ready}", app.state.sessions
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let others run until something has happened."""
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.005)

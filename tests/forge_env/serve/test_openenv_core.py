@@ -1,0 +1,252 @@
+"""Against the real openenv-core: its clients drive our server, our client drives its servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forge_env as fe
+from forge_env.errors import InfrastructureError
+from forge_env.types import FunctionCall, Message, ToolCall
+from tests.forge_env.serve.serving import Adder, serving, until
+
+WHY = "NOT RUN: openenv-core is not installed (scripts/test_interop.sh makes an environment for it)"
+core = pytest.importorskip("openenv.core", reason=WHY)
+pytestmark = pytest.mark.slow
+REMOTE = "environments.openenv:OpenEnvEnvironment"
+
+
+async def test_its_generic_client_plays_an_episode() -> None:
+    async with serving() as (url, sessions):
+        async with core.GenericEnvClient(base_url=url) as client:
+            result = await client.reset(seed=7, episode_id="mine")
+            assert (result.observation["text"], result.reward, result.done) == ("7 + 1 = ?", None, False)
+            result = await client.step({"type": "call_tool", "tool_name": "add", "arguments": {"a": 7}})
+            assert result.observation["result"] == "8"
+            state = await client.state()
+            assert (state["episode_id"], state["step_count"], state["task_id"]) == ("mine", 1, "train-7")
+            with pytest.raises(RuntimeError, match="VALIDATION_ERROR"):
+                await client.step({"code": "print(1)"})
+            result = await client.step({"message": "8"})
+            assert (result.reward, result.done) == (1.0, True)
+        await until(lambda: len(sessions) == 0)
+    assert Adder.opened == 0
+
+
+async def test_its_tool_client_lists_and_calls_tools() -> None:
+    from openenv.core.mcp_client import MCPToolClient
+
+    async with serving() as (url, _), MCPToolClient(base_url=url) as client:
+        await client.reset(seed=1)
+        tools = await client.list_tools()
+        assert [tool.name for tool in tools] == ["add", "wait", "lose", "crash"]
+        assert tools[0].input_schema["required"] == ["a"]
+        assert await client.call_tool("add", a=1, b=41) == "42"
+
+
+async def test_its_tool_client_works_without_a_connection_too() -> None:
+    from openenv.core.mcp_client import MCPToolClient
+
+    async with serving() as (url, sessions):
+        client = MCPToolClient(base_url=url)
+        client.use_production_mode = True  # JSON-RPC over HTTP
+        assert [tool.name for tool in await client.list_tools()] == ["add", "wait", "lose", "crash"]
+        assert await client.call_tool("add", a=1, b=41) == "42"
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            await client.call_tool("crash")
+        assert len(sessions) == 1
+        await client.close()
+        assert len(sessions) == 0
+    assert Adder.opened == 0
+
+
+async def test_its_validator_finds_nothing_missing() -> None:
+    from openenv.cli._validation import validate_running_environment
+
+    async with serving() as (url, _):
+        report = await asyncio.to_thread(validate_running_environment, url)
+    assert report["passed"], report
+    assert report["summary"]["failed_criteria"] == []
+    assert (report["mode"], report["standard_profile"]) == ("simulation", "openenv-http/1.x")
+
+
+async def test_its_client_meets_the_command(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "forge_env", "serve", "gsm8k", "--port", "0"]
+    process = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        url = (await process.stdout.readline()).decode().split(" at ")[1].split(";")[0]
+        answer = fe.make("gsm8k").task("train", 3).gold
+        async with core.GenericEnvClient(base_url=url) as client:
+            result = await client.reset(seed=3)
+            assert result.observation["messages"][0]["role"] == "system"
+            result = await client.step({"message": answer})
+            assert (result.reward, result.done) == (1.0, True)
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def test_its_synchronous_client_works() -> None:
+    async with serving() as (url, _):
+
+        def play() -> Any:
+            with core.GenericEnvClient(base_url=url).sync() as client:
+                client.reset(seed=1)
+                return client.step({"message": "2"})
+
+        result = await asyncio.to_thread(play)
+        assert (result.reward, result.done) == (1.0, True)
+
+
+async def test_a_client_that_lost_its_connection_comes_back() -> None:
+    async with serving() as (url, sessions):
+        client = core.GenericEnvClient(base_url=url)
+        result = await client.reset(seed=3)
+        session_id = result.observation["metadata"]["session_id"]
+        await client.step({"type": "call_tool", "tool_name": "add", "arguments": {"a": 1}})
+        client._ws.transport.abort()
+        again = core.GenericEnvClient(base_url=url)
+        result = await again.reset(resume=session_id)
+        assert (result.observation["result"], result.observation["metadata"]["step_count"]) == ("2", 1)
+        result = await again.step({"message": "4"})
+        assert (result.reward, result.done) == (1.0, True)
+        await again.close()
+        await until(lambda: len(sessions) == 0)
+
+
+async def test_a_client_that_gave_up_is_never_given_an_old_answer() -> None:
+    async with serving() as (url, _):
+        client = core.GenericEnvClient(base_url=url, message_timeout_s=0.3)
+        await client.reset(seed=1)
+        with pytest.raises(TimeoutError):
+            await client.step({"type": "call_tool", "tool_name": "wait"})
+        client._message_timeout = 30.0
+        result = await client.reset(seed=5)
+        assert result.observation["text"] == "5 + 1 = ?"
+        assert (await client.step({"message": "6"})).reward == 1.0
+        await client.close()
+
+
+@contextlib.asynccontextmanager
+async def their_server(app: Any) -> AsyncIterator[str]:
+    from forge_env.serve.openenv import serve
+
+    ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    running = asyncio.create_task(serve(app, "127.0.0.1", 0, ready=ready.set_result))
+    try:
+        yield f"http://127.0.0.1:{await ready}"
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+def echo_app() -> Any:
+    from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
+
+    class Say(Action):
+        message: str
+
+    class Said(Observation):
+        echoed_message: str
+
+    class Echo(Environment[Say, Said, State]):
+        SUPPORTS_CONCURRENT_SESSIONS = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._state = State(episode_id="e", step_count=0)
+            self.seed = 0
+
+        def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Said:
+            self.seed = seed or 0
+            self._state = State(episode_id=episode_id, step_count=0)
+            return Said(echoed_message=f"seed {seed}", done=False, reward=None)
+
+        def step(self, action: Say, timeout_s: float | None = None, **kwargs: Any) -> Said:
+            self._state.step_count += 1
+            done = self._state.step_count == 2
+            return Said(echoed_message=action.message, done=done, reward=float(len(action.message)))
+
+        @property
+        def state(self) -> State:
+            return self._state
+
+    return create_fastapi_app(Echo, Say, Said, max_concurrent_envs=4)
+
+
+async def test_an_environment_of_its_own_is_played_as_ours() -> None:
+    async with their_server(echo_app()) as url:
+        env = fe.make(REMOTE, url=url)
+        observation, _ = await env.reset(options={"task": fe.Task(id="t", prompt="?", data={"seed": 5})})
+        assert observation == [Message(role="user", content="seed 5")]
+        assert env.tools == []
+        observation, reward, terminated, *_ = await env.step("hello")
+        assert (observation[0].content, reward, terminated) == ("hello", 5.0, False)
+        observation, reward, terminated, truncated, _ = await env.step("bye")
+        assert (observation[0].content, reward, terminated, truncated) == ("bye", 3.0, True, False)
+        await env.close()
+
+
+async def test_a_lost_episode_of_its_own_is_tried_again() -> None:
+    async with their_server(echo_app()) as url:
+        env: Any = fe.make(REMOTE, url=url, first_delay_s=0.0)
+        await env.reset(seed=5)
+        env._link._socket.transport.abort()
+        with pytest.raises(InfrastructureError, match="the episode was lost"):
+            await env.step("hello")
+        await env.reset(seed=5)
+        assert (await env.step("hello"))[1] == 5.0
+        await env.close()
+
+
+async def test_tools_of_its_own_are_tools_here() -> None:
+    from fastmcp import FastMCP
+    from openenv.core.env_server import State, create_fastapi_app
+    from openenv.core.env_server.mcp_environment import MCPEnvironment
+    from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
+    from openenv.core.env_server.types import Observation
+
+    class Tools(MCPEnvironment):
+        SUPPORTS_CONCURRENT_SESSIONS = True
+
+        def __init__(self) -> None:
+            server = FastMCP("tools")
+
+            @server.tool
+            def double(number: int) -> int:
+                """Twice a number."""
+                return 2 * number
+
+            super().__init__(server)
+            self._state = State(episode_id="e", step_count=0)
+
+        def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> Observation:
+            return Observation(done=False, reward=0.0)
+
+        def _step_impl(self, action: Any, timeout_s: float | None = None, **kwargs: Any) -> Observation:
+            return Observation(done=False, reward=0.0)
+
+        @property
+        def state(self) -> State:
+            return self._state
+
+    app = create_fastapi_app(Tools, CallToolAction, CallToolObservation, max_concurrent_envs=2)
+    async with their_server(app) as url:
+        env = fe.make(REMOTE, url=url)
+        await env.reset(seed=0)
+        assert [tool.name for tool in env.tools] == ["double"]
+        assert "number" in env.tools[0].parameters["properties"]
+        made = ToolCall(id="c", function=FunctionCall(name="double", arguments='{"number": 21}'))
+        observation, *_ = await env.step(Message(role="assistant", tool_calls=[made]))
+        assert (observation[0].role, observation[0].tool_call_id, observation[0].content) == ("tool", "c", "42")
+        wrong = ToolCall(id="c", function=FunctionCall(name="triple", arguments="{}"))
+        observation, *_ = await env.step(Message(role="assistant", tool_calls=[wrong]))
+        assert observation[0].content == "Error: there is no tool 'triple'; available tools: double"
+        await env.close()

@@ -1,0 +1,220 @@
+"""The server without a connection: plain HTTP, JSON-RPC, and the command that starts it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.forge_env.serve.serving import Adder, serving, until
+
+pytest.importorskip("starlette", reason='NOT RUN: pip install "forge-env[openenv]"')
+pytest.importorskip("uvicorn", reason='NOT RUN: pip install "forge-env[openenv]"')
+websockets = pytest.importorskip("websockets.asyncio.client", reason='NOT RUN: pip install "forge-env[openenv]"')
+
+
+@asynccontextmanager
+async def client_of(**limits: Any) -> AsyncIterator[Any]:
+    import httpx
+
+    async with serving(**limits) as (url, sessions), httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        client.sessions, client.served_at = sessions, url  # type: ignore[attr-defined]
+        yield client
+
+
+async def test_an_episode_over_http() -> None:
+    async with client_of() as client:
+        reply = (await client.post("/reset", json={"seed": 7})).json()
+        assert (reply["observation"]["text"], reply["reward"], reply["done"]) == ("7 + 1 = ?", None, False)
+        name = {"session_id": reply["observation"]["metadata"]["session_id"]}
+        client.cookies.clear()
+        call = {"type": "call_tool", "tool_name": "add", "arguments": {"a": 7}}
+        reply = (await client.post("/step", json={**name, "action": call})).json()
+        assert reply["observation"]["result"] == "8"
+        assert (await client.get("/state", params=name)).json()["step_count"] == 1
+        reply = (await client.post("/step", json={**name, "action": {"message": "8"}, "timeout_s": 30})).json()
+        assert (reply["reward"], reply["done"]) == (1.0, True)
+        assert (await client.post("/step", json={**name, "action": {"message": "8"}})).status_code == 409
+        assert (await client.post("/reset", json={**name, "seed": 8})).json()["observation"]["text"] == "8 + 1 = ?"
+        assert len(client.sessions) == 1
+        assert (await client.post("/close", json=name)).json() == {"closed": True}
+        assert len(client.sessions) == 0
+        assert (await client.get("/state")).json()["episode_id"] is None  # the cookie is gone, too
+        assert (await client.get("/state", params=name)).status_code == 409
+    assert Adder.opened == 0
+
+
+async def test_a_client_that_keeps_cookies_needs_no_id() -> None:
+    async with client_of() as client:
+        await client.post("/reset", json={"seed": 2})
+        assert (await client.post("/step", json={"action": {"message": "3"}})).json()["reward"] == 1.0
+        await client.post("/reset")
+        assert len(client.sessions) == 1
+        assert (await client.post("/close")).status_code == 200
+    assert Adder.opened == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        ("/reset", "{", 400, "not valid JSON"),
+        ("/reset", "[" * 100_000, 400, "not valid JSON"),
+        ("/reset", "[1]", 422, "a JSON object"),
+        ("/reset", '{"sed": 1}', 422, "knows no 'sed'"),
+        ("/reset", '{"split": "moon"}', 500, "no split 'moon'"),
+        ("/step", '{"action": {"message": "1"}}', 409, "name the session"),
+        ("/step", '{"session_id": "x", "action": {"message": "1"}}', 409, "no session 'x'"),
+        ("/close", '{"session_id": "x"}', 409, "no session 'x'"),
+    ],
+)
+async def test_nonsense_is_answered(path: str, body: str, status: int, said: str) -> None:
+    async with client_of() as client:
+        response = await client.post(path, content=body)
+        assert (response.status_code, said in response.json()["detail"]) == (status, True), response.text
+        await client.post("/reset", json={"seed": 1})
+        steps: list[Any] = [{}, {"action": 3}, {"action": {}}, {"action": {"message": "2"}, "timeout_s": "x"}]
+        for step in steps:
+            assert (await client.post("/step", json=step)).status_code == 422
+        assert (await client.post("/step", json={"action": {"message": "2"}})).json()["reward"] == 1.0
+        await client.post("/close")
+
+
+async def test_limits_hold_without_a_connection() -> None:
+    wait = {"type": "call_tool", "tool_name": "wait"}
+    async with client_of(max_sessions=1) as client:
+        await client.post("/reset", json={"seed": 1})
+        response = await client.post("/step", json={"action": wait, "timeout_s": 0.05})
+        assert (response.status_code, response.json()["retriable"]) == (500, True)
+        assert "longer than 0.05 s" in response.json()["detail"]
+        client.cookies.clear()
+        response = await client.post("/reset")
+        assert (response.status_code, response.json()["code"]) == (503, "CAPACITY_REACHED")
+    async with client_of(idle_s=0.05) as client:
+        await client.post("/reset", json={"seed": 1})
+        await until(lambda: len(client.sessions) == 0)
+    assert Adder.opened == 0
+
+
+async def test_requests_of_one_session_take_turns() -> None:
+    async with client_of() as client:
+        await client.post("/reset", json={"seed": 1})
+        call = {"action": {"type": "call_tool", "tool_name": "add", "arguments": {"a": 1}}}
+        replies = await asyncio.gather(*(client.post("/step", json=call) for _ in range(5)))
+        counts = [reply.json()["observation"]["metadata"]["step_count"] for reply in replies]
+        assert sorted(counts) == [1, 2, 3, 4, 5]
+        await client.post("/close")
+
+
+async def rpc(client: Any, method: str, **params: Any) -> Any:
+    request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    response = await client.post("/mcp", json=request)
+    assert (response.status_code, response.json()["id"]) == (200, 1)
+    return response.json()
+
+
+async def test_tools_over_json_rpc() -> None:
+    async with client_of() as client:
+        tools = (await rpc(client, "tools/list"))["result"]["tools"]
+        assert [tool["name"] for tool in tools] == ["add", "wait", "lose", "crash"]
+        assert tools[0]["inputSchema"]["required"] == ["a"]
+        result = (await rpc(client, "tools/call", name="add", arguments={"a": 1, "b": 2}))["result"]
+        assert (result["content"], result["isError"]) == ([{"type": "text", "text": "3"}], False)
+        assert len(client.sessions) == 0  # neither had a session of its own
+        session_id = (await rpc(client, "openenv/session/create", seed=3))["result"]["session_id"]
+        result = (await rpc(client, "tools/call", session_id=session_id, name="sub"))["result"]
+        assert result["isError"]
+        assert "available tools: add" in result["data"]
+        assert (await rpc(client, "openenv/session/close", session_id=session_id))["result"]["closed"]
+        wrong: list[tuple[str, dict[str, Any], int]] = [
+            ("fly", {}, -32601),
+            ("tools/call", {}, -32602),
+            ("tools/call", {"name": "add", "arguments": 3}, -32602),
+            ("tools/call", {"name": "crash"}, -32603),
+            ("tools/list", {"session_id": session_id}, -32602),
+            ("openenv/session/close", {}, -32602),
+            ("openenv/session/create", {"sed": 3}, -32602),
+        ]
+        for method, params, code in wrong:
+            assert (await rpc(client, method, **params))["error"]["code"] == code, method
+        for text, code in [("{", -32700), ("{}", -32600), ("[]", -32600)]:
+            assert (await client.post("/mcp", content=text)).json()["error"]["code"] == code
+        assert len(client.sessions) == 0
+    assert Adder.opened == 0
+
+
+async def test_tools_over_a_websocket() -> None:
+    async with client_of() as client:
+        url = client.served_at.replace("http", "ws")
+        async with websockets.connect(f"{url}/mcp", proxy=None) as raw:
+            for number in range(2):  # the second is sent before the first is answered, and both are
+                call = {"name": "add", "arguments": {"a": number}}
+                request = {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": call}
+                await raw.send(json.dumps(request))
+            answers = [json.loads(await raw.recv()) for _ in range(2)]
+            assert [(answer["id"], answer["result"]["data"]) for answer in answers] == [(0, "1"), (1, "2")]
+        async with websockets.connect(f"{url}/ws", proxy=None) as raw:
+            listing = {"jsonrpc": "2.0", "id": 5, "method": "tools/list"}
+            await raw.send(json.dumps({"type": "mcp", "data": listing}))
+            answer = json.loads(await raw.recv())
+            assert (answer["type"], len(answer["data"]["result"]["tools"])) == ("mcp", 4)
+            await raw.send(json.dumps({"type": "close"}))
+        await until(lambda: len(client.sessions) == 1)  # of the tool connection, which may come back
+    assert Adder.opened == 0
+
+
+def serve(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "forge_env", "serve", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_serves_until_it_is_stopped(ending: signal.Signals) -> None:
+    import httpx
+
+    with serve("gsm8k", "--port", "0", "levels=[2]") as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("gsm8k is served over OpenEnv's protocol at http://localhost:"), process.communicate()
+        url = line.split(" at ")[1].split(";")[0]
+        with httpx.Client(base_url=url, trust_env=False) as client:
+            assert client.get("/metadata").json()["name"] == "gsm8k"
+            assert client.post("/reset", json={"seed": 1}).json()["observation"]["messages"][0]["role"] == "system"
+        process.send_signal(ending)
+        out, err = process.communicate(timeout=60)
+        assert (out, "Traceback" in err) == ("", False), err
+        assert process.returncode in (130, -signal.SIGTERM, 143)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["nothing"], 2, "there is no environment 'nothing'"),
+        (["gsm8k", "levels=[9]"], 2, "no level 9"),
+        (["gsm8k", "--port", "70000"], 2, "is no port"),
+        (["gsm8k", "--max-sessions", "0"], 2, "at least 1"),
+        (["gsm8k", "--step-timeout", "nan"], 2, "above 0"),
+        (["gsm8k", "--host", "not a host", "--port", "0"], 2, "not a host"),
+    ],
+)
+def test_the_command_says_what_is_wrong(arguments: list[str], code: int, said: str) -> None:
+    with serve(*arguments) as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, said in err, "Traceback" in err) == (code, True, False), out + err
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with serve("gsm8k", "--port", str(port)) as process:
+            out, err = process.communicate(timeout=60)
+    assert (process.returncode, str(port) in err, "Traceback" in err) == (2, True, False), out + err

@@ -1,0 +1,346 @@
+"""Tasks from files and hubs, and the order they come in."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import forge_env as fe
+from environments.mixture import Mixture
+from forge_env.environment.single_turn import SingleTurnConfig
+from forge_env.errors import ForgeError, InfrastructureError, UsageError
+from forge_env.registry import unregister
+from forge_env.rollout.episode import run_episode
+from forge_env.rollout.scripted import GoldPolicy
+from forge_env.tasks.datasets import DatasetConfig, StreamedTasks, load_tasks
+from forge_env.tasks.order import MixtureOrder, TaskOrder
+from forge_env.validation.checks import Validator
+from tests.forge_env.rollout.test_episode import Golden
+
+ROWS = [{"question": f"{i} + 1?", "answer": str(i + 1), "level": i % 3 + 1} for i in range(50)]
+COLUMNS = {"prompt": "question", "gold": "answer", "answer": "answer", "difficulty": "level"}
+
+
+class QAConfig(SingleTurnConfig):
+    dataset: DatasetConfig
+
+
+class QA(fe.SingleTurnEnvironment):
+    """Questions from a file."""
+
+    config_class = QAConfig
+    reward = fe.rewards.exact_match
+
+    def tasks(self, split: str) -> Any:
+        return load_tasks(self.config.dataset, split)
+
+
+def hub_layout(folder: Path) -> None:
+    """A folder as the hub keeps a dataset: two configurations, two splits, Parquet in parts."""
+    pa = pytest.importorskip("pyarrow")
+    write = pytest.importorskip("pyarrow.parquet").write_table
+    parts = {"main/train-00000-of-00002": ROWS[:20], "main/train-00001-of-00002": ROWS[20:40]}
+    parts |= {"main/test-00000-of-00001": ROWS[40:], "hard/train-00000-of-00001": ROWS[:5]}
+    for name, rows in parts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
+    (folder / "README.md").write_text(
+        "---\nconfigs:\n- config_name: main\n  default: true\n  data_files:\n"
+        "  - split: train\n    path: main/train-*\n  - split: test\n    path: main/test-*\n"
+        "- config_name: hard\n  data_files:\n  - split: train\n    path: hard/train-*\n---\n"
+    )
+
+
+@pytest.fixture(params=["jsonl", "json", "parquet", "hub", "stream"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """The same rows in every kind of source; hub datasets from a folder on disk."""
+    kind = request.param
+    if kind == "json":
+        (tmp_path / "all.json").write_text(json.dumps(ROWS))
+        return {"path": str(tmp_path / "all.json")}
+    if kind == "parquet":
+        pa = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(pa.Table.from_pylist(ROWS), tmp_path / "all.parquet")
+        return {"path": str(tmp_path / "all.parquet")}
+    (tmp_path / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    if kind == "jsonl":
+        return {"path": str(tmp_path / "all.jsonl")}
+    pytest.importorskip("datasets")
+    return {"path": "hub/rows", "streaming": kind == "stream"}
+
+
+@pytest.fixture(autouse=True)
+def local_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`datasets.load_dataset("hub/rows")` reads a local file, through the real library."""
+    datasets = pytest.importorskip("datasets")
+    real = datasets.load_dataset
+    monkeypatch.setattr("forge_env.tasks.datasets.check_hub", lambda dataset: None)
+
+    def load(path: str, name: str | None, *, split: str, streaming: bool) -> Any:
+        if Path(path).is_dir():
+            return real(path, name, split=split, streaming=streaming, cache_dir=str(tmp_path / "cache"))
+        if path != "hub/rows":
+            raise FileNotFoundError(f"Dataset {path!r} doesn't exist on the Hub")
+        files = str(tmp_path / "all.jsonl")
+        return real("json", data_files=files, split=split, streaming=streaming, cache_dir=str(tmp_path / "cache"))
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+
+
+async def test_any_source_makes_an_environment(source: dict[str, Any]) -> None:
+    def make() -> QA:
+        return QA(QAConfig.model_validate({"dataset": {**source, "columns": COLUMNS, "eval_fraction": 0.3}}))
+
+    env = make()
+    failed = [check async for check in Validator(make, num_tasks=5).run() if check.status == "failed"]
+    assert failed == []
+    count = len(ROWS) if isinstance(env.tasks("train"), StreamedTasks) else None
+    train = {env.task("train", index).prompt for index in range(count or env.num_tasks("train") or 0)}
+    held_out = {env.task("eval", index).prompt for index in range(count or env.num_tasks("eval") or 0)}
+    assert train.isdisjoint(held_out)
+    assert train | held_out == {row["question"] for row in ROWS}
+    assert 5 <= len(held_out) <= 25
+    task = env.task("train", 0)
+    assert (task.gold, task.data["answer"], task.difficulty) == (task.data["answer"], task.gold, task.data["level"])
+    assert (await run_episode(make, GoldPolicy(), task=task)).reward == 1.0
+
+
+def test_splits_may_be_files_or_the_datasets_own(tmp_path: Path) -> None:
+    for name, rows in (("a", ROWS[:3]), ("b", ROWS[3:5])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for path, splits in (
+        (tmp_path, {"train": "a", "eval": "b"}),
+        (tmp_path / "a.jsonl", {"train": "a.jsonl", "eval": "b.jsonl"}),
+    ):
+        config = DatasetConfig(path=str(path), splits=splits, columns=COLUMNS, limit=2)
+        assert [task.prompt for task in load_tasks(config, "train")] == ["0 + 1?", "1 + 1?"]  # type: ignore[union-attr]
+        assert [task.id for task in load_tasks(config, "eval")] == ["eval-0", "eval-1"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_folder_in_the_hubs_layout(streaming: bool, tmp_path: Path) -> None:
+    hub_layout(tmp_path / "gsm")
+    given = {"path": str(tmp_path / "gsm"), "name": "main", "streaming": streaming, "columns": COLUMNS}
+    config = DatasetConfig.model_validate({**given, "splits": {"train": "train", "eval": "test"}})
+    train, held_out = load_tasks(config, "train"), load_tasks(config, "eval")
+    assert [train[index].prompt for index in range(40)] == [row["question"] for row in ROWS[:40]]
+    assert [held_out[index].prompt for index in range(10)] == [row["question"] for row in ROWS[40:]]
+    hard = DatasetConfig.model_validate({**given, "name": "hard", "splits": {"train": "train"}})
+    assert load_tasks(hard, "train")[4].prompt == "4 + 1?"
+    mistakes: list[tuple[dict[str, Any], str]] = [({"name": "soft"}, "soft"), ({"splits": {"train": "tra"}}, "tra")]
+    for wrong, said in mistakes:
+        with pytest.raises(ForgeError, match=f"can't load dataset.*{said}"):
+            load_tasks(DatasetConfig.model_validate({**given, **wrong}), "train")[0]
+
+
+def test_a_stream_can_be_shuffled_by_seed(tmp_path: Path) -> None:
+    hub_layout(tmp_path / "gsm")
+
+    def order(seed: int) -> list[str]:
+        given = {"path": str(tmp_path / "gsm"), "splits": {"train": "train"}, "columns": COLUMNS, "streaming": True}
+        config = DatasetConfig.model_validate({**given, "shuffle_buffer": 30, "shuffle_seed": seed})
+        tasks = load_tasks(config, "train")
+        return [tasks[index].prompt for index in range(40)]
+
+    assert set(order(1)) == {row["question"] for row in ROWS[:40]}
+    assert order(1) == order(1) != order(2)
+    assert order(1) != [row["question"] for row in ROWS[:40]]
+
+
+def test_a_stream_that_is_open_at_the_end_is_no_noise(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    hub_layout(tmp_path / "gsm")
+    code = (
+        "import forge_env as fe\n"
+        f"config = fe.DatasetConfig(path={str(tmp_path / 'gsm')!r}, splits={{'train': 'train'}},"
+        " columns={'prompt': 'question'}, streaming=True)\n"
+        "print(fe.load_tasks(config, 'train')[1].prompt)"
+    )
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
+    assert (done.stdout, done.stderr) == ("1 + 1?\n", "")
+
+
+def test_a_stream_that_breaks_goes_on_where_it_did() -> None:
+    failures = 2
+
+    def source() -> Iterator[fe.Task]:
+        nonlocal failures
+        for number in range(6):
+            if number == 3 and failures:
+                failures -= 1
+                raise InfrastructureError("the connection broke")
+            yield fe.Task(id=str(number), prompt="?")
+
+    tasks = StreamedTasks(source)
+    assert tasks[1].id == "1"
+    for _ in range(2):
+        with pytest.raises(InfrastructureError):
+            tasks[4]
+    assert [tasks[index].id for index in range(8)] == ["0", "1", "2", "3", "4", "5", "0", "1"]
+
+
+def test_a_hub_that_is_out_of_reach_is_said_at_once() -> None:
+    pytest.importorskip("huggingface_hub")
+    environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
+    command = [sys.executable, "-m", "forge_env", "info", "gsm8k", "dataset=openai/gsm8k"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert "can't load dataset 'openai/gsm8k': http://127.0.0.1:9 can't be reached" in done.stderr
+    assert "HF_HUB_OFFLINE=1" in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"path": "missing.jsonl"}, "no file missing.jsonl"),
+        ({"columns": {"prompt": "questoin"}}, "no column 'questoin'.*did you mean 'question'"),
+        ({"columns": {}}, "no column 'prompt'.*map one"),
+        ({"columns": {**COLUMNS, "tags": "question"}}, r"row 0: tags: .*list.*\{tags: null\} takes none"),
+        ({"columns": {**COLUMNS, "difficulty": "question"}}, "row 0: difficulty: Input should be a valid integer"),
+        ({"splits": {"eval": "all"}}, "`splits` has no 'train'"),
+        ({"eval_fraction": 0.0}, None),
+        ({"path": __file__}, "can't read tasks from .*test_datasets.py"),
+        ({"path": "no/such"}, "can't load dataset 'no/such'.*doesn't exist"),
+    ],
+)
+def test_mistakes_are_named(changes: dict[str, Any], expected: str | None, tmp_path: Path) -> None:
+    (tmp_path / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    config = DatasetConfig.model_validate({"path": str(tmp_path / "all.jsonl"), "columns": COLUMNS, **changes})
+    if expected is None:
+        with pytest.raises(UsageError, match="no tasks for split 'eval'"):
+            load_tasks(config, "eval")
+        return
+    with pytest.raises(ForgeError, match=expected):
+        load_tasks(config, "train")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("latin.jsonl", b'{"prompt": "a"}\n{"prompt": "\xe9"}\n', "latin.jsonl, line 2: not valid JSON: 'utf-8' codec"),
+        ("latin.json", b'[{"prompt": "\xe9"}]', "latin.json: not valid JSON: 'utf-8' codec"),
+        ("cut.parquet", b"PAR1", "cut.parquet: "),
+    ],
+)
+def test_a_file_that_cant_be_read_is_named(name: str, content: bytes, expected: str, tmp_path: Path) -> None:
+    if name.endswith(".parquet"):
+        pytest.importorskip("pyarrow")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=expected):
+        load_tasks(DatasetConfig(path=str(tmp_path / name), eval_fraction=0.0), "train")
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.jsonl", '{"prompt": "a"}'), ("a.json", '[{"prompt": "a"}]')])
+def test_files_of_windows_begin_with_a_mark(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert load_tasks(DatasetConfig(path=str(tmp_path / name), eval_fraction=0.0), "train")[0].prompt == "a"
+
+
+def one_task(tmp_path: Path, row: dict[str, Any], **columns: str | None) -> fe.Task:
+    (tmp_path / "one.jsonl").write_text(json.dumps({"prompt": "p", **row}) + "\n")
+    tasks = load_tasks(DatasetConfig(path=str(tmp_path / "one.jsonl"), eval_fraction=0.0, columns=columns), "train")
+    return tasks[0]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected", "data"),
+    [
+        ({"difficulty": "hard", "tags": "algebra"}, {}, {"difficulty": "hard", "tags": "algebra"}),
+        ({"difficulty": None, "tags": None, "gold": None, "id": None}, {}, {}),
+        (
+            {"difficulty": 2.0, "tags": ["a"], "gold": 7, "id": 5},
+            {"difficulty": 2, "tags": ["a"], "gold": "7", "id": "5"},
+            {},
+        ),
+        ({"gold": ["7"], "id": {"a": 1}, "n": 1}, {}, {"gold": ["7"], "id": {"a": 1}, "n": 1}),
+    ],
+)
+def test_columns_called_like_fields_are_taken_where_they_fit(
+    row: dict[str, Any], expected: dict[str, Any], data: dict[str, Any], tmp_path: Path
+) -> None:
+    expected = {"id": "train-0", "prompt": "p", "split": "train", **expected}
+    assert one_task(tmp_path, row) == fe.Task(**expected, data=data)
+
+
+def test_a_column_can_be_mapped_or_left_alone(tmp_path: Path) -> None:
+    row = {"difficulty": 3, "level": 4.0, "gold": "x"}
+    assert one_task(tmp_path, row, difficulty=None).difficulty == 1
+    assert one_task(tmp_path, row, difficulty=None).data == {"difficulty": 3, "level": 4.0}
+    assert one_task(tmp_path, row, difficulty="level").difficulty == 4
+    assert one_task(tmp_path, row, gold="level").gold == "4.0"
+    with pytest.raises(UsageError, match=r"row 0: prompt: .*valid string.*\{prompt: COLUMN\} takes another; columns: "):
+        one_task(tmp_path, {"prompt": ["chat"]})
+
+
+def test_a_broken_line_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\n\n[1]\n')
+    with pytest.raises(UsageError, match="line 3: a row is a JSON object"):
+        load_tasks(DatasetConfig(path=str(tmp_path / "bad.jsonl"), eval_fraction=0.0), "train")
+
+
+@given(st.integers(1, 50), st.integers(), st.integers(0, 5))
+def test_every_epoch_is_a_permutation(count: int, seed: int, epoch: int) -> None:
+    order = TaskOrder(count, seed=seed)
+    indices = [order[position] for position in range(epoch * count, (epoch + 1) * count)]
+    assert sorted(indices) == list(range(count))
+    assert indices == [TaskOrder(count, seed=seed)[position] for position in range(epoch * count, (epoch + 1) * count)]
+
+
+def test_other_orders() -> None:
+    assert [TaskOrder(3, shuffle=False)[position] for position in range(5)] == [0, 1, 2, 0, 1]
+    assert TaskOrder(None)[10**9] == 10**9
+    drawn = Counter(TaskOrder(3, weights=[0, 1, 3])[position] for position in range(4000))
+    assert set(drawn) == {1, 2}
+    assert drawn[2] / drawn[1] == pytest.approx(3, rel=0.15)
+    for arguments in ({"num_tasks": 0}, {"num_tasks": 2, "weights": [1.0]}, {"num_tasks": 1, "weights": [-1.0]}):
+        with pytest.raises(UsageError):
+            TaskOrder(**arguments)
+
+
+@given(st.dictionaries(st.sampled_from("abcdef"), st.floats(0.01, 10), min_size=1), st.integers())
+def test_a_mixture_uses_every_task_of_a_component_once_and_in_proportion(weights: dict[str, float], seed: int) -> None:
+    order = MixtureOrder(weights, seed=seed)
+    drawn = [order[position] for position in range(400)]
+    for name, weight in weights.items():
+        positions = [inner for component, inner in drawn if component == name]
+        assert sorted(positions) == list(range(len(positions)))
+        assert abs(len(positions) / 400 - weight / sum(weights.values())) <= 0.05 + 0.01 * len(weights)
+
+
+async def test_a_mixture_plays_the_environments_it_is_made_of(tmp_path: Path) -> None:
+    (tmp_path / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    fe.register("qa", QA)
+    fe.register("golden", Golden)
+    options = {"dataset": {"path": str(tmp_path / "all.jsonl"), "columns": COLUMNS}}
+    try:
+        chosen = {"qa": {"weight": 3, "options": options}, "golden": {"options": {"max_turns": 2}}}
+
+        def make() -> fe.Environment:
+            return fe.make("environments.mixture:Mixture", environments=chosen)
+
+        env = make()
+        assert isinstance(env, Mixture)
+        tasks = [env.task("train", index) for index in range(100)]
+        assert Counter(task.tags[0] for task in tasks) == {"qa": 75, "golden": 25}
+        assert tasks[0].id.startswith(f"{tasks[0].tags[0]}/")
+        played = [await run_episode(make, GoldPolicy(), task=task) for task in tasks[:10]]
+        assert all(trajectory.reward == 1.0 for trajectory in played)
+        golden = next(task for task in tasks if task.tags[0] == "golden")
+        await env.reset(options={"task": golden})
+        assert "add" in [tool.name for tool in env.tools]
+        await env.close()
+    finally:
+        unregister("qa")
+        unregister("golden")

@@ -1,0 +1,104 @@
+"""Tools of an MCP server, against the official SDK."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forge_env as fe
+from forge_env.errors import InfrastructureError
+from forge_env.tools.mcp import McpServer
+from tests.forge_env.environment.test_tool_environment import call, calls
+
+mcp = pytest.importorskip("mcp")
+
+SERVER = """
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("tests")
+
+
+@server.tool()
+def double(number: int) -> int:
+    "Twice a number."
+    if number < 0:
+        raise ValueError("only positive numbers")
+    return 2 * number
+
+
+if __name__ == "__main__":
+    server.run()
+"""
+
+
+class WithServer(fe.ToolEnvironment):
+    rubric = fe.Rubric(lambda answer: 1.0)
+    target: Any
+
+    def task(self, split: str, index: int) -> fe.Task:
+        return fe.Task(id=str(index), prompt="?")
+
+    async def setup(self, task: fe.Task) -> None:
+        self.server = await McpServer.connect(self.target, timeout_s=100)
+        self.server.add_tools_to(self)
+
+    async def cleanup(self) -> None:
+        await self.server.close()
+
+
+def in_process() -> Any:
+    namespace: dict[str, Any] = {"__name__": "server"}
+    exec(SERVER, namespace)
+    return namespace["server"]
+
+
+@pytest.mark.parametrize("transport", ["in-process", "stdio"])
+async def test_tools_of_a_server_are_the_agents(transport: str, tmp_path: Path) -> None:
+    env = WithServer()
+    env.target = in_process()
+    if transport == "stdio":
+        (tmp_path / "server.py").write_text(SERVER)
+        env.target = mcp.StdioServerParameters(command=sys.executable, args=[str(tmp_path / "server.py")])
+    for _ in range(2):  # a second episode connects anew
+        await env.reset(seed=0)
+        (spec,) = env.tools
+        assert (spec.name, spec.description) == ("double", "Twice a number.")
+        assert spec.parameters["required"] == ["number"]
+        right, wrong, refused, missing, broken = [
+            call("double", {"number": 4}),
+            call("double", {"number": "x"}),
+            call("double", {"number": -1}),
+            call("double"),
+            call("double", "{"),
+        ]
+        observation, *_ = await env.step(calls(right, wrong, refused, missing, broken))
+        texts = [message.content for message in observation]
+        assert texts[0] == "8"
+        assert all(text.startswith("Error: ") for text in texts[1:])
+        assert "argument 'number' is missing" in texts[3]
+        assert "not valid JSON" in texts[4]
+        assert env.tool_errors == 4
+    await env.close()
+    assert env.tools == []
+
+
+async def test_an_unreachable_server_is_infrastructure(tmp_path: Path) -> None:
+    with pytest.raises(InfrastructureError, match="MCP server"):
+        await McpServer.connect(mcp.StdioServerParameters(command=sys.executable, args=["-c", "pass"]), timeout_s=20)
+    with pytest.raises(InfrastructureError, match="MCP server"):
+        await McpServer.connect(mcp.StdioServerParameters(command=str(tmp_path / "none")), timeout_s=20)
+
+
+async def test_a_server_that_is_lost_in_an_episode_is_infrastructure(tmp_path: Path) -> None:
+    dying = SERVER.replace("return 2 * number", "import os; os._exit(1)")
+    (tmp_path / "server.py").write_text(dying)
+    env = WithServer()
+    env.target = mcp.StdioServerParameters(command=sys.executable, args=[str(tmp_path / "server.py")])
+    await env.reset(seed=0)
+    for _ in range(2):  # and it stays lost
+        with pytest.raises(InfrastructureError, match="gone"):
+            await env.step(calls(call("double", {"number": 4})))
+    await env.close()

@@ -1,0 +1,248 @@
+"""Order, re-use, eviction and filtering, case by case; groups in their packed form."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_env.config import load_config
+from forge_env.config.recipe import ReplaySection
+from forge_env.errors import ConfigError, ForgeError, NotRegisteredError, UsageError
+from forge_env.trajectory import Trajectory, Turn
+from forge_env.types import Message
+from tests.trainers.buffer.buffer_model import FakeGroup
+from trainers.buffer import state
+from trainers.buffer.core import PATIENCE, BufferCore
+from trainers.buffer.packed import PackedGroup, pack
+from trainers.buffer.rules import make_rules
+from trainers.buffer.types import BufferSettings, Held, Outcome, Ticket
+
+
+def admit(core: BufferCore[FakeGroup], count: int) -> list[Ticket]:
+    tickets = [core.admit() for _ in range(count)]
+    assert None not in tickets
+    return tickets  # type: ignore[return-value]
+
+
+def fill(core: BufferCore[FakeGroup], *priorities: float) -> None:
+    for ticket, priority in zip(admit(core, len(priorities)), priorities, strict=True):
+        core.add(FakeGroup.of(ticket.index, ticket.version, priority=priority), ticket)
+
+
+def step(core: BufferCore[FakeGroup]) -> list[int]:
+    """Train one step and let the weights arrive; which groups it was given."""
+    reserved = core.take(core.window.next_step)
+    assert reserved is not None
+    core.release(reserved.step + 1)
+    return reserved.indices
+
+
+def settings(per_step: int, bound: int, **fields: object) -> BufferSettings:
+    own = {name: fields.pop(name) for name in list(fields) if name in ReplaySection.model_fields}
+    return BufferSettings(per_step, bound, replay=ReplaySection(**own), **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("sampling", "expected"), [("fifo", [0, 1, 2, 3]), ("freshest", [0, 2, 3, 1])])
+def test_a_rule_orders_groups_as_far_as_due_dates_allow(sampling: str, expected: list[int]) -> None:
+    core: BufferCore[FakeGroup] = BufferCore(settings(1, 3, sampling=sampling))
+    fill(core, 0.5)
+    trained = []
+    for _ in range(4):  # group 1, as old as group 0, is due at step 3
+        fill(core, 0.5)
+        trained += step(core)
+    assert trained == expected
+
+
+def test_prioritized_draws_in_proportion_to_the_advantages() -> None:
+    sampling, _ = make_rules(ReplaySection(sampling="prioritized"))
+    rng = random.Random(0)
+    first: Counter[int] = Counter()
+    for _ in range(4000):
+        groups = [Held(index, 0, 1, priority, None) for index, priority in enumerate((0.0, 1.0, 3.0))]  # type: ignore[type-var]
+        first[min(groups, key=lambda held: (sampling(held, rng), held.index)).index] += 1
+    assert first[0] == 0
+    assert first[2] / first[1] == pytest.approx(3.0, rel=0.15)
+
+
+def test_used_groups_fill_the_places_of_those_not_rolled_out() -> None:
+    core: BufferCore[FakeGroup] = BufferCore(settings(4, 2, max_uses=2))
+    fill(core, 0.1, 0.2, 0.3, 0.4)
+    assert step(core) == [0, 1, 2, 3]
+    assert core.take(1) is None, "no new group at all"
+    fill(core, 0.5)
+    assert core.take(1) is None, "less than one new group in two"
+    fill(core, 0.6)
+    assert step(core) == [0, 1, 4, 5]
+    stats = state.stats(core)
+    assert (stats.trained, stats.reused, stats.kept) == (6, 2, 4)
+    fill(core, 0.7, 0.8, 0.9, 1.0)
+    assert step(core) == [6, 7, 8, 9], "new groups come first"
+
+
+def test_with_reuse_fewer_groups_are_rolled_out() -> None:
+    once: BufferCore[FakeGroup] = BufferCore(settings(4, 1))
+    twice: BufferCore[FakeGroup] = BufferCore(settings(4, 1, max_uses=2))
+    for core, slots in ((once, 8), (twice, 4)):
+        admit(core, slots)
+        assert core.admit() is None
+
+
+def test_the_first_and_only_step_has_all_its_groups_with_reuse_too() -> None:
+    core: BufferCore[FakeGroup] = BufferCore(settings(4, 3, max_uses=4, steps=1))
+    fill(core, 0.1, 0.2, 0.3, 0.4)
+    assert core.admit() is None
+    assert step(core) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("eviction", "left"), [("oldest", {2, 3}), ("least_advantage", {0, 2}), ("most_used", {2, 3})])
+def test_beyond_the_capacity_used_groups_leave(eviction: str, left: set[int]) -> None:
+    core: BufferCore[FakeGroup] = BufferCore(settings(4, 2, max_uses=3, capacity=2, eviction=eviction))
+    fill(core, 0.9, 0.2, 0.8, 0.3)
+    step(core)
+    if eviction == "least_advantage":
+        assert {held.index for held in core.used.pool} == left
+    assert core.counters.evicted == 2
+
+
+def test_filtered_groups_are_replaced_at_once() -> None:
+    core: BufferCore[FakeGroup] = BufferCore(settings(2, 0, filter_groups=True))
+    first, second = admit(core, 2)
+    assert core.admit() is None
+    assert core.add(FakeGroup.of(0, 0, has_signal=False), first) is Outcome.FILTERED
+    [third] = admit(core, 1)
+    for ticket in (second, third):
+        assert core.add(FakeGroup.of(ticket.index, 0), ticket) is Outcome.KEPT
+    assert step(core) == [1, 2]
+    assert (core.counters.filtered, core.counters.tokens_filtered) == (1, 10)
+
+
+def test_nothing_but_groups_without_signal_ends_the_run_also_after_a_restore() -> None:
+    own = settings(2, 0, filter_groups=True)
+    core: BufferCore[FakeGroup] = BufferCore(own)
+    for _ in range(2 * PATIENCE - 1):
+        restored: BufferCore[FakeGroup] = BufferCore(own)
+        state.load_state_dict(restored, state.state_dict(core))
+        core = restored
+        [ticket] = admit(core, 1)
+        core.add(FakeGroup.of(ticket.index, 0, has_signal=False), ticket)
+    [ticket] = admit(core, 1)
+    with pytest.raises(ForgeError, match=f"{2 * PATIENCE} groups in a row had no signal"):
+        core.add(FakeGroup.of(ticket.index, 0, has_signal=False), ticket)
+
+
+def test_more_steps_and_a_smaller_bound_after_a_restore() -> None:
+    core: BufferCore[FakeGroup] = BufferCore(settings(1, 2, steps=2))
+    fill(core, 0.1, 0.2)
+    assert core.admit() is None, "the run has two steps"
+    longer: BufferCore[FakeGroup] = BufferCore(settings(1, 2, steps=5))
+    state.load_state_dict(longer, state.state_dict(core))
+    fill(longer, 0.3)
+    tighter: BufferCore[FakeGroup] = BufferCore(settings(1, 0, steps=5))
+    state.load_state_dict(tighter, state.state_dict(longer))
+    assert tighter.counters.discarded_stale == 2
+    assert step(tighter) == [0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["grpo.replay.max_uses=4", "grpo.max_off_policy_steps=2"], "max_off_policy_steps + 1 = 3"),
+        (["grpo.replay.capacity=4"], "set max_uses above 1"),
+        (["grpo.replay.eviction=most_used", "grpo.replay.max_uses=2"], "set capacity"),
+    ],
+)
+def test_recipes_that_would_do_nothing_are_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config("coding_rlvr", overrides)
+    assert message in str(caught.value)
+
+
+def test_rules_are_found_by_name_or_refused_with_the_fix() -> None:
+    with pytest.raises(NotRegisteredError, match=r"no rule 'freshes' \(did you mean 'freshest'"):
+        make_rules(ReplaySection(sampling="freshes"))
+    with pytest.raises(UsageError, match="alpha=-1 is not within"):
+        make_rules(ReplaySection(sampling="prioritized", options={"alpha": -1}))
+    with pytest.raises(UsageError, match="its options: none"):
+        make_rules(ReplaySection(sampling="fifo", options={"alpha": 1}))
+    sampling, eviction = make_rules(
+        ReplaySection(sampling="trainers.buffer.rules:Random", max_uses=2, capacity=1, eviction="most_used")
+    )
+    held = Held(0, 0, 1, 1.0, FakeGroup.of(0, 0), uses=2)
+    assert 0 <= sampling(held, random.Random(0)) < 1
+    assert eviction(held) == -2
+    with pytest.raises(UsageError, match="at most max_off_policy_steps"):
+        BufferSettings(1, 0, replay=ReplaySection(max_uses=2))
+    with pytest.raises(UsageError, match="per_step is at least 1"):
+        BufferSettings(0, 0)
+
+
+@pytest.mark.stack
+def test_a_wrong_rule_is_refused_before_anything_starts() -> None:
+    from trainers.loop.checks import check
+
+    with pytest.raises(NotRegisteredError, match="did you mean 'freshest'"):
+        check(load_config("coding_rlvr", ["grpo.replay.sampling=freshes"]))
+
+
+# --- packed groups
+
+TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=6)
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> list[Turn]:
+    done: list[Turn] = []
+    prompt: list[int] = draw(TOKENS)
+    for _ in range(draw(st.integers(0, 3))):
+        sampled = draw(TOKENS)
+        logprobs = [draw(st.floats(-20, 0, width=32)) for _ in sampled]
+        versions = [draw(st.integers(0, 99)) for _ in sampled]
+        done.append(Turn([], Message(role="assistant", content=""), list(prompt), sampled, logprobs, versions))
+        prompt = draw(TOKENS) if draw(st.booleans()) else prompt + sampled + draw(TOKENS)
+    return done
+
+
+@given(own=st.lists(turns(), max_size=4), rewards=st.lists(st.floats(-5, 5), min_size=4, max_size=4))
+def test_a_packed_group_gives_back_every_segment(own: list[list[Turn]], rewards: list[float]) -> None:
+    episodes = [
+        Trajectory("e", "env", "task", turns=played, reward=reward, truncated=reward > 0, metrics={"tokens": 3.0})
+        for played, reward in zip(own, rewards, strict=False)
+    ]
+    group = pack(episodes, rewards[: len(episodes)])
+    again = pickle.loads(pickle.dumps(group))
+    assert again == group
+    assert again.columns is group.columns
+    segments = [
+        (segment, reward) for played, reward in zip(episodes, rewards, strict=False) for segment in played.segments()
+    ]
+    assert len(again.segments()) == len(segments)
+    for packed, (segment, advantage) in zip(again.segments(), segments, strict=True):
+        assert packed.token_ids.tolist() == segment.token_ids
+        assert packed.mask.tolist() == segment.mask
+        assert packed.logprobs.tolist() == segment.logprobs
+        assert packed.versions.tolist() == segment.versions
+        assert packed.advantage == advantage
+    assert again.num_tokens == sum(played.num_sampled_tokens for played in episodes)
+    assert again.oldest_version == min(
+        (played.oldest_version for played in episodes if played.num_sampled_tokens), default=-1
+    )
+    assert again.column("reward").tolist() == rewards[: len(episodes)]
+    assert again.column("tokens").tolist() == [played.num_sampled_tokens for played in episodes]
+    if episodes:
+        assert again.metrics["tokens"].tolist() == [3.0] * len(episodes)
+        assert again.has_signal == any(abs(reward) > 1e-8 for reward in rewards[: len(episodes)])
+        assert again.priority == pytest.approx(np.abs(rewards[: len(episodes)]).mean())
+
+
+def test_a_packed_group_is_hardly_larger_than_its_tensors() -> None:
+    turn = Turn([], Message(role="assistant", content=""), list(range(60)), list(range(150)), [-0.5] * 150, [3] * 150)
+    group = pack([Trajectory("e", "env", "task", turns=[turn]) for _ in range(8)], [0.5] * 8)
+    assert isinstance(group, PackedGroup)
+    assert len(pickle.dumps(group)) < 1.05 * group.nbytes
+    assert group.nbytes < 8 * (210 * 4.2 + 150 * 8 + 60)

@@ -1,0 +1,205 @@
+"""A whole GRPO run with nothing of its own but the processes: actors are stand-ins that record every call.
+
+The loop, the buffer, the environment, the run's folder are the real ones. Time is virtual and the generators' tokens
+depend on nothing but what they are asked and when, so equal recipes leave equal traces (`test_knobs.py` holds them to
+it), and what a recipe changes shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import shutil
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import Field
+
+import forge_env as fe
+from forge_env import machine
+from forge_env.config import RunConfig
+from forge_env.config.loader import build_config
+from forge_env.config.problems import Source
+from forge_env.environment.single_turn import SingleTurnConfig
+from forge_env.errors import ForgeError, root_cause
+from forge_env.run import Run, RunFolder
+from forge_env.run.metrics import open_loggers
+from forge_env.types import Message
+from tests.trainers.buffer import virtual_time
+from tests.trainers.loop.stand_ins import STAND_INS, Actor, Actors, Buffer, Events, Trace
+from trainers.loop import grpo
+
+TASKS = 12
+WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+BASE: dict[str, Any] = {
+    "environment": {"name": f"{__name__}:Sums"},
+    "model": {"max_length": 160},
+    "grpo": {"steps": 5, "groups_per_step": 2, "group_size": 2, "max_tokens_per_turn": 12},
+    "evaluation": {"every": 2, "num_tasks": 3},
+    "logging": {"tensorboard": False},
+}
+
+
+class SumsConfig(SingleTurnConfig):
+    """Options of `Sums`."""
+
+    shades: int = Field(3, ge=2)
+    """Different rewards."""
+
+
+def shade(task: fe.Task, answer: str, env: Any) -> float:
+    """A number drawn from the answer; rarely above 0 where the task is difficult."""
+    drawn = zlib.crc32(answer.encode())
+    shades: int = env.config.shades
+    return 0.0 if task.difficulty == 3 and drawn % 7 else (drawn % shades) / (shades - 1)
+
+
+def solved(task: fe.Task, answer: str, env: Any) -> float:
+    """Whether that is full marks."""
+    return float(shade(task, answer, env) == 1.0)
+
+
+class Sums(fe.SingleTurnEnvironment):
+    """Two numbers to add; the reward is drawn from the answer, since nobody here can add."""
+
+    config_class = SumsConfig
+    splits = ("train", "eval", "unseen")
+
+    def num_tasks(self, split: str) -> int:
+        return TASKS
+
+    def task(self, split: str, index: int) -> fe.Task:
+        prompt = f"{split}: {WORDS[index]} and {WORDS[TASKS - index]}?"
+        return fe.Task(id=f"{split}-{index}", prompt=prompt, split=split, difficulty=1 + index % 3)
+
+    def demonstrate(self, task: fe.Task, rng: random.Random) -> list[Message]:
+        answer = f"The answer is {rng.choice(WORDS)}{rng.choice(WORDS)}."
+        return [*self.prompt(task), Message(role="assistant", content=answer)]
+
+    rubric = fe.Rubric(shade, metrics=[solved])
+
+
+class Differences(Sums):
+    """Another environment."""
+
+    def task(self, split: str, index: int) -> fe.Task:
+        task = super().task(split, index)
+        return task.model_copy(update={"prompt": task.prompt.replace("and", "less")})
+
+
+class Listener:
+    """A logger of somebody's own."""
+
+    def __init__(self, folder: RunFolder, config: RunConfig) -> None:
+        self._file = (folder.root / "heard.txt").open("w")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._file.write(f"{step} {len(metrics)}\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class NoEngine:
+    """A sandbox engine that nothing is run in."""
+
+    name = "none"
+
+    async def __aenter__(self) -> NoEngine:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        return
+
+    def session(self) -> None:
+        raise AssertionError("no environment here runs code")
+
+
+def make_config(overrides: Mapping[str, Any], root: Path) -> RunConfig:
+    """The recipe of the dry run with overrides, by dotted key."""
+    defaults = {"model.cache_dir": str(root / "cache"), "output_dir": str(root / "runs")}
+    return build_config(Source("dry_run.yaml", BASE, {}), list({**defaults, **overrides}.items()))
+
+
+@contextmanager
+def stand_ins(trace: Trace, actors: Actors) -> Iterator[None]:
+    """No process is started inside."""
+    from trainers.actors.actor import ForgeActor
+
+    async def launch(cls: Any, *args: Any, **kwargs: Any) -> Actor:
+        name = cls._actor_class().__name__
+        actor = actors[name](trace, cls.mesh_name, cls.procs, args, kwargs)
+        shown = () if name == "ReplayBuffer" else (args, kwargs)
+        trace.add("launch", cls.mesh_name, cls.procs, cls.with_gpus, *shown)
+        return actor
+
+    async def shutdown(actor: Actor) -> None:
+        trace.add("shutdown", actor.name)
+
+    async def open_store(stack: Any) -> None:
+        trace.add("open store")
+
+    async def inline(function: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    def open_engine(name: str, **options: Any) -> NoEngine:
+        trace.add("open engine", name, options)
+        return NoEngine()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ForgeActor, "launch", classmethod(launch))
+        patch.setattr(ForgeActor, "shutdown", staticmethod(shutdown))
+        patch.setattr("trainers.loop.stack.Stack.open_store", open_store)
+        patch.setattr(machine, "gpus", lambda: [machine.GPU(str(n), f"GPU-{n}", "none", 1.0) for n in range(8)])
+        patch.setattr("trainers.buffer.actor.RemoteReplayBuffer", partial(Buffer, trace))
+        patch.setattr("trainers.loop.grpo.open_engine", open_engine)
+        patch.setattr(asyncio, "to_thread", inline)
+        yield
+
+
+def dry_run(overrides: Mapping[str, Any], root: Path, actors: Actors = STAND_INS) -> Events:
+    """The trace of a run with these overrides; `root` may hold what earlier ones have built."""
+    trace = Trace(root)
+    try:
+        config = make_config(overrides, root)
+        grpo.check(config)
+    except ForgeError as error:
+        return [(-1.0, "refused", error.message)]
+    for warm in root.glob("*/models/warm-*"):
+        shutil.rmtree(warm)
+    folder = RunFolder(root / "runs" / "run")
+    shutil.rmtree(folder.root, ignore_errors=True)
+    folder.create()
+    run = Run(config, folder, loggers=open_loggers(config, folder, lambda: 0.0))
+    try:
+        with stand_ins(trace, actors):
+            virtual_time.run(grpo._train(run))
+    except* ForgeError as errors:
+        trace.add("failed", [str(root_cause(error)) for error in errors.exceptions])
+    finally:
+        run.close()
+        folder.release()
+    _look_at(run, trace)
+    return trace.events
+
+
+def _look_at(run: Run, trace: Trace) -> None:
+    """What the run has left."""
+    root = run.folder.root
+    trace.add("warnings", [text.split(":")[0] for text in run.state.warnings])
+    trace.add(
+        "files", sorted(re.sub(r"tfevents.*", "tfevents", str(path.relative_to(root))) for path in root.rglob("*"))
+    )
+    for line in run.folder.metrics.read_text().splitlines():
+        row = {key: value for key, value in json.loads(line).items() if not re.search(r"^time|_s$", key)}
+        trace.add("metrics", row)
+    for file in sorted(run.folder.trajectories.iterdir()):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        trace.add("episodes", file.name, [(row["id"], row["task_id"], row["reward"]) for row in rows])

@@ -1,0 +1,221 @@
+"""What stands still, and what is told of it: requests, engines and actors that never answer, on a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import forge_env as fe
+from forge_env.config import load_config
+from forge_env.errors import EnvironmentBugError, ForgeError, GeneratorError
+from forge_env.policy import Reply
+from forge_env.run import Run, RunFolder
+from forge_env.run.account import Account
+from forge_env.types import Message
+from tests.trainers.buffer import virtual_time
+from tests.trainers.loop.dry_run import Sums, dry_run
+from tests.trainers.loop.stand_ins import STAND_INS, Actors, Generator, TitanTrainer
+from trainers.generator.pool import GeneratorPool
+from trainers.generator.types import Completion, EngineFailedError, SamplingOptions
+from trainers.loop.rollouts import Rollouts
+from trainers.loop.status import Status
+
+WATCHED = {"watchdog.warn_s": 200.0, "watchdog.end_s": 300.0, "evaluation.temperature": 0.5}
+
+
+def never(when: Callable[[Any, dict[str, Any]], bool]) -> Actors:
+    """Stand-ins whose generators never answer such requests."""
+
+    class Silent(Generator):
+        asked = 0
+
+        async def do_generate(self, prompt_ids: list[int], options: dict[str, Any], request_id: str) -> Completion:
+            self.asked += 1
+            if when(self, options):
+                await asyncio.Event().wait()
+            return await super().do_generate(prompt_ids, options, request_id)
+
+    return {**STAND_INS, "Generator": Silent}
+
+
+def failures(events: list[Any]) -> list[str]:
+    return [details for _, name, details in events if name == "failed"]
+
+
+@pytest.mark.parametrize(
+    ("when", "overrides", "saved"),
+    [
+        (lambda generator, _: generator.asked == 2, {}, False),
+        (lambda generator, options: generator._version > 0 and options["temperature"] == 0.5, {}, True),
+        (
+            lambda generator, options: generator._version > 0 and options["temperature"] == 0.5,
+            {"evaluation.every": 0},
+            True,
+        ),
+    ],
+    ids=["before training", "beside training", "after training"],
+)
+def test_an_evaluation_that_never_ends_is_diagnosed_and_costs_no_step(
+    tmp_path: Path, when: Callable[[Any, dict[str, Any]], bool], overrides: dict[str, Any], saved: bool
+) -> None:
+    (failure,) = failures(dry_run({**WATCHED, **overrides}, tmp_path, never(when)))
+    assert "nothing has moved for 5m" in failure
+    assert "episode eval-" in failure
+    steps = list((tmp_path / "runs" / "run" / "checkpoints").glob("step-*/progress.json"))
+    assert [json.loads(step.read_text())["step"] for step in steps] == ([5] if saved else [])
+
+
+def test_a_warm_up_that_stands_still_is_diagnosed(tmp_path: Path) -> None:
+    class Stuck(TitanTrainer):
+        steps = 0
+
+        async def do_train(self, sequences: Any) -> dict[str, float]:
+            self.steps += 1
+            if self.steps == 4:
+                await asyncio.Event().wait()
+            return await super().do_train(sequences)
+
+    (failure,) = failures(dry_run({**WATCHED, "warmup.steps": 12}, tmp_path, {**STAND_INS, "TitanTrainer": Stuck}))
+    assert "nothing has moved for 5m00s: the trainer is at step 4 of the warm-up" in failure
+
+
+def test_an_actor_that_does_not_answer_is_itself_the_diagnosis(tmp_path: Path) -> None:
+    config = load_config("coding_rlvr", ["watchdog.warn_s=20", "watchdog.end_s=30", "logging.timeline=false"])
+    run = Run(config, RunFolder(tmp_path / "run"))
+
+    class Deaf:
+        def check(self) -> None: ...
+
+        async def stats(self) -> Any:
+            await asyncio.Event().wait()
+
+    rollouts: Any = SimpleNamespace(episodes_running=0, episodes_ended=0, longest_waiting=lambda: "no episode")
+
+    async def report() -> None:
+        deaf: Any = Deaf()
+        await Status(run, deaf, rollouts, Account("trainer", "wait for episodes")).report(deaf)
+
+    with pytest.raises(ForgeError, match="a generator does not answer; the replay buffer does not answer"):
+        virtual_time.run(report())
+
+
+def loop_time() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def test_an_engine_that_failed_ends_the_run_instead_of_attracting_requests() -> None:
+    class Broken:
+        generate = property(lambda self: self)
+
+        async def call_one(self, *_: Any) -> Any:
+            raise EngineFailedError("the vLLM engine failed: out of memory")
+
+    pool = GeneratorPool([Broken()])
+    pool.check()
+    with pytest.raises(GeneratorError):
+        await pool.generate([1], SamplingOptions())
+    with pytest.raises(EngineFailedError, match=r"generator 0: .*out of memory"):
+        pool.check()
+
+
+# --- the time of a group
+
+
+class Busy:
+    """A model that answers one request at a time, each in two seconds."""
+
+    def __init__(self, stuck: int = -1) -> None:
+        self._free = asyncio.Semaphore(1)
+        self._asked = 0
+        self._stuck = stuck
+
+    def session(self, tools: list[Any], *, seed: int | None = None) -> Any:
+        return self
+
+    async def reply(self, observation: Any) -> Reply:
+        self._asked += 1
+        if self._asked == self._stuck:
+            await asyncio.Event().wait()
+        async with self._free:
+            await asyncio.sleep(2.0)
+        return Reply(Message(role="assistant", content="one"), [1], [2], [-1.0], [0])
+
+
+class Clinging(Sums):
+    """Never closes."""
+
+    async def close(self) -> None:
+        await asyncio.Event().wait()
+
+
+class Faulty(Sums):
+    """Its author made a mistake, which one of the episodes meets."""
+
+    mistakes = 1
+
+    async def score(self) -> Any:
+        if Faulty.mistakes:
+            Faulty.mistakes -= 1
+            raise KeyError("oops")
+        await asyncio.Event().wait()
+
+
+def played(make: Callable[[], fe.Environment], policy: Any, groups: int = 1) -> tuple[list[int], float]:
+    """Episodes of each group that were not late, and the seconds all of them took."""
+    config = load_config("coding_rlvr", ["grpo.group_size=4", "grpo.group_timeout_s=20"])
+
+    async def play() -> tuple[list[int], float]:
+        rollouts = Rollouts(config, make, policy())
+        found = await asyncio.gather(*(rollouts.group(index) for index in range(groups)))
+        return [len(group.episodes) for group in found], asyncio.get_running_loop().time()
+
+    return virtual_time.run(play())
+
+
+def test_a_group_that_waits_behind_others_is_not_late() -> None:
+    counts, seconds = played(Sums, Busy, groups=8)
+    assert counts == [4] * 8
+    assert seconds == pytest.approx(64.0)
+
+
+def test_a_straggler_is_left_out_when_its_time_is_over() -> None:
+    assert played(Sums, lambda: Busy(stuck=2)) == ([3], pytest.approx(22.0))
+
+
+def test_an_environment_that_never_closes_does_not_hold_its_group() -> None:
+    counts, seconds = played(Clinging, lambda: Busy(stuck=2))
+    assert counts == [0]  # none had closed when the time was over
+    assert seconds < 120.0
+
+
+def test_a_mistake_of_the_author_is_told_at_once() -> None:
+    Faulty.mistakes = 1
+    with pytest.raises(EnvironmentBugError, match="oops"):
+        played(Faulty, Busy)
+
+
+# --- what the time went to
+
+
+def test_every_actor_has_an_account_of_its_time(tmp_path: Path) -> None:
+    class Accounting(Generator):
+        async def do_get_stats(self) -> dict[str, float]:
+            now = loop_time()
+            return {**await super().do_get_stats(), "time/generate": 0.25 * now, "time/wait for requests": 0.75 * now}
+
+    dry_run({"grpo.reference.source": "initial"}, tmp_path, {**STAND_INS, "Generator": Accounting})
+    lines = (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if "reward/mean" in row]
+    assert len(rows) == 5
+    for row in rows:
+        accounted = {name.split("/")[1] for name in row if name.startswith("time/")}
+        assert accounted == {"trainer", "reference", "episodes", "generator", "buffer"}
+    assert sum(row.get("time/generator/generate", 0.0) for row in rows) > 0

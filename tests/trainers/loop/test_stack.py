@@ -1,0 +1,186 @@
+"""The real stack: Monarch processes, vLLM, TorchTitan and TorchStore, weights swapped while requests are in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest.importorskip("torch")
+
+import forge_env as fe
+from forge_env.config import RunConfig
+from forge_env.config.recipe import EnvironmentSection, GeneratorSection, OptimizerSection
+from forge_env.errors import GeneratorError
+from trainers.actors.remote import result
+from trainers.generator.types import Completion, SamplingOptions
+from trainers.loop.stack import Stack, prepare_controller
+from trainers.losses.sft import SFTLoss
+from trainers.model.tiny import build_tiny_folder
+from trainers.titan.batch import TokenSequence
+from trainers.weights.store import WeightStore
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
+UPDATES = 24
+MISMATCH = 1e-5
+
+
+def sequence(completion: Completion) -> TokenSequence:
+    sampled = len(completion.token_ids)
+    return TokenSequence(
+        completion.prompt_ids + completion.token_ids, [False] * len(completion.prompt_ids) + [True] * sampled
+    )
+
+
+def segments() -> set[str]:
+    """Shared memory; semaphores may be of this very process, whose libraries make some."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
+
+
+def children() -> set[int]:
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+@pytest.mark.parametrize("procs", [1, 2])
+async def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreement(tmp_path: Path, procs: int) -> None:
+    prepare_controller()
+    before, shm = children(), segments()
+    config = RunConfig(environment=EnvironmentSection(name="coding_rlvr"), generator=GeneratorSection(procs=procs))
+    folder = build_tiny_folder(config.model, fe.make("coding_rlvr"), 0, tmp_path / "tiny")
+    rng = random.Random(0)
+    prompts = [[rng.randrange(10, 300) for _ in range(40)] for _ in range(16)]
+    async with Stack(config) as stack:
+        await stack.open_store()
+        trainer = await stack.start_trainer(folder)
+        await trainer.save_model(str(tmp_path / "model"))
+        generators = await stack.launch_generators(tmp_path / "model")
+        await generators.setup()
+        await trainer.configure(OptimizerSection(lr=1e-2), loss=SFTLoss(), steps=100, microbatch_tokens=4096)
+
+        async def sample(tokens: int) -> list[Completion]:
+            options = SamplingOptions(max_tokens=tokens)
+            return await asyncio.gather(*(generators.generate(prompt, options) for prompt in prompts))
+
+        first = await sample(30)
+        assert await largest_mismatch(trainer, first) <= MISMATCH
+
+        updated = asyncio.Event()
+
+        async def sample_until_updated() -> list[Completion]:
+            completions: list[Completion] = []
+            while not updated.is_set():
+                completions += await sample(400)
+            return completions
+
+        in_flight = asyncio.ensure_future(sample_until_updated())
+        for version in range(1, UPDATES + 1):
+            await trainer.train_step([sequence(completion) for completion in first])
+            await (await trainer.begin_push(version))
+            await generators.update_weights(version)
+        updated.set()
+        long = await in_flight
+        assert any(len(set(completion.versions)) > 1 for completion in long), "no request was in flight over an update"
+        assert all(completion.versions == sorted(completion.versions) for completion in long)
+
+        after = await sample(30)
+        assert {version for completion in after for version in completion.versions} == {UPDATES}
+        assert await largest_mismatch(trainer, after) <= MISMATCH
+        moved = max(
+            abs(old - new)
+            for before_update, now in zip(
+                [completion.logprobs for completion in first],
+                await trainer.logprobs([sequence(completion) for completion in first]),
+                strict=True,
+            )
+            for old, new in zip(before_update, now, strict=True)
+        )
+        assert moved > 0.1, "the updates changed nothing, so agreement proves nothing"
+
+        assert await WeightStore().versions() == {UPDATES}, "old versions are still held"
+
+        # A caller's bad argument is the caller's error, and the generator goes on.
+        with pytest.raises(GeneratorError):
+            await generators.generate([1] * 10_000, SamplingOptions(max_tokens=5))
+        assert len((await generators.generate(prompts[0], SamplingOptions(max_tokens=5))).token_ids) <= 5
+        await generators.halt()
+    left = [psutil.Process(pid) for pid in children() - before if psutil.pid_exists(pid)]
+    assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
+    deadline = time.monotonic() + 60
+    # multiprocessing's tracker removes its segments last of all, and nothing says so
+    while segments() - shm and time.monotonic() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    assert not segments() - shm
+
+
+async def test_recomputed_requests_go_on_with_exactly_the_new_policy(tmp_path: Path) -> None:
+    prepare_controller()
+    config = RunConfig(
+        environment=EnvironmentSection(name="coding_rlvr"), generator=GeneratorSection(recompute_on_update=True)
+    )
+    folder = build_tiny_folder(config.model, fe.make("coding_rlvr"), 0, tmp_path / "tiny")
+    async with Stack(config) as stack:
+        await stack.open_store()
+        trainer = await stack.start_trainer(folder)
+        await trainer.save_model(str(tmp_path / "model"))
+        generators = await stack.launch_generators(tmp_path / "model")
+        await generators.setup()
+        await trainer.configure(OptimizerSection(lr=1e-2), loss=SFTLoss(), steps=100, microbatch_tokens=4096)
+        prompts = [[10 + number] * 40 for number in range(8)]
+        options = SamplingOptions(max_tokens=400)
+        taught = [sequence(Completion(prompt, [7] * 20, [], [], "stop", 0)) for prompt in prompts]
+        await trainer.train_step(taught)
+        await trainer.push_weights(1)
+        in_flight = asyncio.ensure_future(asyncio.gather(*(generators.generate(prompt, options) for prompt in prompts)))
+        while not (await generators.stats())["tokens"]:
+            assert not in_flight.done()
+        await generators.update_weights(1)
+        completions = await in_flight
+        theirs = await trainer.logprobs([sequence(completion) for completion in completions])
+        new = [
+            abs(ours - other)
+            for completion, values in zip(completions, theirs, strict=True)
+            for ours, other, version in zip(completion.logprobs, values, completion.versions, strict=True)
+            if version == 1
+        ]
+        old = [version for completion in completions for version in completion.versions if version == 0]
+        assert new, "no request was in flight over the update"
+        assert old, "no request was in flight over the update"
+        assert max(new) <= MISMATCH
+
+        # A cancelled caller's request ends in the engine too.
+        call = asyncio.ensure_future(generators.generate(prompts[0], options))
+        while not (stats := await generators.stats())["in_flight"]:
+            assert not call.done()
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        tokens = stats["tokens"]
+        while (stats := await generators.stats())["in_flight"]:
+            assert stats["tokens"] < tokens + options.max_tokens, "the request went on to its end"
+        assert {"time/generate", "time/wait for requests", "time/load weights"} <= set(stats)
+
+        # One that is ended by its name gives back what it has sampled.
+        (actor,) = generators._actors
+        asked = {"max_tokens": options.max_tokens, "seed": 3}
+        ended = asyncio.ensure_future(result(actor.generate.call_one(prompts[0], asked, "mine")))
+        while (await generators.stats())["tokens"] <= stats["tokens"]:
+            assert not ended.done()
+        await result(actor.abort.call_one("mine"))
+        partial = await ended
+        assert partial.stop_reason == "abort"
+        assert 0 < len(partial.token_ids) == len(partial.logprobs) == len(partial.versions) < options.max_tokens
+        assert await largest_mismatch(trainer, [partial]) <= MISMATCH
+        await generators.halt()
+
+
+async def largest_mismatch(trainer: object, completions: list[Completion]) -> float:
+    theirs = await trainer.logprobs([sequence(completion) for completion in completions])  # type: ignore[attr-defined]
+    return max(
+        abs(a - b)
+        for completion, values in zip(completions, theirs, strict=True)
+        for a, b in zip(completion.logprobs, values, strict=True)
+    )

@@ -1,0 +1,259 @@
+"""What the trainer gives a loss: proximal and reference log-probs, entropy with a gradient, totals, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from forge_env.config.recipe import (  # noqa: E402
+    LossSection,
+    ModelSection,
+    OptimizerSection,
+    ReferenceSection,
+    TinyModel,
+)
+from forge_env.run.account import Account  # noqa: E402
+from trainers.loop.metrics import named  # noqa: E402
+from trainers.loop.reference import Reference  # noqa: E402
+from trainers.losses import Loss, LossOutput, Needs, TokenBatch  # noqa: E402
+from trainers.losses.load import make_loss  # noqa: E402
+from trainers.losses.primitives import largest  # noqa: E402
+from trainers.model.tiny import hf_config  # noqa: E402
+from trainers.titan.batch import TokenSequence  # noqa: E402
+from trainers.titan.device import use_device  # noqa: E402
+from trainers.titan.engine import TitanEngine  # noqa: E402
+from trainers.titan.model import TitanModel  # noqa: E402
+from trainers.titan.score import next_token_logprobs, target_logprobs  # noqa: E402
+
+pytestmark = pytest.mark.stack
+VOCABULARY = 320
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    shape = TinyModel(layers=2, dim=64, heads=2, kv_heads=1, hidden_dim=96, vocab_size=VOCABULARY)
+    (path / "config.json").write_text(json.dumps(hf_config(ModelSection(tiny=shape), VOCABULARY, 2)))
+    return path
+
+
+def engine(folder: Path, *, threads: int = 1, microbatch_tokens: int = 256, lr: float = 1e-2) -> TitanEngine:
+    device = use_device(with_gpus=False)
+    model = TitanModel(folder, max_length=128, device=device.torch)
+    section = OptimizerSection(lr=lr, warmup_steps=0, decay_start=1.0)
+    return TitanEngine(
+        model, section, device=device, steps=20, microbatch_tokens=microbatch_tokens, temperature=0.7, threads=threads
+    )
+
+
+def sequences(scored_by: TitanEngine, count: int = 10, seed: int = 0, noise: float = 0.3) -> list[TokenSequence]:
+    """Random tokens with the engine's own log-probs and some noise, as a generator a few updates behind has them."""
+    rng = random.Random(seed)
+    result = []
+    for _ in range(count):
+        length = rng.randrange(8, 60)
+        ids = [rng.randrange(VOCABULARY) for _ in range(length)]
+        result.append(
+            TokenSequence(ids, [False] * 4 + [True] * (length - 4), [0.0] * length, advantage=rng.gauss(0, 1))
+        )
+    for sequence, values in zip(result, scored_by.logprobs(result), strict=True):
+        for position, value in zip(sequence.target_positions, values, strict=True):
+            sequence.logprobs[position] = value + rng.gauss(0, noise)
+        sequence.set_reference([value - 0.5 for value in values])
+    return result
+
+
+class Watching:
+    """Trains with a real loss and keeps the batches it was given."""
+
+    def __init__(self, loss: Loss, needs: Needs | None = None) -> None:
+        self.loss = loss
+        self.needs = needs or getattr(loss, "needs", Needs())
+        self.seen: list[TokenBatch] = []
+
+    def __call__(self, batch: TokenBatch) -> LossOutput:
+        self.seen.append(batch)
+        return self.loss(batch)
+
+
+def loss(name: str = "grpo", **options: Any) -> Loss:
+    return make_loss(LossSection(name=name, options=options))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_proximal_policy_is_the_one_before_the_first_update(folder: Path, threads: int) -> None:
+    trained = engine(folder, threads=threads)
+    data = sequences(trained)
+    before = sorted(value for values in trained.logprobs(data) for value in values)
+    watching = Watching(loss(correction="decoupled"))
+    metrics = trained.train(data, watching, minibatches=3)
+    first = [batch for batch in watching.seen if batch.proximal_logprobs is None]
+    proximal = sorted(torch.cat([batch.proximal for batch in watching.seen]).tolist())
+    assert first
+    assert len(first) < len(watching.seen)
+    assert proximal == pytest.approx(before, abs=1e-5)
+    assert metrics["loss/ratio_max"] > 1.001, "the later minibatches are trained on by a policy that has moved"
+
+
+def test_nothing_is_computed_that_no_loss_asks_for(folder: Path) -> None:
+    trained = engine(folder)
+    watching = Watching(loss())
+    trained.train(sequences(trained), watching, minibatches=3)
+    assert all(batch.proximal_logprobs is None for batch in watching.seen)
+    assert not any(batch.entropy.requires_grad for batch in watching.seen)
+
+
+def test_an_entropy_bonus_keeps_entropy_up(folder: Path) -> None:
+    plain, bonus = engine(folder), engine(folder)
+    data = sequences(plain)
+    for _ in range(6):
+        without, with_bonus = plain.train(data, loss()), bonus.train(data, loss(entropy_coef=3.0))
+    assert with_bonus["entropy"] > without["entropy"] + 0.01
+
+
+def test_reference_logprobs_arrive_beside_their_tokens(folder: Path) -> None:
+    trained = engine(folder)
+    watching = Watching(loss(beta=0.1))
+    metrics = trained.train(sequences(trained, noise=0.0), watching)
+    for batch in watching.seen:
+        assert batch.ref_logprobs is not None
+        assert torch.allclose(batch.ref_logprobs, batch.logprobs.detach() - 0.5, atol=1e-5)
+    assert metrics["loss/kl_ref"] == pytest.approx(2.718281828**-0.5 - 1 + 0.5, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo", "dr_grpo", "cispo"])
+def test_the_size_of_microbatches_does_not_matter(folder: Path, name: str) -> None:
+    few, many = engine(folder, microbatch_tokens=4096), engine(folder, microbatch_tokens=64)
+    data = sequences(few)
+    options = {"beta": 0.1, "entropy_coef": 0.1, "correction": {"name": "tis", "level": "sequence"}}
+    one, other = few.train(data, loss(name, **options)), many.train(data, loss(name, **options))
+
+    def learned(metrics: dict[str, float]) -> dict[str, float]:
+        return {key: value for key, value in metrics.items() if key.startswith(("loss", "entropy", "grad_norm"))}
+
+    assert len(learned(one)) > 15
+    assert learned(one) == pytest.approx(learned(other), rel=1e-3, abs=1e-5)
+
+
+def test_a_maximum_is_one_over_microbatches_and_minibatches(folder: Path) -> None:
+    trained = engine(folder, microbatch_tokens=64, lr=1e-9)
+    data = sequences(trained)
+    watching = Watching(loss())
+    metrics = trained.train(data, watching, minibatches=2)
+    mismatches = [largest((batch.logprobs - batch.behavior_logprobs).abs()).item() for batch in watching.seen]
+    assert metrics["loss/mismatch_max"] == pytest.approx(max(mismatches))
+    assert metrics["loss/mismatch_mean"] < metrics["loss/mismatch_max"]
+    names = named(metrics)
+    assert names["mismatch/max"] == metrics["loss/mismatch_max"]
+    assert names["grpo_loss/kl_divergence_mean"] == metrics["loss/kl_ref"]
+    assert {"grpo_loss/total_loss", "grpo_loss/entropy", "grpo_loss/ratio_mean", "mismatch/mean"} <= set(names)
+    assert {"grpo_loss/clip_fraction_low", "grpo_loss/clip_fraction_high", "trainer/grad_norm"} <= set(names)
+
+
+def test_without_a_reference_the_divergence_is_from_the_policy_that_sampled() -> None:
+    names = named({"loss/kl_k3": 0.25})
+    assert names == {"grpo_loss/kl_k3": 0.25, "grpo_loss/kl_divergence_mean": 0.25}
+
+
+def test_a_sequence_with_nothing_to_learn_spoils_no_metric(folder: Path) -> None:
+    trained = engine(folder, microbatch_tokens=32)
+    data = [*sequences(trained), TokenSequence([1] * 100, [False] * 100, [0.0] * 100)]
+    data[-1].set_reference([])
+    metrics = trained.train(data, loss(beta=0.1, correction="tis"))
+    assert all(value == value for value in metrics.values())
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_scores_are_the_engines(folder: Path, threads: int) -> None:
+    trained = engine(folder)
+    data = sequences(trained)
+    scored = target_logprobs(
+        trained.model, data, trained.device.torch, microbatch_tokens=100, temperature=0.7, threads=threads
+    )
+    for mine, theirs in zip(scored, trained.logprobs(data), strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-5)
+    tokens = torch.tensor([data[0].token_ids])
+    values = next_token_logprobs(trained.model, tokens, temperature=0.7)
+    assert values.shape == (1, tokens.shape[1] - 1)
+    assert values[0, 3:].tolist() == pytest.approx(scored[0], abs=1e-5)
+
+
+class Endpoint:
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.calls: list[Any] = []
+
+    async def call(self, argument: Any) -> Any:
+        self.calls.append(argument)
+        return self.answer
+
+    call_one = call
+
+
+class FakeActor:
+    def __init__(self) -> None:
+        self.load_version = Endpoint(None)
+        self.logprobs = Endpoint([[-1.0, -2.0], [-3.0]])
+
+
+@pytest.mark.parametrize(
+    ("section", "published", "loaded"),
+    [
+        (ReferenceSection(source="initial"), [1, 2, 3, 4], []),
+        (ReferenceSection(source="lagging", every=1), [1, 2, 3], [1, 2, 3]),
+        (ReferenceSection(source="lagging", every=3), [1, 2, 3, 4, 5, 6, 7], [3, 6]),
+        (ReferenceSection(source="lagging", every=3), [6, 7, 8, 9], [6, 9]),  # resumed after step 6
+        (ReferenceSection(source="lagging", every=3), [2, 3], [3]),  # resumed before it was ever renewed
+    ],
+)
+async def test_a_lagging_reference_is_renewed_in_time(
+    section: ReferenceSection, published: list[int], loaded: list[int]
+) -> None:
+    actor = FakeActor()
+    reference = Reference(actor, section, Account("reference", "wait for calls"))
+    for version in published:
+        await reference.follow(version)
+    assert actor.load_version.calls == loaded
+
+
+async def test_reference_logprobs_are_put_at_their_tokens() -> None:
+    data = [TokenSequence([1, 2, 3, 4], [True, False, True, True]), TokenSequence([5, 6], [False, True])]
+    reference = Reference(FakeActor(), ReferenceSection(source="initial"), Account("reference", "wait for calls"))
+    metrics = await reference.attach(data)
+    assert {"score", "wait for calls"} <= set(reference.account.seconds())
+    assert data[0].ref_logprobs == [0, 0, -1, -2]  # a first token has no prediction
+    assert data[1].ref_logprobs == [0, -3]
+    assert set(metrics) == {"reference_s"}
+
+
+async def test_a_reference_that_is_asked_while_it_loads_accounts_for_one_thing_at_a_time() -> None:
+    loaded, doing = asyncio.Event(), []
+
+    class Slow:
+        load_version = property(lambda self: self)
+        logprobs = property(lambda self: self)
+
+        async def call(self, version: int) -> None:
+            doing.append(reference.account.doing)
+            await loaded.wait()
+
+        async def call_one(self, sequences: list[TokenSequence]) -> list[list[float]]:
+            doing.append(reference.account.doing)
+            return []
+
+    reference = Reference(Slow(), ReferenceSection(source="lagging", every=1), Account("reference", "wait for calls"))
+    following = asyncio.ensure_future(reference.follow(1))
+    await asyncio.sleep(0)
+    attaching = asyncio.ensure_future(reference.attach([]))
+    await asyncio.sleep(0)
+    loaded.set()
+    await asyncio.gather(following, attaching)
+    assert doing == ["load weights", "score"]
+    assert reference.account.doing == "wait for calls"

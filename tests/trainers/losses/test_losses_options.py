@@ -1,0 +1,307 @@
+"""Options of losses: each changes something, wrong ones are refused early, and a user's own loss works."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+
+torch = pytest.importorskip("torch")
+
+from forge_env.config import load_config  # noqa: E402
+from forge_env.config.recipe import LossSection  # noqa: E402
+from forge_env.errors import ForgeError, PluginError, UsageError  # noqa: E402
+from forge_env.plugins import installed  # noqa: E402
+from tests.trainers.losses import loss_formulas as formulas  # noqa: E402
+from tests.trainers.losses.test_losses import batch_of  # noqa: E402
+from trainers.loop.checks import check_loss  # noqa: E402
+from trainers.losses import LossOutput, PolicyLoss, Surrogate, TokenBatch  # noqa: E402
+from trainers.losses.corrections import CORRECTIONS, OPTIONS  # noqa: E402
+from trainers.losses.load import GROUP, loss_options, make_loss  # noqa: E402
+from trainers.losses.padded import PaddedLoss  # noqa: E402
+from trainers.losses.types import needs  # noqa: E402
+
+pytestmark = pytest.mark.stack
+torch.set_num_threads(1)
+OURS = {name: entry.load() for name, entry in installed(GROUP).items() if entry.value.startswith("trainers.")}
+
+# For every option: what it is changed to, and what has to be set beside it, before and after.
+CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "beta": (0.2, {"beta": 0.1}),
+    "kl": ("k2", {"beta": 0.1}),
+    "entropy_coef": (0.01, {}),
+    "aggregation": ("sequence", {"aggregation": "token", "horizon": None}),
+    "horizon": (100.0, {"aggregation": "fixed_horizon", "horizon": 50.0}),
+    "correction": ("decoupled", {}),
+    "dual_clip": (1.05, {}),
+    "clip_low": (0.01, {"clip_low": 0.3}),
+    "clip_high": (0.01, {"clip_high": 0.3}),
+    "clip_ratio": (0.01, {}),
+    "tau_pos": (2.0, {}),
+    "tau_neg": (2.0, {}),
+}
+CORRECTION_CHANGES: dict[str, Any] = {"cap": 1.05, "low": 0.95, "high": 1.05, "level": "sequence"}
+
+
+def observed(name: str, options: dict[str, Any]) -> tuple[float, list[float]]:
+    case = formulas.random_case(8, lengths=(4, 2, 6, 1), spread=0.5)
+    batch = batch_of(case)
+    loss = make_loss(LossSection(name=name, options=options))(batch).loss
+    return loss.item(), torch.autograd.grad(loss, batch.logprobs)[0].tolist()
+
+
+@pytest.mark.parametrize(("name", "option"), [(name, option) for name in OURS for option in loss_options(OURS[name])])
+def test_every_option_of_every_loss_changes_something(name: str, option: str) -> None:
+    changed, beside = CHANGES[option]
+    assert observed(name, beside) != observed(name, {**beside, option: changed})
+
+
+@pytest.mark.parametrize(
+    ("correction", "option"),
+    [
+        (name, field.name)
+        for name, kind in CORRECTIONS.items()
+        for field in dataclasses.fields(kind)
+        if field.name != "name"
+    ],
+)
+@pytest.mark.parametrize("name", OURS)
+def test_every_option_of_every_correction_changes_something(name: str, correction: str, option: str) -> None:
+    chosen = {"name": correction, option: CORRECTION_CHANGES[option]}
+    assert observed(name, {"correction": correction}) != observed(name, {"correction": chosen})
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_corrections_differ(name: str) -> None:
+    narrow = [
+        {"name": "tis", "cap": 1.2},
+        {"name": "icepop", "low": 0.8, "high": 1.2},
+        {"name": "decoupled", "cap": 1.2},
+    ]
+    seen = [observed(name, {"correction": correction}) for correction in (None, *narrow)]
+    assert all(one != other for index, one in enumerate(seen) for other in seen[:index])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clip_hihg": 0.3}, "no option 'clip_hihg', did you mean 'clip_high'?"),
+        ({"zeta": 1}, "no option 'zeta'"),
+        ({"correction": "tiss"}, "there is no correction 'tiss': did you mean 'tis'?"),
+        ({"correction": {"name": "tis", "kap": 2}}, "there is no correction.kap: 'kap', did you mean 'cap'?"),
+        ({"correction": {"cap": 2}}, "correction"),
+        ({"correction": {"name": "icepop", "low": 3, "high": 2}}, "low must be less than high"),
+        ({"kl": "k4", "beta": 1}, "kl='k4': Input should be 'k1', 'k2' or 'k3'"),
+        ({"kl": "k2"}, "kl=k2 has no effect while beta is 0"),
+        ({"horizon": 10}, "horizon goes with aggregation=fixed_horizon"),
+        ({"aggregation": "fixed_horizon"}, "horizon goes with aggregation=fixed_horizon"),
+        ({"dual_clip": 0.5}, "dual_clip=0.5: Input should be greater than 1"),
+        ({"clip_low": 1.5}, "clip_low=1.5: Input should be less than or equal to 1"),
+        ({"beta": "much"}, "beta='much': Input should be a valid number"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_refused_with_what_was_meant(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        make_loss(LossSection(options=options))
+    assert message in caught.value.message
+    assert "its options: clip_low, clip_high, beta" in (caught.value.fix or "")
+
+
+def test_a_loss_travels_to_the_trainers_process() -> None:
+    for name in OURS:
+        loss = make_loss(LossSection(name=name, options={"correction": {"name": "tis", "cap": 3}}))
+        assert pickle.loads(pickle.dumps(loss)) == loss
+
+
+def test_a_loss_says_what_it_needs() -> None:
+    plain = make_loss(LossSection())
+    assert not any(dataclasses.asdict(needs(plain)).values())
+    wanting = make_loss(LossSection(options={"beta": 0.1, "entropy_coef": 0.1, "correction": "tis"}))
+    assert all(dataclasses.asdict(needs(wanting)).values())
+
+
+# A user's own losses.
+
+
+class Contract(torch.nn.Module):
+    """As in the documents: padded rows in, one number out."""
+
+    def __init__(self, clip_range: float = 0.2, beta: float = 0.1) -> None:
+        super().__init__()
+        self.clip_range = clip_range
+        self.beta = beta
+
+    def forward(
+        self,
+        logprobs: torch.Tensor,
+        ref_logprobs: torch.Tensor,
+        advantages: torch.Tensor,
+        padding_mask: torch.Tensor,
+    ) -> torch.Tensor:
+        assert logprobs.shape == ref_logprobs.shape == padding_mask.shape
+        assert advantages.shape == (len(logprobs), 1)
+        ratio = torch.exp(logprobs - ref_logprobs)
+        bounded = torch.clamp(ratio, 1 - self.clip_range, 1 + self.clip_range)
+        loss = -torch.minimum(ratio * advantages, bounded * advantages) + self.beta * (logprobs - ref_logprobs)
+        return (loss * padding_mask).sum() / padding_mask.sum()
+
+
+class Everything:
+    """Takes every argument there is; the reference may be missing."""
+
+    def __call__(
+        self,
+        logprobs: torch.Tensor,
+        behavior_logprobs: torch.Tensor,
+        proximal_logprobs: torch.Tensor,
+        entropy: torch.Tensor,
+        advantages: torch.Tensor,
+        padding_mask: torch.Tensor,
+        ref_logprobs: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        assert ref_logprobs is None
+        weight = (proximal_logprobs - behavior_logprobs).exp()
+        return -weight * logprobs * advantages - 0.1 * entropy
+
+
+class Demanding:
+    """Asks for what nobody has."""
+
+    def __call__(self, logprobs: torch.Tensor, critic_values: torch.Tensor) -> torch.Tensor:
+        return logprobs * critic_values
+
+
+@dataclasses.dataclass
+class Short:
+    """A loss in a few lines, on flat tokens."""
+
+    scale: float = 1.0
+
+    def __call__(self, batch: TokenBatch) -> LossOutput:
+        return LossOutput(-self.scale * (batch.logprobs * batch.advantages).sum() / batch.total_tokens)
+
+
+@pydantic_dataclass(config=OPTIONS)
+class Mine(PolicyLoss):
+    """Vanilla policy gradient with every shared option."""
+
+    temper: float = 1.0
+
+    def surrogate(self, batch: TokenBatch, log_ratios: torch.Tensor) -> Surrogate:
+        return Surrogate(-self.temper * log_ratios.exp() * batch.advantages, log_ratios.exp())
+
+
+def own(name: str, **options: Any) -> Any:
+    return make_loss(LossSection(name=f"{__name__}:{name}", options=options))
+
+
+def test_the_documents_contract_is_a_loss() -> None:
+    case = formulas.random_case(1)
+    batch = batch_of(case)
+    assert needs(own("Contract")).reference
+    output = own("Contract", clip_range=0.1, beta=0.05)(batch)
+    expected = 0.0
+    for now, reference, advantage in zip(case.now, case.reference, case.advantages, strict=True):
+        ratio = float(torch.exp(torch.tensor(now - reference, dtype=torch.float64)))
+        bounded = min(max(ratio, 0.9), 1.1)
+        expected += -min(ratio * advantage, bounded * advantage) + 0.05 * (now - reference)
+    assert output.loss.item() == pytest.approx(expected / case.num_tokens)
+    assert {"kl_ref", "mismatch_max"} <= set(output.metrics)
+    output.loss.backward()
+    assert batch.logprobs.grad is not None
+    assert batch.logprobs.grad.ne(0).any()
+
+
+def test_the_documents_contract_over_microbatches() -> None:
+    case = formulas.random_case(1)
+    batch, loss = batch_of(case), own("Contract")
+    parts = 0.0
+    for chosen in (batch.sequence_ids < 2, batch.sequence_ids >= 2):
+        fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+        part = {key: value[chosen] if isinstance(value, torch.Tensor) else value for key, value in fields.items()}
+        parts += loss(TokenBatch(**part)).loss.item()
+    assert parts == pytest.approx(loss(batch).loss.item())
+
+
+def test_a_padded_loss_may_ask_for_more_and_return_tokens() -> None:
+    case = formulas.random_case(1)
+    loss = own("Everything")
+    assert dataclasses.asdict(needs(loss)) == {"reference": False, "proximal": True, "entropy_gradient": True}
+    case.reference = None
+    batch = batch_of(case)
+    weights = (batch.proximal - batch.behavior_logprobs).exp()
+    expected = (-weights * batch.logprobs * batch.advantages - 0.1 * batch.entropy).mean()
+    assert loss(batch).loss.item() == pytest.approx(expected.item())
+
+
+def test_a_padded_loss_gets_one_advantage_a_sequence_or_says_so() -> None:
+    case = formulas.random_case(1)
+    case.advantages[1] += 1
+    with pytest.raises(UsageError, match="one advantage a sequence"):
+        own("Everything")(batch_of(dataclasses.replace(case, reference=None)))
+
+
+def test_an_unknown_argument_is_refused() -> None:
+    with pytest.raises(PluginError, match="asks for critic_values") as caught:
+        own("Demanding")
+    assert "padding_mask" in (caught.value.fix or "")
+
+
+def test_a_loss_on_flat_tokens_is_taken_as_it_is() -> None:
+    loss = own("Short", scale=2)
+    assert isinstance(loss, Short)
+    with pytest.raises(UsageError, match="no option 'scael', did you mean 'scale'"):
+        own("Short", scael=2)
+
+
+def test_a_subclass_of_ours_has_all_options() -> None:
+    assert isinstance(own("Mine", beta=0.1, correction="icepop"), PolicyLoss)
+    assert not isinstance(own("Contract"), Contract)
+    assert isinstance(own("Contract"), PaddedLoss)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["grpo.loss.options={beta: 0.1}"],
+        ["grpo.loss={name: simple_grpo, options: {}}"],
+        [f"grpo.loss={{name: '{__name__}:Contract', options: {{}}}}"],
+    ],
+    ids=str,
+)
+def test_a_loss_without_the_reference_it_needs_is_refused(overrides: list[str]) -> None:
+    with pytest.raises(ForgeError, match="there is none") as caught:
+        check_loss(load_config("coding_rlvr", overrides))
+    assert "grpo.reference.source=initial" in (caught.value.fix or "")
+    check_loss(load_config("coding_rlvr", [*overrides, "grpo.reference.source=initial"]))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("grpo.reference.source=lagging", "every goes with source=lagging"),
+        ("grpo.reference={source: initial, every: 3}", "every goes with source=lagging"),
+        ("grpo.reference.with_gpus=true", "there is no reference model while source is none"),
+        ("grpo.reference.source=initail", "initial"),
+    ],
+)
+def test_an_idle_option_of_the_reference_is_refused(override: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load_config("coding_rlvr", [override])
+
+
+def test_the_losses_of_the_page_work() -> None:
+    import re
+
+    page = Path(__file__).resolve().parents[3] / "docs" / "losses.md"
+    batch = batch_of(formulas.random_case(1))
+    for program in re.findall(r"```python\n(.*?)```", page.read_text(), re.S):
+        names: dict[str, Any] = {}
+        exec(program, names)
+        loss = next(value for value in names.values() if isinstance(value, type) and value.__module__ == "builtins")()
+        assert (PaddedLoss(loss) if hasattr(loss, "forward") else loss)(batch).loss.isfinite()

@@ -1,0 +1,156 @@
+"""What holds for every loss, whatever the batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from forge_env.config.recipe import LossSection  # noqa: E402
+from trainers.losses import LossOutput, TokenBatch  # noqa: E402
+from trainers.losses import metrics as figures  # noqa: E402
+from trainers.losses.load import make_loss  # noqa: E402
+from trainers.losses.padded import flatten  # noqa: E402
+
+pytestmark = pytest.mark.stack
+torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
+
+LOSSES = st.sampled_from(["grpo", "dr_grpo", "dapo", "simple_grpo", "gspo", "reinforce", "cispo", "sapo"])
+CORRECTIONS = st.sampled_from(
+    [None, "tis", "icepop", "decoupled", {"name": "tis", "level": "sequence"}, {"name": "icepop", "level": "geometric"}]
+)
+LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=5)
+SEEDS = st.integers(0, 2**32 - 1)
+few = settings(max_examples=60, deadline=None)
+
+
+def section(name: str, correction: Any, **options: Any) -> LossSection:
+    return LossSection(name=name, options={"beta": 0.1, "correction": correction, **options})
+
+
+def rows(seed: int, lengths: list[int], width: int | None = None, spread: float = 0.5) -> dict[str, torch.Tensor]:
+    """Padded rows of random tokens, with something horrible in the padding."""
+    rng = np.random.default_rng(seed)
+    shape = (len(lengths), width or max(lengths))
+    mask = torch.zeros(shape)
+    for row, length in enumerate(lengths):
+        mask[row, :length] = 1
+    horrible = torch.tensor(np.random.default_rng(seed + 1).choice([np.nan, np.inf, -np.inf, 1e30], size=shape))
+    values: dict[str, torch.Tensor] = {}
+    for name in ("logprobs", "behavior_logprobs", "ref_logprobs", "proximal_logprobs", "entropy"):
+        tokens = torch.full(shape, torch.nan, dtype=torch.float64)
+        for row, length in enumerate(lengths):
+            tokens[row, :length] = torch.tensor(-1 + spread * rng.normal(size=length))
+        values[name] = torch.where(mask.bool(), tokens, horrible)
+    values["advantages"] = torch.tensor(rng.normal(size=(len(lengths), 1)))
+    return {"padding_mask": mask, **values}
+
+
+def select(batch: TokenBatch, chosen: torch.Tensor) -> TokenBatch:
+    """A part of a batch, with its own sequence ids; totals stay those of the whole."""
+    parts = {
+        field.name: value[chosen]
+        for field in dataclasses.fields(batch)
+        if isinstance(value := getattr(batch, field.name), torch.Tensor)
+    }
+    _, parts["sequence_ids"] = torch.unique(parts["sequence_ids"], return_inverse=True)
+    return dataclasses.replace(batch, **parts)
+
+
+def run(settings: LossSection, batch: TokenBatch) -> tuple[LossOutput, torch.Tensor]:
+    """The output, and the gradient in the batch's log-probs."""
+    leaf = batch.logprobs.detach().requires_grad_()
+    output = make_loss(settings)(dataclasses.replace(batch, logprobs=leaf))
+    return output, torch.autograd.grad(output.loss, leaf)[0]
+
+
+@few
+@given(LOSSES, CORRECTIONS, LENGTHS, SEEDS, st.integers(0, 5))
+def test_padding_never_matters(name: str, correction: Any, lengths: list[int], seed: int, extra: int) -> None:
+    tight, wide = (flatten(**rows(seed, lengths, max(lengths) + more)) for more in (0, extra))
+    (one, slopes), (other, others) = run(section(name, correction), tight), run(section(name, correction), wide)
+    assert one.loss.isfinite()
+    assert one.loss == other.loss
+    assert torch.equal(slopes, others)
+
+
+@few
+@given(LOSSES, CORRECTIONS, LENGTHS, SEEDS)
+def test_padding_gets_no_gradient(name: str, correction: Any, lengths: list[int], seed: int) -> None:
+    padded = rows(seed, lengths, max(lengths) + 2)
+    padded["logprobs"].requires_grad_()
+    make_loss(section(name, correction))(flatten(**padded)).loss.backward()
+    assert (padded["logprobs"].grad[padded["padding_mask"] == 0] == 0).all()
+
+
+@few
+@given(LOSSES, CORRECTIONS, LENGTHS, SEEDS, st.data())
+def test_microbatches_add_up(name: str, correction: Any, lengths: list[int], seed: int, data: st.DataObject) -> None:
+    batch = flatten(**rows(seed, lengths))
+    whole, slopes = run(section(name, correction), batch)
+    of_sequence = torch.tensor(data.draw(st.lists(st.integers(0, 2), min_size=len(lengths), max_size=len(lengths))))
+    loss, gradient, metrics = 0.0, torch.zeros_like(slopes), dict[str, float]()
+    for part in of_sequence.unique():
+        chosen = of_sequence[batch.sequence_ids] == part
+        output, gradient[chosen] = run(section(name, correction), select(batch, chosen))
+        loss += output.loss.item()
+        share = int(chosen.sum()) / len(chosen)
+        figures.add(metrics, figures.share_of(figures.to_floats(output.metrics), share))
+    assert loss == pytest.approx(whole.loss.item(), abs=1e-12)
+    assert torch.allclose(gradient, slopes, atol=1e-14)
+    assert metrics == pytest.approx(figures.to_floats(whole.metrics), abs=1e-6)
+
+
+@few
+@given(LOSSES, CORRECTIONS, LENGTHS, SEEDS, st.randoms())
+def test_the_order_of_sequences_does_not_matter(
+    name: str, correction: Any, lengths: list[int], seed: int, random: Any
+) -> None:
+    padded = rows(seed, lengths)
+    order = random.sample(range(len(lengths)), len(lengths))
+    batch, shuffled = flatten(**padded), flatten(**{key: value[order] for key, value in padded.items()})
+    (one, slopes), (other, others) = run(section(name, correction), batch), run(section(name, correction), shuffled)
+    assert one.loss.item() == pytest.approx(other.loss.item(), abs=1e-12)
+    back = torch.cat([(shuffled.sequence_ids == order.index(row)).nonzero()[:, 0] for row in range(len(lengths))])
+    assert torch.allclose(others[back], slopes, atol=1e-14)
+
+
+@few
+@given(LOSSES, LENGTHS, SEEDS)
+def test_icepop_takes_the_gradient_of_tokens_that_policies_disagree_on(
+    name: str, lengths: list[int], seed: int
+) -> None:
+    batch = flatten(**rows(seed, lengths, spread=1.5))
+    _, slopes = run(section(name, {"name": "icepop", "low": 0.5, "high": 2.0}, beta=0.0), batch)
+    ratio = (batch.proximal - batch.behavior_logprobs).exp()
+    assert (slopes[(ratio < 0.5) | (ratio > 2)] == 0).all()
+
+
+@few
+@given(
+    LOSSES, CORRECTIONS, LENGTHS, SEEDS, st.sampled_from(["k1", "k2", "k3"]), st.sampled_from([1.0, 50.0, 1e4, 1e30])
+)
+def test_extreme_differences_stay_finite(
+    name: str, correction: Any, lengths: list[int], seed: int, kl: str, spread: float
+) -> None:
+    batch = flatten(**{key: value.float() for key, value in rows(seed, lengths, spread=spread).items()})
+    output, slopes = run(section(name, correction, kl=kl, entropy_coef=0.0, dual_clip=None), batch)
+    assert output.loss.dtype == torch.float32
+    assert output.loss.isfinite()
+    assert slopes.isfinite().all()
+    assert all(value.isfinite() for value in output.metrics.values())
+
+
+@given(LOSSES, CORRECTIONS)
+@few
+def test_a_microbatch_without_tokens_is_nothing(name: str, correction: Any) -> None:
+    whole = flatten(**rows(0, [2, 3]))
+    output, _ = run(section(name, correction), select(whole, torch.zeros(5, dtype=torch.bool)))
+    assert output.loss == 0
+    assert set(figures.to_floats(output.metrics).values()) == {0.0}

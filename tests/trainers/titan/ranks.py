@@ -1,0 +1,139 @@
+"""What each rank of a trainer does in the tests of several ranks; a process of its own runs it."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from forge_env.config.recipe import OptimizerSection, ParallelismSection
+from trainers.actors.ranks import join, leave
+from trainers.losses.grpo import GSPOLoss
+from trainers.losses.sft import SFTLoss
+from trainers.losses.types import Loss
+from trainers.titan.batch import TokenSequence
+from trainers.titan.device import use_device
+from trainers.titan.engine import TitanEngine
+from trainers.titan.model import TitanModel
+from trainers.titan.parallel import Sharding, whole
+
+VOCABULARY = 320
+STEPS = 3
+FSDP = {"data_parallel_shard_degree": 2}
+TENSOR = {"tensor_parallel_degree": 2}
+CONTEXT = {"context_parallel_degree": 2}
+
+
+def sequences(count: int = 13, seed: int = 0) -> list[TokenSequence]:
+    """Random tokens; the first four of a sequence are not to be learned."""
+    rng = random.Random(seed)
+    result = []
+    for _ in range(count):
+        length = rng.randrange(8, 60)
+        ids = [rng.randrange(VOCABULARY) for _ in range(length)]
+        mask = [False] * 4 + [True] * (length - 4)
+        result.append(TokenSequence(ids, mask, [-5.8] * length, rng.uniform(-1, 1)))
+    return result
+
+
+def engine(folder: Path, dims: dict[str, int] | None = None, **sharding: Any) -> TitanEngine:
+    """An engine on `folder`, one rank of those that have joined."""
+    device = use_device(with_gpus=False)
+    spread = Sharding(ParallelismSection(**(dims or {})), **sharding)
+    model = TitanModel(folder, max_length=128, device=device.torch, sharding=spread)
+    section = OptimizerSection(lr=1e-3, warmup_steps=0, decay_start=1.0)
+    return TitanEngine(model, section, device=device, steps=20, microbatch_tokens=256)
+
+
+def observe(
+    trained: TitanEngine, *, data: list[TokenSequence] | None = None, loss: Loss | None = None
+) -> dict[str, Any]:
+    """Gradients of one batch, then metrics and weights of `STEPS` steps, then log-probabilities."""
+    data, loss = data or sequences(), loss or SFTLoss()
+    trained.forward_backward(data, loss)
+    gradients = {name: whole(p.grad).clone() for name, p in trained.model.module.named_parameters()}
+    trained.clear_gradients()
+    return {
+        "gradients": {name.replace("_checkpoint_wrapped_module.", ""): value for name, value in gradients.items()},
+        "metrics": [trained.train(data, loss, minibatches=2) for _ in range(STEPS)],
+        "weights": weights(trained),
+        "logprobs": trained.logprobs(data[:3]),
+    }
+
+
+def weights(trained: TitanEngine) -> dict[str, torch.Tensor]:
+    """Copies, whole, under Hugging Face names."""
+    return {name: tensor.clone() for name, tensor in trained.model.state_dict_hf().items()}
+
+
+def check_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    """The same weights after a few steps at a rate of 1e-3, but for rounding.
+
+    AdamW divides a gradient by its size, so the rounding of the very smallest gradients shows in single weights.
+    """
+    assert one.keys() == other.keys()
+    error = torch.cat([(one[name] - other[name]).flatten() for name in one])
+    assert float(error.square().mean().sqrt()) < 1e-6
+    assert float(error.abs().max()) < 1e-4
+
+
+def rank_main(rank: int, size: int, tied: Path, untied: Path, out: Path) -> None:
+    """All that is asked of one of two or four ranks; the first writes what it saw."""
+    logging.disable(logging.INFO)
+    store = dist.FileStore(str(out / "store"), size)  # type: ignore[attr-defined]
+    use_device(with_gpus=False)
+    join(store, rank, size, with_gpus=False)
+    seen = _two(tied, untied, out) if size == 2 else _four(tied)
+    if rank == 0:
+        torch.save(seen, out / "seen.pt")
+    leave()
+
+
+def _two(tied: Path, untied: Path, out: Path) -> dict[str, Any]:
+    seen: dict[str, Any] = {}
+    for kind, folder in (("tied", tied), ("untied", untied)):
+        seen[f"fsdp {kind}"] = observe(engine(folder, FSDP if kind == "untied" else {}))
+        seen[f"tensor {kind}"] = observe(engine(folder, TENSOR))
+        seen[f"context {kind}"] = observe(engine(folder, CONTEXT))
+    seen["by sequence"] = observe(engine(tied, CONTEXT), loss=GSPOLoss())
+    seen["fewer sequences than ranks"] = observe(engine(tied), data=sequences(1))
+    seen["recomputed"] = observe(engine(tied, activation_checkpoint="full"))
+    seen["resumed"] = _save_and_resume(tied, out)
+    return seen
+
+
+def _four(folder: Path) -> dict[str, Any]:
+    return {
+        "fsdp and tensor": observe(engine(folder, TENSOR)),
+        "fsdp and context": observe(engine(folder, CONTEXT)),
+        "tensor and context": observe(engine(folder, TENSOR | CONTEXT)),
+    }
+
+
+def _save_and_resume(folder: Path, out: Path) -> dict[str, Any]:
+    """Saves after one step, and goes on from what a single rank saved after one step."""
+    saving = engine(folder)
+    saving.train(sequences(), SFTLoss(), minibatches=2)
+    saving.save(out / "by-two")
+    resumed = engine(folder)
+    resumed.load(out / "by-one")
+    metrics = resumed.train(sequences(), SFTLoss(), minibatches=2)
+    return {"metrics": metrics, "weights": weights(resumed), "updates": resumed.updates}
+
+
+def run_ranks(size: int, tied: Path, untied: Path, out: Path) -> dict[str, Any]:
+    """Run `rank_main` in `size` processes; what the first saw."""
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=rank_main, args=(rank, size, tied, untied, out)) for rank in range(size)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * size
+    seen: dict[str, Any] = torch.load(out / "seen.pt", weights_only=False)
+    return seen

@@ -1,0 +1,293 @@
+"""TorchTitan's model and our engine around it: gradients, schedules, checkpoints."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from forge_env.config.recipe import ModelSection, OptimizerSection, TinyModel
+from trainers.losses.grpo import GRPOLoss
+from trainers.losses.sft import SFTLoss
+from trainers.model.tiny import hf_config
+from trainers.titan.batch import TokenSequence, collate
+from trainers.titan.device import use_device
+from trainers.titan.engine import TitanEngine
+from trainers.titan.layout import PackedLayout
+from trainers.titan.model import TitanModel
+from trainers.titan.packing import longest_first
+from trainers.titan.parallel import Sharding
+
+pytestmark = pytest.mark.stack
+VOCABULARY = 320
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import json
+
+    path = tmp_path_factory.mktemp("model")
+    shape = TinyModel(layers=2, dim=64, heads=2, kv_heads=1, hidden_dim=96, vocab_size=VOCABULARY)
+    (path / "config.json").write_text(json.dumps(hf_config(ModelSection(tiny=shape), VOCABULARY, 2)))
+    return path
+
+
+def engine(
+    folder: Path,
+    *,
+    threads: int = 1,
+    seed: int = 0,
+    dtype: str = "float32",
+    packed: bool = False,
+    recompute: str = "none",
+    **optimizer: float | str,
+) -> TitanEngine:
+    device = replace(use_device(with_gpus=False), packed=packed)
+    sharding = Sharding(activation_checkpoint=recompute)
+    model = TitanModel(folder, max_length=128, device=device.torch, seed=seed, dtype=dtype, sharding=sharding)
+    section = OptimizerSection(lr=1e-2, warmup_steps=0, decay_start=1.0).model_copy(update=optimizer)
+    return TitanEngine(model, section, device=device, steps=20, microbatch_tokens=256, threads=threads, seed=seed)
+
+
+def sequences(count: int, seed: int = 0) -> list[TokenSequence]:
+    rng = random.Random(seed)
+    result = []
+    for _ in range(count):
+        length = rng.randrange(8, 60)
+        result.append(
+            TokenSequence([rng.randrange(VOCABULARY) for _ in range(length)], [False] * 4 + [True] * (length - 4))
+        )
+    return result
+
+
+def weights(trained: TitanEngine) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in trained.model.state_dict_hf().items()}
+
+
+def test_training_lowers_the_loss_of_what_it_sees(folder: Path) -> None:
+    trained, data = engine(folder, muon_lr=1e-2), sequences(6)
+    losses = [trained.train(data, SFTLoss())["loss"] for _ in range(15)]
+    assert losses[-1] < losses[0] - 1
+
+
+def test_microbatches_side_by_side_give_the_gradients_of_one_after_another(folder: Path) -> None:
+    alone, together, data = engine(folder), engine(folder, threads=3), sequences(12)
+    for _ in range(3):
+        one, many = alone.train(data, SFTLoss()), together.train(data, SFTLoss())
+        assert many["loss"] == pytest.approx(one["loss"], abs=1e-5)
+        assert many["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
+
+
+def gradients(trained: TitanEngine, data: list[TokenSequence]) -> dict[str, torch.Tensor]:
+    trained.forward_backward(data, SFTLoss())
+    named = trained.model.module.named_parameters()
+    return {name.replace("_checkpoint_wrapped_module.", ""): parameter.grad for name, parameter in named}
+
+
+def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+@pytest.mark.parametrize("count", [1, 2, 11])
+def test_packed_rows_give_the_logprobs_and_gradients_of_single_ones(folder: Path, count: int) -> None:
+    padded, packed, data = engine(folder), engine(folder, packed=True), sequences(count, seed=5)
+    together = list(packed._microbatches(data))
+    assert count == 1 or any(isinstance(batch.layout, PackedLayout) and batch.layout.rows > 1 for batch in together)
+    with torch.no_grad():
+        logprobs = torch.cat([packed._logprobs(batch) for batch in together])
+    alone = [value for item in longest_first(data) for value in padded.logprobs([item])[0]]
+    assert logprobs.tolist() == pytest.approx(alone, abs=2e-6)
+    assert largest_difference(gradients(padded, data), gradients(packed, data)) < 1e-6
+
+
+def test_a_sequence_in_a_packed_row_does_not_see_its_neighbours(folder: Path) -> None:
+    packed = engine(folder, packed=True)
+    one, other, same = sequences(3, seed=1)
+    logprobs = [packed._logprobs(collate(row, CPU, packed=True)) for row in ([one, same], [other, same])]
+    tail = same.num_targets
+    assert torch.allclose(logprobs[0][-tail:], logprobs[1][-tail:], atol=2e-6)
+
+
+def test_packing_leaves_no_padding(folder: Path) -> None:
+    data = sequences(30)
+    assert engine(folder).train(data, SFTLoss())["padding"] > 0.05
+    assert engine(folder, packed=True).train(data, SFTLoss())["padding"] == 0
+
+
+def saved_bytes(trained: TitanEngine, data: list[TokenSequence]) -> int:
+    """Memory of what the forward pass keeps for the backward pass."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    batch = next(iter(trained._microbatches(data)))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        tokens = trained.forward(batch, total_tokens=1, total_sequences=1)
+    assert tokens.logprobs.requires_grad
+    return sum(kept.values())
+
+
+def operations(trained: TitanEngine, data: list[TokenSequence]) -> int:
+    """Floating-point operations of a forward and backward pass, recomputation included."""
+    with FlopCounterMode(display=False) as counter:
+        trained.forward_backward(data, SFTLoss())
+    return int(counter.get_total_flops())
+
+
+def test_recomputed_activations_take_less_memory_and_give_the_same_gradients(folder: Path) -> None:
+    data = sequences(12)
+    assert saved_bytes(engine(folder, recompute="full"), data) < saved_bytes(engine(folder), data) / 2
+    work = {name: operations(engine(folder, recompute=name), data) for name in ("none", "selective", "full")}
+    assert work["none"] < work["selective"] < work["full"] <= work["none"] * 4 / 3
+    expected = gradients(engine(folder), data)
+    for name in ("selective", "full"):
+        assert largest_difference(expected, gradients(engine(folder, recompute=name), data)) < 1e-6
+    side_by_side = gradients(engine(folder, recompute="full", threads=2), data)
+    assert largest_difference(expected, side_by_side) < 1e-6
+
+
+def test_compile_compiles_every_block(folder: Path) -> None:
+    sharding = Sharding(compile=True)
+    compiled = TitanModel(folder, max_length=128, device=CPU, sharding=sharding)
+    plain = TitanModel(folder, max_length=128, device=CPU)
+    for model, expected in ((compiled, True), (plain, False)):
+        assert {layer._compiled_call_impl is not None for layer in model.module.layers.values()} == {expected}
+
+
+def test_minibatches_add_up_until_the_optimizer_steps(folder: Path) -> None:
+    data = sequences(8)
+    once, twice = engine(folder), engine(folder)
+    single = gradients(once, data)
+    single = {name: gradient.clone() for name, gradient in single.items()}
+    twice.forward_backward(data, SFTLoss())
+    double = gradients(twice, data)
+    assert largest_difference(double, {name: 2 * gradient for name, gradient in single.items()}) < 1e-6
+    assert twice.accumulated == 2 * once.accumulated > 0
+    twice.clear_gradients()
+    assert twice.accumulated == 0
+    assert largest_difference(gradients(twice, data), single) == 0
+
+
+def test_the_gradient_norm_is_clipped(folder: Path) -> None:
+    free, clipped, data = engine(folder, max_norm=1e9), engine(folder, max_norm=1e-6), sequences(4)
+    assert free.train(data, SFTLoss())["grad_norm"] == pytest.approx(clipped.train(data, SFTLoss())["grad_norm"])
+    # AdamW normalises, so what tells is the first moment.
+    moments = [next(iter(e.optimizer.optimizers[0].state.values()))["exp_avg"].norm() for e in (free, clipped)]
+    assert moments[1] < 1e-3 * moments[0]
+
+
+def test_metrics_are_means_however_many_minibatches(folder: Path) -> None:
+    data = sequences(8)
+    metrics = engine(folder, lr=1e-9).train(data, SFTLoss(), minibatches=4)
+    whole = engine(folder, lr=1e-9).train(data, SFTLoss())
+    assert metrics["entropy"] == pytest.approx(whole["entropy"], rel=0.02)
+    assert 0 <= metrics["padding"] < 1
+
+
+def test_a_checkpoint_continues_as_if_nothing_had_happened(folder: Path, tmp_path: Path) -> None:
+    data = sequences(8)
+    whole = engine(folder)
+    for _ in range(2):
+        whole.train(data, SFTLoss(), minibatches=2)
+    whole.save(tmp_path)
+    resumed = engine(folder, seed=99)
+    resumed.load(tmp_path)
+    for _ in range(2):
+        assert (
+            resumed.train(data, SFTLoss(), minibatches=2)["loss"] == whole.train(data, SFTLoss(), minibatches=2)["loss"]
+        )
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(resumed)[name])
+
+
+def test_a_saved_folder_is_a_hugging_face_checkpoint(folder: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    trained, data = engine(folder, seed=3), sequences(3)
+    trained.model.save_hf(tmp_path / "saved")
+    theirs = transformers.Qwen3ForCausalLM.from_pretrained(tmp_path / "saved", dtype=torch.float32)
+    for item, ours in zip(data, trained.logprobs(data), strict=True):
+        ids = torch.tensor([item.token_ids])
+        with torch.no_grad():
+            table = torch.log_softmax(theirs(ids).logits[0, 3:-1], -1)
+        expected = table.gather(-1, ids[0, 4:, None])[:, 0].tolist()
+        assert ours == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_seed_decides_the_weights(folder: Path) -> None:
+    first, same, other = (weights(engine(folder, seed=seed)) for seed in (1, 1, 2))
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+def test_bfloat16_computes_less_exactly_and_keeps_float32_weights(folder: Path) -> None:
+    data = sequences(3)
+    exact, rough = engine(folder).logprobs(data), engine(folder, dtype="bfloat16").logprobs(data)
+    differences = [abs(a - b) for x, y in zip(exact, rough, strict=True) for a, b in zip(x, y, strict=True)]
+    assert 1e-6 < max(differences) < 0.2
+    assert all(tensor.dtype == torch.float32 for tensor in weights(engine(folder, dtype="bfloat16")).values())
+
+
+def test_the_learning_rate_warms_up_and_decays(folder: Path) -> None:
+    trained = engine(folder, warmup_steps=4, decay_start=0.5, min_lr_ratio=0.1)
+    rates = [trained.learning_rate()["learning_rate"]]
+    for _ in range(19):
+        trained.train(sequences(1), SFTLoss())
+        rates.append(trained.learning_rate()["learning_rate"])
+    assert rates[0] < rates[3] == max(rates)
+    assert rates[-1] < 0.3 * max(rates)
+
+
+def rates(trained: TitanEngine) -> list[float]:
+    found = []
+    for _ in range(20):
+        found.append(trained.learning_rate()["learning_rate"])
+        trained.train(sequences(1), SFTLoss())
+    return found
+
+
+@pytest.mark.parametrize("loss", [SFTLoss(), GRPOLoss(correction="tis")])
+def test_a_step_without_anything_to_learn_is_a_step_of_the_schedule(folder: Path, loss: Any) -> None:
+    trained, idle, fresh = (engine(folder, warmup_steps=4) for _ in range(3))
+    trained.train(sequences(4), SFTLoss())
+    before = weights(idle)
+    metrics = idle.train([], loss, minibatches=2)
+    assert metrics["tokens"] == 0
+    assert idle.learning_rate() == trained.learning_rate() != fresh.learning_rate()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(idle).items())
+
+
+def test_schedules_decay_in_their_shapes(folder: Path) -> None:
+    shapes = {
+        name: rates(engine(folder, warmup_steps=0, decay_start=0.0, min_lr_ratio=0.0, schedule=name))
+        for name in ("linear", "cosine", "constant")
+    }
+    assert len(set(shapes["constant"])) == 1
+    half, quarter = len(shapes["linear"]) // 2, len(shapes["linear"]) // 4
+    assert shapes["cosine"][quarter] > shapes["linear"][quarter] > shapes["cosine"][-quarter]
+    assert shapes["cosine"][half] == pytest.approx(shapes["linear"][half], rel=0.1)
+
+
+def test_throughput_counts_the_work_of_parameters_and_attention(folder: Path) -> None:
+    trained = engine(folder)
+    everything = sum(parameter.numel() for parameter in trained.model.module.parameters())
+    head = trained.model.module.lm_head.weight.numel()  # tied: the embedding is the same, and looking up is no work
+    attention = 2 * 2 * 32  # layers * heads * head size
+    sequence = TokenSequence(list(range(10)), [False] * 6 + [True] * 4)
+    work = 6 * ((everything - head) * 10 + head * 4 + attention * 100)
+    assert trained.throughput.flops([sequence]) == pytest.approx(work)
+    metrics = trained.train(sequences(4), SFTLoss())
+    assert metrics["tokens"] == sum(len(item.token_ids) for item in sequences(4))
+    assert metrics["tokens_per_s"] == pytest.approx(metrics["tokens"] / metrics["train_s"])
+    assert "mfu" not in metrics, "a CPU has no peak to compare with"

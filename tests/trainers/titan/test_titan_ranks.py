@@ -1,0 +1,117 @@
+"""Two ranks (gloo, CPU) are one trainer: gradients, weights, metrics and checkpoints of one rank."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from forge_env.config.recipe import ModelSection, TinyModel
+from forge_env.errors import UsageError
+from tests.trainers.titan.ranks import VOCABULARY, check_weights, engine, observe, run_ranks, sequences, weights
+from trainers.losses.grpo import GSPOLoss
+from trainers.losses.sft import SFTLoss
+from trainers.model.tiny import hf_config
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
+GRADIENT_ERROR = 1e-6
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    shape = TinyModel(layers=2, dim=64, heads=2, kv_heads=2, hidden_dim=96, vocab_size=VOCABULARY)
+    result = {}
+    for name, tied in (("tied", True), ("untied", False)):
+        result[name] = tmp_path_factory.mktemp(name)
+        config = hf_config(ModelSection(tiny=shape), VOCABULARY, 2) | {"tie_word_embeddings": tied}
+        (result[name] / "config.json").write_text(json.dumps(config))
+    return result
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory, folders: dict[str, Path]) -> Path:
+    """Where checkpoints lie: the one that a single rank writes after one step is there."""
+    path = tmp_path_factory.mktemp("work")
+    alone = engine(folders["tied"])
+    alone.train(sequences(), SFTLoss(), minibatches=2)
+    alone.save(path / "by-one")
+    return path
+
+
+@pytest.fixture(scope="module")
+def seen(folders: dict[str, Path], work: Path) -> dict[str, Any]:
+    """What two ranks saw."""
+    return run_ranks(2, folders["tied"], folders["untied"], work)
+
+
+def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def check_alike(one: dict[str, Any], two: dict[str, Any]) -> None:
+    assert largest_difference(one["gradients"], two["gradients"]) < GRADIENT_ERROR
+    check_weights(one["weights"], two["weights"])
+    for first, second in zip(one["metrics"], two["metrics"], strict=True):
+        for name in ("loss", "entropy", "grad_norm", "learning_rate"):
+            assert second[name] == pytest.approx(first[name], rel=1e-4), name
+    for first, second in zip(one["logprobs"], two["logprobs"], strict=True):
+        assert second == pytest.approx(first, abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["tied", "untied"])
+@pytest.mark.parametrize("parallelism", ["fsdp", "tensor", "context"])
+def test_two_ranks_give_the_gradients_and_weights_of_one(
+    folders: dict[str, Path], seen: dict[str, Any], kind: str, parallelism: str
+) -> None:
+    check_alike(observe(engine(folders[kind])), seen[f"{parallelism} {kind}"])
+
+
+def test_a_loss_of_whole_sequences_has_them_whole_where_ranks_split_them(
+    folders: dict[str, Path], seen: dict[str, Any]
+) -> None:
+    check_alike(observe(engine(folders["tied"]), loss=GSPOLoss()), seen["by sequence"])
+
+
+def test_four_ranks_combine_parallelisms(folders: dict[str, Path], tmp_path: Path) -> None:
+    expected = observe(engine(folders["tied"]))
+    for name, observed in run_ranks(4, folders["tied"], folders["untied"], tmp_path).items():
+        assert largest_difference(expected["gradients"], observed["gradients"]) < GRADIENT_ERROR, name
+        check_alike(expected, observed)
+
+
+def test_ranks_without_a_sequence_keep_up(folders: dict[str, Path], seen: dict[str, Any]) -> None:
+    check_alike(observe(engine(folders["tied"]), data=sequences(1)), seen["fewer sequences than ranks"])
+
+
+def test_recomputed_activations_give_the_same(folders: dict[str, Path], seen: dict[str, Any]) -> None:
+    check_alike(observe(engine(folders["tied"])), seen["recomputed"])
+
+
+def test_two_ranks_go_on_where_one_left_off(folders: dict[str, Path], seen: dict[str, Any]) -> None:
+    undisturbed = engine(folders["tied"])
+    for _ in range(2):
+        metrics = undisturbed.train(sequences(), SFTLoss(), minibatches=2)
+    resumed = seen["resumed"]
+    assert resumed["updates"] == undisturbed.updates == 4
+    assert resumed["metrics"]["loss"] == pytest.approx(metrics["loss"], rel=1e-5)
+    check_weights(resumed["weights"], weights(undisturbed))
+
+
+def test_one_rank_goes_on_where_two_left_off(folders: dict[str, Path], seen: dict[str, Any], work: Path) -> None:
+    resumed = engine(folders["tied"])
+    resumed.load(work / "by-two")
+    metrics = resumed.train(sequences(), SFTLoss(), minibatches=2)
+    assert metrics["loss"] == pytest.approx(seen["resumed"]["metrics"]["loss"], rel=1e-5)
+    check_weights(weights(resumed), seen["resumed"]["weights"])
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(folders: dict[str, Path]) -> None:
+    with pytest.raises(UsageError, match="no checkpoint"):
+        engine(folders["tied"]).load(folders["tied"])
