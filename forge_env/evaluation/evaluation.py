@@ -23,7 +23,7 @@ from forge_env.evaluation.display import Display, now_and_then, open_display
 from forge_env.evaluation.metering import Meter, Usage, read_price
 from forge_env.evaluation.plan import Sample, SampleResult, check_score, plan, planned
 from forge_env.evaluation.progress import EnvironmentProgress, EvaluationProgress
-from forge_env.evaluation.record import ResultsFolder, SampleWriter, log_to, write_whole
+from forge_env.evaluation.record import EvaluationResult, ResultsFolder, SampleWriter, log_to, write_whole
 from forge_env.evaluation.runner import Runner, Source, WatchedEngine, collecting_seldom
 from forge_env.policy import Policy
 from forge_env.registry import environment_class, make, make_config
@@ -32,7 +32,6 @@ from forge_env.sandbox.engines import LazyEngine
 from forge_env.types import Task
 
 if TYPE_CHECKING:
-    from forge_env.evaluation.record import EvaluationResult
     from forge_env.sandbox.protocol import SandboxEngine
 
 
