@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from forge_env.errors import ForgeError
-from forge_env.types import Message, Observation, ToolSpec
+from forge_env.errors import ForgeError, InfrastructureError
+from forge_env.types import Message, Observation, Task, ToolSpec
+
+if TYPE_CHECKING:
+    from forge_env.environment.base import Environment
 
 
 @dataclass(slots=True)
@@ -45,9 +49,10 @@ class LimitReached(ForgeError):
         self.reply = reply
 
 
-class PolicySession(Protocol):
+class PolicySession(ABC):
     """One conversation. It keeps the history, so that a turn passes only the messages that are new."""
 
+    @abstractmethod
     async def reply(self, observation: Observation) -> Reply:
         """The assistant's answer to the new messages.
 
@@ -57,9 +62,27 @@ class PolicySession(Protocol):
             GeneratorError: the model could not be asked; the episode is tried again.
         """
 
+    def limit_reply(self, tokens: int) -> None:  # noqa: B027 - a session that can't be told ignores it
+        """Let no further reply be longer than this. A session may ignore it: the limit then ends the episode after the
+        reply that went beyond."""
 
-class Policy(Protocol):
+    def unanswered(self) -> InfrastructureError | None:
+        """A time limit has just ended a reply. Why that is the fault of the infrastructure (an endpoint that did not
+        answer), or None: the model took too long."""
+        return None
+
+
+class Policy(ABC):
     """Anything that can play: a generator, an endpoint, a script."""
 
+    name: str = ""
+    """What an evaluation records as the model; empty is the class's name."""
+
+    @abstractmethod
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
         """Open a conversation with these tools."""
+
+    def session_inside(self, env: Environment, task: Task, *, seed: int | None = None) -> PolicySession:
+        """Open a conversation for one episode. Scripted policies override this to see the environment and the task's
+        hidden data; every other policy is given the tools alone."""
+        return self.session(env.tools, seed=seed)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from forge_env.cli.describe import environment_options, show
 from forge_env.cli.interrupts import run_until_interrupted
 from forge_env.errors import UsageError
-from forge_env.policy import Reply
+from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.registry import make
 from forge_env.rollout.episode import run_episode
 from forge_env.sandbox.engines import LazyEngine
@@ -54,7 +54,7 @@ def run_play(args: argparse.Namespace) -> int:
     return 0
 
 
-class Person:
+class Person(Policy, PolicySession):
     """A policy that asks at the terminal."""
 
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> Person:

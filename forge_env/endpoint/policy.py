@@ -39,7 +39,7 @@ from forge_env.endpoint.http import Connections, address
 from forge_env.endpoint.limiter import AdaptiveLimiter
 from forge_env.endpoint.text_tools import as_plain_chat, parse_calls
 from forge_env.errors import ContextLengthExceeded, GeneratorError, UsageError, did_you_mean
-from forge_env.policy import PolicySession, Reply
+from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.rollout.working_time import waiting
 from forge_env.types import Message, Observation, ToolSpec
 
@@ -105,7 +105,7 @@ class EndpointOptions(BaseModel):
 # One conversation with an endpoint: what is sent of it, and what is known of the answer under way.
 
 
-class EndpointSession:
+class EndpointSession(PolicySession):
     """One conversation: the messages, and the last turn's tokens where the endpoint gives them."""
 
     def __init__(self, policy: EndpointPolicy, tools: list[ToolSpec], seed: int | None) -> None:
@@ -241,7 +241,7 @@ INCONCLUSIVE = (
 """Failures to list the models that say nothing of whether the model can be asked."""
 
 
-class EndpointPolicy:
+class EndpointPolicy(Policy):
     """Sessions with one endpoint, which share its connections, its rate and its counters."""
 
     def __init__(

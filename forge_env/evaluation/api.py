@@ -101,15 +101,15 @@ def _named_policy(model: Any) -> tuple[str, Policy | None]:
         return model, None
     if isinstance(model, type):
         raise UsageError(f"{model.__name__} is a class, not a policy", fix=f"give an object: {model.__name__}(...)")
-    if callable(getattr(model, "session", None)):
-        name = getattr(model, "name", None)
-        return (name if isinstance(name, str) and name else type(model).__name__), model
+    if isinstance(model, Policy):
+        return (model.name if isinstance(model.name, str) and model.name else type(model).__name__), model
     if callable(model):
         named = hasattr(model, "__qualname__") and hasattr(model, "__module__")
         return (_path(model) if named else type(model).__name__), FunctionPolicy(model)
     raise UsageError(
-        f"{str(model)[:80]!r} is no model",
-        fix="give an endpoint's model, vllm:PATH, gold, random, a function (messages, tools) -> str, or a policy",
+        f"{str(model)[:80]!r} is not a model",
+        fix="give an endpoint's model, vllm:PATH, gold, random, a function (messages, tools) -> str, or an object of a "
+        "class derived from forge_env.policy.Policy",
     )
 
 

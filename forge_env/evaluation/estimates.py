@@ -8,11 +8,10 @@ treats the task as the unit: A. C. Cameron and D. L. Miller, "A Practitioner's G
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
+from forge_env.trajectory import Trajectory
 
 Scores = Sequence[Sequence[float]]
 """Scores of each task, [tasks][epochs of it]; tasks without any are left out."""
@@ -36,28 +35,38 @@ class Estimate:
     """Upper end."""
 
 
-def clustered_stderr(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> float:
-    """Standard error of the mean of all samples.
+def by_task(scored: Iterable[tuple[str, float]]) -> dict[str, list[float]]:
+    """Scores of each task, from (task, score) of every sample."""
+    tasks: dict[str, list[float]] = {}
+    for task, score in scored:
+        tasks.setdefault(task, []).append(score)
+    return tasks
+
+
+def clustered(totals: Sequence[tuple[float, int]]) -> tuple[float, float]:
+    """Mean of all samples and its standard error, from sum and number of each task's scores.
 
     With task sums S_g over n_g samples, N samples, G tasks and mean m:
     sqrt(G / (G - 1) * sum_g (S_g - n_g m)^2) / N. With one sample a task it is the usual s / sqrt(N).
     """
-    tasks, samples = len(sums), counts.sum()
+    tasks, samples = len(totals), sum(number for _, number in totals)
+    middle = math.fsum(total for total, _ in totals) / samples
     if tasks < 2:
-        return 0.0
-    residuals = sums - counts * (sums.sum() / samples)
-    return float(math.sqrt(tasks / (tasks - 1) * float(np.square(residuals).sum())) / samples)
+        return middle, 0.0
+    squares = math.fsum((total - number * middle) ** 2 for total, number in totals)
+    return middle, math.sqrt(tasks / (tasks - 1) * squares) / samples
 
 
-def bootstrap(
-    sums: NDArray[np.float64], counts: NDArray[np.float64], *, confidence: float, seed: int = 0
-) -> tuple[float, float]:
+def bootstrap(totals: Sequence[tuple[float, int]], *, confidence: float, seed: int = 0) -> tuple[float, float]:
     """Percentile interval of the mean of all samples, tasks drawn with replacement (B. Efron, 1979).
 
     Where many tasks are alike (solved or not), how often each kind is drawn is drawn at once: it is multinomial.
     """
+    import numpy as np
+
     rng = np.random.default_rng(seed)
-    tasks = len(sums)
+    tasks = len(totals)
+    sums, counts = np.array(totals, dtype=float).T
     kinds, sizes = np.unique(np.stack([sums, counts]), axis=1, return_counts=True)
     means = []
     if ALIKE * len(sizes) <= tasks:
@@ -74,13 +83,23 @@ def bootstrap(
 
 def mean(scores: Scores, *, confidence: float = 0.95) -> Estimate | None:
     """Mean over all samples; None when there is none."""
-    kept = [values for values in scores if values]
-    if not kept:
+    totals = [(math.fsum(values), len(values)) for values in scores if values]
+    if not totals:
         return None
-    sums = np.array([math.fsum(values) for values in kept])
-    counts = np.array([len(values) for values in kept], dtype=float)
-    low, high = bootstrap(sums, counts, confidence=confidence)
-    return Estimate(float(sums.sum() / counts.sum()), clustered_stderr(sums, counts), low, high)
+    return Estimate(*clustered(totals), *bootstrap(totals, confidence=confidence))
+
+
+def score(trajectories: Iterable[Trajectory], metric: str = "reward", *, confidence: float = 0.95) -> Estimate | None:
+    """Mean score of the valid episodes; None when there is none.
+
+    Args:
+        trajectories: of any tasks; those that are not valid are left out.
+        metric: what is scored; an episode without it counts with its reward.
+        confidence: of the interval.
+    """
+    valid = [trajectory for trajectory in trajectories if trajectory.valid]
+    scored = ((trajectory.task_id, trajectory.metrics.get(metric, trajectory.reward)) for trajectory in valid)
+    return mean([*by_task(scored).values()], confidence=confidence)
 
 
 def pass_at(samples: int, solved: int, k: int) -> float:
@@ -142,31 +161,33 @@ def compare(
     tasks = sorted(task for task in a.keys() & b.keys() if a[task] and b[task])
     if not tasks:
         return None
-    means_a = np.array([math.fsum(a[task]) / len(a[task]) for task in tasks])
-    means_b = np.array([math.fsum(b[task]) / len(b[task]) for task in tasks])
-    differences = means_b - means_a
-    ones = np.ones(len(tasks))
-    low, high = bootstrap(differences, ones, confidence=confidence)
+    means_a = [math.fsum(a[task]) / len(a[task]) for task in tasks]
+    means_b = [math.fsum(b[task]) / len(b[task]) for task in tasks]
+    differences = [two - one for one, two in zip(means_a, means_b, strict=True)]
+    difference = mean([[value] for value in differences], confidence=confidence)
+    assert difference is not None
     return PairedDifference(
         tasks=len(tasks),
-        mean_a=float(means_a.mean()),
-        mean_b=float(means_b.mean()),
-        difference=Estimate(float(differences.mean()), clustered_stderr(differences, ones), low, high),
+        mean_a=math.fsum(means_a) / len(tasks),
+        mean_b=math.fsum(means_b) / len(tasks),
+        difference=difference,
         p_value=sign_flip_test(differences),
-        better=int((differences > 1e-12).sum()),
-        worse=int((differences < -1e-12).sum()),
+        better=sum(value > 1e-12 for value in differences),
+        worse=sum(value < -1e-12 for value in differences),
     )
 
 
-def sign_flip_test(differences: NDArray[np.float64], *, seed: int = 0, flips: int = 20_000) -> float:
+def sign_flip_test(differences: Sequence[float], *, seed: int = 0, flips: int = 20_000) -> float:
     """Two-sided paired permutation test (R. A. Fisher, 1935): every pair's sign may as well be the other.
 
     Exact where all sign patterns can be tried, else by `flips` random ones with the +1 that keeps it valid.
     """
-    moved = np.abs(differences[np.abs(differences) > 1e-12])
+    import numpy as np
+
+    moved = np.abs([value for value in differences if abs(value) > 1e-12])
     if not len(moved):
         return 1.0
-    observed = abs(float(differences.sum())) - 1e-9
+    observed = abs(math.fsum(differences)) - 1e-9
     if len(moved) <= 14:
         patterns = np.array(np.meshgrid(*[[-1.0, 1.0]] * len(moved))).reshape(len(moved), -1)
         return float((np.abs(moved @ patterns) >= observed).mean())

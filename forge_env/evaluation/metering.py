@@ -12,7 +12,7 @@ from forge_env.environment.base import Environment
 from forge_env.errors import ConfigError, ForgeError, InfrastructureError, did_you_mean
 from forge_env.evaluation.config import EvaluationConfig, read_yaml
 from forge_env.policy import LimitReached, Policy, PolicySession, Reply
-from forge_env.rollout.episode import open_session, unanswered
+from forge_env.rollout.episode import open_session
 from forge_env.trajectory import Turn
 from forge_env.types import Observation, Task, ToolSpec
 
@@ -103,7 +103,7 @@ class Meter:
         return usage
 
 
-class MeteredPolicy:
+class MeteredPolicy(Policy):
     """A policy for one sample: every reply is counted, and limits end the episode."""
 
     def __init__(
@@ -135,7 +135,7 @@ class MeteredPolicy:
         return _MeteredSession(self, self.policy.session(tools, seed=seed))
 
 
-class _MeteredSession:
+class _MeteredSession(PolicySession):
     def __init__(self, owner: MeteredPolicy, inner: PolicySession) -> None:
         self._owner = owner
         self._inner = inner
@@ -177,14 +177,16 @@ class _MeteredSession:
 
     def _limit_reply(self) -> None:
         """Ask for no more tokens than are left, where the session can be told."""
-        limit = self._owner.config.token_limit
-        tell = getattr(self._inner, "limit_reply", None)
-        if limit is not None and tell is not None:
-            tell(limit - self._usage.completion)
+        if (limit := self._owner.config.token_limit) is not None:
+            self.limit_reply(limit - self._usage.completion)
+
+    def limit_reply(self, tokens: int) -> None:
+        """Told to the session inside."""
+        self._inner.limit_reply(tokens)
 
     def unanswered(self) -> InfrastructureError | None:
-        """What the session inside says; see `forge_env.rollout.episode.unanswered`."""
-        return unanswered(self._inner)
+        """What the session inside says."""
+        return self._inner.unanswered()
 
     def _check(self) -> None:
         owner, used = self._owner, self._usage

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -10,21 +9,22 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 
 from forge_env.endpoint.limiter import AdaptiveLimiter
+from forge_env.evaluation.estimates import clustered
 from forge_env.evaluation.metering import Usage
 from forge_env.evaluation.plan import SampleResult
 
 
 @dataclass(slots=True)
 class EnvironmentProgress:
-    """One environment: counts, and the running mean with the error of `estimates.clustered_stderr`."""
+    """One environment: counts, and the running mean with its clustered error."""
 
     total: int
     done: int = 0
     running: int = 0
     truncated: int = 0
     invalid: int = 0
-    _sums: dict[str, float] = field(default_factory=dict)
-    _counts: dict[str, int] = field(default_factory=dict)
+    _totals: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """Sum and number of each task's scores."""
 
     def add(self, result: SampleResult) -> None:
         """Count a sample that is done."""
@@ -32,19 +32,14 @@ class EnvironmentProgress:
         self.truncated += result.valid and result.truncation is not None
         self.invalid += not result.valid
         if result.valid:
-            self._sums[result.task_id] = self._sums.get(result.task_id, 0.0) + result.score
-            self._counts[result.task_id] = self._counts.get(result.task_id, 0) + 1
+            total, number = self._totals.get(result.task_id, (0.0, 0))
+            self._totals[result.task_id] = total + result.score, number + 1
 
     def mean(self, confidence: float) -> tuple[float, float] | None:
         """Mean so far and half its interval; None before the first valid sample."""
-        samples, tasks = sum(self._counts.values()), len(self._counts)
-        if not samples:
+        if not self._totals:
             return None
-        middle = sum(self._sums.values()) / samples
-        if tasks < 2:
-            return middle, 0.0
-        squares = sum((total - self._counts[task] * middle) ** 2 for task, total in self._sums.items())
-        error = math.sqrt(tasks / (tasks - 1) * squares) / samples
+        middle, error = clustered([*self._totals.values()])
         return middle, NormalDist().inv_cdf((1 + confidence) / 2) * error
 
 

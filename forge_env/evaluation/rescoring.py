@@ -20,7 +20,7 @@ from forge_env.evaluation.config import EvaluationConfig, build, read_yaml
 from forge_env.evaluation.evaluation import Evaluation
 from forge_env.evaluation.plan import Sample, in_plan
 from forge_env.evaluation.record import EvaluationResult, ResultsFolder, open_folder, write_whole
-from forge_env.policy import LimitReached, PolicySession, Reply
+from forge_env.policy import LimitReached, Policy, PolicySession, Reply
 from forge_env.trajectory import Trajectory, Turn
 from forge_env.types import Observation, Task, ToolSpec
 
@@ -43,7 +43,7 @@ class Rescored:
     """What could not be read of the source."""
 
 
-class TranscriptPolicy:
+class TranscriptPolicy(Policy):
     """Says in every task what was said before; samples of one task are told apart by their seed."""
 
     def __init__(self, transcripts: dict[tuple[str, int | None], Trajectory]) -> None:
@@ -59,7 +59,7 @@ class TranscriptPolicy:
         raise UsageError("transcripts play through run_episode only")
 
 
-class _Transcript:
+class _Transcript(PolicySession):
     def __init__(self, owner: TranscriptPolicy, trajectory: Trajectory) -> None:
         self._owner = owner
         self._trajectory = trajectory

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.evaluation.config import EvaluationConfig
-from forge_env.evaluation.estimates import Estimate, mean, passes
+from forge_env.evaluation.estimates import Estimate, by_task, mean, passes
 from forge_env.evaluation.plan import SampleResult
 from forge_env.evaluation.record import write_whole
 
@@ -190,10 +190,8 @@ def _environment(
 
 
 def _by_task(results: Sequence[SampleResult]) -> list[list[float]]:
-    tasks: dict[str, list[float]] = {}
-    for result in sorted(results, key=lambda result: result.id):
-        tasks.setdefault(result.task_id, []).append(result.score)
-    return list(tasks.values())
+    ordered = sorted(results, key=lambda result: result.id)
+    return [*by_task((result.task_id, result.score) for result in ordered).values()]
 
 
 def _groups(

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from forge_env.environment.base import Environment, checked_reset, checked_step
-from forge_env.errors import ContextLengthExceeded, InfrastructureError, environment_code
+from forge_env.errors import ContextLengthExceeded, InfrastructureError, UsageError, environment_code
 from forge_env.policy import LimitReached, Policy, PolicySession, Reply
 from forge_env.rollout.working_time import WorkingTime
 from forge_env.sandbox.protocol import on_behalf_of
@@ -155,7 +155,7 @@ async def _play(
     except TimeoutError:
         if not deadline.expired() and not working.expired:
             raise
-        if (lost := unanswered(session)) is not None:
+        if (lost := session.unanswered()) is not None:
             raise lost from None
         limit = "working_time" if working.expired else "time"
     finally:
@@ -228,19 +228,16 @@ async def _take_turns(
 
 
 def open_session(policy: Policy, env: Environment, task: Task, *, seed: int | None) -> PolicySession:
-    """A session for this episode. Only scripted policies are shown the environment and the task's hidden data."""
-    insider = getattr(policy, "session_inside", None)
-    if insider is not None:
-        inside: PolicySession = insider(env, task, seed=seed)
-        return inside
-    return policy.session(env.tools, seed=seed)
+    """The policy's session for this episode.
 
-
-def unanswered(session: PolicySession) -> InfrastructureError | None:
-    """What a session that depends on others (an endpoint) says of a time limit that ended its reply: was it them?"""
-    ask = getattr(session, "unanswered", None)
-    answer: InfrastructureError | None = None if ask is None else ask()
-    return answer
+    Raises:
+        UsageError: what it opened is not a `PolicySession`.
+    """
+    session = policy.session_inside(env, task, seed=seed)
+    if not isinstance(session, PolicySession):
+        fix = "derive the class of what `session` returns from forge_env.policy.PolicySession"
+        raise UsageError(f"{type(policy).__name__} opened a {type(session).__name__}, which is not a session", fix=fix)
+    return session
 
 
 async def _truncate(env: Environment, trajectory: Trajectory, limit: str, limits: EpisodeLimits) -> None:

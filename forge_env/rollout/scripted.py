@@ -26,7 +26,7 @@ class PolicyBugError(ForgeError):
     """The function of a policy raised: its author's to mend, and no answer."""
 
 
-class GoldPolicy:
+class GoldPolicy(Policy):
     """Plays `Environment.gold_actions`: it is shown the task's hidden data, as no model is."""
 
     def session_inside(self, env: Environment, task: Task, *, seed: int | None = None) -> PolicySession:
@@ -44,7 +44,7 @@ class GoldPolicy:
         raise UsageError("the gold policy plays through run_episode only")
 
 
-class ReplaySession:
+class ReplaySession(PolicySession):
     """Says the given messages in order, then nothing more."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
@@ -59,7 +59,7 @@ class ReplaySession:
         return Reply(message=self._messages[self._next - 1])
 
 
-class ReplayPolicy:
+class ReplayPolicy(Policy):
     """Says the same messages in every episode."""
 
     def __init__(self, actions: Sequence[Message | str] = ("",)) -> None:
@@ -70,7 +70,7 @@ class ReplayPolicy:
         return ReplaySession(self._messages)
 
 
-class FunctionPolicy:
+class FunctionPolicy(Policy):
     """A function of the conversation and the tools, sync or async."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -81,7 +81,7 @@ class FunctionPolicy:
         return _FunctionSession(self.function, tools)
 
 
-class _FunctionSession:
+class _FunctionSession(PolicySession):
     def __init__(self, function: Callable[..., Any], tools: list[ToolSpec]) -> None:
         self._function = function
         self._tools = tools
@@ -108,7 +108,7 @@ def _bug(function: Callable[..., Any], error: Exception) -> str:
     return f"the policy {name} raised {type(error).__name__}: {error} [{frame.filename}:{frame.lineno}]"
 
 
-class RandomPolicy:
+class RandomPolicy(Policy):
     """Random messages and tool calls, right and wrong ones; the same seed says the same."""
 
     def __init__(self, *, p_tool_call: float = 0.6) -> None:
@@ -132,7 +132,7 @@ _WORDS = (
 )
 
 
-class _RandomSession:
+class _RandomSession(PolicySession):
     def __init__(self, tools: list[ToolSpec], rng: random.Random, p_tool_call: float) -> None:
         self._tools = tools
         self._rng = rng
@@ -196,4 +196,4 @@ def scripted_policy(name: str) -> Policy | None:
         raise UsageError(f"policy {name!r} can't be imported: {error}", fix="give package.module:function") from error
     if inspect.isclass(found):
         found = found()
-    return found if hasattr(found, "session") else FunctionPolicy(found)
+    return found if isinstance(found, Policy) else FunctionPolicy(found)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from forge_env.policy import Reply
+from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.trajectory import Trajectory
 from forge_env.types import FunctionCall, Message, Observation, Task, ToolCall, ToolSpec
 
@@ -111,7 +111,7 @@ _VALUES: dict[str, tuple[Any, ...]] = {"integer": (0, 1, 2), "number": (0, 1, 2)
 _SOMETHING: dict[str, Any] = {"string": "x", "integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
 
 
-class SearchPolicy:
+class SearchPolicy(Policy):
     """Calls every tool with everything worth a try, one argument at a time, then answers something.
 
     A text is given every probe, a number, a switch and a choice each of a few values.
@@ -128,7 +128,7 @@ class SearchPolicy:
         return SearchSession(tools, self.start)
 
 
-class SearchSession:
+class SearchSession(PolicySession):
     """One search; it goes on until the episode ends, or nothing is left to try."""
 
     def __init__(self, tools: list[ToolSpec], start: int = 0) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 
 from forge_env.errors import ContextLengthExceeded
-from forge_env.policy import PolicySession, Reply
+from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.types import Message, Observation, ToolSpec
 from trainers.generator.types import Completion, SamplingOptions
 from trainers.model.chat import Chat
@@ -19,7 +19,7 @@ _keys = itertools.count()
 
 
 @dataclass(slots=True)
-class GeneratorPolicy:
+class GeneratorPolicy(Policy):
     """A policy whose replies are sampled by `generate`.
 
     Attributes:
@@ -41,7 +41,7 @@ class GeneratorPolicy:
         return _Session(self, tools, seed)
 
 
-class _Session:
+class _Session(PolicySession):
     """Keeps the conversation twice: as messages, and as the very tokens the model saw and sampled."""
 
     def __init__(self, policy: GeneratorPolicy, tools: list[ToolSpec], seed: int | None) -> None:

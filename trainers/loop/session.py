@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+from forge_env.evaluation.estimates import Estimate
 from forge_env.run import Run
 from forge_env.run.outcome import save_progress
 from trainers.buffer.packed import PackedGroup
@@ -12,7 +13,7 @@ from trainers.buffer.types import Batch, BufferStats
 from trainers.generator.policy import GeneratorPolicy
 from trainers.loop.advantages import training_sequences
 from trainers.loop.checkpoints import Checkpoints, Saved
-from trainers.loop.evaluation import Evaluator, Score
+from trainers.loop.evaluation import Evaluator
 from trainers.loop.feeder import Feeder
 from trainers.loop.metrics import Totals, batch_metrics, buffer_metrics, named
 from trainers.loop.prepare import Actors
@@ -48,7 +49,7 @@ class Session:
         self.step = 0
         self.counters = BufferStats()
         self._trained_at: list[float] = []
-        self._evaluation: asyncio.Task[Score] | None = None
+        self._evaluation: asyncio.Task[Estimate] | None = None
 
     async def run_to_end(self) -> None:
         """Train until the recipe's last step or until the run is asked to stop; save; report."""
@@ -146,7 +147,7 @@ class Session:
             self.run.warn("an evaluation was left out: the one before it was still going. Raise evaluation.every")
             return
 
-        async def evaluate() -> Score:
+        async def evaluate() -> Estimate:
             await publisher.settled()
             return await self.evaluator.evaluate(step, section.split, section.num_tasks)
 

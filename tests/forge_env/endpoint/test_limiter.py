@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import forge_env as fe
 from forge_env.endpoint.limiter import AdaptiveLimiter
 from forge_env.endpoint.policy import EndpointOptions, EndpointPolicy
-from forge_env.policy import Reply
+from forge_env.policy import PolicySession, Reply
 from forge_env.rollout.working_time import WorkingTime
 from tests.forge_env.evaluation.toys import Sums
 from tests.trainers.buffer.virtual_time import run
@@ -246,7 +246,7 @@ class Slow(Sums):
         await asyncio.sleep(0.2)
 
 
-class Patient(EndpointPolicy):
+class Patient(EndpointPolicy, PolicySession):
     """Answers everything after half a second, however much is asked at once."""
 
     def __init__(self) -> None:

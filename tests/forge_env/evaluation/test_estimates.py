@@ -11,16 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forge_env.evaluation.config import build
 from forge_env.evaluation.estimates import (
     bootstrap,
-    clustered_stderr,
+    clustered,
     compare,
     mean,
     pass_all,
     pass_at,
     passes,
+    score,
     sign_flip_test,
 )
+from forge_env.evaluation.plan import result_of
+from forge_env.evaluation.summary import summarize
+from forge_env.trajectory import Trajectory
 
 outcomes = st.lists(st.booleans(), min_size=1, max_size=7)
 
@@ -52,19 +57,19 @@ def test_repeating_samples_of_a_task_does_not_shrink_the_error() -> None:
 
 def test_the_bootstrap_agrees_with_the_clustered_error() -> None:
     rng = np.random.default_rng(1)
-    counts = rng.integers(1, 5, size=200).astype(float)
-    sums = rng.normal(0.5, 0.3, size=200) * counts
-    low, high = bootstrap(sums, counts, confidence=0.95)
-    assert (high - low) / (2 * 1.96) == pytest.approx(clustered_stderr(sums, counts), rel=0.15)
+    counts = rng.integers(1, 5, size=200)
+    totals = list(zip((rng.normal(0.5, 0.3, size=200) * counts).tolist(), counts.tolist(), strict=True))
+    low, high = bootstrap(totals, confidence=0.95)
+    assert (high - low) / (2 * 1.96) == pytest.approx(clustered(totals)[1], rel=0.15)
 
 
 def test_drawing_kinds_of_tasks_is_drawing_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(3)
-    counts = rng.integers(1, 3, size=400).astype(float)
-    sums = rng.binomial(counts.astype(int), 0.3).astype(float)
-    kinds = bootstrap(sums, counts, confidence=0.9)
+    counts = rng.integers(1, 3, size=400)
+    totals = list(zip(rng.binomial(counts, 0.3).tolist(), counts.tolist(), strict=True))
+    kinds = bootstrap(totals, confidence=0.9)
     monkeypatch.setattr("forge_env.evaluation.estimates.ALIKE", 1000)
-    assert kinds == pytest.approx(bootstrap(sums, counts, confidence=0.9), abs=0.005)
+    assert kinds == pytest.approx(bootstrap(totals, confidence=0.9), abs=0.005)
 
 
 def test_tasks_with_too_few_valid_samples_are_left_out_of_larger_k() -> None:
@@ -73,6 +78,30 @@ def test_tasks_with_too_few_valid_samples_are_left_out_of_larger_k() -> None:
     assert found[1][0].value == pytest.approx((2 / 3 + 0) / 2)
     assert found[2][0].value == pytest.approx(1.0)
     assert found[2][1].value == pytest.approx(1 / 3)
+
+
+def test_training_and_evaluation_score_the_same_episodes_alike() -> None:
+    played = [
+        Trajectory(
+            id=f"toy/eval/{index}/{epoch}",
+            environment="toy",
+            task_id=f"task-{index}",
+            split="eval",
+            reward=float((index + epoch) % 3 == 0),
+            valid=(index, epoch) != (1, 1),
+            info={"index": index, "epoch": epoch, "max_reward": 1.0, "usage": {}},
+        )
+        for index in range(4)
+        for epoch in range(3)
+    ]
+    config = build({"environments": ["toy"], "model": "gold"})
+    summary = summarize(config, [result_of(item, "reward") for item in played], {"toy": ("eval", 12)})
+    held_out = score(played, "reward")
+    assert held_out == summary.environments["toy"].score
+    assert held_out is not None
+    rewards = [item.reward for item in played if item.valid]
+    assert held_out.stderr != pytest.approx(statistics.stdev(rewards) / math.sqrt(len(rewards)))  # as if independent
+    assert score([item for item in played if not item.valid]) is None
 
 
 def test_nothing_gives_nothing() -> None:
@@ -95,14 +124,13 @@ def test_a_comparison_pairs_tasks() -> None:
 
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=7))
 def test_the_permutation_test_is_symmetric_and_a_probability(differences: list[float]) -> None:
-    values = np.array(differences)
-    p = sign_flip_test(values)
+    p = sign_flip_test(differences)
     assert 0 < p <= 1
-    assert sign_flip_test(-values) == pytest.approx(p)
+    assert sign_flip_test([-value for value in differences]) == pytest.approx(p)
 
 
 def test_random_flips_agree_with_all_of_them() -> None:
     rng = np.random.default_rng(2)
-    values = rng.normal(0.3, 1.0, size=14)
-    extra = np.append(values, 1e-6)  # one more than is tried exactly, which changes next to nothing
+    values = rng.normal(0.3, 1.0, size=14).tolist()
+    extra = [*values, 1e-6]  # one more than is tried exactly, which changes next to nothing
     assert sign_flip_test(extra) == pytest.approx(sign_flip_test(values), abs=0.02)

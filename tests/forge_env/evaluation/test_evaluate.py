@@ -22,7 +22,7 @@ from forge_env.evaluation.estimates import Estimate
 from forge_env.evaluation.evaluation import Evaluation
 from forge_env.evaluation.record import SampleWriter
 from forge_env.evaluation.rescoring import rescore_sync
-from forge_env.policy import Reply
+from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.rollout.scripted import FunctionPolicy
 from forge_env.trajectory import Trajectory, read_trajectories
 from tests.forge_env.endpoint.server import Server, completion, http
@@ -183,7 +183,7 @@ def test_a_bug_of_the_policy_is_named_and_costs_only_its_own_sample(wrapped: boo
     def wrong(messages: Any, tools: Any) -> str:
         return str(1 / (int(messages[-1].content.split()[0]) - 3))
 
-    class Wrong:
+    class Wrong(Policy, PolicySession):
         def session(self, tools: Any, *, seed: int | None = None) -> Any:
             return self
 
@@ -208,19 +208,19 @@ def test_a_function_plays_and_what_cannot_play_is_named_before_anything_starts(o
     assert (local.summary.status, local.summary.model) == ("complete", "<lambda>")
 
     class Named(Counted):
-        def name(self) -> str:
+        def name(self) -> str:  # type: ignore[override]
             return "x"
 
     assert fe.evaluate(Sums, Named(), out=out.with_name("named")).summary.model == "Named"
     nothing = out.with_name("nothing")
-    for wrong, message in [(Counted, "Counted is a class"), (3, "'3' is no model"), (None, "'None' is no model")]:
+    for wrong, message in [(Counted, "Counted is a class"), (3, "'3' is not a model"), (None, "'None' is not a model")]:
         with pytest.raises(UsageError, match=message):
             fe.evaluate(Sums, wrong, out=nothing)  # type: ignore[arg-type]
     assert not nothing.exists()
 
 
 def test_what_cannot_be_recorded_costs_only_its_own_sample(out: Path) -> None:
-    class Telling:
+    class Telling(Policy, PolicySession):
         def session(self, tools: Any, *, seed: int | None = None) -> Any:
             return self
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import forge_env as fe
 from forge_env.errors import EnvironmentBugError, GeneratorError, SandboxError
-from forge_env.policy import Reply
+from forge_env.policy import Policy, PolicySession, Reply
 
 __all__ = ["Sums", "answer_even", "model_answer"]
 
@@ -76,7 +76,7 @@ def answer_even(messages: list[fe.Message], tools: list[fe.ToolSpec]) -> str:
     return str(number + 1) if number % 2 == 0 else "no"
 
 
-class Counted:
+class Counted(Policy):
     """Calls the tool until `turns`, then answers right; every reply has the given usage."""
 
     def __init__(self, turns: int = 2, *, calls: int = 1, completion: int = 100, prompt: int = 1000) -> None:
@@ -86,7 +86,7 @@ class Counted:
     def session(self, tools: list[fe.ToolSpec], *, seed: int | None = None) -> Any:
         owner, state = self, {"turn": 0, "number": 0}
 
-        class Session:
+        class Session(PolicySession):
             async def reply(self, observation: list[fe.Message]) -> Reply:
                 await asyncio.sleep(0)
                 state["turn"] += 1
@@ -102,7 +102,7 @@ class Counted:
         return Session()
 
 
-class Dying:
+class Dying(Policy, PolicySession):
     """Solves `lives` samples, then every request fails."""
 
     def __init__(self, lives: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import forge_env as fe
 from forge_env.errors import ContextLengthExceeded, EnvironmentBugError, GeneratorError, InfrastructureError
-from forge_env.policy import Reply
+from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.rollout.episode import EpisodeLimits, Retry, run_episode
 from forge_env.rollout.scripted import FunctionPolicy, GoldPolicy, RandomPolicy, ReplayPolicy, scripted_policy
 from forge_env.trajectory import TrajectoryWriter, read_trajectories
@@ -19,7 +19,7 @@ from tests.forge_env.environment.test_tool_environment import Arithmetic, call, 
 MAKE: dict[str, Any] = {"make_env": Arithmetic, "environment_name": "arithmetic", "seed": 3}
 
 
-class Tokens:
+class Tokens(Policy, PolicySession):
     """A policy that samples three tokens a turn and calls a tool until it is out of `turns`."""
 
     def __init__(self, turns: int = 100, fail: BaseException | None = None, failures: int = 0) -> None:

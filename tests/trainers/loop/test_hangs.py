@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 import forge_env as fe
 from forge_env.config import load_config
 from forge_env.errors import EnvironmentBugError, ForgeError, GeneratorError
-from forge_env.policy import Reply
+from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.run import Run, RunFolder
 from forge_env.run.account import Account
 from forge_env.types import Message
@@ -129,7 +129,7 @@ async def test_an_engine_that_failed_ends_the_run_instead_of_attracting_requests
 # --- the time of a group
 
 
-class Busy:
+class Busy(Policy, PolicySession):
     """A model that answers one request at a time, each in two seconds."""
 
     def __init__(self, stuck: int = -1) -> None:

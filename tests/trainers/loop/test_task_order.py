@@ -9,7 +9,7 @@ import pytest
 
 import forge_env as fe
 from forge_env.config import RunConfig
-from forge_env.policy import Reply
+from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.tasks.curriculum import Curriculum
 
 pytest.importorskip("torch", reason="NOT RUN: the training stack is not installed")
@@ -30,7 +30,7 @@ class Levels(fe.SingleTurnEnvironment):
         return float(answer)
 
 
-class Attempts:
+class Attempts(Policy, PolicySession):
     """A policy of that skill."""
 
     def __init__(self) -> None:
