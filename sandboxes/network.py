@@ -16,7 +16,10 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterable
+from http import HTTPStatus
 from urllib.parse import urlsplit
+
+import h11
 
 from forge_env.errors import SandboxError, UsageError
 
@@ -28,11 +31,10 @@ _HEAD_TIMEOUT_S = 10.0
 _CONNECT_TIMEOUT_S = 10.0
 _MAX_CONNECTIONS = 64
 _CHUNK = 1 << 16
-_HOP_BY_HOP = (b"proxy-", b"connection:", b"keep-alive:", b"upgrade:", b"host:")
-_METHOD = re.compile(r"[A-Z]{1,20}")
+_HOP_BY_HOP = re.compile(rb"proxy-.*|connection|keep-alive|upgrade|host", re.IGNORECASE)
 _NAME = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
-_HEADER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*")
-"""Nothing that a server could read as two lines, or as a continuation of the one before."""
+_AMBIGUOUS = re.compile(rb"(?<!\r)\n|\r\n[ \t]")
+"""What h11 takes and a server could read as another line, or as a continuation of the one before."""
 
 
 class AllowList:
@@ -135,32 +137,34 @@ class FilteringProxy:
             writer.close()
 
     async def _forward(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        client = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD)
         try:
-            method, host, port, request, length = _understood(head)
-        except ValueError as error:
-            writer.write(_answer("400 Bad Request", f"not a request that this proxy forwards: {error}"))
+            request, host, port, path = _understood(client, head)
+        except (ValueError, h11.RemoteProtocolError) as error:
+            _answer(client, writer, HTTPStatus.BAD_REQUEST, f"not a request that this proxy forwards: {error}")
             return
         if not self._allowed.permits(host, port):
-            self._refuse(writer, f"{host}:{port} is not on this sandbox's allow-list")
+            self._refuse(client, writer, f"{host}:{port} is not on this sandbox's allow-list")
             return
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 upstream_reader, upstream = await self._connect(host, port)
         except _PrivateAddressError as error:
-            self._refuse(writer, str(error))
+            self._refuse(client, writer, str(error))
             return
         except (OSError, TimeoutError) as error:
-            writer.write(_answer("502 Bad Gateway", f"{host}:{port}: {error or 'timed out'}"))
+            _answer(client, writer, HTTPStatus.BAD_GATEWAY, f"{host}:{port}: {error or 'timed out'}")
             return
         try:
-            if method == "CONNECT":
-                writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            if request.method == b"CONNECT":
+                writer.write(client.send(h11.Response(status_code=200, headers=[], reason=b"Connection established")))
+                sending = _copy(reader, upstream)
             else:
-                upstream.write(request)
+                sending = _send(_rewritten(request, path, host, port), client, reader, upstream)
             async with asyncio.TaskGroup() as both:
-                both.create_task(_copy(reader, upstream, length))
+                both.create_task(sending)
                 both.create_task(_copy(upstream_reader, writer))
-        except* OSError:
+        except* (OSError, h11.RemoteProtocolError):
             pass  # one side broke off: so does the other
         finally:
             upstream.transport.abort()
@@ -180,9 +184,9 @@ class FilteringProxy:
                 continue
         return await asyncio.open_connection(permitted[-1], port)
 
-    def _refuse(self, writer: asyncio.StreamWriter, why: str) -> None:
+    def _refuse(self, client: h11.Connection, writer: asyncio.StreamWriter, why: str) -> None:
         self.refused += 1
-        writer.write(_answer("403 Forbidden", why))
+        _answer(client, writer, HTTPStatus.FORBIDDEN, why)
 
 
 async def receive_listener(channel: socket.socket) -> socket.socket:
@@ -200,18 +204,22 @@ async def receive_listener(channel: socket.socket) -> socket.socket:
     return socket.socket(fileno=fds[0])
 
 
-def _understood(head: bytes) -> tuple[str, str, int, bytes, int | None]:
-    """Method, host, port, the request to forward and the length of its body (None: a tunnel). Raises `ValueError`."""
-    line, *headers = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
-    method, target, _ = line.decode("ascii").split(" ")
-    if not _METHOD.fullmatch(method):
-        raise ValueError("the method is none")
-    if not all(_HEADER.fullmatch(header) for header in headers):
-        raise ValueError("a header is malformed")
-    host, port, path = _destination(method, target)
-    if method == "CONNECT":
-        return method, host, port, b"", None
-    return method, host, port, _rewritten(method, path, host, port, headers), _body_length(headers)
+def _understood(client: h11.Connection, head: bytes) -> tuple[h11.Request, str, int, str]:
+    """The request, and the host, port and path that it names.
+
+    Raises:
+        ValueError: it is not a request for a proxy, or a server could read it in another way.
+        h11.RemoteProtocolError: it is not HTTP.
+    """
+    if _AMBIGUOUS.search(head):
+        raise ValueError("a line is folded, or does not end with CR LF")
+    client.receive_data(head)
+    request = client.next_event()
+    if not isinstance(request, h11.Request):
+        raise ValueError("it is empty")
+    if any(name == b"transfer-encoding" for name, _ in request.headers):
+        raise ValueError("a body needs a Content-Length")
+    return request, *_destination(request.method.decode(), request.target.decode())
 
 
 def _destination(method: str, target: str) -> tuple[str, int, str]:
@@ -224,7 +232,7 @@ def _destination(method: str, target: str) -> tuple[str, int, str]:
     else:
         parts = urlsplit(target)
         if parts.scheme != "http":
-            raise ValueError("the target is no http:// address")
+            raise ValueError("the target is not an http:// address")
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         port = 80 if parts.port is None else parts.port
     host = (parts.hostname or "").rstrip(".")
@@ -235,38 +243,43 @@ def _destination(method: str, target: str) -> tuple[str, int, str]:
     return host, port, path
 
 
-def _body_length(headers: list[bytes]) -> int:
-    """Bytes that follow the head: what comes after them would be a second request, which nobody checked."""
-    fields = [(name.lower(), value.strip()) for name, _, value in (header.partition(b":") for header in headers)]
-    if any(name == b"transfer-encoding" for name, _ in fields):
-        raise ValueError("a body needs a Content-Length")
-    lengths = {value for name, value in fields if name == b"content-length"} or {b"0"}
-    if len(lengths) > 1 or not (length := lengths.pop()).isdigit():
-        raise ValueError("the Content-Length is none")
-    return int(length)
-
-
-def _rewritten(method: str, path: str, host: str, port: int, headers: list[bytes]) -> bytes:
-    """The head as the server expects it: one request to a connection, and the host that was checked."""
-    kept = [line for line in headers if not line.lower().startswith(_HOP_BY_HOP)]
+def _rewritten(request: h11.Request, path: str, host: str, port: int) -> h11.Request:
+    """The request as the server expects it: the only one of its connection, to the host that was checked."""
+    kept = [(name, value) for name, value in request.headers.raw_items() if not _HOP_BY_HOP.fullmatch(name)]
     named = f"[{host}]" if ":" in host else host
     named = named if port == 80 else f"{named}:{port}"
-    lines = [f"{method} {path} HTTP/1.1".encode(), f"Host: {named}".encode(), b"Connection: close", *kept]
-    return b"\r\n".join(lines) + b"\r\n\r\n"
+    headers = [(b"Host", named.encode()), (b"Connection", b"close"), *kept]
+    return h11.Request(method=request.method, target=path, headers=headers)
 
 
-def _answer(status: str, text: str) -> bytes:
+def _answer(client: h11.Connection, writer: asyncio.StreamWriter, status: HTTPStatus, text: str) -> None:
     body = f"{text}\n".encode()
-    head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    return head.encode() + body
+    headers = [("Content-Type", "text/plain"), ("Content-Length", str(len(body))), ("Connection", "close")]
+    response = h11.Response(status_code=status, headers=headers, reason=status.phrase)
+    for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+        writer.write(client.send(event) or b"")
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most: int | None = None) -> None:
-    """Hand on what is read until it ends; what comes after the first `most` bytes goes nowhere."""
+async def _send(
+    request: h11.Request, client: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """Hand on the request and its body; what comes after it goes nowhere: nobody checked it."""
+    server = h11.Connection(h11.CLIENT)
+    writer.write(server.send(request) or b"")
+    while not isinstance(event := client.next_event(), h11.EndOfMessage):
+        if isinstance(event, h11.Data):
+            writer.write(server.send(event) or b"")
+            await writer.drain()
+        else:
+            client.receive_data(await reader.read(_CHUNK))
+    while await reader.read(_CHUNK):
+        pass
+    writer.write_eof()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Hand on what is read until it ends."""
     while chunk := await reader.read(_CHUNK):
-        if most is not None:
-            chunk = chunk[:most]
-            most -= len(chunk)
         writer.write(chunk)
         await writer.drain()
     if writer.can_write_eof():

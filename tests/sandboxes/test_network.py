@@ -22,7 +22,7 @@ FETCH = (
 )
 CONNECT = (
     "import socket\ns = socket.create_connection(('127.0.0.1', 3128), timeout=5)\n"
-    "s.sendall(b'CONNECT 127.0.0.1:{port} HTTP/1.1\\r\\n\\r\\n')\nprint(s.recv(100).split(b'\\r\\n')[0].decode())\n"
+    "s.sendall(b'CONNECT 127.0.0.1:{port} HTTP/1.1\\r\\nHost: h\\r\\n\\r\\n')\nprint(s.recv(100).split(b'\\r\\n')[0].decode())\n"
     "s.sendall(b'GET /through HTTP/1.1\\r\\n\\r\\n')\nprint(s.makefile('rb').read().decode())\n"
 )
 DIRECT = "import socket\nsocket.create_connection(('127.0.0.1', {port}), timeout=5)\n"
@@ -149,19 +149,25 @@ async def test_one_request_to_a_connection_and_the_host_that_was_checked() -> No
         sent = await ask(port, b"GET " + target + b" HTTP/1.1\r\n" + head + b"\r\n" + second)
         named = b"Host: 127.0.0.1:%d" % server
         assert sent == b"GET /a HTTP/1.1\r\n" + named + b"\r\nConnection: close\r\nX-Kept: 1\r\n\r\n"
-        sent = await ask(port, b"POST " + target + b" HTTP/1.1\r\nContent-Length: 4\r\n\r\nbody" + second)
+        sent = await ask(port, b"POST " + target + b" HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\n\r\nbody" + second)
         assert sent.endswith(b"\r\n\r\nbody")
 
 
 @pytest.mark.parametrize(
     "head",
     [
-        "GET {url} HTTP/1.1\r\nX: a\nHost: other.test",
-        "GET {url} HTTP/1.1\r\nX: a\r\n Host: other.test",
-        "GET {url} HTTP/1.1\r\nHost : other.test",
+        "GET {url} HTTP/1.1\r\nHost: h\r\nX: a\nHost: other.test",
+        "GET {url} HTTP/1.1\r\nHost: h\r\nX: a\r\n Host: other.test",
+        "GET {url} HTTP/1.1\r\nHost: h\r\nHost : other.test",
         "GET {url} HTTP/1.1\r\nContent-Length: 4\r\nContent-Length: 5",
         "GET {url} HTTP/1.1\r\nContent-Length: -4",
         "POST {url} HTTP/1.1\r\nTransfer-Encoding: chunked",
+        "POST {url} HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 4",
+        "GET {url} HTTP/1.1\r\nX\0: a",
+        "GET {url} HTTP/1.1\r\nHost: h\r\nX: a\rHost: other.test",
+        "GET {url} HTTP/1.1\r\nHost: h\r\nHost: other.test",
+        "GET {url} HTTP/1.1\r\nNo-Host: a",
+        "GET  {url} HTTP/1.1",
         "GET\t/\tHTTP/1.1\nHost:other.test\n\n {url} HTTP/1.1",
         "GET https://127.0.0.1/ HTTP/1.1",
         "GET / HTTP/1.1\r\nHost: 127.0.0.1",
@@ -176,15 +182,22 @@ async def test_one_request_to_a_connection_and_the_host_that_was_checked() -> No
 )
 async def test_what_can_be_read_in_two_ways_is_not_forwarded(head: str) -> None:
     async with echo() as server, proxy(f"127.0.0.1:{server}", "*.test") as port:
-        request = head.format(url=f"http://127.0.0.1:{server}/") + "\r\n\r\n"
-        assert (await ask(port, request.encode())).startswith(b"HTTP/1.1 400 ")
+        request = head.format(url=f"http://127.0.0.1:{server}/") + "\r\n"
+        host = "Host: h\r\n" if "Host" not in head.partition("\r\n")[2] else ""
+        assert (await ask(port, f"{request}{host}\r\n".encode())).startswith(b"HTTP/1.1 400 ")
+
+
+async def test_a_body_that_breaks_off_reaches_nobody_as_a_whole_one() -> None:
+    async with echo() as server, proxy(f"127.0.0.1:{server}") as port:
+        head = b"POST http://127.0.0.1:%d/ HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n" % server
+        assert await ask(port, head + b"half") == b""
 
 
 async def test_a_listed_name_at_a_private_address_is_refused() -> None:
     async with echo() as server, proxy(f"localhost:{server}") as port:
-        answer = await ask(port, b"CONNECT localhost:%d HTTP/1.1\r\n\r\n" % server)
+        answer = await ask(port, b"CONNECT localhost:%d HTTP/1.1\r\nHost: h\r\n\r\n" % server)
     assert answer.startswith(b"HTTP/1.1 403 ")
     assert b"list the address itself" in answer
     async with echo() as server, proxy(f"localhost:{server}", f"127.0.0.1:{server}", f"[::1]:{server}") as port:
-        answer = await ask(port, b"CONNECT localhost:%d HTTP/1.1\r\n\r\nhello" % server)
+        answer = await ask(port, b"CONNECT localhost:%d HTTP/1.1\r\nHost: h\r\n\r\nhello" % server)
     assert answer == b"HTTP/1.1 200 Connection established\r\n\r\nhello"
