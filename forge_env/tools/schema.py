@@ -21,9 +21,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, get_type_hints
 from weakref import WeakKeyDictionary
 
@@ -38,55 +37,23 @@ from forge_env.tools.decorator import tool as tool
 from forge_env.tools.threads import CURRENT_CALL
 from forge_env.types import ToolCall, ToolSpec
 
-# ---
-# The two parts of a Google-style docstring that a tool schema needs: the description and the arguments.
 
-_ARGUMENT_SECTIONS = {"args", "arguments", "parameters"}
-_SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns?|Raises|Yields|Examples?|Notes?|See Also):\s*$")
-_ARGUMENT = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
+def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """A docstring's description, and what it says about each argument: Google, NumPy, Sphinx or Epydoc style."""
+    from docstring_parser import ParseError, parse
 
-
-@dataclass(slots=True)
-class Docstring:
-    """`summary` is everything before the first section; `arguments` maps parameter to its description."""
-
-    summary: str = ""
-    arguments: dict[str, str] = field(default_factory=dict)
-
-
-def parse_docstring(text: str) -> Docstring:
-    """Read a docstring as `inspect.getdoc` returns it."""
-    sections: dict[str, list[str]] = {"": []}
-    current = ""
-    for line in text.splitlines():
-        if match := _SECTION.match(line):
-            current = match.group(1).lower()
-            sections.setdefault(current, [])
-        else:
-            sections[current].append(line)
-    result = Docstring(summary="\n".join(sections[""]).strip())
-    for name in _ARGUMENT_SECTIONS & sections.keys():
-        result.arguments.update(_arguments(sections[name]))
-    return result
-
-
-def _arguments(lines: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    indents = [len(line) - len(line.lstrip()) for line in lines if line.strip()]
-    base = min(indents, default=0)
-    current: str | None = None
-    for line in lines:
-        indent = len(line) - len(line.lstrip())
-        match = _ARGUMENT.match(line.strip())
-        if line.strip() and indent == base and match:
-            current = match.group(1)
-            found[current] = match.group(2).strip()
-        elif current is not None and line.strip():
-            found[current] = f"{found[current]} {line.strip()}".strip()
-    return found
-
-
-# --- tools
+    try:
+        parsed = parse(text)
+    except ParseError:
+        return text.strip(), {}
+    if not parsed.meta:  # no section of any style
+        return text.strip(), {}
+    arguments = {
+        name.strip().lstrip("*"): " ".join((parameter.description or "").split())
+        for parameter in parsed.params
+        for name in parameter.arg_name.split(",")
+    }
+    return (parsed.description or "").strip(), arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +85,12 @@ class Tool:
         self.in_thread = options.thread and not self.is_async
         self._method = method
         name = options.name or function.__name__
-        documented = parse_docstring(inspect.getdoc(function) or "")
-        self._names, self._model = _arguments_model(name, function, documented.arguments, skip_first=method)
+        description, documented = parse_docstring(inspect.getdoc(function) or "")
+        self._names, self._model = _arguments_model(name, function, documented, skip_first=method)
         schema = self._model.model_json_schema(schema_generator=_Schema)
         schema.pop("title", None)
         schema.setdefault("properties", {})
-        self.spec = ToolSpec(name=name, description=options.description or documented.summary, parameters=schema)
+        self.spec = ToolSpec(name=name, description=options.description or description, parameters=schema)
 
     def read(self, arguments: str) -> dict[str, Any]:
         """The JSON object that a call's text spells; `ToolError` when it spells none."""

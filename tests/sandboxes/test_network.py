@@ -22,7 +22,8 @@ FETCH = (
 )
 CONNECT = (
     "import socket\ns = socket.create_connection(('127.0.0.1', 3128), timeout=5)\n"
-    "s.sendall(b'CONNECT 127.0.0.1:{port} HTTP/1.1\\r\\nHost: h\\r\\n\\r\\n')\nprint(s.recv(100).split(b'\\r\\n')[0].decode())\n"
+    "s.sendall(b'CONNECT 127.0.0.1:{port} HTTP/1.1\\r\\nHost: h\\r\\n\\r\\n')\n"
+    "print(s.recv(100).split(b'\\r\\n')[0].decode())\n"
     "s.sendall(b'GET /through HTTP/1.1\\r\\n\\r\\n')\nprint(s.makefile('rb').read().decode())\n"
 )
 DIRECT = "import socket\nsocket.create_connection(('127.0.0.1', {port}), timeout=5)\n"

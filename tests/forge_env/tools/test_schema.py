@@ -1,0 +1,86 @@
+"""What a tool's docstring says, in the styles that people write."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+from forge_env.tools.schema import parse_docstring
+
+GOOGLE = """
+Look up words.
+
+In a book, by
+number.
+
+Args:
+    page (int, optional): number of the page,
+        from 1 on.
+    *rest: more of them. Defaults to none.
+
+Returns:
+    The words: all of them.
+
+Raises:
+    ToolError: there is no such page.
+"""
+NUMPY = """
+Look up words.
+
+In a book, by
+number.
+
+Parameters
+----------
+page : int, optional
+    number of the page,
+    from 1 on.
+*rest
+    more of them. Defaults to none.
+
+Returns
+-------
+str
+    the words
+"""
+SPHINX = """
+Look up words.
+
+In a book, by
+number.
+
+:param int page: number of the page,
+    from 1 on.
+:param rest: more of them. Defaults to none.
+:returns: the words
+:raises ToolError: there is no such page
+"""
+
+
+@pytest.mark.parametrize("text", [GOOGLE, NUMPY, SPHINX], ids=["google", "numpy", "sphinx"])
+def test_styles(text: str) -> None:
+    description, arguments = parse_docstring(inspect.cleandoc(text))
+    assert description == "Look up words.\n\nIn a book, by\nnumber."
+    assert arguments == {"page": "number of the page, from 1 on.", "rest": "more of them. Defaults to none."}
+
+
+def test_several_names_of_one_entry() -> None:
+    assert parse_docstring("Add.\n\nParameters\n----------\na, b : int\n    numbers")[1] == {
+        "a": "numbers",
+        "b": "numbers",
+    }
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Just this.", "A list:\n  - one: two", "Add.\n\nArgs:\n    a without a colon", ":param"]
+)
+def test_what_has_no_style_is_the_description(text: str) -> None:
+    assert parse_docstring(text) == (text, {})
+
+
+def test_importing_the_platform_does_not_load_the_parser() -> None:
+    code = "import sys, forge_env as fe; fe.tool; sys.exit('docstring_parser' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
