@@ -162,7 +162,10 @@ class Session:
             self.account.enter("wait for the reference")
             metrics |= named(await self.trainer.reference.attach(sequences))
         self.account.enter("train")  # also where no group has signal: the schedule counts steps
-        return metrics | named(await self.trainer.train_step(sequences))
+        metrics |= named(await self.trainer.train_step(sequences))
+        if skipped := int(metrics.get("trainer/skipped_updates", 0)):
+            self.run.warn(f"{skipped} updates of step {self.step + 1} were skipped: loss or gradient was not finite")
+        return metrics
 
     async def _log(self, batch: Batch[PackedGroup], metrics: dict[str, float]) -> None:
         self.counters = await self.buffer.stats()

@@ -110,7 +110,8 @@ async def warm_up(run: Run, environment: Environment, trainer: Any, folder: Path
         for done in range(1, section.steps + 1):
             metrics = await trainer.train_step(demonstrations.batch())
             if done % 10 == 0 or done == section.steps:
-                run.progress(done, section.steps, loss=metrics["loss"], tokens_per_s=metrics["tokens_per_s"])
+                shown = {name: metrics[name] for name in ("loss", "tokens_per_s") if name in metrics}
+                run.progress(done, section.steps, **shown)
         await trainer.save_model(str(folder))
 
     watchdog = Watchdog(run, config.watchdog, lambda: f"the trainer is at step {done} of the warm-up")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ import torch
 from torchtitan.distributed.utils import clip_grad_norm_
 
 from forge_env.config.recipe import OptimizerSection
+from forge_env.errors import ForgeError
 from trainers.losses import metrics as figures
 from trainers.losses.primitives import mean, token_logprobs_and_entropy
 from trainers.losses.types import Loss, TokenBatch, needs
@@ -23,6 +25,9 @@ from trainers.titan.flops import Throughput
 from trainers.titan.model import TitanModel
 from trainers.titan.optimizer import build_optimizer, build_schedule
 from trainers.titan.packing import Budget, plan, split
+
+MAX_SKIPPED_UPDATES = 5
+"""Updates in a row whose loss or gradient is not finite. One is a bad batch; so many are the model or the loss."""
 
 
 class TitanEngine:
@@ -56,6 +61,7 @@ class TitanEngine:
         self.rng = random.Random(seed)
         self.updates = 0
         self.accumulated = 0
+        self.skipped_in_a_row = 0
 
     @property
     def side_by_side(self) -> bool:
@@ -65,19 +71,50 @@ class TitanEngine:
     def train(self, sequences: Sequence[TokenSequence], loss: Loss, *, minibatches: int = 1) -> dict[str, float]:
         """Update the weights `minibatches` times from one batch; returns means over its target tokens.
 
-        A batch without sequences leaves the weights as they are, and is a step of the schedule like any other.
+        A batch without sequences leaves the weights as they are, and is a step of the schedule like any other. So does
+        an update whose loss or gradient is not finite: it is left out of the means, and counted (`skipped_updates`).
+
+        Raises:
+            ForgeError: no finite update for a long time.
         """
         started = time.perf_counter()
         totals: dict[str, float] = {}
         parts = split(sequences, minibatches, self.rng)
         proximal = self._proximal(parts, loss)
+        done = []
         for part, logprobs in zip(parts, proximal, strict=True):
             metrics = self.forward_backward(part, loss, logprobs)
-            metrics["grad_norm"] = self.optim_step()
-            figures.add(totals, figures.share_of(metrics, 1 / len(parts)))
+            if self._update(metrics):
+                done.append(metrics)
+        for metrics in done:
+            figures.add(totals, figures.share_of(metrics, 1 / len(done)))
         self.schedule.step()
         elapsed = time.perf_counter() - started
-        return {**totals, **self.throughput.metrics(sequences, elapsed), "train_s": elapsed, **self.learning_rate()}
+        return {
+            **totals,
+            **self.throughput.metrics(sequences, elapsed),
+            "skipped_updates": float(len(parts) - len(done)),
+            "train_s": elapsed,
+            **self.learning_rate(),
+        }
+
+    def _update(self, metrics: dict[str, float]) -> bool:
+        """Update the weights if loss and gradient are finite; whether they were. All ranks see the same figures."""
+        loss = metrics["loss"]
+        if math.isfinite(loss):
+            metrics["grad_norm"] = self.optim_step()
+            if math.isfinite(metrics["grad_norm"]):
+                self.skipped_in_a_row = 0
+                return True
+        self.clear_gradients()
+        self.skipped_in_a_row += 1
+        if self.skipped_in_a_row >= MAX_SKIPPED_UPDATES:
+            raise ForgeError(
+                f"{self.skipped_in_a_row} updates in a row had no finite gradient (the last: loss {loss:g}, gradient "
+                f"norm {metrics.get('grad_norm', math.nan):g}); the weights are those before the first of them",
+                fix="lower trainer.optimizer.lr and resume, or look for a division by zero in the loss",
+            )
+        return False
 
     def _proximal(self, parts: Sequence[Sequence[TokenSequence]], loss: Loss) -> list[list[torch.Tensor] | None]:
         """For each minibatch, what its microbatches' target tokens had as log-probabilities before the first update.
@@ -188,12 +225,16 @@ class TitanEngine:
         )
 
     def optim_step(self) -> float:
-        """Clip the gradients, update the weights, clear the gradients; returns the norm before clipping."""
-        norm = clip_grad_norm_(self.model.module.parameters(), self.section.max_norm)
-        self.optimizer.step()
+        """Clip the gradients, update the weights, clear the gradients; returns the norm before clipping.
+
+        Where that is not finite, weights and the optimizer's state stay as they are.
+        """
+        norm = float(clip_grad_norm_(self.model.module.parameters(), self.section.max_norm))
+        if math.isfinite(norm):
+            self.optimizer.step()
+            self.updates += 1
         self.clear_gradients()
-        self.updates += 1
-        return float(norm)
+        return norm
 
     def clear_gradients(self) -> None:
         """Forget what `forward_backward` has added up."""

@@ -106,7 +106,11 @@ def titan_config(hf: dict[str, Any], max_length: int) -> PolicyModel.Config:
 
 
 class TitanModel:
-    """A TorchTitan model, sharded over the ranks of its trainer, with the adapter to Hugging Face names."""
+    """A TorchTitan model, sharded over the ranks of its trainer, with the adapter to Hugging Face names.
+
+    Attributes:
+        dtype: precision of the arithmetic; weights are float32.
+    """
 
     def __init__(
         self,
@@ -122,7 +126,7 @@ class TitanModel:
         self.sharding = sharding or Sharding()
         self.ranks = Ranks(self.sharding.dims, device)
         self._device = device
-        self._dtype = getattr(torch, dtype)
+        self.dtype = getattr(torch, dtype)
         hf = read_hf_config(folder)
         self.config = titan_config(hf, max_length)
         self._adapter = Qwen3StateDictAdapter(self.config, None)
@@ -145,13 +149,13 @@ class TitanModel:
             module = self.config.build().to(self._device)
             with torch.no_grad():
                 module.init_states(buffer_device=self._device)
-            self.ranks.parallelize(module, self.sharding, self._dtype)
+            self.ranks.parallelize(module, self.sharding, self.dtype)
             return module
         check_heads(read_hf_config(self.folder), self.ranks.tensor_degree)
         set_qwen3_sharding_config(self.config, enable_sp=True, enable_ep=False)
         with torch.device("meta"):
             module = self.config.build()
-        self.ranks.parallelize(module, self.sharding, self._dtype)
+        self.ranks.parallelize(module, self.sharding, self.dtype)
         module.to_empty(device=self._device)
         with torch.no_grad():
             module.init_states(buffer_device=self._device)
@@ -189,8 +193,8 @@ class TitanModel:
 
     def _precision(self) -> torch.autocast:
         """Weights and optimizer stay in float32; arithmetic is in the recipe's precision (sharded: FSDP's matter)."""
-        enabled = self._dtype != torch.float32 and self.ranks.alone
-        return torch.autocast(self._device.type, dtype=self._dtype, enabled=enabled)
+        enabled = self.dtype != torch.float32 and self.ranks.alone
+        return torch.autocast(self._device.type, dtype=self.dtype, enabled=enabled)
 
     def state_dict_hf(self) -> dict[str, torch.Tensor]:
         """Whole weights under Hugging Face names; a tied head is left out.

@@ -82,7 +82,7 @@ class TitanTrainer(RankedActor):
             dtype=self._dtype,
             sharding=Sharding(self._parallelism, self._activation_checkpoint, self._compile),
         )
-        self._store = WeightStore()
+        self._store = WeightStore(self._model.dtype)  # generators compute in it
         settle_heap()
 
     @endpoint

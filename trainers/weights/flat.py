@@ -28,14 +28,19 @@ class Layout:
     entries: tuple[Entry, ...]
 
     @classmethod
-    def of(cls, state: Mapping[str, torch.Tensor]) -> Layout:
-        """The layout of `state`, one buffer per dtype, in the order of its names."""
+    def of(cls, state: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None) -> Layout:
+        """The layout of `state`, one buffer per dtype, in the order of its names.
+
+        Args:
+            dtype: of floating-point tensors in the buffers, by default their own.
+        """
         used: dict[torch.dtype, int] = {}
         entries = []
         for name, tensor in state.items():
-            offset = used.get(tensor.dtype, 0)
-            entries.append(Entry(name, tuple(tensor.shape), tensor.dtype, offset, tensor.numel()))
-            used[tensor.dtype] = offset + tensor.numel()
+            kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+            offset = used.get(kind, 0)
+            entries.append(Entry(name, tuple(tensor.shape), kind, offset, tensor.numel()))
+            used[kind] = offset + tensor.numel()
         return cls(tuple(entries))
 
     @property

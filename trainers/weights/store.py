@@ -25,9 +25,14 @@ def _key(version: int, dtype: torch.dtype) -> str:
 
 
 class WeightStore:
-    """One process's view of the store. `open` and `close` belong to the process that owns the run."""
+    """One process's view of the store. `open` and `close` belong to the process that owns the run.
 
-    def __init__(self) -> None:
+    Args:
+        dtype: in which snapshots keep floating-point tensors: that of whoever computes with them; by default their own.
+    """
+
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
+        self._dtype = dtype
         self._layout: Layout | None = None
         self._layout_published = False
         self._met = False
@@ -64,7 +69,7 @@ class WeightStore:
         It lies where a version that was dropped lay, since fresh pages cost several times the copy.
         """
         if self._layout is None:
-            self._layout = Layout.of(state)
+            self._layout = Layout.of(state, self._dtype)
         spare, self._spare = self._spare, None
         return self._layout.pack(state, spare)
 

@@ -15,7 +15,7 @@ from forge_env.config.recipe import OptimizerSection, ParallelismSection
 from trainers.actors.ranks import join, leave
 from trainers.losses.grpo import GSPOLoss
 from trainers.losses.sft import SFTLoss
-from trainers.losses.types import Loss
+from trainers.losses.types import Loss, LossOutput, TokenBatch
 from trainers.titan.batch import TokenSequence
 from trainers.titan.device import use_device
 from trainers.titan.engine import TitanEngine
@@ -103,6 +103,7 @@ def _two(tied: Path, untied: Path, out: Path) -> dict[str, Any]:
     seen["by sequence"] = observe(engine(tied, CONTEXT), loss=GSPOLoss())
     seen["fewer sequences than ranks"] = observe(engine(tied), data=sequences(1))
     seen["recomputed"] = observe(engine(tied, activation_checkpoint="full"))
+    seen["skipped"] = _skip(tied)
     seen["resumed"] = _save_and_resume(tied, out)
     return seen
 
@@ -113,6 +114,26 @@ def _four(folder: Path) -> dict[str, Any]:
         "fsdp and context": observe(engine(folder, CONTEXT)),
         "tensor and context": observe(engine(folder, TENSOR | CONTEXT)),
     }
+
+
+class SpoiledOnOneRank(SFTLoss):
+    """Not finite in the second rank's part of the batch."""
+
+    def __call__(self, batch: TokenBatch) -> LossOutput:
+        output = super().__call__(batch)
+        output.loss = output.loss * (float("nan") if dist.get_rank() else 1.0)
+        return output
+
+
+def _skip(folder: Path) -> dict[str, Any]:
+    """What all ranks make of an update that only one of them sees spoiled."""
+    trained = engine(folder)
+    metrics = trained.train(sequences(), SpoiledOnOneRank())
+    after = trained.train(sequences(), SFTLoss())
+    seen: list[Any] = trained.model.ranks.gather(
+        (metrics["skipped_updates"], after["skipped_updates"], trained.updates)
+    )
+    return {"by rank": seen, "weights": weights(trained)}
 
 
 def _save_and_resume(folder: Path, out: Path) -> dict[str, Any]:

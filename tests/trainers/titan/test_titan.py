@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,14 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from forge_env.config.recipe import ModelSection, OptimizerSection, TinyModel
+from forge_env.errors import ForgeError
 from trainers.losses.grpo import GRPOLoss
 from trainers.losses.sft import SFTLoss
+from trainers.losses.types import LossOutput, TokenBatch
 from trainers.model.tiny import hf_config
 from trainers.titan.batch import TokenSequence, collate
 from trainers.titan.device import use_device
-from trainers.titan.engine import TitanEngine
+from trainers.titan.engine import MAX_SKIPPED_UPDATES, TitanEngine
 from trainers.titan.layout import PackedLayout
 from trainers.titan.model import TitanModel
 from trainers.titan.packing import longest_first
@@ -186,6 +190,66 @@ def test_the_gradient_norm_is_clipped(folder: Path) -> None:
     # AdamW normalises, so what tells is the first moment.
     moments = [next(iter(e.optimizer.optimizers[0].state.values()))["exp_avg"].norm() for e in (free, clipped)]
     assert moments[1] < 1e-3 * moments[0]
+
+
+class Spoiled(SFTLoss):
+    """A loss that is not finite, or whose gradient isn't, in some of its calls."""
+
+    def __init__(self, factor: float, calls: Sequence[int] | None = None) -> None:
+        self.factor, self.calls, self.called = factor, calls, 0
+
+    def __call__(self, batch: TokenBatch) -> LossOutput:
+        output = super().__call__(batch)
+        if self.calls is None or self.called in self.calls:
+            spoiled = (self.factor * output.loss.exp().clamp(max=1e30)) ** 2
+            output.loss = spoiled if self.factor > 1 else output.loss * self.factor
+        self.called += 1
+        return output
+
+
+def state(trained: TitanEngine) -> dict[str, torch.Tensor]:
+    """Weights and the optimizer's state."""
+    moments = trained.optimizer.state_dict()
+    kept = {name: value.clone() for name, value in moments.items() if isinstance(value, torch.Tensor)}
+    assert kept
+    return {**weights(trained), **kept}
+
+
+@pytest.mark.parametrize("factor", [float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_an_update_that_is_not_finite_changes_nothing_and_is_counted(folder: Path, factor: float, threads: int) -> None:
+    trained, data = engine(folder, threads=threads), sequences(6)
+    trained.train(data, SFTLoss())
+    before = state(trained)
+    metrics = trained.train(data, Spoiled(factor))
+    assert metrics["skipped_updates"] == 1
+    assert "loss" not in metrics
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert trained.updates == 1
+    assert trained.accumulated == 0
+    assert all(torch.equal(tensor, before[name]) for name, tensor in state(trained).items())
+    assert trained.train(data, SFTLoss())["skipped_updates"] == 0
+    assert trained.updates == 2
+
+
+def test_a_spoiled_minibatch_costs_its_own_update_only(folder: Path) -> None:
+    trained = engine(folder, packed=True)
+    trained.budget = replace(trained.budget, max_tokens=10_000)  # a microbatch each
+    metrics = trained.train(sequences(8), Spoiled(float("nan"), calls=[1]), minibatches=4)
+    assert metrics["skipped_updates"] == 1
+    assert trained.updates == 3
+    assert metrics["loss"] == pytest.approx(5.8, abs=0.5), "a mean over the three others"
+
+
+def test_many_updates_that_are_not_finite_end_the_run_with_the_cause(folder: Path) -> None:
+    trained, data = engine(folder), sequences(2)
+    for _ in range(MAX_SKIPPED_UPDATES - 1):
+        trained.train(data, Spoiled(float("nan")))
+    trained.train(data, SFTLoss())
+    for _ in range(MAX_SKIPPED_UPDATES - 1):
+        trained.train(data, Spoiled(float("nan")))
+    with pytest.raises(ForgeError, match=f"{MAX_SKIPPED_UPDATES} updates in a row.*loss nan"):
+        trained.train(data, Spoiled(float("nan")))
 
 
 def test_metrics_are_means_however_many_minibatches(folder: Path) -> None:

@@ -90,6 +90,14 @@ def test_ranks_without_a_sequence_keep_up(folders: dict[str, Path], seen: dict[s
     check_alike(observe(engine(folders["tied"]), data=sequences(1)), seen["fewer sequences than ranks"])
 
 
+def test_all_ranks_skip_an_update_that_one_of_them_spoils(folders: dict[str, Path], seen: dict[str, Any]) -> None:
+    assert seen["skipped"]["by rank"] == [(1, 0, 1), (1, 0, 1)]
+    alone = engine(folders["tied"])
+    alone.train([], SFTLoss())
+    alone.train(sequences(), SFTLoss())
+    check_weights(weights(alone), seen["skipped"]["weights"])
+
+
 def test_recomputed_activations_give_the_same(folders: dict[str, Path], seen: dict[str, Any]) -> None:
     check_alike(observe(engine(folders["tied"])), seen["recomputed"])
 

@@ -16,6 +16,7 @@ import torch
 from trainers.weights import shared
 from trainers.weights.flat import Layout
 from trainers.weights.shared import SharedTransportBuffer
+from trainers.weights.store import WeightStore
 
 
 def descriptors() -> int:
@@ -95,3 +96,12 @@ def test_packed_weights_are_shared() -> None:
     assert all(shared.handle(buffer) for buffer in buffers.values())
     for name, tensor in layout.unpack(buffers):
         assert torch.equal(tensor, state[name])
+
+
+def test_weights_leave_in_the_precision_that_generators_compute_with() -> None:
+    state = {"matrix": torch.randn(3, 4), "counter": torch.arange(3)}
+    snapshot = WeightStore(torch.bfloat16).snapshot(state)
+    received = dict(Layout.of(state, torch.bfloat16).unpack(snapshot))
+    assert {tensor.dtype for tensor in received.values()} == {torch.bfloat16, torch.int64}
+    assert torch.equal(received["matrix"], state["matrix"].bfloat16())
+    assert sum(tensor.nbytes for tensor in snapshot.values()) == 2 * 12 + 8 * 3
