@@ -12,7 +12,7 @@ from trainers.actors.processes import settle_heap
 from trainers.actors.ranks import RankedActor
 from trainers.actors.remote import result
 from trainers.generator.lockstep import Followers, Order, name_rank
-from trainers.generator.types import Completion, SamplingOptions
+from trainers.generator.types import Completion, SamplingOptions, WeightsDroppedError
 
 
 class Generator(RankedActor):
@@ -112,7 +112,11 @@ class Generator(RankedActor):
 
     @concurrent_endpoint
     async def update_weights(self, version: int) -> dict[str, float]:
-        """Pull `version` and swap it in between two engine steps; requests in flight go on with it."""
+        """Pull `version` and swap it in between two engine steps; requests in flight go on with it.
+
+        Raises:
+            WeightsDroppedError: the store has newer weights only; the engine goes on with those it has.
+        """
         async with self._updating:
             started = time.perf_counter()
             await self._with_followers(self._pull(version), "pull", version)
@@ -126,7 +130,12 @@ class Generator(RankedActor):
         await self._pull(version)
 
     async def _pull(self, version: int) -> None:
-        self._pulled = await self._store.pull(version)
+        try:
+            self._pulled = await self._store.pull(version)
+        except Exception as error:  # boundary of torchstore: what it raises depends on when they were dropped
+            if version in await self._store.versions():
+                raise
+            raise WeightsDroppedError(f"the weights of version {version} are not in the store any more") from error
 
     def _take_pulled(self) -> Any:
         weights, self._pulled = self._pulled, None

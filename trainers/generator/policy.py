@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from forge_env.errors import ContextLengthExceeded
@@ -12,10 +11,8 @@ from forge_env.types import Message, Observation, ToolSpec
 from trainers.generator.types import Completion, SamplingOptions
 from trainers.model.chat import Chat
 
-GenerateFunction = Callable[[list[int], SamplingOptions, Hashable], Awaitable[Completion]]
+GenerateFunction = Callable[[list[int], SamplingOptions, object], Awaitable[Completion]]
 """Prompt token ids, [P], how to sample, and the conversation it belongs to, to a completion."""
-
-_keys = itertools.count()
 
 
 @dataclass(slots=True)
@@ -52,7 +49,6 @@ class _Session(PolicySession):
         self._prompt_ids: list[int] = []
         self._token_ids: list[int] = []
         self._turns = 0
-        self._key = next(_keys)
 
     async def reply(self, observation: Observation) -> Reply:
         """Sample the next assistant message.
@@ -73,7 +69,7 @@ class _Session(PolicySession):
             seed=self._seed,
             priority=-self._turns,  # what is nearly done first: groups become complete sooner
         )
-        completion = await policy.generate(prompt_ids, options, self._key)
+        completion = await policy.generate(prompt_ids, options, self)
         self._turns += 1
         message = policy.chat.parse(completion.token_ids, self._tools, prompt_ids)
         self._messages.append(message)

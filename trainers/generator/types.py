@@ -13,6 +13,10 @@ class EngineFailedError(GeneratorError):
     """vLLM's engine has failed: this replica answers no request any more."""
 
 
+class WeightsDroppedError(GeneratorError):
+    """The version that was to be pulled is not in the store any more: a newer one is."""
+
+
 @dataclass(slots=True)
 class SamplingOptions:
     """How to sample one completion."""

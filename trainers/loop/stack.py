@@ -163,7 +163,7 @@ class Stack:
             actor_class = self._placed(Generator, section, f"generator{replica}", **process_environment(**process))
             seeded = {**engine_args, "seed": config.seed * section.num_replicas + replica}
             self._generators.append(await actor_class.launch(seeded, {}, process, section.recompute_on_update))
-        return GeneratorPool(self._generators)
+        return GeneratorPool(self._generators, section.max_num_seqs)
 
     def _placed(self, actor_class: Any, section: Any, name: str, **environment: str) -> Any:
         """The class with as many processes as its section of the recipe says, and GPUs of their own."""
