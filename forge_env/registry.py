@@ -52,6 +52,12 @@ class EnvironmentEntry:
         """First line of the class's docstring."""
         return ((self.cls.__doc__ or "").strip().splitlines() or [""])[0] if self.cls else ""
 
+    @property
+    def needs(self) -> list[str]:
+        """Options that have no default: it can't be made without them."""
+        fields = self.cls.config_class.model_fields if self.cls else {}
+        return [name for name, field in fields.items() if field.is_required()]
+
 
 def register(name: str, target: type[Environment] | str) -> None:
     """Make `target` (a class, or an import path `module:Class`) available as `name` in this process.

@@ -14,5 +14,5 @@ export PATH
 [ -x .venv-interop/bin/python ] || "$uv" venv -q --python 3.11 .venv-interop
 "$uv" pip install -q --python .venv-interop/bin/python -e ".[openenv,verifiers]" \
   openenv-core==0.3.0 hypothesis pytest pytest-asyncio pytest-timeout
-if [ $# = 0 ]; then set -- tests/interop; fi
+if [ $# = 0 ]; then set -- tests/forge_env/serve/test_openenv_core.py tests/environments/test_verifiers.py; fi
 .venv-interop/bin/python -m pytest "$@"

@@ -1,6 +1,6 @@
 """Several environments as one, with weights.
 
-    fe.make("environments.mixture:Mixture", environments={"coding_rlvr": {"weight": 3}, "gsm8k": {}})
+    fe.make("mixture", environments={"coding_rlvr": {"weight": 3}, "gsm8k": {}})
 
 Every task belongs to one component, which plays the episode; its name is the task's first tag.
 """

@@ -158,7 +158,7 @@ class Link:
 # ---
 # An environment that lives behind an OpenEnv server, as an `Environment`.
 #
-# env = fe.make("environments.openenv:OpenEnvEnvironment", url="http://localhost:8000")
+# env = fe.make("openenv", url="http://localhost:8000")
 #
 # What the server shows is a user message (its text field, or the whole observation as JSON); what it accepts decides
 # how the agent acts: tools of a tool server are tools here; an action with one required text field is the agent's

@@ -1,6 +1,6 @@
 """Environments written for the package `verifiers` (its version-1 stack), as an `Environment`.
 
-    env = fe.make("environments.verifiers:VerifiersEnvironment", taskset="gsm8k-v1")
+    env = fe.make("verifiers", taskset="gsm8k-v1")
 
 In verifiers an episode runs a program (the harness) that asks a model over HTTP. Here that model is us: its endpoint
 is a loopback server, each request is an observation, and `step` is the answer to it. So whatever the environment

@@ -52,7 +52,8 @@ def run_list(args: argparse.Namespace) -> int:
         return 0
     width = max((len(entry.name) for entry in entries), default=0)
     for entry in entries:
-        print(f"{entry.name:<{width}}  {entry.summary if entry.error is None else 'BROKEN: ' + entry.error}")
+        needs = f" (needs {', '.join(entry.needs)})" if entry.needs else ""
+        print(f"{entry.name:<{width}}  {entry.summary if entry.error is None else 'BROKEN: ' + entry.error}{needs}")
         print(f"{'':<{width}}  from {entry.source} ({entry.target})")
     if not entries:
         print("no environment is installed; write one: forge-env new my_env")
@@ -65,6 +66,7 @@ def _entry(entry: EnvironmentEntry) -> dict[str, Any]:
         "target": entry.target,
         "source": entry.source,
         "summary": entry.summary,
+        "needs": entry.needs,
         "error": entry.error,
     }
 

@@ -1,6 +1,6 @@
 """Any gymnasium environment with discrete or text spaces as an `Environment`, played in words.
 
-    env = fe.make("forge_env.gym.adapter:GymnasiumEnvironment", env_id="FrozenLake-v1",
+    env = fe.make("gymnasium", env_id="FrozenLake-v1",
                   env_options={"is_slippery": False}, actions=["left", "down", "right", "up"])
 
 The observation is shown as text, the agent answers with `<action>right</action>` (or that word alone), rewards pass

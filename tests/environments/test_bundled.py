@@ -21,7 +21,7 @@ from tests.sandboxes.conftest import require
 
 ASYNC = pytest.mark.asyncio(loop_scope="module")
 ROOT = Path(__file__).parents[2]
-BUNDLED = [entry.name for entry in fe.list_environments() if entry.source.startswith("forge-env ")]
+BUNDLED = [e.name for e in fe.list_environments() if e.source.startswith("forge-env ") and not e.needs]
 SANDBOXED = {"coding_rlvr", "terminal", "data_analysis"}
 TOOLS = ["python", "bash", "sql", "", "functions.bash", "submit"]
 TEXTS = WILD | st.sampled_from(

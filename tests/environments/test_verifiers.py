@@ -18,7 +18,7 @@ from forge_env.types import FunctionCall, Message, ToolCall
 WHY = "NOT RUN: verifiers is not installed (scripts/test_interop.sh makes an environment for it)"
 pytest.importorskip("verifiers.v1", reason=WHY)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-ADAPTER = "environments.verifiers:VerifiersEnvironment"
+ADAPTER = "verifiers"
 PACKAGE = '''
 import verifiers.v1 as vf
 

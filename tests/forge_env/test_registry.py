@@ -11,6 +11,7 @@ import pytest
 
 import forge_env as fe
 from forge_env import plugins, registry
+from forge_env.cli.main import main
 from forge_env.errors import ConfigError, NotRegisteredError, PluginError, UsageError
 from tests.forge_env.environment.test_tool_environment import Arithmetic
 
@@ -72,6 +73,20 @@ def add_package(folder: Path, name: str, entry_points: str) -> None:
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 2.0\n")
     (info / "entry_points.txt").write_text(f"[forge_env.environments]\n{entry_points}")
     plugins.installed.cache_clear()
+
+
+def test_adapters_have_names_and_say_what_they_need(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {entry.name: entry.needs for entry in fe.list_environments()}
+    adapters = {"gymnasium": ["env_id"], "mixture": ["environments"], "openenv": ["url"], "verifiers": ["taskset"]}
+    assert {name: needs for name, needs in found.items() if needs} == adapters
+    for name, (needed,) in adapters.items():
+        with pytest.raises(ConfigError, match=f"{needed} is missing.*give {needed}=VALUE"):
+            fe.make(name)
+    mixture = fe.make("mixture", environments={"gsm8k": {"weight": 2}, "wordle": {}})
+    assert mixture.task("train", 0).tags[0] in ("gsm8k", "wordle")
+    assert fe.make("openenv", url="http://localhost:1").config.model_dump()["url"] == "http://localhost:1"
+    assert main(["list"]) == 0
+    assert "(needs taskset)" in capsys.readouterr().out
 
 
 def test_two_packages_of_one_name_are_both_named(third_party: Path) -> None:

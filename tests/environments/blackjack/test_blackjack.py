@@ -20,7 +20,7 @@ from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import FunctionPolicy
 from forge_env.validation.checks import Validator
 
-ADAPTER = "forge_env.gym.adapter:GymnasiumEnvironment"
+ADAPTER = "gymnasium"
 LAKE: dict[str, Any] = {
     "env_id": "FrozenLake-v1",
     "env_options": {"is_slippery": False},

@@ -9,7 +9,7 @@ import pytest
 import forge_env as fe
 from forge_env.registry import environment_class
 
-BUNDLED = [entry.name for entry in fe.list_environments() if entry.target.startswith("environments.")]
+BUNDLED = [e.name for e in fe.list_environments() if e.target.startswith("environments.") and not e.needs]
 SETTINGS = {"n": 6, "sandbox": "local", "max_samples": 4}
 
 

@@ -39,7 +39,7 @@ def registered() -> Iterator[None]:
         deregister(name)
 
 
-BUNDLED = [entry.name for entry in fe.list_environments() if entry.source.startswith("forge-env ")]
+BUNDLED = [e.name for e in fe.list_environments() if e.source.startswith("forge-env ") and not e.needs]
 
 
 @pytest.mark.parametrize("name", ["test_tools", "test_once", *BUNDLED])

@@ -170,7 +170,7 @@ class Finishing(fe.ToolEnvironment):
 async def test_group_functions_are_given_what_was_submitted() -> None:
     fe.register("test_finishing", Finishing)
     try:
-        mixture = fe.make("environments.mixture:Mixture", environments={"test_finishing": {}})
+        mixture = fe.make("mixture", environments={"test_finishing": {}})
         for env, make_env in ((Finishing(), Finishing), (mixture, lambda: mixture)):
             task = env.task("train", 0)
             policies = [ReplayPolicy([fe.call_tool("finish", answer=answer)]) for answer in ("x", "long")]

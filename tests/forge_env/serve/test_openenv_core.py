@@ -19,7 +19,7 @@ from tests.forge_env.serve.serving import Adder, serving, until
 WHY = "NOT RUN: openenv-core is not installed (scripts/test_interop.sh makes an environment for it)"
 core = pytest.importorskip("openenv.core", reason=WHY)
 pytestmark = pytest.mark.slow
-REMOTE = "environments.openenv:OpenEnvEnvironment"
+REMOTE = "openenv"
 
 
 async def test_its_generic_client_plays_an_episode() -> None:

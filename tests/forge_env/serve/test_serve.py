@@ -19,7 +19,7 @@ pytest.importorskip("starlette", reason='NOT RUN: pip install "forge-env[openenv
 pytest.importorskip("uvicorn", reason='NOT RUN: pip install "forge-env[openenv]"')
 websockets = pytest.importorskip("websockets.asyncio.client", reason='NOT RUN: pip install "forge-env[openenv]"')
 
-REMOTE = "environments.openenv:OpenEnvEnvironment"
+REMOTE = "openenv"
 
 
 def call(name: str, **arguments: Any) -> Message:

@@ -328,7 +328,7 @@ async def test_a_mixture_plays_the_environments_it_is_made_of(tmp_path: Path) ->
         chosen = {"qa": {"weight": 3, "options": options}, "golden": {"options": {"max_turns": 2}}}
 
         def make() -> fe.Environment:
-            return fe.make("environments.mixture:Mixture", environments=chosen)
+            return fe.make("mixture", environments=chosen)
 
         env = make()
         assert isinstance(env, Mixture)

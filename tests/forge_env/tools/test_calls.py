@@ -157,7 +157,7 @@ async def test_the_server_goes_on_with_a_fresh_object() -> None:
 async def test_a_mixture_knows_it_of_its_components() -> None:
     fe.register("test_slow", Slow)
     try:
-        env: Any = fe.make("environments.mixture:Mixture", environments={"test_slow": {}})
+        env: Any = fe.make("mixture", environments={"test_slow": {}})
         assert isinstance(env, Mixture)
         await env.reset(seed=0)
         assert env.reusable
