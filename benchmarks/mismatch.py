@@ -40,7 +40,7 @@ def prompts() -> list[list[int]]:
 def sequence(completion: Completion) -> TokenSequence:
     """The completion with its sampled tokens as targets."""
     prompt, sampled = completion.prompt_ids, completion.token_ids
-    return TokenSequence(prompt + sampled, [False] * len(prompt) + [True] * len(sampled))
+    return TokenSequence([*prompt.tolist(), *sampled.tolist()], [False] * len(prompt) + [True] * len(sampled))
 
 
 async def sample(generators: GeneratorPool) -> list[Completion]:

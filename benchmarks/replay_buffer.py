@@ -23,8 +23,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from benchmarks.report import record, spread, table
 from forge_env.config.recipe import ReplaySection
+from forge_env.policy import Reply
 from forge_env.trajectory import Trajectory, Turn
 from forge_env.types import Message
 from trainers.buffer.local import LocalReplayBuffer
@@ -43,17 +46,17 @@ def trajectories(rng: random.Random, version: int) -> list[Trajectory]:
     """A group of one-turn episodes as rolled out."""
     episodes = []
     for number in range(GROUP):
-        ids = [rng.randrange(150_000) for _ in range(PROMPT + SAMPLED)]
-        logprobs = [-rng.random() for _ in range(SAMPLED)]
+        ids = np.array([rng.randrange(150_000) for _ in range(PROMPT + SAMPLED)], np.int32)
+        logprobs = np.array([-rng.random() for _ in range(SAMPLED)], np.float32)
         message = Message(role="assistant", content="x" * SAMPLED)
-        turn = Turn([], message, ids[:PROMPT], ids[PROMPT:], logprobs, [version] * SAMPLED)
+        turn = Turn([], Reply(message, ids[:PROMPT], ids[PROMPT:], logprobs, np.full(SAMPLED, version)))
         episode = Trajectory(str(number), "env", "task", turns=[turn], metrics={"solved": number % 2})
         episodes.append(episode)
     return episodes
 
 
 def group_of(rng: random.Random, version: int) -> PackedGroup:
-    return pack(trajectories(rng, version), [0.5, -0.5] * (GROUP // 2))
+    return pack(trajectories(rng, version), [np.full(SAMPLED, sign, np.float32) for sign in (0.5, -0.5) * (GROUP // 2)])
 
 
 async def ours(buffer: GroupBuffer[PackedGroup], held: int, steps: int) -> Step:

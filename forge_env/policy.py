@@ -6,36 +6,97 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forge_env.errors import ForgeError, InfrastructureError
+from forge_env.errors import ForgeError, InfrastructureError, UsageError
 from forge_env.types import Message, Observation, Task, ToolSpec
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from forge_env.environment.base import Environment
 
+    IntArray = NDArray[np.int32]
+    FloatArray = NDArray[np.float32]
+    BoolArray = NDArray[np.bool_]
 
-@dataclass(slots=True)
+
+NO_TOKENS: Any = ()
+"""Stands for an empty array where nobody gives tokens, so that numpy isn't needed there."""
+
+
+@dataclass(slots=True, eq=False)
 class Reply:
-    """One assistant turn. The token fields are empty where the endpoint gives no tokens.
+    """One assistant turn. The token fields are empty where the endpoint gives no tokens; lists become arrays.
+
+    A conversation's replies hold each token once: `prompt_ids` begins where the tokens of the turn before end.
 
     Attributes:
         message: what the model said, parsed (content, tool calls).
-        prompt_ids: every token the model was conditioned on, [P].
-        token_ids: tokens the model sampled, [N].
-        logprobs: log-probability of each sampled token under the policy that sampled it, [N].
-        versions: policy version that sampled each token, [N].
+        prompt_ids: the tokens the model was conditioned on, without the first `continues` of them, int32 [P].
+        token_ids: tokens the model sampled, int32 [N].
+        logprobs: log-probability of each sampled token under the policy that sampled it, float32 [N].
+        versions: policy version that sampled each token, int32 [N].
         stop_reason: "stop" (the model ended its turn) or "length".
         forked: the prompt does not continue the previous turn's tokens.
         metadata: JSON-ready facts worth recording: "usage", "latency_s", "attempts", ...
+        continues: how many tokens the prompt has before `prompt_ids`: all of the turn before, prompt and sampled, or
+            none (0: `prompt_ids` is the whole prompt).
     """
 
     message: Message
-    prompt_ids: list[int] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
+    prompt_ids: IntArray = NO_TOKENS
+    token_ids: IntArray = NO_TOKENS
+    logprobs: FloatArray = NO_TOKENS
+    versions: IntArray = NO_TOKENS
     stop_reason: str = "stop"
     forked: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)
+    continues: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.prompt_ids) or len(self.token_ids):
+            import numpy as np
+
+            self.prompt_ids, self.token_ids, self.versions = (
+                np.asarray(values, np.int32) for values in (self.prompt_ids, self.token_ids, self.versions)
+            )
+            self.logprobs = np.asarray(self.logprobs, np.float32)
+            if not len(self.token_ids) == len(self.logprobs) == len(self.versions):
+                counts = f"{len(self.token_ids)}, {len(self.logprobs)} and {len(self.versions)}"
+                raise UsageError(f"{counts} sampled tokens, log-probs and versions in a reply", fix="give one for each")
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens the model was conditioned on."""
+        return self.continues + len(self.prompt_ids)
+
+    def follow(self, before: IntArray) -> IntArray:
+        """Of a whole prompt, keep what it adds to `before`: the tokens of the turn before, prompt and sampled.
+
+        Returns:
+            `before` of the next turn.
+        """
+        if not len(self.prompt_ids):
+            return before
+        import numpy as np
+
+        whole = np.concatenate([self.prompt_ids, self.token_ids])
+        self.forked = not np.array_equal(self.prompt_ids[: len(before)], before)
+        if not self.forked and len(before):
+            self.continues, self.prompt_ids = len(before), self.prompt_ids[len(before) :].copy()
+        return whole
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Reply):
+            return NotImplemented
+        return all(
+            list(getattr(self, name)) == list(getattr(other, name))
+            if name in ("prompt_ids", "token_ids", "logprobs", "versions")
+            else getattr(self, name) == getattr(other, name)
+            for name in self.__slots__
+        )
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class LimitReached(ForgeError):

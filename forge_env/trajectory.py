@@ -8,51 +8,91 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from forge_env.errors import UsageError
+from forge_env.policy import NO_TOKENS, Reply
 from forge_env.types import Message
 
-# ---
-# What happened in an episode, exactly. The same record is trained on, evaluated and viewed.
+if TYPE_CHECKING:
+    from forge_env.policy import BoolArray, FloatArray, IntArray
 
 
 @dataclass(slots=True)
 class Turn:
-    """One exchange: new messages in, one assistant message out, with its tokens (see `forge_env.policy.Reply`)."""
+    """One exchange: new messages in, one assistant message out, with its tokens."""
 
     observation: list[Message]
-    message: Message
-    prompt_ids: list[int] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    stop_reason: str = "stop"
-    forked: bool = False
+    reply: Reply
     reward: float = 0.0
     generate_s: float = 0.0
     """Seconds from asking the policy to its answer."""
     step_s: float = 0.0
     """Seconds in the environment (tools, scoring)."""
-    metadata: dict[str, Any] = field(default_factory=dict)
-    """What else the policy tells of this turn, JSON-ready (`forge_env.policy.Reply.metadata`)."""
+
+    @property
+    def message(self) -> Message:
+        """What the assistant said."""
+        return self.reply.message
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Segment:
-    """A token sequence to train on, all lists of one length T.
+    """A token sequence to train on, arrays of one length T; lists become arrays.
 
     Attributes:
-        token_ids: prompt, sampled and observed tokens in order, [T].
-        mask: True where the policy sampled the token, [T].
-        logprobs: its log-probability when sampled, 0 elsewhere, [T].
-        versions: policy version that sampled it, -1 elsewhere, [T].
+        token_ids: prompt, sampled and observed tokens in order, int32 [T].
+        mask: True where the policy sampled the token and it is to be learned, bool [T].
+        logprobs: log-probability of a sampled token when it was sampled, 0 elsewhere, float32 [T].
+        versions: policy version that sampled it, -1 elsewhere, int32 [T].
+        advantages: of each sampled token, 0 elsewhere, float32 [T].
+        ref_logprobs: log-probability under the reference model, 0 elsewhere, float32 [T]; None without one.
     """
 
-    token_ids: list[int]
-    mask: list[bool]
-    logprobs: list[float]
-    versions: list[int]
+    token_ids: IntArray
+    mask: BoolArray
+    logprobs: FloatArray = NO_TOKENS
+    versions: IntArray = NO_TOKENS
+    advantages: FloatArray = NO_TOKENS
+    ref_logprobs: FloatArray | None = None
+
+    def __post_init__(self) -> None:
+        import numpy as np
+
+        length = len(self.token_ids)
+        self.token_ids, self.mask = np.asarray(self.token_ids, np.int32), np.asarray(self.mask, np.bool_)
+        self.logprobs = np.asarray(self.logprobs if len(self.logprobs) else np.zeros(length), np.float32)
+        self.versions = np.asarray(self.versions if len(self.versions) else np.full(length, -1), np.int32)
+        self.advantages = np.asarray(self.advantages if len(self.advantages) else np.zeros(length), np.float32)
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+class _Joined:
+    """Turns whose tokens are one sequence: the first `count` of `parts`, and where its sampled tokens lie."""
+
+    def __init__(self) -> None:
+        self.parts: list[IntArray] = []
+        self.count = self.length = 0
+        self.sampled: list[tuple[int, Reply]] = []
+
+    def begins(self, prompt: list[IntArray]) -> bool:
+        """Whether a prompt, in parts, begins with these tokens."""
+        import numpy as np
+
+        return np.array_equal(np.concatenate(prompt)[: self.length], np.concatenate(self.parts[: self.count]))
+
+    def segment(self) -> Segment:
+        import numpy as np
+
+        segment = Segment(np.concatenate(self.parts[: self.count]), np.zeros(self.length, np.bool_))
+        for start, reply in self.sampled:
+            place = slice(start, start + len(reply.token_ids))
+            segment.mask[place] = True
+            segment.logprobs[place] = reply.logprobs
+            segment.versions[place] = reply.versions
+        return segment
 
 
 @dataclass(slots=True)
@@ -91,40 +131,58 @@ class Trajectory:
     @property
     def num_sampled_tokens(self) -> int:
         """Tokens the policy sampled in this episode."""
-        return sum(len(turn.token_ids) for turn in self.turns)
+        return sum(len(turn.reply.token_ids) for turn in self.turns)
 
     @property
     def oldest_version(self) -> int:
         """Policy version of the oldest sampled token; -1 when there are none."""
-        return min((version for turn in self.turns for version in turn.versions), default=-1)
+        return min((int(turn.reply.versions.min()) for turn in self.turns if len(turn.reply.token_ids)), default=-1)
 
     def segments(self) -> list[Segment]:
         """Merge the turns into as few token sequences as are exact.
 
         Turn t+1 continues the sequence when its prompt begins with turn t's prompt and sampled tokens;
         otherwise (the chat was re-rendered differently) a new sequence starts.
+
+        Raises:
+            UsageError: a reply continues more or fewer tokens than came before it.
         """
-        result: list[Segment] = []
-        current: Segment | None = None
-        for turn in self.turns:
-            if not turn.token_ids:
+        found: list[_Joined] = []
+        prompt: list[IntArray] = []  # the conversation's tokens since it last began anew
+        length = 0
+        for reply in (turn.reply for turn in self.turns):
+            if not len(reply.prompt_ids) and not len(reply.token_ids):
                 continue
-            if current is None or turn.prompt_ids[: len(current.token_ids)] != current.token_ids:
-                current = Segment([], [], [], [])
-                result.append(current)
-            observed = turn.prompt_ids[len(current.token_ids) :]
-            current.token_ids += observed + turn.token_ids
-            current.mask += [False] * len(observed) + [True] * len(turn.token_ids)
-            current.logprobs += [0.0] * len(observed) + turn.logprobs
-            current.versions += [-1] * len(observed) + turn.versions
-        return result
+            if reply.continues and reply.continues != length:
+                raise UsageError(
+                    f"{self.id}: a reply continues {reply.continues} tokens, and {length} came before it",
+                    fix="the policy's session sets Reply.continues to all tokens before, or leaves it 0",
+                )
+            prompt = prompt if reply.continues else []
+            prompt.append(reply.prompt_ids)
+            length = reply.prompt_length
+            if not len(reply.token_ids):
+                continue
+            if not found or (found[-1].parts is not prompt and not found[-1].begins(prompt)):
+                found.append(_Joined())
+            joined = found[-1]
+            joined.sampled.append((length, reply))
+            prompt.append(reply.token_ids)
+            length += len(reply.token_ids)
+            joined.parts, joined.count, joined.length = prompt, len(prompt), length
+        return [joined.segment() for joined in found]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready dictionary; `from_dict` reads it back."""
         data = {name: getattr(self, name) for name in self.__slots__ if name not in ("turns", "final_observation")}
         data["turns"] = [
             {
-                **{name: getattr(turn, name) for name in turn.__slots__ if name not in ("observation", "message")},
+                **{name: getattr(turn, name) for name in ("reward", "generate_s", "step_s")},
+                **{name: getattr(turn.reply, name) for name in ("stop_reason", "forked", "metadata", "continues")},
+                **{
+                    name: [] if not len(getattr(turn.reply, name)) else getattr(turn.reply, name).tolist()
+                    for name in ("prompt_ids", "token_ids", "logprobs", "versions")
+                },
                 "observation": [message.to_openai() for message in turn.observation],
                 "message": turn.message.to_openai(),
             }
@@ -136,16 +194,12 @@ class Trajectory:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Trajectory:
         """Rebuild what `to_dict` wrote."""
-        turns = [
-            Turn(
-                **{
-                    **turn,
-                    "observation": [Message.model_validate(message) for message in turn["observation"]],
-                    "message": Message.model_validate(turn["message"]),
-                }
-            )
-            for turn in data["turns"]
-        ]
+        turns = []
+        for item in data["turns"]:
+            own = {name: item[name] for name in ("reward", "generate_s", "step_s") if name in item}
+            rest = {name: value for name, value in item.items() if name not in own and name != "observation"}
+            reply = Reply(**{**rest, "message": Message.model_validate(item["message"])})
+            turns.append(Turn([Message.model_validate(message) for message in item["observation"]], reply, **own))
         final = [Message.model_validate(message) for message in data.get("final_observation", [])]
         return cls(**{**data, "turns": turns, "final_observation": final})
 

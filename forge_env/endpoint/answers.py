@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +51,7 @@ def fill_in(reply: Reply, body: dict[str, Any]) -> None:
     if usage.get("prompt") and (usage.get("completion") or ("completion" in usage and not written)):
         return
     sent = json.dumps([body.get("messages"), body.get("tools")], ensure_ascii=False, separators=(",", ":"))
-    usage["prompt"] = usage.get("prompt") or len(reply.prompt_ids) or _tokens(sent)
+    usage["prompt"] = usage.get("prompt") or reply.prompt_length or _tokens(sent)
     usage["completion"] = usage.get("completion") or written
     if not reply.token_ids:
         usage["estimated"] = 1
@@ -164,16 +163,19 @@ def _read_tokens(reply: Reply, data: dict[str, Any], choice: dict[str, Any]) -> 
     sampled, logprobs = choice.get("token_ids"), choice.get("logprobs")
     if not (prompt and sampled and logprobs):
         return
+    import numpy as np
+
     try:
-        ids = [int(token) for token in prompt], [int(token) for token in sampled]
-        values = [float(item["logprob"]) for item in logprobs["content"]]
+        prompt_ids, token_ids = np.array(prompt, np.int32), np.array(sampled, np.int32)
+        values = np.array([item["logprob"] for item in logprobs["content"]], np.float32)
     except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise MalformedAnswerError(f"token ids or log-probs have a wrong shape: {error!r}") from error
-    if not all(map(math.isfinite, values)) or not all(0 <= token < 2**31 for tokens in ids for token in tokens):
-        raise MalformedAnswerError("token ids or log-probs are no numbers that a model could give")
-    if len(values) == len(sampled):  # all or nothing: what trains must be exact
-        reply.prompt_ids, reply.token_ids = ids
-        reply.logprobs, reply.versions = values, [-1] * len(sampled)
+    shaped = prompt_ids.ndim == token_ids.ndim == values.ndim == 1
+    if not shaped or not np.isfinite(values).all() or min(prompt_ids.min(), token_ids.min()) < 0:
+        raise MalformedAnswerError("token ids or log-probs are not numbers that a model could give")
+    if len(values) == len(token_ids):  # all or nothing: what trains must be exact
+        reply.prompt_ids, reply.token_ids = prompt_ids, token_ids
+        reply.logprobs, reply.versions = values, np.full(len(token_ids), -1, np.int32)
 
 
 # ---

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -39,9 +39,12 @@ from forge_env.endpoint.http import Connections, address
 from forge_env.endpoint.limiter import AdaptiveLimiter
 from forge_env.endpoint.text_tools import as_plain_chat, parse_calls
 from forge_env.errors import ContextLengthExceeded, GeneratorError, UsageError, did_you_mean
-from forge_env.policy import Policy, PolicySession, Reply
+from forge_env.policy import NO_TOKENS, Policy, PolicySession, Reply
 from forge_env.rollout.working_time import waiting
 from forge_env.types import Message, Observation, ToolSpec
+
+if TYPE_CHECKING:
+    from forge_env.policy import IntArray
 
 # ---
 # How a model behind an endpoint is asked: the keys that flags, YAML files and Python share.
@@ -115,7 +118,7 @@ class EndpointSession(PolicySession):
         self._as_text = policy.options.tools == "text"
         self._messages: list[Message] = []
         self._sent: list[dict[str, Any]] = []
-        self._tokens: list[int] = []
+        self._tokens: IntArray = NO_TOKENS
         self._turn = 0
         self._left: int | None = None  # tokens, of a limit that isn't the options' own
         self._unbounded = False
@@ -132,8 +135,7 @@ class EndpointSession(PolicySession):
         self._asked = self._failure = None
         if self._as_text:
             reply.message = parse_calls(reply.message, turn=self._turn)
-        reply.forked = bool(self._tokens) and reply.prompt_ids[: len(self._tokens)] != self._tokens
-        self._tokens = reply.prompt_ids + reply.token_ids
+        self._tokens = reply.follow(self._tokens)
         self._add([reply.message])
         self._turn += 1
         return reply

@@ -90,7 +90,7 @@ class Meter:
         """What one reply used; where the policy doesn't say, its tokens are counted."""
         told = reply.metadata.get("usage") or {}
         usage = Usage(
-            prompt=told.get("prompt", len(reply.prompt_ids)),
+            prompt=told.get("prompt", reply.prompt_length),
             completion=told.get("completion", len(reply.token_ids)),
             cached=told.get("cached", 0),
             requests=1,
@@ -158,7 +158,7 @@ class _MeteredSession(PolicySession):
         used = owner.meter.of(reply)
         for usage in (self._usage, owner.usage, owner.meter.total):
             usage.add(used)
-        owner.turns.append(Turn(observation=observation, message=reply.message, metadata=reply.metadata))
+        owner.turns.append(Turn(observation, reply))
         self._tool_calls += len(reply.message.tool_calls)
         if (passed := self._passed(reply)) is not None:
             raise LimitReached(passed, reply=reply)

@@ -21,7 +21,7 @@ from forge_env.evaluation.evaluation import Evaluation
 from forge_env.evaluation.plan import Sample, in_plan
 from forge_env.evaluation.record import EvaluationResult, ResultsFolder, open_folder, write_whole
 from forge_env.policy import LimitReached, Policy, PolicySession, Reply
-from forge_env.trajectory import Trajectory, Turn
+from forge_env.trajectory import Trajectory
 from forge_env.types import Observation, Task, ToolSpec
 
 BEYOND = ("tool_calls", "tokens", "cost")
@@ -73,25 +73,11 @@ class _Transcript(PolicySession):
         if observation != turn.observation:
             self._owner.diverged.add(self._trajectory.id)
         self._next += 1
-        reply = _reply(turn)
         # a limit ended the episode before the environment was shown this message
         limit = self._trajectory.truncation
         if self._next == len(turns) and limit in BEYOND and not self._trajectory.final_observation:
-            raise LimitReached(limit, reply=reply)
-        return reply
-
-
-def _reply(turn: Turn) -> Reply:
-    return Reply(
-        message=turn.message,
-        prompt_ids=turn.prompt_ids,
-        token_ids=turn.token_ids,
-        logprobs=turn.logprobs,
-        versions=turn.versions,
-        stop_reason=turn.stop_reason,
-        forked=turn.forked,
-        metadata=turn.metadata,
-    )
+            raise LimitReached(limit, reply=turn.reply)
+        return turn.reply
 
 
 async def rescore(

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from forge_env.environment.base import Environment, checked_reset, checked_step
 from forge_env.errors import ContextLengthExceeded, InfrastructureError, UsageError, environment_code
-from forge_env.policy import LimitReached, Policy, PolicySession, Reply
+from forge_env.policy import LimitReached, Policy, PolicySession
 from forge_env.rollout.working_time import WorkingTime
 from forge_env.sandbox.protocol import on_behalf_of
 from forge_env.trajectory import Trajectory, Turn
@@ -200,12 +200,11 @@ async def _take_turns(
             return "context"
         except LimitReached as reached:
             if reached.reply is not None:
-                trajectory.turns.append(_turn(observation, reached.reply))
+                trajectory.turns.append(Turn(observation, reached.reply))
                 trajectory.final_observation = []
             return reached.message
         answered = clock()
-        turn = _turn(observation, reply)
-        turn.generate_s = answered - asked
+        turn = Turn(observation, reply, generate_s=answered - asked)
         trajectory.turns.append(turn)
         trajectory.final_observation = []  # until the step gives one: an unanswered turn has none
         watch("environment")
@@ -256,20 +255,6 @@ async def _truncate(env: Environment, trajectory: Trajectory, limit: str, limits
     trajectory.metrics.update(metrics)
     if trajectory.turns:
         trajectory.turns[-1].reward += float(reward)
-
-
-def _turn(observation: Observation, reply: Reply) -> Turn:
-    return Turn(
-        observation=observation,
-        message=reply.message,
-        prompt_ids=reply.prompt_ids,
-        token_ids=reply.token_ids,
-        logprobs=reply.logprobs,
-        versions=reply.versions,
-        stop_reason=reply.stop_reason,
-        forked=reply.forked,
-        metadata=reply.metadata,
-    )
 
 
 async def _close(env: Environment, *, after: BaseException | None = None) -> None:

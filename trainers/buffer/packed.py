@@ -9,37 +9,22 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forge_env.trajectory import Trajectory
+from forge_env.errors import UsageError
+from forge_env.trajectory import Segment, Trajectory
 
 FIXED = ("reward", "advantage", "turns", "tokens", "truncated")
 """Columns of every group's table; the environment's metrics come after them."""
 NO_ADVANTAGE = 1e-8
 """Advantages no larger than this are none."""
 _NAMES: dict[tuple[str, ...], tuple[str, ...]] = {}
-_HEADER = struct.Struct("<qqqqqqqd")
-
-
-@dataclass(frozen=True, slots=True)
-class PackedSegment:
-    """A token sequence to train on.
-
-    Attributes:
-        token_ids: prompt, sampled and observed tokens in order, int32 [T].
-        mask: True where the policy sampled the token, bool [T].
-        logprobs: log-probability when sampled, 0 elsewhere, float32 [T].
-        versions: policy version that sampled it, -1 elsewhere, int32 [T].
-        advantage: of its episode.
-    """
-
-    token_ids: NDArray[np.int32]
-    mask: NDArray[np.bool_]
-    logprobs: NDArray[np.float32]
-    versions: NDArray[np.int32]
-    advantage: float
+_FORMAT = 0x32_70_65_66
+"""First in every block: what an older version wrote is told from this."""
+_HEADER = struct.Struct("<11qd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +43,24 @@ class PackedGroup:
 
     def __post_init__(self) -> None:  # one copy of the names for all groups
         object.__setattr__(self, "columns", _NAMES.setdefault(self.columns, self.columns))
+        if self._header[0] != _FORMAT:
+            raise UsageError("a group was packed by another version of forge-env", fix="start a new run")
 
     def __reduce__(self) -> tuple[object, ...]:
         return PackedGroup, (self.task_id, self.columns, self.data)
 
-    def _array(self, name: str) -> NDArray[np.generic]:
-        kind, count, offset = _layout(*_HEADER.unpack_from(self.data)[:5])[name]
+    @property
+    def _header(self) -> tuple[Any, ...]:
+        return _HEADER.unpack_from(self.data)
+
+    def _array(self, name: str) -> NDArray[Any]:
+        kind, count, offset = _layout(*self._header[1:9])[name]
         return np.frombuffer(self.data, kind, count, offset)
 
     @property
     def table(self) -> NDArray[np.float64]:
         """One row for each episode, one column for each of `columns`, [E, C]."""
-        return self._array("table").reshape(-1, len(self.columns))  # type: ignore[return-value]
+        return self._array("table").reshape(-1, len(self.columns))
 
     def column(self, name: str) -> NDArray[np.float64]:
         """One of `FIXED`, a value for each episode, [E]."""
@@ -83,66 +74,67 @@ class PackedGroup:
     @property
     def num_episodes(self) -> int:
         """Valid episodes, E."""
-        return int(_HEADER.unpack_from(self.data)[0])
+        return int(self._header[1])
 
     @property
     def num_tokens(self) -> int:
         """Sampled tokens."""
-        return int(_HEADER.unpack_from(self.data)[4])
+        return int(self._header[5])
 
     @property
     def oldest_version(self) -> int:
         """Policy version of the oldest sampled token; -1: no token was sampled."""
-        return int(_HEADER.unpack_from(self.data)[5])
+        return int(self._header[9])
 
     @property
     def has_signal(self) -> bool:
-        """Whether any advantage differs from 0."""
-        return bool(_HEADER.unpack_from(self.data)[6])
+        """Whether any token to be learned has an advantage that differs from 0."""
+        return bool(self._header[10])
 
     @property
     def priority(self) -> float:
-        """Mean size of the advantages."""
-        return float(_HEADER.unpack_from(self.data)[7])
+        """Mean over the episodes of the mean size of their tokens' advantages."""
+        return float(self._header[11])
 
     @property
     def nbytes(self) -> int:
         """Bytes of its tensors: what any form of it needs."""
         return len(self.data) - _HEADER.size
 
-    def segments(self) -> list[PackedSegment]:
+    def segments(self) -> list[Segment]:
         """The token sequences of all episodes, in order."""
-        tokens, sampled = _HEADER.unpack_from(self.data)[3:5]
-        mask = np.unpackbits(self._array("mask"), count=tokens).astype(np.bool_)  # type: ignore[arg-type]
-        logprobs, versions = np.zeros(tokens, np.float32), np.full(tokens, -1, np.int32)
-        if sampled:
-            logprobs[mask], versions[mask] = self._array("logprobs"), self._array("versions")
-        token_ids, advantages = self._array("token_ids"), self.column("advantage")
+        tokens, sampled = self._header[4:6]
+        place = np.unpackbits(self._array("sampled"), count=tokens).astype(np.bool_)
+        mask = place
+        if self._header[6]:  # not all that was sampled is to be learned
+            mask = np.unpackbits(self._array("learned"), count=tokens).astype(np.bool_)
+        logprobs, advantages = np.zeros(tokens, np.float32), np.zeros(tokens, np.float32)
+        versions = np.full(tokens, -1, np.int32)
+        logprobs[place] = self._array("logprobs")
+        versions[place] = _unpack_runs(self._array("versions"), sampled)
+        advantages[place] = _unpack_runs(self._array("advantages"), sampled, np.float32)
+        token_ids = self._array("token_ids")
         found, start = [], 0
-        for length, episode in self._array("segments").reshape(-1, 2).tolist():
+        for length in self._array("segments").tolist():
             part = slice(start, start + length)
             start += length
-            found.append(
-                PackedSegment(
-                    token_ids[part],  # type: ignore[arg-type]
-                    mask[part],
-                    logprobs[part],
-                    versions[part],
-                    float(advantages[episode]),
-                )
-            )
+            found.append(Segment(token_ids[part], mask[part], logprobs[part], versions[part], advantages[part]))
         return found
 
 
-def _layout(episodes: int, columns: int, segments: int, tokens: int, sampled: int) -> dict[str, tuple[str, int, int]]:
+def _layout(
+    episodes: int, columns: int, segments: int, tokens: int, sampled: int, learned: int, versions: int, advantages: int
+) -> dict[str, tuple[str, int, int]]:
     """Where every array lies: name -> `(type, count, offset)`."""
     parts = (
         ("table", "<f8", episodes * columns),
-        ("segments", "<i4", segments * 2),
+        ("segments", "<i4", segments),
         ("token_ids", "<i4", tokens),
         ("logprobs", "<f4", sampled),
-        ("versions", "<i4", sampled),
-        ("mask", "u1", -(-tokens // 8)),
+        ("versions", "<i4", versions),
+        ("advantages", "<i4", advantages),
+        ("sampled", "u1", -(-tokens // 8)),
+        ("learned", "u1", learned),
     )
     places, offset = {}, _HEADER.size
     for name, kind, count in parts:
@@ -151,41 +143,94 @@ def _layout(episodes: int, columns: int, segments: int, tokens: int, sampled: in
     return places
 
 
-def pack(episodes: Sequence[Trajectory], advantages: Sequence[float]) -> PackedGroup:
-    """Pack the valid episodes of one task with their advantages, [E]; their messages stay behind."""
+def _pack_runs(values: NDArray[Any]) -> NDArray[np.int32]:
+    """Values of 4 bytes as their runs, lengths and then values, or as they are where that is shorter."""
+    plain: NDArray[np.int32] = values.view("<i4")
+    starts = np.flatnonzero(np.diff(plain, prepend=plain[:1] + 1))
+    if 2 * len(starts) >= len(plain):
+        return plain
+    runs: NDArray[np.int32] = np.concatenate([np.diff(starts, append=len(plain)), plain[starts]]).astype("<i4")
+    return runs
+
+
+def _unpack_runs(packed: NDArray[np.int32], count: int, kind: Any = np.int32) -> NDArray[Any]:
+    if len(packed) != count:
+        lengths, values = packed.reshape(2, -1)
+        packed = np.repeat(values, lengths)
+    return packed.view(kind)
+
+
+def pack(
+    episodes: Sequence[Trajectory],
+    advantages: Sequence[NDArray[np.float32]],
+    masks: Sequence[NDArray[np.bool_]] | None = None,
+) -> PackedGroup:
+    """Pack the valid episodes of one task; their messages stay behind.
+
+    Args:
+        episodes: the episodes, [E].
+        advantages: for each of them, one for every token it sampled, in the order of its turns, float32 [N].
+        masks: likewise whether the token is to be learned, bool [N]; others are context. None: all are.
+
+    Raises:
+        UsageError: an episode has more or fewer advantages than sampled tokens.
+    """
+    for episode, values in zip(episodes, advantages, strict=True):
+        if len(values) != episode.num_sampled_tokens:
+            raise UsageError(
+                f"{len(values)} advantages for {episode.num_sampled_tokens} sampled tokens of {episode.id!r}",
+                fix="give one for each sampled token of an episode",
+            )
     metrics = sorted({name for episode in episodes for name in episode.metrics})
+    if masks is None:
+        masks = [np.ones(len(values), np.bool_) for values in advantages]
+    sizes = [np.abs(values[mask]) for values, mask in zip(advantages, masks, strict=True)]
     table = [
         [
             episode.reward,
-            advantage,
+            float(values.mean(dtype=np.float64)) if len(values) else 0.0,
             len(episode.turns),
             episode.num_sampled_tokens,
             episode.truncated,
             *(episode.metrics.get(name, 0.0) for name in metrics),
         ]
-        for episode, advantage in zip(episodes, advantages, strict=True)
+        for episode, values in zip(episodes, advantages, strict=True)
     ]
-    segments = [(segment, number) for number, episode in enumerate(episodes) for segment in episode.segments()]
-    mask = np.array([bit for segment, _ in segments for bit in segment.mask], np.bool_)
+    segments = [segment for episode in episodes for segment in episode.segments()]
+    sampled = _joined([segment.mask for segment in segments], np.bool_)
+    learned = sampled.copy()
+    learned[sampled] = _joined(masks, np.bool_)
+    versions = _pack_runs(_joined([segment.versions for segment in segments], "<i4")[sampled])
+    packed_advantages = _pack_runs(_joined(advantages, "<f4"))
+    learned_bits = np.packbits(learned) if (learned != sampled).any() else np.empty(0, np.uint8)
     arrays = (
         np.array(table, "<f8"),
-        np.array([(len(segment.token_ids), number) for segment, number in segments], "<i4"),
-        np.array([token for segment, _ in segments for token in segment.token_ids], "<i4"),
-        np.array([value for segment, _ in segments for value in segment.logprobs], "<f4")[mask],
-        np.array([version for segment, _ in segments for version in segment.versions], "<i4")[mask],
-        np.packbits(mask),
+        np.array([len(segment) for segment in segments], "<i4"),
+        _joined([segment.token_ids for segment in segments], "<i4"),
+        _joined([segment.logprobs for segment in segments], "<f4")[sampled],
+        versions,
+        packed_advantages,
+        np.packbits(sampled),
+        learned_bits,
     )
     columns = (*FIXED, *metrics)
-    sizes = np.abs(np.array(advantages, np.float64))
     header = _HEADER.pack(
+        _FORMAT,
         len(table),
         len(columns),
         len(segments),
-        mask.size,
-        int(mask.sum()),
+        sampled.size,
+        int(sampled.sum()),
+        len(learned_bits),
+        len(versions),
+        len(packed_advantages),
         min((episode.oldest_version for episode in episodes if episode.num_sampled_tokens), default=-1),
-        bool((sizes > NO_ADVANTAGE).any()),
-        float(sizes.mean()) if episodes else 0.0,
+        any((values > NO_ADVANTAGE).any() for values in sizes),
+        sum(float(values.mean()) for values in sizes if len(values)) / max(len(sizes), 1),
     )
     task_id = episodes[0].task_id if episodes else ""
     return PackedGroup(task_id, columns, header + b"".join(array.tobytes() for array in arrays))
+
+
+def _joined(arrays: Sequence[NDArray[Any]], kind: Any) -> NDArray[Any]:
+    return np.concatenate([np.empty(0, kind), *arrays], dtype=kind)

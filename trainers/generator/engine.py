@@ -19,7 +19,11 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from forge_env.errors import GeneratorError, UsageError
+from forge_env.policy import NO_TOKENS
 from forge_env.run.account import Account
 from trainers.generator.lockstep import Abortion, Admission, Followers, Order, carry_out
 from trainers.generator.outputs import count_unfinished, fill, fill_unfinished
@@ -89,12 +93,12 @@ class AsyncEngine:
         return len(self._requests)
 
     async def generate(
-        self, prompt_ids: list[int], options: SamplingOptions, request_id: str | None = None
+        self, prompt_ids: ArrayLike, options: SamplingOptions, request_id: str | None = None
     ) -> Completion:
         """Sample one completion; safe to call many times at once. A cancelled call aborts its request.
 
         Args:
-            prompt_ids: tokens to condition on, [P].
+            prompt_ids: tokens to condition on, int32 [P].
             options: how to sample.
             request_id: a name of the caller's, unique among those in flight, for `abort`.
 
@@ -109,7 +113,8 @@ class AsyncEngine:
         request_id = request_id or str(self._count)
         if request_id in self._requests:
             raise UsageError(f"a request named {request_id!r} is under way", fix="give every request its own name")
-        completion = Completion(list(prompt_ids), [], [], [], "stop", self.version)
+        prompt = np.asarray(prompt_ids, np.int32)
+        completion = Completion(prompt, NO_TOKENS, NO_TOKENS, NO_TOKENS, "stop", self.version)
         request = _Request(completion, asyncio.get_running_loop().create_future())
         self._requests[request_id] = request
         self._orders.append(Admission(request_id, completion.prompt_ids, options, time.time()))

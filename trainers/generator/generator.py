@@ -7,6 +7,8 @@ import time
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
+from numpy.typing import ArrayLike
+
 from trainers.actors.actor import concurrent_endpoint
 from trainers.actors.processes import settle_heap
 from trainers.actors.ranks import RankedActor
@@ -97,7 +99,7 @@ class Generator(RankedActor):
 
     @concurrent_endpoint
     async def generate(
-        self, prompt_ids: list[int], options: dict[str, Any] | None = None, request_id: str | None = None
+        self, prompt_ids: ArrayLike, options: dict[str, Any] | None = None, request_id: str | None = None
     ) -> Completion:
         """Sample one completion of `prompt_ids`, [P]; `request_id` is the caller's name for it, for `abort`."""
         completion: Completion = await self._engine.generate(

@@ -13,6 +13,9 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trainers.actors.remote import result
 from trainers.generator.types import SamplingOptions
 
@@ -22,7 +25,7 @@ class Admission:
     """A request that enters the batch."""
 
     request_id: str
-    prompt_ids: list[int]
+    prompt_ids: NDArray[np.int32]
     options: SamplingOptions
     arrived: float
     """Unix time; of requests of one priority, vLLM serves the oldest first."""
@@ -78,7 +81,7 @@ def _admit(engine: Any, order: Admission, salt: str) -> None:
         seed=options.seed,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
-    prompt = {"prompt_token_ids": list(order.prompt_ids), "cache_salt": salt}
+    prompt = {"prompt_token_ids": order.prompt_ids.tolist(), "cache_salt": salt}
     engine.add_request(order.request_id, prompt, params, arrival_time=order.arrived, priority=options.priority)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from trainers.generator.types import Completion
 
 
@@ -36,6 +38,7 @@ def _under_way(engine: Any) -> list[Any]:
 
 
 def _take(completion: Completion, token_ids: Sequence[int], logprobs: Any, spans: Iterable[Any]) -> None:
-    completion.token_ids = list(token_ids)
-    completion.logprobs = list(logprobs.logprobs)
-    completion.versions = [int(span.version) for span in spans for _ in range(span.start, span.end)]
+    completion.token_ids = np.array(token_ids, np.int32)
+    completion.logprobs = np.array(logprobs.logprobs, np.float32)
+    versions = np.array([(span.version, span.end - span.start) for span in spans], np.int32).reshape(-1, 2)
+    completion.versions = np.repeat(versions[:, 0], versions[:, 1])

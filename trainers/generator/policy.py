@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from forge_env.errors import ContextLengthExceeded
 from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.types import Message, Observation, ToolSpec
 from trainers.generator.types import Completion, SamplingOptions
 from trainers.model.chat import Chat
 
-GenerateFunction = Callable[[list[int], SamplingOptions, object], Awaitable[Completion]]
-"""Prompt token ids, [P], how to sample, and the conversation it belongs to, to a completion."""
+GenerateFunction = Callable[[NDArray[np.int32], SamplingOptions, object], Awaitable[Completion]]
+"""Prompt token ids, int32 [P], how to sample, and the conversation it belongs to, to a completion."""
 
 
 @dataclass(slots=True)
@@ -46,8 +49,8 @@ class _Session(PolicySession):
         self._tools = tools
         self._seed = seed
         self._messages: list[Message] = []
-        self._prompt_ids: list[int] = []
-        self._token_ids: list[int] = []
+        self._tokens = np.empty(0, np.int32)
+        self._sampled = 0  # of them, at their end
         self._turns = 0
 
     async def reply(self, observation: Observation) -> Reply:
@@ -58,7 +61,8 @@ class _Session(PolicySession):
         """
         policy = self._policy
         self._messages += observation
-        prompt_ids, forked = self._next_prompt(observation)
+        prompt = self._next_prompt(observation)
+        prompt_ids = np.array(prompt, np.int32)
         room = policy.max_length - len(prompt_ids)
         if room < 1:
             raise ContextLengthExceeded(f"the conversation has {len(prompt_ids)} of {policy.max_length} tokens")
@@ -71,25 +75,25 @@ class _Session(PolicySession):
         )
         completion = await policy.generate(prompt_ids, options, self)
         self._turns += 1
-        message = policy.chat.parse(completion.token_ids, self._tools, prompt_ids)
+        message = policy.chat.parse(completion.token_ids.tolist(), self._tools, prompt)
         self._messages.append(message)
-        self._prompt_ids, self._token_ids = prompt_ids, completion.token_ids
-        return Reply(
+        reply = Reply(
             message=message,
             prompt_ids=prompt_ids,
             token_ids=completion.token_ids,
             logprobs=completion.logprobs,
             versions=completion.versions,
             stop_reason=completion.stop_reason,
-            forked=forked,
         )
+        self._tokens, self._sampled = reply.follow(self._tokens), len(reply.token_ids)
+        return reply
 
-    def _next_prompt(self, observation: Observation) -> tuple[list[int], bool]:
+    def _next_prompt(self, observation: Observation) -> list[int]:
         """The prompt that continues the tokens so far, or, where the format can't, a new rendering (a fork)."""
         chat = self._policy.chat
-        if not self._prompt_ids:
-            return chat.render(self._messages, self._tools), False
-        extended = chat.extend(self._prompt_ids, self._token_ids, observation, self._tools)
-        if extended is not None:
-            return extended, False
-        return chat.render(self._messages, self._tools), True
+        if len(self._tokens):
+            tokens, end = self._tokens.tolist(), len(self._tokens) - self._sampled
+            extended = chat.extend(tokens[:end], tokens[end:], observation, self._tools)
+            if extended is not None:
+                return extended
+        return chat.render(self._messages, self._tools)

@@ -22,6 +22,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from forge_env.errors import GeneratorError
 from trainers.actors.remote import result
 from trainers.generator.types import Completion, EngineFailedError, SamplingOptions, WeightsDroppedError
@@ -50,7 +53,7 @@ class Router:
         self._conversations: WeakKeyDictionary[object, int] = WeakKeyDictionary()
         self._prompts: OrderedDict[int, int] = OrderedDict()
 
-    def choose(self, prompt_ids: Sequence[int], session: object = None, serving: Sequence[int] | None = None) -> int:
+    def choose(self, prompt_ids: ArrayLike, session: object = None, serving: Sequence[int] | None = None) -> int:
         """The replica for a request; counted as in flight until `done`.
 
         Args:
@@ -62,7 +65,7 @@ class Router:
         replica = self.least_busy(serving)
         home = None if session is None else self._conversations.get(session)
         if home is None:
-            prompt = hash(tuple(prompt_ids))
+            prompt = hash(np.asarray(prompt_ids, np.int32).tobytes())
             home = self._prompts.pop(prompt, None)
             replica = self._at_home(home, replica, serving)
             self._prompts[prompt] = replica
@@ -111,7 +114,7 @@ class HeldWeights:
         self.version = version
         self.released = False
 
-    async def generate(self, prompt_ids: list[int], options: SamplingOptions, session: object = None) -> Completion:
+    async def generate(self, prompt_ids: ArrayLike, options: SamplingOptions, session: object = None) -> Completion:
         """One completion from these weights; see `GeneratorPool.generate`.
 
         Raises:
@@ -156,11 +159,11 @@ class GeneratorPool:
         if self._failure is not None:
             raise self._failure
 
-    async def generate(self, prompt_ids: list[int], options: SamplingOptions, session: object = None) -> Completion:
+    async def generate(self, prompt_ids: ArrayLike, options: SamplingOptions, session: object = None) -> Completion:
         """One completion; a cancelled call ends the request in its replica too.
 
         Args:
-            prompt_ids: tokens to condition on, [P].
+            prompt_ids: tokens to condition on, int32 [P].
             options: how to sample.
             session: the conversation it belongs to, which stays on one replica where it can: an object that lives
                 as long as the conversation.
@@ -186,10 +189,11 @@ class GeneratorPool:
             if not replica.holders and replica.version == self._version
         ]
 
-    async def _ask(self, index: int, prompt_ids: list[int], options: SamplingOptions) -> Completion:
+    async def _ask(self, index: int, prompt_ids: ArrayLike, options: SamplingOptions) -> Completion:
         actor, request_id = self._replicas[index].actor, f"pool-{next(self._names)}"
         try:
             values = {name: getattr(options, name) for name in options.__slots__}
+            prompt_ids = np.asarray(prompt_ids, np.int32)
             completion: Completion = await result(actor.generate.call_one(prompt_ids, values, request_id))
         except asyncio.CancelledError:
             actor.abort.broadcast(request_id)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from forge_env.errors import GeneratorError
 from forge_env.types import ToolCall
 
@@ -31,15 +34,15 @@ class SamplingOptions:
 
 @dataclass(slots=True)
 class Completion:
-    """One sampled completion with exact tokens.
+    """One sampled completion with exact tokens; lists become arrays.
 
     Attributes:
         prompt: the prompt's text, where the caller gave text.
         text: what the sampled tokens spell, where a tokenizer was at hand.
-        prompt_ids: tokens conditioned on, [P].
-        token_ids: tokens sampled, [N], the stop token included.
-        logprobs: log-probability of each under the weights that sampled it, [N].
-        versions: policy version of those weights, [N].
+        prompt_ids: tokens conditioned on, int32 [P].
+        token_ids: tokens sampled, the stop token included, int32 [N].
+        logprobs: log-probability of each under the weights that sampled it, float32 [N].
+        versions: policy version of those weights, int32 [N].
         stop_reason: "stop", "length" or "abort".
         generator_version: policy version when the request ended.
         metadata: whatever the caller wants to keep with it.
@@ -47,10 +50,10 @@ class Completion:
         content: text besides tool calls, where the caller parsed.
     """
 
-    prompt_ids: list[int]
-    token_ids: list[int]
-    logprobs: list[float]
-    versions: list[int]
+    prompt_ids: NDArray[np.int32]
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
     stop_reason: str
     generator_version: int
     prompt: str | None = None
@@ -58,3 +61,9 @@ class Completion:
     metadata: dict[str, Any] = field(default_factory=dict)
     tool_calls: list[ToolCall] = field(default_factory=list)
     content: str | None = None
+
+    def __post_init__(self) -> None:
+        self.prompt_ids, self.token_ids, self.versions = (
+            np.asarray(values, np.int32) for values in (self.prompt_ids, self.token_ids, self.versions)
+        )
+        self.logprobs = np.asarray(self.logprobs, np.float32)

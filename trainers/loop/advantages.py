@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from forge_env.trajectory import Trajectory
-from trainers.buffer.packed import PackedGroup, pack
+from trainers.buffer.packed import NO_ADVANTAGE, PackedGroup, pack
 from trainers.titan.batch import TokenSequence
 
 
@@ -41,14 +43,26 @@ def advantages(rewards: list[float], *, normalize_std: bool) -> list[float]:
 def packed(group: Group, *, normalize_std: bool) -> PackedGroup:
     """The group's valid episodes with their advantages, as the replay buffer holds them."""
     episodes = group.valid
-    return pack(episodes, advantages([episode.reward for episode in episodes], normalize_std=normalize_std))
+    values = advantages([episode.reward for episode in episodes], normalize_std=normalize_std)
+    return pack(
+        episodes,
+        [
+            np.full(episode.num_sampled_tokens, value, np.float32)
+            for episode, value in zip(episodes, values, strict=True)
+        ],
+    )
 
 
 def training_sequences(groups: Sequence[PackedGroup]) -> list[TokenSequence]:
-    """The token sequences with signal: episodes whose advantage is 0 have no gradient and are left out."""
+    """The token sequences with signal: those whose advantages are all 0 have no gradient and are left out."""
     return [
-        TokenSequence(segment.token_ids.tolist(), segment.mask.tolist(), segment.logprobs.tolist(), segment.advantage)
+        TokenSequence(
+            segment.token_ids.tolist(),
+            segment.mask.tolist(),
+            segment.logprobs.tolist(),
+            float(segment.advantages[segment.mask][0]),
+        )
         for group in groups
         for segment in group.segments()
-        if abs(segment.advantage) > 1e-8
+        if (np.abs(segment.advantages[segment.mask]) > NO_ADVANTAGE).any()
     ]

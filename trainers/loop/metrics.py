@@ -55,7 +55,7 @@ class Totals:
         self.episodes_late += group_size - len(group.episodes)
         self.episodes_invalid += sum(not episode.valid for episode in group.episodes)
         self.tokens_generated += sum(episode.num_sampled_tokens for episode in group.episodes)
-        self.forks += sum(turn.forked for episode in group.episodes for turn in episode.turns)
+        self.forks += sum(turn.reply.forked for episode in group.episodes for turn in episode.turns)
 
     def summary(self) -> dict[str, int]:
         """For summary.json."""

@@ -8,7 +8,6 @@ from itertools import accumulate
 
 import torch
 
-from forge_env.trajectory import Segment
 from trainers.titan.layout import ContextLayout, PackedLayout
 
 
@@ -29,11 +28,6 @@ class TokenSequence:
     logprobs: list[float] = field(default_factory=list)
     advantage: float = 0.0
     ref_logprobs: list[float] | None = None
-
-    @classmethod
-    def from_segment(cls, segment: Segment, advantage: float) -> TokenSequence:
-        """A segment of a trajectory with its episode's advantage."""
-        return cls(segment.token_ids, segment.mask, segment.logprobs, advantage)
 
     @property
     def num_targets(self) -> int:

@@ -74,7 +74,7 @@ async def test_a_conversation_with_native_tool_calls() -> None:
     sent = server.requests[1]["messages"]
     assert [message["role"] for message in sent[-2:]] == ["assistant", "tool"]
     assert sent[-1]["tool_call_id"] == sent[-2]["tool_calls"][0]["id"] == "call_0"
-    assert trajectory.turns[1].metadata["usage"] == {"prompt": 10, "completion": 5}
+    assert trajectory.turns[1].reply.metadata["usage"] == {"prompt": 10, "completion": 5}
 
 
 async def test_a_conversation_with_tool_calls_in_the_text() -> None:
@@ -134,9 +134,9 @@ async def test_exact_tokens_where_the_endpoint_is_vllm() -> None:
         await policy.check()
         trajectory = await fe.run_episode(Arithmetic, policy, seed=3)
     (segment,) = trajectory.segments()
-    assert segment.token_ids == [0, 1, 2, 3, 50, 51, 9, 50, 51]
-    assert segment.mask == [False] * 4 + [True, True, False, True, True]
-    assert not any(turn.forked for turn in trajectory.turns)
+    assert segment.token_ids.tolist() == [0, 1, 2, 3, 50, 51, 9, 50, 51]
+    assert segment.mask.tolist() == [False] * 4 + [True, True, False, True, True]
+    assert not any(turn.reply.forked for turn in trajectory.turns)
 
 
 GOOD = completion()

@@ -134,19 +134,23 @@ def test_tokens_are_exact(result: fe.EvaluationResult, recipe: RunConfig, checkp
         tools = fe.make(name).tools
         trajectories = list(played(result, name))
         for trajectory in trajectories:
-            assert trajectory.turns[0].prompt_ids == chat.render(trajectory.turns[0].observation, tools)
+            first, prompt = trajectory.turns[0], []
+            assert first.reply.prompt_ids.tolist() == chat.render(first.observation, tools)
             for turn in trajectory.turns:
-                assert len(turn.token_ids) == len(turn.logprobs) == turn.metadata["usage"]["completion"] > 0
-                assert len(turn.prompt_ids) == turn.metadata["usage"]["prompt"]
+                reply, sampled = turn.reply, turn.reply.token_ids.tolist()
+                assert len(sampled) == len(reply.logprobs) == reply.metadata["usage"]["completion"] > 0
+                assert reply.prompt_length == reply.metadata["usage"]["prompt"]
+                prompt = prompt[: reply.continues] + reply.prompt_ids.tolist()
                 if turn.message.tool_calls:
-                    assert calls(chat.parse(turn.token_ids, tools, turn.prompt_ids)) == calls(turn.message)
+                    assert calls(chat.parse(sampled, tools, prompt)) == calls(turn.message)
+                prompt = prompt + sampled
         summary = result.summary.environments[name]
         assert summary.completion_tokens == sum(item.num_sampled_tokens for item in trajectories)
-        assert summary.prompt_tokens == sum(len(turn.prompt_ids) for item in trajectories for turn in item.turns)
+        assert summary.prompt_tokens == sum(turn.reply.prompt_length for item in trajectories for turn in item.turns)
 
 
 def test_turns_continue_the_tokens_before_them(result: fe.EvaluationResult) -> None:
     turns = [turn for name in TOOLS for item in played(result, name) for turn in item.turns[1:]]
     assert len(turns) >= 8
-    assert sum(turn.forked for turn in turns) <= len(turns) // 4  # the server writes arguments its own way
+    assert sum(turn.reply.forked for turn in turns) <= len(turns) // 4  # the server writes arguments its own way
     assert any(len(item.turns) > 1 and len(item.segments()) == 1 for item in played(result, "coding_rlvr"))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import forge_env as fe
 from forge_env import registry
 from forge_env.errors import EnvironmentBugError, InfrastructureError, UsageError
+from forge_env.policy import Reply
 from forge_env.rollout.scripted import ReplayPolicy
 from forge_env.trajectory import Trajectory, Turn
 
@@ -130,7 +131,7 @@ def as_short_as_possible(answers: list[str]) -> list[float]:
 
 
 def trajectory(answer: str, reward: float = 0.0, *, valid: bool = True) -> Trajectory:
-    turn = Turn([], fe.Message(role="assistant", content=answer), reward=reward)
+    turn = Turn([], Reply(fe.Message(role="assistant", content=answer)), reward=reward)
     return Trajectory(id=answer, environment="e", task_id="t-1", turns=[turn], reward=reward, valid=valid)
 
 

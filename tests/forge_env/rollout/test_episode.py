@@ -59,7 +59,7 @@ async def test_an_episode_is_recorded_turn_by_turn() -> None:
         False,
         True,
     )
-    assert [len(turn.token_ids) for turn in trajectory.turns] == [3, 3, 3]
+    assert [len(turn.reply.token_ids) for turn in trajectory.turns] == [3, 3, 3]
     assert [turn.reward for turn in trajectory.turns] == [0.0, 0.0, 1.0]
     assert [message.content for message in trajectory.turns[1].observation] == ["4"]
     assert trajectory.metrics["turns"] == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from forge_env.config import load_config
 from forge_env.config.recipe import ReplaySection
 from forge_env.errors import ConfigError, ForgeError, NotRegisteredError, UsageError
+from forge_env.policy import Reply
 from forge_env.trajectory import Trajectory, Turn
 from forge_env.types import Message
 from tests.trainers.buffer.buffer_model import FakeGroup
@@ -203,46 +205,79 @@ def turns(draw: st.DrawFn) -> list[Turn]:
         sampled = draw(TOKENS)
         logprobs = [draw(st.floats(-20, 0, width=32)) for _ in sampled]
         versions = [draw(st.integers(0, 99)) for _ in sampled]
-        done.append(Turn([], Message(role="assistant", content=""), list(prompt), sampled, logprobs, versions))
+        done.append(Turn([], Reply(Message(role="assistant"), prompt, sampled, logprobs, versions)))
         prompt = draw(TOKENS) if draw(st.booleans()) else prompt + sampled + draw(TOKENS)
     return done
 
 
-@given(own=st.lists(turns(), max_size=4), rewards=st.lists(st.floats(-5, 5), min_size=4, max_size=4))
-def test_a_packed_group_gives_back_every_segment(own: list[list[Turn]], rewards: list[float]) -> None:
-    episodes = [
-        Trajectory("e", "env", "task", turns=played, reward=reward, truncated=reward > 0, metrics={"tokens": 3.0})
-        for played, reward in zip(own, rewards, strict=False)
-    ]
-    group = pack(episodes, rewards[: len(episodes)])
+@st.composite
+def played_with_advantages(draw: st.DrawFn) -> tuple[list[Trajectory], list[Any], list[Any]]:
+    """Episodes, and for every token they sampled an advantage (often one for all) and whether it is learned."""
+    episodes, advantages, masks = [], [], []
+    for own in draw(st.lists(turns(), max_size=4)):
+        reward = draw(st.floats(-5, 5))
+        episode = Trajectory(
+            "e", "env", "task", turns=own, reward=reward, truncated=reward > 0, metrics={"tokens": 3.0}
+        )
+        count = episode.num_sampled_tokens
+        values = st.sampled_from([0.0, 1.0]) | st.floats(-5, 5, width=32)
+        each = [draw(values)] * count if draw(st.booleans()) else [draw(values) for _ in range(count)]
+        episodes.append(episode)
+        advantages.append(np.array(each, np.float32))
+        masks.append(np.array(draw(st.lists(st.booleans(), min_size=count, max_size=count)), np.bool_))
+    return episodes, advantages, masks
+
+
+@given(played=played_with_advantages(), masked=st.booleans())
+def test_a_packed_group_gives_back_every_segment(
+    played: tuple[list[Trajectory], list[Any], list[Any]], masked: bool
+) -> None:
+    episodes, advantages, masks = played
+    if not masked:
+        masks = [np.ones_like(mask) for mask in masks]
+    group = pack(episodes, advantages, masks if masked else None)
     again = pickle.loads(pickle.dumps(group))
     assert again == group
     assert again.columns is group.columns
-    segments = [
-        (segment, reward) for played, reward in zip(episodes, rewards, strict=False) for segment in played.segments()
-    ]
+    segments = [segment for episode in episodes for segment in episode.segments()]
+    given_advantages, learned = (np.concatenate([[], *arrays]) for arrays in (advantages, masks))
     assert len(again.segments()) == len(segments)
-    for packed, (segment, advantage) in zip(again.segments(), segments, strict=True):
-        assert packed.token_ids.tolist() == segment.token_ids
-        assert packed.mask.tolist() == segment.mask
-        assert packed.logprobs.tolist() == segment.logprobs
-        assert packed.versions.tolist() == segment.versions
-        assert packed.advantage == advantage
-    assert again.num_tokens == sum(played.num_sampled_tokens for played in episodes)
+    start = 0
+    for packed, segment in zip(again.segments(), segments, strict=True):
+        part = slice(start, start + int(segment.mask.sum()))
+        start = part.stop
+        assert packed.token_ids.tolist() == segment.token_ids.tolist()
+        assert packed.logprobs.tolist() == segment.logprobs.tolist()  # of what isn't learned too
+        assert packed.versions.tolist() == segment.versions.tolist()
+        assert packed.advantages[segment.mask].tolist() == given_advantages[part].tolist()
+        assert packed.mask[segment.mask].tolist() == learned[part].tolist()
+        assert not packed.mask[~segment.mask].any()
+        assert not packed.advantages[~segment.mask].any()
+    assert again.num_tokens == sum(episode.num_sampled_tokens for episode in episodes)
     assert again.oldest_version == min(
-        (played.oldest_version for played in episodes if played.num_sampled_tokens), default=-1
+        (episode.oldest_version for episode in episodes if episode.num_sampled_tokens), default=-1
     )
-    assert again.column("reward").tolist() == rewards[: len(episodes)]
-    assert again.column("tokens").tolist() == [played.num_sampled_tokens for played in episodes]
+    assert again.column("reward").tolist() == [episode.reward for episode in episodes]
+    assert again.column("tokens").tolist() == [episode.num_sampled_tokens for episode in episodes]
+    means = [values.mean() if len(values) else 0.0 for values in advantages]
+    assert again.column("advantage") == pytest.approx(means, abs=1e-6)
+    assert again.has_signal == (np.abs(given_advantages[learned.astype(bool)]) > 1e-8).any()
     if episodes:
         assert again.metrics["tokens"].tolist() == [3.0] * len(episodes)
-        assert again.has_signal == any(abs(reward) > 1e-8 for reward in rewards[: len(episodes)])
-        assert again.priority == pytest.approx(np.abs(rewards[: len(episodes)]).mean())
+        sizes = [np.abs(values[mask]) for values, mask in zip(advantages, masks, strict=True)]
+        assert again.priority == pytest.approx(np.mean([size.mean() if len(size) else 0.0 for size in sizes]), abs=1e-6)
+
+
+def test_an_advantage_is_due_for_every_sampled_token() -> None:
+    turn = Turn([], Reply(Message(role="assistant"), [1], [2, 3], [-0.5] * 2, [0] * 2))
+    with pytest.raises(UsageError, match="1 advantages for 2 sampled tokens"):
+        pack([Trajectory("e", "env", "task", turns=[turn])], [np.zeros(1, np.float32)])
 
 
 def test_a_packed_group_is_hardly_larger_than_its_tensors() -> None:
-    turn = Turn([], Message(role="assistant", content=""), list(range(60)), list(range(150)), [-0.5] * 150, [3] * 150)
-    group = pack([Trajectory("e", "env", "task", turns=[turn]) for _ in range(8)], [0.5] * 8)
+    turn = Turn([], Reply(Message(role="assistant"), range(60), range(150), [-0.5] * 150, [3] * 150))
+    episodes = [Trajectory("e", "env", "task", turns=[turn]) for _ in range(8)]
+    group = pack(episodes, [np.full(150, 0.5, np.float32)] * 8)
     assert isinstance(group, PackedGroup)
     assert len(pickle.dumps(group)) < 1.05 * group.nbytes
-    assert group.nbytes < 8 * (210 * 4.2 + 150 * 8 + 60)
+    assert group.nbytes < 8 * (210 * 4.2 + 150 * 4 + 60)  # versions and advantages are runs

@@ -6,8 +6,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from forge_env.config import load_config
 from forge_env.config.loader import build_config, parse
+from forge_env.policy import Reply
 from forge_env.trajectory import Trajectory, Turn
 from forge_env.types import Message
 from trainers.buffer.rules import make_rules
@@ -31,9 +34,10 @@ async def test_the_programs_work() -> None:
     version = 0
     trained: list[int] = []
 
-    async def roll_out(index: int) -> tuple[list[Trajectory], list[float]]:
-        turn = Turn([], Message(role="assistant", content=""), [1], [2, index], [-0.1, -0.2], [version] * 2)
-        return [Trajectory("e", "env", f"task-{index}", turns=[turn])] * 2, [0.5, -0.5]
+    async def roll_out(index: int) -> tuple[list[Trajectory], list[Any]]:
+        turn = Turn([], Reply(Message(role="assistant"), [1], [2, index], [-0.1, -0.2], [version] * 2))
+        advantages = [np.full(2, sign, np.float32) for sign in (0.5, -0.5)]
+        return [Trajectory("e", "env", f"task-{index}", turns=[turn])] * 2, advantages
 
     async def train(segments: list[Any]) -> None:
         trained.extend(int(segment.token_ids[-1]) for segment in segments)

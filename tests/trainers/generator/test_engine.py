@@ -152,7 +152,7 @@ async def test_a_request_ended_before_the_engine_has_seen_it_leaves_nothing_ther
     await asyncio.sleep(0)
     await engine.abort("mine")
     completion = await call
-    assert (completion.stop_reason, completion.token_ids) == ("abort", [])
+    assert (completion.stop_reason, completion.token_ids.tolist()) == ("abort", [])
     assert engine.in_flight == 0
     fake.go_on.set()
     await asyncio.gather(*ask(engine, "later"))  # a step has been taken, and the orders before it carried out

@@ -56,6 +56,8 @@ class Trace:
             return {self._plain(key): self._plain(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [self._plain(item) for item in value]
+        if isinstance(value, np.ndarray):
+            return value.tolist()
         if value is None or isinstance(value, bool | int | bytes):
             return value
         if isinstance(value, Actor):
@@ -152,12 +154,12 @@ class Generator(Actor):
         self._places = asyncio.Semaphore(self.arguments[0]["max_num_seqs"])
         self._asked: Counter[tuple[int, ...]] = Counter()
 
-    async def do_generate(self, prompt_ids: list[int], options: dict[str, Any], request_id: str) -> Completion:
+    async def do_generate(self, prompt_ids: Any, options: dict[str, Any], request_id: str) -> Completion:
         async with self._places:
             return await self._sample(prompt_ids, options)
 
-    async def _sample(self, prompt_ids: list[int], options: dict[str, Any]) -> Completion:
-        prompt = tuple(prompt_ids)
+    async def _sample(self, prompt_ids: Any, options: dict[str, Any]) -> Completion:
+        prompt = tuple(prompt_ids.tolist())
         self._asked[prompt] += 1
         rng = random.Random(f"{prompt} {self._version} {self._asked[prompt]}")
         count = min(options["max_tokens"], rng.randrange(4, 16))

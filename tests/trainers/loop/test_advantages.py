@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from forge_env.policy import Reply
 from forge_env.trajectory import Trajectory, Turn
 from forge_env.types import Message
 from trainers.loop.advantages import Group, advantages, packed, training_sequences
@@ -14,14 +15,8 @@ pytestmark = pytest.mark.stack
 
 
 def episode(reward: float, *, valid: bool = True, tokens: int = 3) -> Trajectory:
-    turn = Turn(
-        observation=[],
-        message=Message(role="assistant", content="x"),
-        prompt_ids=[1, 2],
-        token_ids=list(range(10, 10 + tokens)),
-        logprobs=[-0.5] * tokens,
-        versions=[0] * tokens,
-    )
+    message = Message(role="assistant", content="x")
+    turn = Turn([], Reply(message, [1, 2], range(10, 10 + tokens), [-0.5] * tokens, [0] * tokens))
     return Trajectory(id="e", environment="t", task_id="t", turns=[turn], reward=reward, valid=valid)
 
 

@@ -37,7 +37,7 @@ def never(when: Callable[[Any, dict[str, Any]], bool]) -> Actors:
     class Silent(Generator):
         asked = 0
 
-        async def do_generate(self, prompt_ids: list[int], options: dict[str, Any], request_id: str) -> Completion:
+        async def do_generate(self, prompt_ids: Any, options: dict[str, Any], request_id: str) -> Completion:
             self.asked += 1
             if when(self, options):
                 await asyncio.Event().wait()

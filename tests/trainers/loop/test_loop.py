@@ -170,7 +170,7 @@ class Sink:
         self.begun = asyncio.Event()
         self.generate = self.abort = self
 
-    async def call_one(self, prompt_ids: list[int], options: dict[str, Any], request_id: str) -> None:
+    async def call_one(self, prompt_ids: Any, options: dict[str, Any], request_id: str) -> None:
         self.running = request_id
         self.begun.set()
         await asyncio.Event().wait()

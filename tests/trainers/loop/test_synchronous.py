@@ -123,18 +123,19 @@ class Generator(Actor):
     async def do_setup(self) -> None:
         self._sampler = Sampler(self.arguments[0]["model"])
 
-    async def do_generate(self, prompt_ids: list[int], options: dict[str, Any], request_id: str) -> Completion:
-        sampler, dice = self._sampler, self._sampler.dice(prompt_ids)
-        completion = Completion(prompt_ids, [], [], [], "length", 0)
-        while len(completion.token_ids) < options["max_tokens"]:
-            token, logprob = sampler.token(prompt_ids + completion.token_ids, dice)
-            completion.token_ids.append(token)
-            completion.logprobs.append(logprob)
-            completion.versions.append(sampler.version)
+    async def do_generate(self, prompt_ids: Any, options: dict[str, Any], request_id: str) -> Completion:
+        prompt = prompt_ids.tolist()
+        sampler, dice = self._sampler, self._sampler.dice(prompt)
+        ids: list[int] = []
+        logprobs: list[float] = []
+        versions: list[int] = []
+        while len(ids) < options["max_tokens"] and ids[-1:] not in [[token] for token in options["stop_token_ids"]]:
+            token, logprob = sampler.token(prompt + ids, dice)
+            ids.append(token)
+            logprobs.append(logprob)
+            versions.append(sampler.version)
             await asyncio.sleep(0.1)
-            if token in options["stop_token_ids"]:
-                break
-        return completion
+        return Completion(prompt_ids, ids, logprobs, versions, "length", 0)
 
     async def do_update_weights(self, version: int) -> dict[str, float]:
         self._sampler.load(Trainer.published.pop(version), version)
@@ -183,7 +184,7 @@ def trained_weights(root: Path) -> dict[str, torch.Tensor]:
 def ages(root: Path, events: Events) -> list[int]:
     """Of every token trained on: policy updates between the one that sampled it and the one that trains on it."""
     sampled = {
-        int(episode.id.split("-")[1]): {version for turn in episode.turns for version in turn.versions}
+        int(episode.id.split("-")[1]): {version for turn in episode.turns for version in turn.reply.versions.tolist()}
         for episode in read_trajectories(root / "runs" / "run" / "trajectories" / "train.jsonl")
     }
     batches = [ast.literal_eval(details)[0] for _, what, details in events if what == "batch"]
