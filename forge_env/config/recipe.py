@@ -61,6 +61,9 @@ class ModelSection(Section):
     """`tiny` builds a small model here; otherwise a checkpoint folder or a hub name such as Qwen/Qwen3-0.6B."""
     renderer: str = "qwen3"
     """Chat format, by its name in the `renderers` library; a model built here speaks those of Qwen3 and Nemotron 3."""
+    thinking: bool = False
+    """Let the model think before it answers, where the chat format leaves that open. What it thought stays in the \
+prompts of the turns after."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the generator's weights and of all arithmetic; the trainer keeps its weights in float32."""
     max_length: Positive = 512
@@ -128,8 +131,8 @@ class GeneratorSection(Section):
     """CPU only: key-value cache of one engine, GiB."""
     threads: Positive = 1
     """CPU only: threads of one engine."""
-    enforce_eager: bool = True
-    """GPU only: run without graph capture, which starts faster and decodes slower."""
+    enforce_eager: bool = False
+    """GPU only: run without CUDA graphs and compilation, which starts faster and decodes slower."""
     recompute_on_update: bool = False
     """After new weights, compute keys and values of requests in flight anew; off: keep them, which costs nothing."""
 

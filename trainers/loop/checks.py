@@ -144,14 +144,18 @@ def check_environment(config: RunConfig) -> None:
 
 def check_renderer(config: RunConfig) -> None:
     """The chat format is one that the `renderers` library has."""
-    from renderers.configs import config_from_name
-
+    from trainers.model.chat import chat_format
     from trainers.model.tokenizer import FORMATS
 
     try:
-        config_from_name(config.model.renderer)
+        chat_format(config.model.renderer, thinking=False)
     except ValueError as error:
         raise UsageError(f"model.renderer: {error}", fix="for Qwen3 checkpoints: model.renderer=qwen3") from error
+    if config.model.thinking:
+        try:
+            chat_format(config.model.renderer, thinking=True)
+        except ValueError as error:
+            raise UsageError(f"model.thinking: {error}", fix="use model.thinking=false, or another format") from error
     if config.model.path == TINY and config.model.renderer not in FORMATS:
         raise UsageError(
             f"model.renderer={config.model.renderer}: a model built here has no tokens for this chat format",

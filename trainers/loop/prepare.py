@@ -19,7 +19,7 @@ from trainers.loop.checks import TINY, warms_up
 from trainers.loop.stack import Stack
 from trainers.loop.trainer import TrainerHandle
 from trainers.loop.warmup import cache_key, warm_up
-from trainers.model.chat import Chat, FolderTokenizer
+from trainers.model.chat import Chat
 from trainers.model.folder import check_folder, local_folder
 
 PROMPTS_TRIED = 8
@@ -56,7 +56,7 @@ async def prepare_model(run: Run, stack: Stack, environment: Environment, found:
     start = resumed or cached or found
     if start is None:
         start = await asyncio.to_thread(_build_tiny, run, environment)
-    await check_prompts(run.config, environment, Chat(FolderTokenizer(start), run.config.model.renderer))
+    await check_prompts(run.config, environment, Chat.of(start, run.config.model))
     generators = await stack.launch_generators(warm or start)
     run.stage("trainer", "trainer and generators are starting")
     async with asyncio.TaskGroup() as group:

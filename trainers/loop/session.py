@@ -22,7 +22,7 @@ from trainers.loop.rollouts import MakeEnvironment, Rollouts
 from trainers.loop.status import Status
 from trainers.loop.stopping import unless_stopped
 from trainers.losses.load import make_loss
-from trainers.model.chat import Chat, FolderTokenizer
+from trainers.model.chat import Chat
 
 
 class Session:
@@ -33,7 +33,7 @@ class Session:
         self.run = run
         self.config = config
         self.trainer, self.generators, self.buffer = trainer, generators, _ = actors
-        chat = Chat(FolderTokenizer(trainer.folder), config.model.renderer)
+        chat = Chat.of(trainer.folder, config.model)
 
         def policy(temperature: float) -> GeneratorPolicy:
             limit = config.grpo.max_tokens_per_turn

@@ -53,7 +53,7 @@ def engine_arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
         "gpu_memory_utilization": section.gpu_memory_utilization,
         "tensor_parallel_size": section.procs,
         "distributed_executor_backend": "uni" if section.procs == 1 else "external_launcher",
-        "enforce_eager": section.enforce_eager,
+        "enforce_eager": section.enforce_eager or not section.with_gpus,  # a CPU has no graphs
         "enable_prefix_caching": True,
         "async_scheduling": False,  # a step in flight over a weight update would be taken for the new weights'
         "scheduling_policy": "priority",

@@ -14,7 +14,7 @@ from forge_env.errors import UsageError
 from forge_env.run import Run
 from trainers.loop.watchdog import Watchdog
 from trainers.losses.sft import SFTLoss
-from trainers.model.chat import Chat, FolderTokenizer
+from trainers.model.chat import Chat
 from trainers.model.tiny import FORMAT
 from trainers.model.tokenizer import training_task
 from trainers.titan.batch import TokenSequence
@@ -92,7 +92,7 @@ async def warm_up(run: Run, environment: Environment, trainer: Any, folder: Path
     config = run.config
     section = config.warmup
     assert section is not None
-    chat = Chat(FolderTokenizer(trainer.folder), config.model.renderer)
+    chat = Chat.of(trainer.folder, config.model)
     demonstrations = Demonstrations(
         environment, chat, batch_size=section.batch_size, max_length=config.model.max_length, seed=config.seed
     )

@@ -1,26 +1,40 @@
 """Between messages and tokens: the tokenizer of a checkpoint folder and the chat format of its model family.
 
-Rendering and parsing are the `renderers` library's; this module adapts its types to ours and holds the one
-rule that makes trajectories exact: a turn's prompt continues the tokens of the turn before it (bridge), and
-only when the format can't prove that is the conversation rendered anew (a fork, which is counted).
+Rendering and parsing are the `renderers` library's; this module adapts its types to ours and holds two rules.
+What makes trajectories exact: a turn's prompt continues the tokens of the turn before it (bridge), and only when the
+format can't prove that is the conversation rendered anew (a fork, which is counted). What makes them safe: only the
+chat format itself writes control tokens. Text that spells one, whoever wrote it, is text.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from renderers import ToolCallParseStatus, create_renderer
-from renderers.configs import Qwen3RendererConfig, config_from_name
+from renderers.configs import BaseRendererConfig, config_from_name
 from tokenizers import Tokenizer
 
+from forge_env.config.recipe import ModelSection
 from forge_env.errors import UsageError
 from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec
 
+CUT = "\ufdd0"
+"""Dropped by our tokenizers after they have looked for control tokens: one that has it inside is text, and nothing is
+matched across it. A code point that is no character, and that no text has."""
+_TAG = re.compile(r"<[^\s<>]+>")
+
 
 class FolderTokenizer:
-    """The `tokenizer.json` of a checkpoint folder behind the small surface that `renderers` needs."""
+    """The `tokenizer.json` of a checkpoint folder behind the small surface that `renderers` needs.
+
+    Attributes:
+        control_tokens: what is written as one token that means more than its text: the special ones, and tags such as
+            `<tool_call>`, which many models have as tokens without calling them special.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         path = Path(folder) / "tokenizer.json"
@@ -28,7 +42,9 @@ class FolderTokenizer:
             raise UsageError(
                 f"no tokenizer.json in {folder}", fix="model.path must be a Hugging Face checkpoint folder"
             )
-        self._tokenizer = Tokenizer.from_file(str(path))
+        self._tokenizer = Tokenizer.from_str(_with_cuts(path.read_text(encoding="utf-8")))
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        self.control_tokens = [token.content for token in added if token.special or _TAG.fullmatch(token.content)]
         self.name_or_path = str(folder)
         self.unk_token_id: int | None = None
         self.eos_token_id: int | None = self._tokenizer.token_to_id("<|im_end|>")
@@ -39,7 +55,7 @@ class FolderTokenizer:
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:
-        """Token ids of `text`; special tokens written out in it are recognised, none are added."""
+        """Token ids of `text`; control tokens written out in it are recognised unless cut (`CUT`), none are added."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, token_ids: Any, *args: Any, **kwargs: Any) -> str:
@@ -55,17 +71,56 @@ class FolderTokenizer:
         return [self._tokenizer.token_to_id(token) for token in tokens]
 
 
-class Chat:
-    """Renders conversations to token ids and parses sampled tokens back into a message."""
+def _with_cuts(tokenizer_json: str) -> str:
+    """A tokenizer that drops `CUT`, once control tokens are found in the text as it is written."""
+    data = json.loads(tokenizer_json)
+    for token in data.get("added_tokens", []):
+        token["normalized"] = False  # else it would be looked for again, behind the normalizer
+    drop = {"type": "Replace", "pattern": {"String": CUT}, "content": ""}
+    rest = data.get("normalizer")
+    data["normalizer"] = {"type": "Sequence", "normalizers": [drop, rest]} if rest else drop
+    return json.dumps(data)
 
-    def __init__(self, tokenizer: Any, renderer: str = "qwen3") -> None:
+
+def chat_format(renderer: str, *, thinking: bool) -> BaseRendererConfig | None:
+    """The configuration of a chat format of the `renderers` library.
+
+    Raises:
+        ValueError: there is no such format, or thinking can't be turned on in it.
+    """
+    config = config_from_name(renderer)
+    if config is None:
+        return None
+    fields = type(config).model_fields
+    switch = next((name for name in ("enable_thinking", "thinking") if name in fields), None)
+    if switch is None and thinking:
+        raise ValueError(f"the chat format {renderer!r} has no switch for thinking")
+    # "all": a turn's tokens stay in the prompts after it, its thoughts too, so episodes don't fork
+    values: dict[str, Any] = {"thinking_retention": "all"} | ({switch: thinking} if switch else {})
+    return type(config)(**values)
+
+
+class Chat:
+    """Renders conversations to token ids and parses sampled tokens back into a message.
+
+    Args:
+        tokenizer: `FolderTokenizer`, or what has its methods and `control_tokens`.
+        renderer: the chat format, by its name in the `renderers` library.
+        thinking: whether the model may think before it answers, where the format leaves that open.
+    """
+
+    def __init__(self, tokenizer: Any, renderer: str = "qwen3", *, thinking: bool = False) -> None:
         self.tokenizer = tokenizer
-        # With thinking off, every turn's tokens survive in the next turn's prompt, so episodes don't fork.
-        config = Qwen3RendererConfig(enable_thinking=False) if renderer == "qwen3" else config_from_name(renderer)
-        self._renderer = create_renderer(tokenizer, config)
+        self._as_text = text_only(tokenizer.control_tokens)
+        self._renderer = create_renderer(tokenizer, chat_format(renderer, thinking=thinking))
         question = [{"role": "user", "content": "?"}]
         plain = self._renderer.render_ids(question)
         self._generation_prompt = list(self._renderer.render_ids(question, add_generation_prompt=True))[len(plain) :]
+
+    @classmethod
+    def of(cls, folder: str | Path, model: ModelSection) -> Chat:
+        """The chat format of a recipe's model, with the tokenizer of a checkpoint folder."""
+        return cls(FolderTokenizer(folder), model.renderer, thinking=model.thinking)
 
     @property
     def stop_token_ids(self) -> list[int]:
@@ -76,8 +131,8 @@ class Chat:
         """Token ids of a conversation; with `generation`, up to where the assistant begins to write."""
         return list(
             self._renderer.render_ids(
-                [_to_renderer(message) for message in messages],
-                tools=_tools(tools),
+                self._messages(messages),
+                tools=self._tools(tools),
                 add_generation_prompt=generation,
             )
         )
@@ -87,7 +142,7 @@ class Chat:
 
         What the generation prompt already holds (the role, an empty thinking block) is not to be produced.
         """
-        rendered = self._renderer.render([_to_renderer(message) for message in messages], tools=_tools(tools))
+        rendered = self._renderer.render(self._messages(messages), tools=self._tools(tools))
         ids, mask = list(rendered.token_ids), list(rendered.sampled_mask)
         opening = self._generation_prompt
         for start in range(len(ids) - len(opening) + 1):
@@ -100,7 +155,7 @@ class Chat:
     ) -> list[int] | None:
         """The next prompt, beginning with exactly `prompt_ids + token_ids`; None when the format can't promise it."""
         bridged = self._renderer.bridge_to_next_turn(
-            prompt_ids, token_ids, [_to_renderer(message) for message in observation], tools=_tools(tools)
+            prompt_ids, token_ids, self._messages(observation), tools=self._tools(tools)
         )
         return None if bridged is None else list(bridged.token_ids)
 
@@ -110,7 +165,7 @@ class Chat:
         A tool call that does not parse is kept as a call of the name it has (or "invalid") with its raw text as
         arguments, so that the environment answers it with an error the model can act on.
         """
-        parsed = self._renderer.parse_response(token_ids, tools=_tools(tools), prompt_ids=prompt_ids)
+        parsed = self._renderer.parse_response(token_ids, tools=_plain_tools(tools), prompt_ids=prompt_ids)
         calls = []
         for index, call in enumerate(parsed.tool_calls):
             ok = call.status == ToolCallParseStatus.OK
@@ -128,10 +183,30 @@ class Chat:
             reasoning_content=parsed.reasoning_content or None,
         )
 
+    def _messages(self, messages: Iterable[Message]) -> Any:
+        return [self._as_text(message.to_openai()) for message in messages]
 
-def _to_renderer(message: Message) -> Any:
-    return message.to_openai()
+    def _tools(self, tools: list[ToolSpec]) -> Any:
+        return self._as_text(_plain_tools(tools))
 
 
-def _tools(tools: list[ToolSpec]) -> Any:
+def _plain_tools(tools: list[ToolSpec]) -> Any:
     return [tool.to_openai() for tool in tools] or None
+
+
+def text_only(control_tokens: Iterable[str]) -> Callable[[Any], Any]:
+    """A function that cuts (`CUT`) every spelling of a control token in the strings of a JSON value, keys included."""
+    longest_first = sorted(filter(lambda token: len(token) > 1, control_tokens), key=len, reverse=True)
+    if not longest_first:
+        return lambda value: value
+    # every place where one begins, those that overlap too
+    begins = re.compile(f"(?=(?:{'|'.join(map(re.escape, longest_first))}))(.)", re.DOTALL)
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, str):
+            return begins.sub(rf"\1{CUT}", value)
+        if isinstance(value, dict):
+            return {cut(key): cut(item) for key, item in value.items()}
+        return [cut(item) for item in value] if isinstance(value, list) else value
+
+    return cut

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from forge_env.config.recipe import ModelSection
 from trainers.model.folder import written_whole
 from trainers.model.tokenizer import build_tokenizer, save_tokenizer
 
-FORMAT = 2
+FORMAT = 3
 """Of what `build_tiny_folder` writes; a folder cached in another one is built anew."""
 
 
@@ -79,4 +78,10 @@ def _write_tiny(model: ModelSection, environment: Any, seed: int, staging: Path)
         + "\n"
     )
     if model.renderer == "qwen3":  # so that other servers of the folder render as we do
-        shutil.copyfile(Path(__file__).with_name("chat_template.jinja"), staging / "chat_template.jinja")
+        (staging / "chat_template.jinja").write_text(chat_template(thinking=model.thinking), encoding="utf-8")
+
+
+def chat_template(*, thinking: bool) -> str:
+    """Qwen3's chat format for other servers, which thinks or not unless a request says otherwise."""
+    template = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
+    return template.replace("is defined else false", f"is defined else {str(thinking).lower()}", 1)

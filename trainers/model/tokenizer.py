@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from forge_env.types import Message, Task, ToolSpec
-from trainers.model.chat import Chat
+from trainers.model.chat import CUT, Chat
 
 CONTROL_TOKENS: tuple[str, ...] = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"),
@@ -23,9 +23,6 @@ CONTROL_TOKENS: tuple[str, ...] = (
 )
 FORMATS = ("qwen3", "prime-qwen3", "nemotron-3", "nemotron-3-ultra", "nemotron-3.5")
 """Chat formats of the `renderers` library that need no other control tokens."""
-CUT = "\ufdd0"
-"""Separates two pieces of text that are tokenised apart, where a whole conversation is tokenised at once
-(`chat_template.jinja`): a code point that is no character, and that no text has."""
 # Newlines with their indentation, also as JSON writes them, so that code in a tool call and in an answer is cut
 # alike; words and numbers with their leading space; runs of punctuation.
 _WORDS = r"\\n *|\n *|, | ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}\\]+|[ ]+|\s+"
@@ -37,6 +34,8 @@ class CharacterTokenizer:
     name_or_path = "characters"
     unk_token_id: int | None = None
     eos_token_id: int | None = None
+    control_tokens: tuple[str, ...] = ()
+    """None that text could spell."""
 
     def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:
         """Code points of `text`."""

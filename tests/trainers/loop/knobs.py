@@ -101,6 +101,7 @@ KNOBS: dict[str, Change] = {
         {
             "path": Change("{root}/model"),
             "renderer": Change("prime-qwen3"),
+            "thinking": Change(True),
             "dtype": Change("bfloat16", where=("run", "titan", "vllm")),
             "max_length": Change(24, where=("run", "titan", "vllm")),
             "cache_dir": Change("{root}/other"),
@@ -138,7 +139,7 @@ KNOBS: dict[str, Change] = {
             "gpu_memory_utilization": Change(0.5, GPU, SERVED),
             "kv_cache_gb": Change(2, where=SERVED),
             "threads": Change(2, where=SERVED),
-            "enforce_eager": Change(False, GPU, SERVED),
+            "enforce_eager": Change(True, GPU, SERVED),
             "recompute_on_update": Change(True),
         },
     ),

@@ -43,7 +43,7 @@ def test_bundled_recipes_are_sound(recipe: str) -> None:
     [
         ("generator.procs=3", "does not divide the model's num_attention_heads", "generator.num_replicas"),
         ("generator.gpu_memory_utilization=0.5", "it is for generators on GPUs", "gpu_memory_utilization=0.9"),
-        ("generator.enforce_eager=false", "generator.enforce_eager=false does nothing here", "enforce_eager=true"),
+        ("generator.enforce_eager=true", "generator.enforce_eager=true does nothing here", "enforce_eager=false"),
         ("generator={with_gpus: true, kv_cache_gb: 2}", "it is for generators on a CPU", "kv_cache_gb=1"),
         ("generator={with_gpus: true, threads: 4}", "it is for generators on a CPU", "threads=1"),
         ("trainer={procs: 2, threads: 2}", "it is for a trainer of one process on a CPU", "trainer.threads=1"),
@@ -69,6 +69,7 @@ def test_bundled_recipes_are_sound(recipe: str) -> None:
         ),
         ("model.path=Qwen/Qwen3-0.6B", "warmup is for a model built here", "warmup=null"),
         ("model.path=./nowhere", "there is no folder './nowhere'", "checkpoint folder"),
+        ("model={renderer: prime-qwen3, thinking: true}", "'prime-qwen3' has no switch for thinking", "thinking=false"),
         ("model.renderer=qwen33", "No renderer config registered", "model.renderer=qwen3"),
         ("evaluation.split=evel", "coding_rlvr has no split 'evel'", "did you mean 'eval'?"),
         ("evaluation.split=train", "is the split that is trained on", "choose a held-out one: eval"),

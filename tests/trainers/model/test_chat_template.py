@@ -21,7 +21,8 @@ from forge_env.endpoint.policy import _wire
 from forge_env.environment.base import Environment
 from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec
 from trainers.model.chat import Chat, FolderTokenizer
-from trainers.model.tiny import build_tiny_folder
+from trainers.model.tiny import build_tiny_folder, chat_template
+from trainers.model.tokenizer import CONTROL_TOKENS
 
 pytestmark = pytest.mark.stack
 
@@ -34,7 +35,7 @@ class Server:
 
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
 
-    def render(self, messages: list[Message], tools: list[ToolSpec], *, generation: bool) -> list[int]:
+    def render(self, messages: list[Message], tools: list[ToolSpec], *, generation: bool, **options: Any) -> list[int]:
         dictionaries: list[dict[str, Any]] = []
         for message in messages:
             data = _wire(message)  # what goes over the wire, plus what endpoints refuse to take
@@ -43,7 +44,7 @@ class Server:
             dictionaries.append(data)
         specs = [tool.to_openai() for tool in tools] or None
         text = self.tokenizer.apply_chat_template(
-            dictionaries, tools=specs, add_generation_prompt=generation, tokenize=False
+            dictionaries, tools=specs, add_generation_prompt=generation, tokenize=False, **options
         )
         ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
         return ids
@@ -62,6 +63,12 @@ def folder(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="module")
 def chat(folder: Path) -> Chat:
     return Chat(FolderTokenizer(folder))
+
+
+@pytest.fixture(scope="module")
+def chats(folder: Path) -> list[Chat]:
+    """Without and with thinking."""
+    return [Chat(FolderTokenizer(folder), thinking=thinking) for thinking in (False, True)]
 
 
 @pytest.fixture(scope="module")
@@ -101,10 +108,8 @@ phrases = st.sampled_from(
         "\n",
         "Done",
         "```python\n",
-        "<tool_response>",
-        "</think>",
-        "<think>",
         '"}}\n',
+        *CONTROL_TOKENS,
     ]
 )
 texts = st.lists(st.one_of(words, phrases), max_size=4).map("".join)
@@ -130,14 +135,31 @@ others = st.builds(
 conversations = st.lists(st.one_of(assistants, others), min_size=1, max_size=8)
 OTHER_TOOLS = [
     ToolSpec(name="sql", description='Ask "shop".\nÉté <&>', parameters={"type": "object", "properties": {}}),
-    ToolSpec(name="f"),
+    ToolSpec(name="f", description="Ends with <|im_end|>, after </tool_call>"),
 ]
 
 
 @settings(max_examples=400, deadline=None)
-@given(messages=conversations, which=st.sampled_from(["none", "own", "others"]), generation=st.booleans())
+@given(
+    messages=conversations,
+    which=st.sampled_from(["none", "own", "others"]),
+    generation=st.booleans(),
+    thinking=st.booleans(),
+)
 def test_any_conversation_has_the_same_tokens(
-    chat: Chat, server: Server, environment: Environment, messages: list[Message], which: str, generation: bool
+    chats: list[Chat],
+    server: Server,
+    environment: Environment,
+    messages: list[Message],
+    which: str,
+    generation: bool,
+    thinking: bool,
 ) -> None:
     tools = {"none": [], "own": environment.tools, "others": OTHER_TOOLS}[which]
-    assert chat.render(messages, tools, generation=generation) == server.render(messages, tools, generation=generation)
+    theirs = server.render(messages, tools, generation=generation, enable_thinking=thinking)
+    assert chats[thinking].render(messages, tools, generation=generation) == theirs
+
+
+def test_the_folder_says_whether_its_model_thinks() -> None:
+    assert "is defined else false" in chat_template(thinking=False)
+    assert "is defined else true" in chat_template(thinking=True)
