@@ -28,7 +28,7 @@ class BlackjackConfig(GymnasiumConfig):
     )
     """What the game is about, shown first."""
     max_turns: int = Field(20, ge=1)
-    """Messages in one episode, those that are no action too."""
+    """Messages in one episode, those that are not an action too."""
 
 
 class Blackjack(GymnasiumEnvironment):

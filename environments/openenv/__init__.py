@@ -325,7 +325,7 @@ class OpenEnvEnvironment(Environment):
         if isinstance(action, dict):
             return [(action, None)]
         names = ", ".join(tool.name for tool in self._tools)
-        return [(f"Error: that is no action; call one of the tools: {names}", None)]
+        return [(f"Error: that is not an action; call one of the tools: {names}", None)]
 
     def _call_payload(self, call: ToolCall) -> dict[str, Any] | str:
         names = [tool.name for tool in self._tools]

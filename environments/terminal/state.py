@@ -46,7 +46,7 @@ sys.stdout.write(json.dumps(found))
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is at a path. `text` is None for what is no readable file of sensible length."""
+    """What is at a path. `text` is None for what is not a readable file of sensible length."""
 
     kind: str
     """"file", "folder", "link" or "other"."""
@@ -107,8 +107,8 @@ def _differs(want: object, entry: Entry | None) -> str | None:
     if "executable" in want:
         return None if entry.kind == "file" and entry.executable == want["executable"] else "has the wrong mode"
     if "link" in want:
-        return None if entry.kind == "link" and entry.link in want["link"] else "is no such link"
-    return None if entry.kind == "folder" else "is no folder"
+        return None if entry.kind == "link" and entry.link in want["link"] else "is not such a link"
+    return None if entry.kind == "folder" else "is not a folder"
 
 
 def _lines(text: str) -> list[str]:

@@ -75,7 +75,7 @@ class Wordle(fe.ToolEnvironment):
         left = self.config.max_turns - self.turns
         guess = guess_of(message.content)
         if guess is None:
-            said = f"That is no guess: write one English word of {LENGTH} letters as <guess>house</guess>."
+            said = f"That is not a guess: write one English word of {LENGTH} letters as <guess>house</guess>."
         elif len(guess) != LENGTH:
             said = f"{guess[:20]} has {len(guess)} letters; the word has {LENGTH}."
         else:

@@ -24,7 +24,8 @@ def run_serve(args: argparse.Namespace) -> int:
 
     def ready(port: int) -> None:
         host = "localhost" if args.host in ("0.0.0.0", "127.0.0.1", "::") else args.host
-        print(f"{args.name} is served over OpenEnv's protocol at http://{host}:{port}; Ctrl-C stops", flush=True)
+        address = f"http://{host}:{port}"
+        print(f"{args.name} is served at {address} (OpenEnv) and {address}/mcp (MCP); Ctrl-C stops", flush=True)
 
     asyncio.run(
         serve(app_of(args.name, sandbox=args.sandbox, limits=limits, **options), args.host, args.port, ready=ready)
@@ -34,7 +35,7 @@ def run_serve(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     if not 0 <= args.port <= 65535:
-        raise UsageError(f"--port {args.port} is no port", fix="use 1 to 65535, or 0 for a free one")
+        raise UsageError(f"--port {args.port} is not a port", fix="use 1 to 65535, or 0 for a free one")
     if args.max_sessions < 1:
         raise UsageError("--max-sessions must be at least 1")
     for option in ("step_timeout", "idle_timeout", "reconnect"):

@@ -60,12 +60,12 @@ class MathReward:
         self.partial_credit = partial_credit
 
     def __call__(self, prompt: str, response: str, target: str | float | None) -> float:
-        """Score one response. `ValueError`: the target is no number, which is the data's fault."""
+        """Score one response. `ValueError`: the target is not a number, which is the data's fault."""
         if target is None:
             raise ValueError(NO_TARGET)
         wanted = _number_of(target)
         if wanted is None:
-            raise ValueError(f"the target {str(target)[:80]!r} is no number")
+            raise ValueError(f"the target {str(target)[:80]!r} is not a number")
         marked = marked_answer(response)
         given = None if marked is None else parse_number(marked)
         if given is not None and abs(given - wanted) <= self.tolerance:

@@ -178,7 +178,7 @@ def answer_of(trajectory: Trajectory) -> str:
 
 
 def _as_float(value: Any) -> float:
-    """NaN for what is no number."""
+    """NaN for what is not a number."""
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
@@ -188,7 +188,7 @@ def _as_float(value: Any) -> float:
 def _scorer(function: RewardFunction, weight: float, injected: tuple[str, ...] = INJECTED) -> _Scorer:
     name = getattr(function, "__name__", None) or type(function).__name__
     if not callable(function):
-        raise UsageError(f"{function!r} is no reward function", fix="give a function, or a list of them")
+        raise UsageError(f"{function!r} is not a reward function", fix="give a function, or a list of them")
     if inspect.isclass(function):
         raise UsageError(f"reward function {name!r} is a class", fix=f"write {name}()")
     if not math.isfinite(_as_float(weight)):

@@ -1,26 +1,185 @@
-"""Episodes that clients play over a connection: one session each, which outlives a broken connection for a while.
+"""What is served: one environment a client, and the messages in which it is played.
+
+The messages are OpenEnv's, as its WebSocket carries them:
+
+    -> {"type": "reset", "data": {"seed": 7}}
+    <- {"type": "observation", "data": {"observation": {...}, "reward": null, "done": false}}
+    -> {"type": "step", "data": {"message": "hello"}}
+    -> {"type": "step", "data": {"type": "call_tool", "tool_name": "add", "arguments": {"a": 1}}}
+    -> {"type": "state"}    <- {"type": "state", "data": {"episode_id": "...", "step_count": 1}}
+    <- {"type": "error", "data": {"message": "...", "code": "VALIDATION_ERROR"}}
+
+We add fields that its clients pass on or ignore: `messages`, `terminated`, `truncated`, `info` and `metadata`
+in an observation, `request_id` in an answer to a message that had one.
 
 A session is attached to at most one connection. When that breaks, the session goes on with the step under way and
 waits `reconnect_s` seconds for `reset(resume=SESSION_ID)` on a new connection, which takes it over: the answer is the
 newest one, with `step_count` in its metadata, so that a client knows whether its last step arrived. The id is in the
-metadata of every observation and can't be guessed.
+metadata of every observation and can't be guessed. A session without a connection (`HttpSessions`) is named by each
+request, and ends by itself when it is idle.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
 from forge_env.environment.base import Environment
 from forge_env.errors import ForgeError, InfrastructureError
-from forge_env.serve.wire import EpisodeState, WireError, observation_reply, parse_action, tool_entry
+from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec
 
 log = logging.getLogger(__name__)
+
+# --- messages
+
+ERROR_CODES = (
+    "INVALID_JSON",
+    "UNKNOWN_TYPE",
+    "VALIDATION_ERROR",
+    "EXECUTION_ERROR",
+    "CAPACITY_REACHED",
+    "FACTORY_ERROR",
+    "SESSION_ERROR",
+)
+
+
+class WireError(Exception):
+    """Something to be answered with an error message; `code` is one of `ERROR_CODES`."""
+
+    def __init__(self, code: str, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.code = code
+        self.details = details
+
+    def reply(self) -> dict[str, Any]:
+        """The error as a message."""
+        return {"type": "error", "data": {"message": str(self), "code": self.code, **self.details}}
+
+
+class AssistantAction(BaseModel):
+    """What the agent says: the text of its message, and tool calls in OpenAI's format."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    message: str = Field(description="text of the assistant's message")
+    tool_calls: list[ToolCall] = Field(default_factory=list, description="tool calls in OpenAI's format")
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class CallTool(BaseModel):
+    """One tool call, as OpenEnv's tool clients send it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: str
+    tool_name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class TextObservation(BaseModel):
+    """What the agent sees next: the new messages, in OpenAI's format."""
+
+    messages: list[dict[str, Any]] = Field(default_factory=list)
+    text: str = ""
+    terminated: bool = False
+    truncated: bool = False
+    info: dict[str, Any] = Field(default_factory=dict)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class EpisodeState(BaseModel):
+    """Where an episode stands."""
+
+    episode_id: str | None = None
+    step_count: int = 0
+    task_id: str | None = None
+
+
+def schemas() -> dict[str, Any]:
+    """JSON schemas of the three models above, as `/schema` answers."""
+    return {
+        "action": AssistantAction.model_json_schema(),
+        "observation": TextObservation.model_json_schema(),
+        "state": EpisodeState.model_json_schema(),
+    }
+
+
+def parse_message(text: str) -> dict[str, Any]:
+    """One message of a client.
+
+    Raises:
+        WireError: it is no JSON object with a `type`.
+    """
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise WireError("INVALID_JSON", f"not valid JSON: {str(error)[:200]}") from None
+    if not isinstance(message, dict) or not isinstance(message.get("data", {}), dict):
+        raise WireError("VALIDATION_ERROR", "a message is an object with a type, and data that is an object")
+    return message
+
+
+def parse_action(data: Mapping[str, Any], call_id: str) -> Message:
+    """The assistant message that the data of a `step` stands for.
+
+    Raises:
+        WireError: it stands for none.
+    """
+    try:
+        if data.get("type") == "call_tool":
+            call = CallTool.model_validate(data)
+            function = FunctionCall(name=call.tool_name, arguments=json.dumps(call.arguments))
+            return Message(role="assistant", tool_calls=[ToolCall(id=call_id, function=function)])
+        action = AssistantAction.model_validate(data)
+    except ValidationError as error:
+        item = error.errors(include_url=False)[0]
+        where = ".".join(map(str, item["loc"]))
+        raise WireError("VALIDATION_ERROR", f"{where}: {item['msg']}; an action is {{'message': text}}") from None
+    return Message(role="assistant", content=action.message, tool_calls=action.tool_calls)
+
+
+def observation_reply(
+    messages: Sequence[Message],
+    metadata: Mapping[str, Any],
+    *,
+    reward: float | None = None,
+    terminated: bool = False,
+    truncated: bool = False,
+    info: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The answer to `reset` or `step`; `extra` goes beside the observation's own fields."""
+    observation = TextObservation(
+        messages=[message.to_openai() for message in messages],
+        text="\n\n".join(message.content for message in messages),
+        terminated=terminated,
+        truncated=truncated,
+        info=json.loads(json.dumps(dict(info or {}), default=str)),
+        metadata=dict(metadata),
+    )
+    data = {
+        "observation": {**observation.model_dump(), **(extra or {})},
+        "reward": reward,
+        "done": terminated or truncated,
+    }
+    return {"type": "observation", "data": data}
+
+
+def tool_entry(spec: ToolSpec) -> dict[str, Any]:
+    """A tool as OpenEnv lists it."""
+    return {"name": spec.name, "description": spec.description, "input_schema": spec.parameters}
+
+
+# --- sessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +240,11 @@ class Session:
         """Start an episode: `seed`, `episode_id`, `split` and `index` are understood, other keys are not."""
         if unknown := set(data) - {"seed", "episode_id", "split", "index", "metadata"}:
             raise WireError(
-                "VALIDATION_ERROR", f"reset knows no {sorted(unknown)[0]!r}: seed, episode_id, split, index"
+                "VALIDATION_ERROR", f"reset has no key {sorted(unknown)[0]!r}; use seed, episode_id, split, index"
             )
         for name, kind in (("seed", int), ("index", int), ("split", str), ("episode_id", str)):
             if data.get(name) is not None and (not isinstance(data[name], kind) or isinstance(data[name], bool)):
-                raise WireError("VALIDATION_ERROR", f"{name} is no {kind.__name__}")
+                raise WireError("VALIDATION_ERROR", f"{name} is not of type {kind.__name__}")
         options = {name: data[name] for name in ("split", "index") if data.get(name) is not None}
         self._playing = False
         async with self._in_time("reset"):
@@ -101,7 +260,7 @@ class Session:
         return self._last
 
     async def step(self, data: Mapping[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:
-        """One assistant message, or one tool call, or a look at the tools (which is no step).
+        """One assistant message, or one tool call, or a look at the tools (which is not a step).
 
         Args:
             data: the action.
@@ -240,3 +399,69 @@ class Sessions:
         """At the server's end."""
         for session in list(self._sessions):
             await self.close(session)
+
+
+class HttpSessions:
+    """The sessions of a server that belong to no connection."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self.sessions = sessions
+        self._turns: dict[str, asyncio.Lock] = {}
+        self._idle: dict[str, asyncio.Task[None]] = {}
+
+    async def open(self) -> Session:
+        """A new session. `WireError`: there is no room, or the environment can't be made."""
+        session = await self.sessions.open()
+        self._turns[session.id] = asyncio.Lock()
+        session.let_go = lambda: self._forget(session.id)  # a connection goes on with it
+        self._wait(session)
+        return session
+
+    def find(self, session_id: str) -> Session:
+        """The session of this id. `WireError` when there is none (any more)."""
+        session = self.sessions.get(session_id) if session_id in self._turns else None
+        if session is None:
+            raise WireError("SESSION_ERROR", f"there is no session {session_id[:64]!r} (any more): reset first")
+        return session
+
+    async def use(self, session: Session, answer: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+        """Make an answer; requests of one session take turns."""
+        async with self._turns.get(session.id) or asyncio.Lock():
+            if session.id not in self._turns:
+                answer.close()
+                raise WireError("SESSION_ERROR", "the session was closed")
+            self._stop_waiting(session.id)
+            try:
+                return await session.work(answer)
+            finally:
+                if session.id in self._turns:
+                    self._wait(session)
+
+    async def close(self, session_id: str) -> None:
+        """End a session. `WireError` when there is none."""
+        session = self.find(session_id)
+        self._forget(session_id)
+        await self.sessions.close(session)
+
+    def stop(self) -> None:
+        """At the server's end, which closes the sessions themselves."""
+        for session_id in list(self._turns):
+            self._forget(session_id)
+
+    def _forget(self, session_id: str) -> None:
+        self._turns.pop(session_id, None)
+        self._stop_waiting(session_id)
+
+    def _wait(self, session: Session) -> None:
+        self._stop_waiting(session.id)
+        self._idle[session.id] = asyncio.create_task(self._end_idle(session))
+
+    def _stop_waiting(self, session_id: str) -> None:
+        if (idle := self._idle.pop(session_id, None)) is not None:
+            idle.cancel()
+
+    async def _end_idle(self, session: Session) -> None:
+        await asyncio.sleep(self.sessions.limits.idle_s)
+        self._idle.pop(session.id, None)  # it is this task: nothing must cancel it now
+        self._turns.pop(session.id, None)
+        await self.sessions.close(session)

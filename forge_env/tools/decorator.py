@@ -26,7 +26,7 @@ class ToolOptions:
     thread: bool = True
 
     def __post_init__(self) -> None:
-        """`UsageError` for what is no such option."""
+        """`UsageError` for what is not such an option."""
         if self.name is not None and re.fullmatch(r"[A-Za-z0-9_-]{1,64}", str(self.name)) is None:
             raise UsageError(f"a tool can't be named {self.name!r}", fix="use letters, digits, _ and -, at most 64")
         seconds = self.timeout_s

@@ -75,7 +75,7 @@ async def test_a_game() -> None:
         for text in ("<guess>crate</guess>", "hello there", "<guess>cranes</guess>")
     ]
     assert said[0] == "crate\nGGG-G\n3 guesses left."
-    assert said[1].startswith("That is no guess")
+    assert said[1].startswith("That is not a guess")
     assert said[2] == "cranes has 6 letters; the word has 5.\n1 guesses left."
     observation, reward, terminated, truncated, info = await env.step("crane")
     assert (observation, reward, terminated, truncated) == ([], 1.0, True, False)

@@ -80,7 +80,7 @@ def test_math(response: str, target: Any, reward: float) -> None:
 def test_math_options_and_bad_targets() -> None:
     assert r.MathReward(tolerance=0.5)("", "<answer>4.4</answer>", "4") == 1.0
     assert r.MathReward(partial_credit=0.0)("", "4", "4") == 0.0
-    with pytest.raises(ValueError, match="'four' is no number"):
+    with pytest.raises(ValueError, match="'four' is not a number"):
         r.MathReward()("", "4", "four")
 
 

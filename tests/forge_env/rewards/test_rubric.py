@@ -101,7 +101,7 @@ def test_wrong_rubrics_are_refused_early() -> None:
             fe.Rubric([length], [weight])  # type: ignore[list-item]
     with pytest.raises(UsageError, match=r"'Judge' is a class \(write Judge\(\)\)"):
         fe.Rubric(Judge)
-    with pytest.raises(UsageError, match="3 is no reward function"):
+    with pytest.raises(UsageError, match="3 is not a reward function"):
         fe.Rubric([3])  # type: ignore[list-item]
     with pytest.raises(UsageError, match="two reward functions are named 'length'"):
         fe.Rubric([length], metrics=[length])

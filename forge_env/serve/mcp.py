@@ -1,0 +1,267 @@
+"""The tools of a served environment at `/mcp`: over MCP, through the official SDK, and as OpenEnv's JSON-RPC.
+
+A client that accepts event streams speaks MCP, whose standard makes it say so. Each of its sessions has an episode
+of its own, which begins with its first request and ends with the session (or when it is silent for too long). The
+address chooses the task (`/mcp?split=eval&index=3`, or `seed=`), the prompt `task` says what it is; there are no
+rewards. An episode needs a session, so the versions of the protocol that have none are refused, and clients go back to
+one that has (docs/decisions/mcp-endpoint.md).
+
+OpenEnv's clients post single requests to the same address, without MCP's handshake and with methods of their own:
+
+    {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create", "params": {"seed": 3}}
+    {"jsonrpc": "2.0", "id": 2, "method": "tools/call",
+     "params": {"session_id": "...", "name": "add", "arguments": {"a": 1}}}
+
+Also `tools/list` and `openenv/session/close`. A call without a session has an episode of its own, which ends with it.
+Over a WebSocket (`/mcp`, or messages of type "mcp" on `/ws`) the connection's own session is meant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mcp import MCPError, types
+from mcp.server.lowlevel import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from forge_env.serve.sessions import HttpSessions, Session, WireError, tool_entry
+
+SERVER_ERROR = -32000
+MOST_REMEMBERED = 10_000
+"""As many sessions as the SDK keeps."""
+_CODES = {
+    "VALIDATION_ERROR": types.INVALID_PARAMS,
+    "SESSION_ERROR": types.INVALID_PARAMS,
+    "EXECUTION_ERROR": types.INTERNAL_ERROR,
+}
+
+
+def _as_mcp(error: WireError) -> MCPError:
+    return MCPError(_CODES.get(error.code, SERVER_ERROR), str(error), error.details or None)
+
+
+async def _call(session: Session, sessions: HttpSessions | None, name: str, arguments: Any) -> str:
+    """What a tool answers; `sessions`: the session belongs to no connection."""
+    step = session.step({"type": "call_tool", "tool_name": name, "arguments": arguments})
+    reply = await (session.work(step) if sessions is None else sessions.use(session, step))
+    return str(reply["data"]["observation"]["result"] or "")
+
+
+# --- MCP
+
+
+@dataclass(frozen=True, slots=True)
+class _Episode:
+    """What belongs to a session of MCP."""
+
+    session_id: str
+    prompt: types.GetPromptResult
+
+
+class McpEndpoint:
+    """The ASGI application of `/mcp` over HTTP; `run()` is open while it serves."""
+
+    def __init__(self, name: str, version: str, sessions: HttpSessions) -> None:
+        self.sessions = sessions
+        server: Server[Any] = Server(
+            name,
+            version=version,
+            on_list_tools=self._list_tools,
+            on_call_tool=self._call_tool,
+            on_list_prompts=self._list_prompts,
+            on_get_prompt=self._get_prompt,
+        )
+        idle_s = sessions.sessions.limits.idle_s
+        self._manager = StreamableHTTPSessionManager(server, json_response=True, session_idle_timeout=idle_s)
+        self.run = self._manager.run
+        self._episodes: dict[str, _Episode] = {}
+        self._opening = asyncio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        request = Request(scope, receive)
+        version = request.headers.get("mcp-protocol-version", HANDSHAKE_PROTOCOL_VERSIONS[0])
+        if request.method == "DELETE":
+            await self._manager.handle_request(scope, receive, send)
+            if (episode := self._episodes.pop(request.headers.get("mcp-session-id", ""), None)) is not None:
+                await self.sessions.close(episode.session_id)
+        elif "text/event-stream" not in request.headers.get("accept", ""):
+            await (await self._answer_openenv(request))(scope, receive, send)
+        elif version not in HANDSHAKE_PROTOCOL_VERSIONS:
+            await (await _refuse(request, version))(scope, receive, send)
+        else:
+            await self._manager.handle_request(scope, receive, send)
+
+    async def _answer_openenv(self, request: Request) -> Response:
+        if request.method != "POST":
+            return Response(status_code=405, headers={"Allow": "POST"})
+        return JSONResponse(await answer_rpc(await request.body(), self.sessions))
+
+    async def _episode(self, context: Any) -> tuple[Session, _Episode]:
+        """That of the MCP session that a request belongs to, begun when it is first needed."""
+        request: Request = context.request
+        of = request.headers["mcp-session-id"]
+        try:
+            async with self._opening:
+                if (episode := self._episodes.get(of)) is None:
+                    episode = self._episodes[of] = await self._begin(dict(request.query_params))
+                    while len(self._episodes) > MOST_REMEMBERED:
+                        del self._episodes[next(iter(self._episodes))]
+            return self.sessions.find(episode.session_id), episode
+        except WireError as error:
+            raise _as_mcp(error) from error
+
+    async def _begin(self, query: dict[str, str]) -> _Episode:
+        options = {key: int(text) if text.lstrip("-").isdigit() else text for key, text in query.items()}
+        session = await self.sessions.open()
+        try:
+            reply = await self.sessions.use(session, session.reset(options))
+        except BaseException:  # cancelled too: the session is nobody's yet
+            await self.sessions.close(session.id)
+            raise
+        messages = [
+            types.PromptMessage(
+                role="assistant" if message["role"] == "assistant" else "user",
+                content=types.TextContent(type="text", text=message["content"]),
+            )
+            for message in reply["data"]["observation"]["messages"]
+        ]
+        return _Episode(session.id, types.GetPromptResult(messages=messages))
+
+    async def _list_tools(self, context: Any, params: Any) -> types.ListToolsResult:
+        session, _ = await self._episode(context)  # some environments know their tools only in an episode
+        tools = [
+            types.Tool(name=spec.name, description=spec.description, input_schema=spec.parameters)
+            for spec in session.env.tools
+        ]
+        return types.ListToolsResult(tools=tools)
+
+    async def _call_tool(self, context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+        session, _ = await self._episode(context)
+        try:
+            text = await _call(session, self.sessions, params.name, params.arguments or {})
+        except WireError as error:
+            raise _as_mcp(error) from error
+        content = types.TextContent(type="text", text=text)
+        return types.CallToolResult(content=[content], is_error=text.startswith("Error: "))
+
+    async def _list_prompts(self, context: Any, params: Any) -> types.ListPromptsResult:
+        return types.ListPromptsResult(prompts=[types.Prompt(name="task", description="what the agent is asked to do")])
+
+    async def _get_prompt(self, context: Any, params: types.GetPromptRequestParams) -> types.GetPromptResult:
+        if params.name != "task":
+            raise MCPError(types.INVALID_PARAMS, f"there is no prompt {params.name[:80]!r}")
+        return (await self._episode(context))[1].prompt
+
+
+async def _refuse(request: Request, version: str) -> Response:
+    """The answer to a version without sessions: which others there are."""
+    try:
+        request_id = (await request.json()).get("id")
+    except (ValueError, AttributeError):
+        request_id = None
+    data = {"supported": list(HANDSHAKE_PROTOCOL_VERSIONS), "requested": version}
+    error = MCPError(types.UNSUPPORTED_PROTOCOL_VERSION, "Unsupported protocol version", data)
+    return JSONResponse(_failed(request_id, error), status_code=400)
+
+
+# --- OpenEnv's JSON-RPC
+
+
+class RpcRequest(BaseModel):
+    """One JSON-RPC 2.0 request."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    jsonrpc: str = Field(pattern=r"^2\.0$")
+    method: str
+    params: dict[str, Any] = Field(default_factory=dict)
+    id: str | int | None = None
+
+
+async def answer_rpc(text: str | bytes, sessions: HttpSessions, own: Session | None = None) -> dict[str, Any]:
+    """The response to one request; `own` is the session of the WebSocket that it came over."""
+    request_id: Any = None
+    try:
+        request = _parse(text)
+        request_id = request.id
+        return {"jsonrpc": "2.0", "id": request_id, "result": await _dispatch(request, sessions, own)}
+    except WireError as error:
+        return _failed(request_id, _as_mcp(error))
+    except MCPError as error:
+        return _failed(request_id, error)
+
+
+def _parse(text: str | bytes) -> RpcRequest:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MCPError(types.PARSE_ERROR, f"not valid JSON: {str(error)[:200]}") from None
+    try:
+        return RpcRequest.model_validate(data)
+    except ValidationError as error:
+        item = error.errors(include_url=False)[0]
+        where = ".".join(map(str, item["loc"])) or "request"
+        raise MCPError(types.INVALID_REQUEST, f"{where}: {item['msg']}") from None
+
+
+def _failed(request_id: Any, error: MCPError) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": request_id, "error": error.error.model_dump(exclude_none=True)}
+
+
+async def _dispatch(request: RpcRequest, sessions: HttpSessions, own: Session | None) -> dict[str, Any]:
+    params = dict(request.params)
+    session_id = params.pop("session_id", None)
+    match request.method:
+        case "openenv/session/create":
+            if own is not None:
+                return {"session_id": own.id}
+            session = await sessions.open()
+            try:
+                await sessions.use(session, session.reset(params))
+            except BaseException:  # cancelled too: the session is nobody's yet
+                await sessions.close(session.id)
+                raise
+            return {"session_id": session.id}
+        case "openenv/session/close":
+            if not isinstance(session_id, str):
+                raise MCPError(types.INVALID_PARAMS, "session_id is required")
+            await sessions.close(session_id)
+            return {"session_id": session_id, "closed": True}
+        case "tools/list" | "tools/call":
+            if own is not None:
+                return await _tools(request.method, params, own, None)
+            if session_id is not None:
+                return await _tools(request.method, params, sessions.find(str(session_id)), sessions)
+            session = await sessions.open()
+            try:
+                return await _tools(request.method, params, session, sessions)
+            finally:
+                await sessions.close(session.id)
+        case other:
+            raise MCPError(types.METHOD_NOT_FOUND, f"there is no method {other[:80]!r}")
+
+
+async def _tools(
+    method: str, params: Mapping[str, Any], session: Session, sessions: HttpSessions | None
+) -> dict[str, Any]:
+    if not session.started:  # some environments know their tools only in an episode
+        reset = session.reset({})
+        await (session.work(reset) if sessions is None else sessions.use(session, reset))
+    if method == "tools/list":
+        entries = [tool_entry(spec) for spec in session.env.tools]
+        return {"tools": [{**entry, "inputSchema": entry["input_schema"]} for entry in entries]}
+    if not isinstance(params.get("name"), str):
+        raise MCPError(types.INVALID_PARAMS, "name is required")
+    text = await _call(session, sessions, params["name"], params.get("arguments") or {})
+    # `data` is what OpenEnv's own client reads, `content` what MCP says.
+    return {"content": [{"type": "text", "text": text}], "isError": text.startswith("Error: "), "data": text}

@@ -1,0 +1,111 @@
+"""The tools of a served environment, to clients of the official MCP SDK."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import forge_env as fe
+from forge_env.errors import ToolError
+from tests.forge_env.serve.serving import Adder, serving, until
+
+pytest.importorskip("mcp", reason='NOT RUN: pip install "forge-env[openenv]"')
+pytest.importorskip("uvicorn", reason='NOT RUN: pip install "forge-env[openenv]"')
+
+
+class Counter(Adder):
+    """Counts, so that two episodes can be told apart."""
+
+    async def setup(self, task: fe.Task) -> None:
+        await super().setup(task)
+        self.count = 0
+
+    @fe.tool
+    async def up(self) -> int:
+        """Count up."""
+        self.count += 1
+        return self.count
+
+
+async def test_a_session_is_an_episode() -> None:
+    from mcp import Client
+
+    async with serving(Counter) as (url, sessions):
+        async with Client(f"{url}/mcp?split=eval&index=4") as one, Client(f"{url}/mcp") as two:
+            tools = (await one.list_tools()).tools
+            assert [tool.name for tool in tools] == ["add", "wait", "lose", "crash", "up"]
+            assert tools[0].input_schema["properties"]["a"] == {"type": "integer", "description": "first number."}
+            for number in ("1", "2"):
+                result = await one.call_tool("up", {})
+                assert (result.content[0].text, result.is_error) == (number, False)  # type: ignore[union-attr]
+            assert (await two.call_tool("up", {})).content[0].text == "1"  # type: ignore[union-attr]
+            assert [prompt.name for prompt in (await one.list_prompts()).prompts] == ["task"]
+            prompt = await one.get_prompt("task")
+            assert [message.content.text for message in prompt.messages] == ["4 + 1 = ?"]  # type: ignore[union-attr]
+            assert len(sessions) == Counter.opened == 2
+        await until(lambda: len(sessions) == Counter.opened == 0)  # they end with their clients
+
+
+async def test_our_own_client_offers_them_to_an_agent() -> None:
+    from forge_env.tools.mcp import McpServer
+
+    async with serving(Counter) as (url, sessions):
+        server = await McpServer.connect(f"{url}/mcp")
+        assert await server.call("add", {"a": 1, "b": 2}) == "3"
+        assert await asyncio.gather(*(server.call("up", {}) for _ in range(3))) == ["1", "2", "3"]
+        with pytest.raises(ToolError, match="there is no tool 'sub'"):
+            await server.call("sub", {})
+        with pytest.raises(ToolError, match="ZeroDivisionError"):
+            await server.call("crash", {})
+        with pytest.raises(ToolError, match="reset first"):  # which ended the episode
+            await server.call("up", {})
+        await server.close()
+        await until(lambda: len(sessions) == 0)
+
+
+async def test_what_is_wrong_is_said() -> None:
+    from mcp import Client, MCPError
+
+    async with serving(Counter, max_sessions=1) as (url, sessions):
+        async with Client(f"{url}/mcp?sed=4") as client:
+            with pytest.raises(MCPError, match="reset has no key 'sed'"):
+                await client.list_tools()
+            with pytest.raises(MCPError, match="no prompt 'tusk'"):
+                await client.get_prompt("tusk")
+        assert len(sessions) == 0
+        async with Client(f"{url}/mcp") as first, Client(f"{url}/mcp") as second:
+            await first.list_tools()
+            with pytest.raises(MCPError, match="all 1 sessions are in use"):
+                await second.list_tools()
+
+
+async def test_a_silent_session_ends() -> None:
+    from mcp import Client, MCPError
+
+    async with serving(Counter, idle_s=0.2) as (url, sessions), Client(f"{url}/mcp") as client:
+        await client.list_tools()
+        await until(lambda: len(sessions) == Counter.opened == 0)
+        with pytest.raises(MCPError):
+            await client.call_tool("up", {})
+
+
+async def test_the_protocol_over_plain_http() -> None:
+    import httpx
+
+    async with serving(Counter) as (url, _), httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        headers = {"Accept": "application/json, text/event-stream"}
+        discover = {"jsonrpc": "2.0", "id": 7, "method": "server/discover", "params": {}}
+        answer = await client.post("/mcp", json=discover, headers={**headers, "MCP-Protocol-Version": "2026-07-28"})
+        assert (answer.status_code, answer.json()["id"], answer.json()["error"]["code"]) == (400, 7, -32022)
+        assert "2025-11-25" in answer.json()["error"]["data"]["supported"]
+        assert (await client.get("/mcp")).status_code == 405
+        hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+        first = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
+        answer = await client.post("/mcp", json=first, headers=headers)
+        assert answer.json()["result"]["serverInfo"] == {"name": "adder", "version": "1"}
+        headers["Mcp-Session-Id"] = answer.headers["mcp-session-id"]
+        headers["MCP-Protocol-Version"] = "2025-11-25"
+        assert (await client.delete("/mcp", headers=headers)).status_code == 200
+        listing = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
+        assert (await client.post("/mcp", json=listing, headers=headers)).status_code == 404
