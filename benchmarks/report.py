@@ -14,6 +14,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from forge_env.files import write_whole
+
 DOCUMENT = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 PREAMBLE = """# Benchmarks
 
@@ -37,9 +39,7 @@ def record(name: str, title: str, command: str, lines: Sequence[str], *, documen
     section = "\n".join([f"<!-- {name} -->", f"## {title}", "", head, "", *lines, f"<!-- end of {name} -->"])
     old = re.compile(rf"<!-- {re.escape(name)} -->.*?<!-- end of {re.escape(name)} -->", re.DOTALL)
     text = old.sub(lambda _: section, text) if old.search(text) else f"{text.rstrip()}\n\n{section}\n"
-    staging = document.with_name(document.name + ".partial")
-    staging.write_text(text, encoding="utf-8")
-    staging.replace(document)
+    write_whole(document, text)
 
 
 def has_succeeded(folder: Path) -> bool:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from forge_env.errors import UsageError
+from forge_env.files import LineWriter
 from forge_env.policy import NO_TOKENS, Reply
 from forge_env.types import Message
 
@@ -211,31 +210,12 @@ class Trajectory:
 # cuts it off.
 
 
-class TrajectoryWriter:
+class TrajectoryWriter(LineWriter):
     """Appends trajectories to a file; every record is handed to the operating system as it is written."""
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("ab+")
-        self._file.truncate(end_of_last_record(self._file.fileno()))
-
     def write(self, trajectory: Trajectory) -> None:
-        """Append one record. Raises `OSError` when the disk is full."""
-        self._file.write(json.dumps(trajectory.to_dict(), separators=(",", ":")).encode() + b"\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        """Append one record, or hold it while the disk is full (see `LineWriter`)."""
+        self.append(json.dumps(trajectory.to_dict(), separators=(",", ":")).encode())
 
 
 def read_trajectories(
@@ -268,15 +248,3 @@ def read_trajectories(
                 on_damage(damage)
                 continue
             yield trajectory
-
-
-def end_of_last_record(descriptor: int) -> int:
-    """Offset just behind the last line feed, searched from the end."""
-    end = os.fstat(descriptor).st_size
-    while end > 0:
-        start = max(0, end - 65_536)
-        found = os.pread(descriptor, end - start, start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        end = start
-    return 0

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from forge_env.cli.interrupts import run_until_interrupted
 from forge_env.config.loader import parse_overrides
 from forge_env.environment.base import Environment
 from forge_env.errors import UsageError
+from forge_env.interrupts import run_until_interrupted
 from forge_env.registry import EnvironmentEntry, environment_class, list_environments, make, make_config
 from forge_env.sandbox.engines import LazyEngine, load_engine
 from forge_env.tasks.splits import check_split, count_tasks

@@ -35,7 +35,6 @@ OTHER_PARSERS = (
     ("forge_env.cli.evaluate", "add_parsers"),
     ("forge_env.cli.sandbox", "add_parser"),
 )
-INTERRUPTED = 130
 
 
 class Parser(argparse.ArgumentParser):
@@ -109,6 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _find_own_modules()
         return _run(arguments, debug)
     except KeyboardInterrupt:
+        from forge_env.interrupts import INTERRUPTED
+
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away, e.g. `forge-env list | head -1`

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 
 from forge_env.cli.describe import environment_options, show
-from forge_env.cli.interrupts import run_until_interrupted
 from forge_env.errors import UsageError
+from forge_env.interrupts import run_until_interrupted
 from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.registry import make
 from forge_env.rollout.episode import run_episode

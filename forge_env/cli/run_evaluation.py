@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
-import signal
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from forge_env.cli.evaluate import FLAGS
-from forge_env.cli.main import INTERRUPTED, report_error
+from forge_env.cli.main import report_error
 from forge_env.errors import ConfigError, UsageError, did_you_mean
 from forge_env.evaluation.config import (
     EvaluationConfig,
@@ -28,17 +25,16 @@ from forge_env.evaluation.display import print_tables
 from forge_env.evaluation.evaluation import Evaluation
 from forge_env.evaluation.record import EvaluationResult, ResultsFolder
 from forge_env.evaluation.tables import counted
-
-T = TypeVar("T")
+from forge_env.interrupts import INTERRUPTED, run_until_interrupted, say
 
 
 def run_eval(args: argparse.Namespace) -> int:
     """Evaluate; 0 when every sample was played and none was lost."""
     evaluation = Evaluation(read_config(args), resume=args.resume, stream=sys.stderr)
-    _say(f"{counted(len(evaluation.samples), 'sample')}; results in {evaluation.folder.root}")
+    say(f"{counted(len(evaluation.samples), 'sample')}; results in {evaluation.folder.root}")
     try:
-        result = asyncio.run(_with_signals(evaluation.run(), lambda: [evaluation]))
-    except (KeyboardInterrupt, asyncio.CancelledError):
+        result = run_until_interrupted(evaluation.run(), finish=lambda: _finish([evaluation]))
+    except KeyboardInterrupt:
         return _interrupted(evaluation)
     if args.json:
         print(json.dumps(result.summary.to_dict(), indent=2))
@@ -52,16 +48,17 @@ def run_eval(args: argparse.Namespace) -> int:
     if result.summary.status != "complete":
         lost = sum(sum(item.invalid.values()) for item in result.summary.environments.values())
         were = "was" if lost == 1 else "were"
-        _say(f"forge-env: {counted(lost, 'sample')} {were} lost to infrastructure, see {evaluation.folder.log}")
-        _say(f"  -> {_resume_hint(evaluation)} plays them again")
+        say(f"forge-env: {counted(lost, 'sample')} {were} lost to infrastructure, see {evaluation.folder.log}")
+        say(f"  -> {_resume_hint(evaluation)} plays them again")
         return 1
     return 0
 
 
-def _say(text: str) -> None:
-    """A line on stderr; that nobody reads it any more ends no run."""
-    with suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)
+def _finish(evaluations: Sequence[Evaluation]) -> str | None:
+    playing = [evaluation for evaluation in evaluations if evaluation.playing]
+    for evaluation in playing:
+        evaluation.stop()
+    return "the samples under way" if playing else None
 
 
 def _show(result: EvaluationResult) -> None:
@@ -71,7 +68,7 @@ def _show(result: EvaluationResult) -> None:
 
 
 def _interrupted(evaluation: Evaluation) -> int:
-    _say(f"interrupted; every finished sample is kept. Continue: {_resume_hint(evaluation)}")
+    say(f"interrupted; every finished sample is kept. Continue: {_resume_hint(evaluation)}")
     return INTERRUPTED
 
 
@@ -156,33 +153,6 @@ def _set_options(data: dict[str, Any], words: list[str], *, over: set[str]) -> N
     data["environments"] = entries
 
 
-async def _with_signals(work: Awaitable[T], running: Callable[[], list[Evaluation]]) -> T:
-    """The first Ctrl-C lets what is under way finish, the second cancels it."""
-    loop = asyncio.get_running_loop()
-    task = asyncio.ensure_future(work)
-    pressed = 0
-
-    def on_signal() -> None:
-        nonlocal pressed
-        pressed += 1
-        playing = [evaluation for evaluation in running() if evaluation.playing]
-        if pressed == 1 and playing:
-            for evaluation in playing:
-                evaluation.stop()
-            _say("finishing the samples under way; Ctrl-C again stops now")
-        else:
-            task.cancel()
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    for number in numbers:
-        loop.add_signal_handler(number, on_signal)
-    try:
-        return await task
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
-
-
 def run_score(args: argparse.Namespace) -> int:
     """Score the transcripts of a folder again."""
     from forge_env.evaluation.rescoring import rescore
@@ -191,9 +161,9 @@ def run_score(args: argparse.Namespace) -> int:
     running: list[Evaluation] = []
     work = rescore(args.folder, out, stream=sys.stderr, on_start=running.append)
     try:
-        rescored = asyncio.run(_with_signals(work, lambda: running))
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        print("interrupted", file=sys.stderr)
+        rescored = run_until_interrupted(work, finish=lambda: _finish(running))
+    except KeyboardInterrupt:
+        say("interrupted")
         return INTERRUPTED
     _show(rescored.result)
     print(f"{counted(len(rescored.changed), 'score')} changed; forge-env compare {args.folder} {out}")
@@ -204,17 +174,17 @@ def run_score(args: argparse.Namespace) -> int:
     if rescored.result.error is not None:
         report_error(rescored.result.error)
     for damage in rescored.damage:
-        _say(f"forge-env: {damage}")
+        say(f"forge-env: {damage}")
     if rescored.unscored:
         _report_unscored(rescored.unscored, f"{out}/rescored.json")
     return 0 if rescored.result.summary.status == "complete" and not rescored.unscored else 1
 
 
 def _report_unscored(unscored: dict[str, str], path: str) -> None:
-    _say(f"forge-env: {counted(len(unscored), 'sample')} could not be scored again:")
+    say(f"forge-env: {counted(len(unscored), 'sample')} could not be scored again:")
     for name, reason in list(unscored.items())[:5]:
-        _say(f"  {name}: {reason}")
-    _say(f"  -> all are in {path}; the figures are of the others")
+        say(f"  {name}: {reason}")
+    say(f"  -> all are in {path}; the figures are of the others")
 
 
 def run_compare(args: argparse.Namespace) -> int:
@@ -223,7 +193,7 @@ def run_compare(args: argparse.Namespace) -> int:
 
     found = comparison.compare_folders(args.a, args.b, score=args.score, confidence=args.confidence)
     for damage in found.damage:
-        _say(f"forge-env: {damage}")
+        say(f"forge-env: {damage}")
     if args.json:
         print(json.dumps(found.to_dict(), indent=2))
     else:

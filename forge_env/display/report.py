@@ -22,6 +22,7 @@ from forge_env.display.curves import (
 )
 from forge_env.display.state import duration
 from forge_env.display.svg import legend, line_chart, number, share_bars
+from forge_env.files import write_whole
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import read_metrics
 from forge_env.run.outcome import read_summary
@@ -42,7 +43,7 @@ def write_report(folder: RunFolder) -> Path:
         subtitle=escape(subtitle),
         body="\n".join(_body(folder, summary, rows)),
     )
-    folder.report.write_text(text, encoding="utf-8")
+    write_whole(folder.report, text)
     return folder.report
 
 

@@ -6,7 +6,6 @@ import asyncio
 import importlib.util
 import logging
 import os
-import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -23,12 +22,15 @@ from forge_env.evaluation.display import Display, now_and_then, open_display
 from forge_env.evaluation.metering import Meter, Usage, read_price
 from forge_env.evaluation.plan import Sample, SampleResult, check_score, plan, planned
 from forge_env.evaluation.progress import EnvironmentProgress, EvaluationProgress
-from forge_env.evaluation.record import EvaluationResult, ResultsFolder, SampleWriter, log_to, write_whole
+from forge_env.evaluation.record import EvaluationResult, ResultsFolder
 from forge_env.evaluation.runner import Runner, Source, WatchedEngine, collecting_seldom
+from forge_env.files import DiskFullError, unused, write_whole
+from forge_env.logs import log_to
 from forge_env.policy import Policy
 from forge_env.registry import environment_class, make, make_config
 from forge_env.rollout.scripted import GoldPolicy, scripted_policy
 from forge_env.sandbox.engines import LazyEngine
+from forge_env.trajectory import TrajectoryWriter
 from forge_env.types import Task
 
 if TYPE_CHECKING:
@@ -71,6 +73,8 @@ def _importable(module: str) -> bool:
 # folder (locked, perhaps resumed) --> plan less what is done --> policy, sandboxes --> runner --> summary, report
 
 log = logging.getLogger(__name__)
+RESERVE_BYTES = 4 * 2**20
+"""Set aside on the disk for the samples under way when it runs full."""
 
 
 @dataclass
@@ -192,18 +196,18 @@ class Evaluation:
             raise
 
     async def _run(self) -> EvaluationResult:
-        with self.folder, log_to(self.folder.log), collecting_seldom():
+        with self.folder, log_to(self.folder.log, level=logging.WARNING), collecting_seldom():
             self._write_config()
             results = self._earlier()
             self.progress.begin()
             display = open_display(self.progress, self.stream) if self.stream is not None else Display()
-            writer = SampleWriter(self.folder.samples)
+            writer = TrajectoryWriter(self.folder.samples, what="finished samples", reserve=RESERVE_BYTES)
             try:
                 await self._play(results, writer, display)
             except BaseExceptionGroup as failures:
                 raise failures.exceptions[0] from failures.exceptions[0].__cause__
             finally:
-                writer.close()
+                _close(writer)
                 if self._runner is not None:
                     results |= self._runner.results
                 result = self._sum_up(results)
@@ -219,7 +223,7 @@ class Evaluation:
                 f"can't write {self.folder.config}: {error.strerror}", fix="free some space, or choose another --out"
             ) from error
 
-    async def _play(self, results: dict[str, SampleResult], writer: SampleWriter, display: Display) -> None:
+    async def _play(self, results: dict[str, SampleResult], writer: TrajectoryWriter, display: Display) -> None:
         done = {name for name, result in results.items() if result.valid}
         pending = [sample for sample in self.samples if sample.id not in done]
         if not pending:
@@ -314,10 +318,16 @@ class Evaluation:
         return EvaluationResult(self.folder.root, summary, samples, self._runner.error if self._runner else None)
 
 
+def _close(writer: TrajectoryWriter) -> None:
+    try:
+        writer.close()
+    except DiskFullError as error:
+        error.fix = "free some space; --resume plays them again"
+        raise
+
+
 def _new_folder(config: EvaluationConfig) -> Path:
     """A folder under runs/ that doesn't exist yet, named by what is evaluated and when."""
     words = [*(choice.label for choice in config.environments), config.model.rstrip("/").rpartition("/")[2]]
     stem = "-".join("".join(c if c.isalnum() or c in "._" else "_" for c in word) for word in words)[:80]
-    wanted = Path("runs") / f"eval-{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    numbered = (wanted if number == 1 else Path(f"{wanted}-{number}") for number in range(1, 1000))
-    return next(path for path in numbered if not path.exists())
+    return unused(Path("runs") / f"eval-{stem}")

@@ -19,7 +19,8 @@ from forge_env.errors import ForgeError, UsageError, environment_code
 from forge_env.evaluation.config import EvaluationConfig, build, read_yaml
 from forge_env.evaluation.evaluation import Evaluation
 from forge_env.evaluation.plan import Sample, in_plan
-from forge_env.evaluation.record import EvaluationResult, ResultsFolder, open_folder, write_whole
+from forge_env.evaluation.record import EvaluationResult, ResultsFolder, open_folder
+from forge_env.files import write_whole
 from forge_env.policy import LimitReached, Policy, PolicySession, Reply
 from forge_env.trajectory import Trajectory
 from forge_env.types import Observation, Task, ToolSpec

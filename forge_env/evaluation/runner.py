@@ -20,14 +20,14 @@ from forge_env.evaluation.config import EvaluationConfig
 from forge_env.evaluation.metering import BudgetExhaustedError, Meter, MeteredPolicy
 from forge_env.evaluation.plan import Sample, SampleResult, result_of
 from forge_env.evaluation.progress import EvaluationProgress
-from forge_env.evaluation.record import DiskFullError, SampleWriter
 from forge_env.evaluation.tables import ESTIMATED
+from forge_env.files import DiskFullError
 from forge_env.policy import Policy
 from forge_env.rollout.episode import EpisodeLimits, Retry, run_episode
 from forge_env.rollout.scripted import PolicyBugError
 from forge_env.rollout.working_time import waiting
 from forge_env.sandbox.protocol import Sandbox, SandboxEngine, SandboxSpec
-from forge_env.trajectory import Trajectory
+from forge_env.trajectory import Trajectory, TrajectoryWriter
 from forge_env.types import Task
 
 # ---
@@ -164,7 +164,7 @@ class Runner:
         policy: Policy,
         sources: dict[str, Source],
         engine: WatchedEngine,
-        writer: SampleWriter,
+        writer: TrajectoryWriter,
         meter: Meter,
         progress: EvaluationProgress,
     ) -> None:

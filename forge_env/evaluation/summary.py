@@ -13,7 +13,8 @@ from typing import Any
 from forge_env.evaluation.config import EvaluationConfig
 from forge_env.evaluation.estimates import Estimate, by_task, mean, passes
 from forge_env.evaluation.plan import SampleResult
-from forge_env.evaluation.record import write_whole
+from forge_env.files import write_whole
+from forge_env.schema import with_schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,8 @@ class Summary:
     """Failed requests of that process by kind, those repeated with success included."""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return dataclasses.asdict(self)
+        """JSON-ready, as in summary.json."""
+        return with_schema(dataclasses.asdict(self))
 
     def write(self, path: Path) -> None:
         """Write as JSON, whole or not at all."""

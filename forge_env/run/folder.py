@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import time
 from pathlib import Path
 
-from forge_env.errors import ForgeError, UsageError
+from forge_env.errors import UsageError
+from forge_env.files import HeldFolder, unused
 from forge_env.machine import user_path
 
 
-class RunFolder:
+class RunFolder(HeldFolder):
     """Paths of `runs/NAME/`. Nothing is created before `create`."""
 
-    def __init__(self, root: Path | str) -> None:
-        self.root = Path(root).absolute()
-        self._lock: int | None = None
+    another = "choose another --name, or a writable place with output_dir=PATH"
 
     @property
     def name(self) -> str:
@@ -79,28 +75,7 @@ class RunFolder:
 
     def create(self) -> None:
         """Make the folders and hold them: a second process on the same run is refused."""
-        try:
-            for path in (self.root, self.trajectories, self.checkpoints):
-                path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise ForgeError(
-                f"can't create the run folder {self.root}: {error.strerror}",
-                fix="choose a writable place with output_dir=PATH",
-            ) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self.release()
-            raise UsageError(
-                f"another process is writing to {self.root}", fix="wait for it, or choose another --name"
-            ) from error
-
-    def release(self) -> None:
-        """Let other processes have the folder."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self.hold(self.trajectories, self.checkpoints)
 
 
 LONGEST_NAME = 200
@@ -135,9 +110,7 @@ def choose_folder(output_dir: str, name: str | None, stem: str, *, resume: bool)
         return folder
     if resume:
         raise UsageError("--resume needs to know which run", fix=f"add --name NAME; {_existing(base)}")
-    wanted = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    candidates = (wanted if number == 1 else f"{wanted}-{number}" for number in range(1, 1000))
-    return next(folder for candidate in candidates if not (folder := RunFolder(base / candidate)).root.exists())
+    return RunFolder(unused(base / stem))
 
 
 def _existing(base: Path) -> str:

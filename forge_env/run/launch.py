@@ -2,14 +2,13 @@
 
 terminal <-- display <-- Run <-- trainer (entry point in `forge_env.trainers`)
 run.log  <-- stdout and stderr of every process, logging, tracebacks
-Ctrl-C   --> once: `run.stop`; twice: the trainer's task is cancelled
+Ctrl-C   --> once: `run.stop`; twice: the trainer's task is cancelled (`forge_env.interrupts`)
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
@@ -20,14 +19,15 @@ from forge_env.config.recipe import RunConfig
 from forge_env.config.render import render
 from forge_env.display.state import Display, RunState, duration
 from forge_env.errors import ForgeError
-from forge_env.run.capture import captured_output, log_to
+from forge_env.files import write_whole
+from forge_env.interrupts import INTERRUPTED, run_until_interrupted
+from forge_env.logs import captured_output, log_to
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import open_loggers, read_metrics
-from forge_env.run.outcome import INTERRUPTED, Outcome, failed, read_summary, write_summary
+from forge_env.run.outcome import Outcome, failed, read_summary, write_summary
 from forge_env.run.run import Run
 
 Trainer = Callable[[Run], Awaitable[None]]
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FULL_GB = 0.01
 """A disk with less free space can't take another checkpoint."""
 logger = logging.getLogger("forge_env.run")
@@ -79,16 +79,21 @@ def _open_run(
     config: RunConfig, folder: RunFolder, state: RunState, display: Display, resume: bool, earlier: dict[str, Any]
 ) -> Run:
     config = config.model_copy(update={"name": folder.name})
-    folder.config.write_text(render(config), encoding="utf-8")
     before = max((float(row.get("time") or 0.0) for row in read_metrics(folder.metrics)), default=0.0)
-    loggers = open_loggers(config, folder, lambda: before + state.elapsed)
-    return Run(config, folder, resume=resume, state=state, display=display, loggers=loggers, earlier=earlier)
+    run = Run(config, folder, resume=resume, state=state, display=display, earlier=earlier)
+    try:
+        write_whole(folder.config, render(config))
+        write_summary(run, "running", "", float(earlier.get("wall_s") or 0.0))
+        run.loggers += open_loggers(config, folder, lambda: before + state.elapsed, run.disk_full)
+    except OSError as error:
+        fix = f"free some space, or {folder.another}"
+        raise ForgeError(f"can't write to {folder.root}: {error.strerror}", fix=fix) from error
+    return run
 
 
 def _play(run: Run, load_trainer: Callable[[], Trainer], earlier_s: float) -> Outcome:
     """Run, then write what came of it, whatever that was."""
     display = run.display
-    write_summary(run, "running", "", earlier_s)
     display.open()
     try:
         outcome = _outcome(run, load_trainer)
@@ -98,17 +103,24 @@ def _play(run: Run, load_trainer: Callable[[], Trainer], earlier_s: float) -> Ou
             logger.error("the run failed", exc_info=outcome.raised or outcome.error)
         _write_results(run, outcome, earlier_s)
     finally:
-        display.close()
         run.close()
+        display.close()
     return outcome
 
 
 def _outcome(run: Run, load_trainer: Callable[[], Trainer]) -> Outcome:
+    async def train() -> None:
+        await load_trainer()(run)
+
+    def finish() -> str:
+        run.request_stop()
+        return "and saving"
+
     try:
-        asyncio.run(_supervise(run, load_trainer))
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        if run.stop.is_set():
-            return Outcome("interrupted", INTERRUPTED)
+        run_until_interrupted(train(), finish=finish, tell=run.note)
+    except KeyboardInterrupt:
+        return Outcome("interrupted", INTERRUPTED)
+    except asyncio.CancelledError:
         return failed(RuntimeError("the trainer was cancelled from within"))
     except Exception as error:  # noqa: BLE001 - the boundary of the run: whatever it was is reported and recorded
         return failed(_full_disk(run) or error, error)
@@ -123,36 +135,6 @@ def _full_disk(run: Run) -> ForgeError | None:
         f"the disk of {run.folder.root} is full",
         fix=f"free some space, then continue with: forge-env train {run.folder.config} --resume",
     )
-
-
-async def _supervise(run: Run, load_trainer: Callable[[], Trainer]) -> None:
-    """Run the trainer as a task that signals can stop."""
-    loop = asyncio.get_running_loop()
-    cancelled = False
-
-    def on_signal(number: signal.Signals) -> None:
-        nonlocal cancelled
-        if not run.stop.is_set():
-            run.request_stop()
-            run.note(f"{number.name}: finishing and saving; again to stop now")
-        elif not cancelled:
-            cancelled = True
-            run.note("stopping now")
-            task.cancel()
-            for each in SIGNALS:  # a third one ends the process the hard way
-                loop.remove_signal_handler(each)
-
-    async def train() -> None:
-        await load_trainer()(run)
-
-    task = asyncio.ensure_future(train())
-    for number in SIGNALS:
-        loop.add_signal_handler(number, on_signal, number)
-    try:
-        await task
-    finally:
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)
 
 
 def _write_results(run: Run, outcome: Outcome, earlier_s: float) -> None:

@@ -13,12 +13,17 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from forge_env.config.recipe import RunConfig
 from forge_env.errors import PluginError, UsageError
+from forge_env.files import LineWriter
 from forge_env.plugins import load_plugin
 from forge_env.run.folder import RunFolder
+from forge_env.schema import with_schema, without_schema
+
+if TYPE_CHECKING:
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 GROUP = "forge_env.loggers"
 
@@ -34,21 +39,17 @@ class MetricsLogger(Protocol):
 
 
 class JSONLMetrics:
-    """metrics.jsonl: append-only, one flushed line a row, so that a killed run keeps all it logged."""
+    """metrics.jsonl: one line a row, with the operating system at once, so that a killed run keeps all it logged."""
 
-    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float], on_full: Callable[[], object] = lambda: None) -> None:
         self._clock = clock
-        torn = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
-        self._file = path.open("a", encoding="utf-8")
-        if torn:  # a killed run left half a line: readers skip it
-            self._file.write("\n")
+        self._file = LineWriter(path, on_full=on_full)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append a row; NaN and infinities become null, which every JSON reader takes."""
         row: dict[str, Any] = {"step": step, "time": round(self._clock(), 3)}
         row |= {key: float(value) if math.isfinite(value) else None for key, value in metrics.items()}
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
+        self._file.append(json.dumps(with_schema(row)).encode())
 
     def close(self) -> None:
         """Close the file."""
@@ -56,7 +57,11 @@ class JSONLMetrics:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a metrics.jsonl in order; half a line that a killed run left is skipped."""
+    """Rows of a metrics.jsonl in order; half a line that a killed run left is skipped.
+
+    Raises:
+        UsageError: a row is of a newer version than this forge-env reads.
+    """
     if not path.exists():
         return
     with path.open(encoding="utf-8") as file:
@@ -66,17 +71,16 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
             except json.JSONDecodeError:
                 continue
             if isinstance(row, dict) and "step" in row:
-                yield row
+                yield without_schema(row, str(path))
 
 
 class TensorBoardMetrics:
     """TensorBoard events through the tensorboard package's own writer, without torch."""
 
     def __init__(self, folder: Path) -> None:
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
+        self._folder = folder
+        self._writer: EventFileWriter | None = None
         folder.mkdir(parents=True, exist_ok=True)
-        self._writer = EventFileWriter(str(folder))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one event with a scalar for every metric."""
@@ -84,14 +88,21 @@ class TensorBoardMetrics:
 
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+        self._writer = self._writer or EventFileWriter(str(self._folder))
         values = [Summary.Value(tag=key, simple_value=float(value)) for key, value in metrics.items()]
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-        self._writer.flush()
+        try:
+            self._writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+            self._writer.flush()
+        except OSError:  # its thread has ended with this: the next row begins another file
+            self._writer = None
+            raise
 
     def close(self) -> None:
         """Close the event file."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 class WandbMetrics:
@@ -160,9 +171,11 @@ def _logger_class(name: str) -> Callable[[RunFolder, RunConfig], MetricsLogger]:
     return logger_class
 
 
-def open_loggers(config: RunConfig, folder: RunFolder, clock: Callable[[], float]) -> list[MetricsLogger]:
-    """The loggers that the recipe asks for (see `check_loggers`)."""
-    loggers: list[MetricsLogger] = [JSONLMetrics(folder.metrics, clock)]
+def open_loggers(
+    config: RunConfig, folder: RunFolder, clock: Callable[[], float], on_full: Callable[[], object] = lambda: None
+) -> list[MetricsLogger]:
+    """The loggers that the recipe asks for (see `check_loggers`); `on_full` is told when rows wait for room."""
+    loggers: list[MetricsLogger] = [JSONLMetrics(folder.metrics, clock, on_full)]
     if config.logging.tensorboard:
         loggers.append(TensorBoardMetrics(folder.tensorboard))
     if config.logging.wandb:

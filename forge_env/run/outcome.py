@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,10 +11,11 @@ from typing import Any, Literal
 import forge_env
 from forge_env.display.state import RunState
 from forge_env.errors import ForgeError, root_cause
+from forge_env.files import write_whole
 from forge_env.run.run import Run
+from forge_env.schema import with_schema, without_schema
 
 Exit = Literal["success", "failed", "interrupted"]
-INTERRUPTED = 130
 DEFAULTS: dict[str, Any] = {
     "heldout_start": None,
     "heldout_end": None,
@@ -59,14 +59,18 @@ def _describe(error: BaseException) -> str:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """What an earlier process of the run left, or nothing."""
+    """What an earlier process of the run left, or nothing.
+
+    Raises:
+        UsageError: it is of a newer version than this forge-env reads.
+    """
     if not path.exists():
         return {}
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError:  # a full disk cut it short
         return {}
-    return data if isinstance(data, dict) else {}
+    return without_schema(data, str(path)) if isinstance(data, dict) else {}
 
 
 def write_summary(run: Run, exit: Exit | Literal["running"], error: str, wall_s: float) -> dict[str, Any]:
@@ -96,15 +100,16 @@ def write_summary(run: Run, exit: Exit | Literal["running"], error: str, wall_s:
         summary |= {f"{prefix}_start": items[0].score, f"{prefix}_end": items[-1].score}
     summary |= run.summary
     summary |= {"wall_s": round(wall_s, 3), "exit": exit, "error": error or None}
-    temporary = run.folder.summary.with_suffix(".tmp")
-    temporary.write_text(json.dumps(summary, indent=2, default=str) + "\n", encoding="utf-8")
-    os.replace(temporary, run.folder.summary)
+    write_whole(run.folder.summary, json.dumps(with_schema(summary), indent=2, default=str) + "\n")
     return summary
 
 
 def save_progress(run: Run) -> None:
     """Write summary.json as things stand, so that a process that is killed leaves its figures to the next."""
-    write_summary(run, "running", "", float(run.earlier.get("wall_s") or 0.0) + run.state.elapsed)
+    try:
+        write_summary(run, "running", "", float(run.earlier.get("wall_s") or 0.0) + run.state.elapsed)
+    except OSError as error:
+        run.forgive(error)
 
 
 def _stage_seconds(state: RunState) -> dict[str, float]:

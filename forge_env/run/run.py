@@ -24,6 +24,7 @@ from typing import Any
 from forge_env.config.recipe import RunConfig
 from forge_env.display.curves import REWARD_KEYS, first_of
 from forge_env.display.state import Display, Evaluation, RunState, Stage
+from forge_env.files import NO_SPACE, DiskFullError
 from forge_env.run.account import Account
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import MetricsLogger, read_metrics
@@ -31,6 +32,8 @@ from forge_env.run.timeline import Timeline, keep_earlier
 from forge_env.trajectory import Trajectory, TrajectoryWriter
 
 logger = logging.getLogger("forge_env.run")
+MOST_HELD = 64 * 2**20
+"""Bytes of each kind of trajectory that wait in memory for room on a full disk; more are dropped, and counted."""
 
 
 class Run:
@@ -45,6 +48,7 @@ class Run:
         summary: merged into summary.json; also written when the run fails.
         state: what displays draw.
         display: what draws it.
+        loggers: where metrics go.
     """
 
     def __init__(
@@ -66,7 +70,7 @@ class Run:
         self.summary: dict[str, Any] = {}
         self.state = state or RunState(folder.name, config.evaluation.split, config.grpo.max_off_policy_steps)
         self.display = display or Display()
-        self._loggers = list(loggers)
+        self.loggers = list(loggers)
         self._trajectory_files: dict[str, TrajectoryWriter] = {}
         self._timeline: Timeline | None = None
         if resume:
@@ -98,21 +102,26 @@ class Run:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Keep one row of metrics: metrics.jsonl, TensorBoard, Weights & Biases, display."""
-        for sink in self._loggers:
-            sink.log(step, metrics)
+        self._log(step, metrics)
         self.state.step = max(self.state.step, step)
         reward = first_of(metrics, REWARD_KEYS)
         if reward is not None:
             self.state.rewards.append(reward)
         self.display.step()
 
+    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for sink in self.loggers:
+            try:
+                sink.log(step, metrics)
+            except OSError as error:
+                self.forgive(error)
+
     def evaluation(self, step: int, split: str, score: float, n: int, stderr: float) -> None:
         """A held-out score after training step `step`: mean over `n` valid episodes and its standard error."""
         evaluation = Evaluation(step, split, score, n, stderr)
         self.state.evaluations.append(evaluation)
         prefix = f"eval/{split}"
-        for sink in self._loggers:
-            sink.log(step, {f"{prefix}/score": score, f"{prefix}/n": float(n), f"{prefix}/stderr": stderr})
+        self._log(step, {f"{prefix}/score": score, f"{prefix}/n": float(n), f"{prefix}/stderr": stderr})
         logger.info("evaluation after step %d on %s: %.4f +- %.4f (n=%d)", step, split, score, stderr, n)
         self.display.evaluation(evaluation)
 
@@ -128,7 +137,13 @@ class Run:
             return
         writer = self._trajectory_files.get(kind)
         if writer is None:
-            writer = self._trajectory_files[kind] = TrajectoryWriter(self.folder.trajectories / f"{kind}.jsonl")
+            path = self.folder.trajectories / f"{kind}.jsonl"
+            try:
+                writer = TrajectoryWriter(path, most_held=MOST_HELD, on_full=self.disk_full)
+            except OSError as error:
+                self.forgive(error)
+                return
+            self._trajectory_files[kind] = writer
         writer.write(trajectory)
 
     @property
@@ -157,6 +172,16 @@ class Run:
         if not count:
             self.display.warning(text)
 
+    def disk_full(self) -> None:
+        """Something could not be written for lack of space; it is held, and the run goes on."""
+        self.warn("the disk is full: metrics and trajectories are held and written when there is room. Free some space")
+
+    def forgive(self, error: OSError) -> None:
+        """Warn where `error` is a lack of space, which ends no run; raise any other."""
+        if error.errno not in NO_SPACE:
+            raise error
+        self.disk_full()
+
     def request_stop(self) -> None:
         """Ask the trainer to finish cleanly."""
         self.state.stopping = True
@@ -165,13 +190,18 @@ class Run:
     def close(self) -> None:
         """Close every file. Called by whoever made the run."""
         self.end_stage()
-        for sink in self._loggers:
-            sink.close()
-        for writer in self._trajectory_files.values():
-            writer.close()
+        closes = [sink.close for sink in self.loggers]
+        closes += [file.close for file in self._trajectory_files.values()]
+        for close in closes:
+            try:
+                close()
+            except OSError as error:
+                self.forgive(error)
+            except DiskFullError as error:
+                self.warn(str(error))
         if self._timeline is not None:
             self._timeline.close()
-        self._loggers.clear()
+        self.loggers.clear()
         self._trajectory_files.clear()
 
     def _restore(self) -> None:

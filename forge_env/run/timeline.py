@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 MICROSECONDS = 1e6
+log = logging.getLogger(__name__)
 
 
 def keep_earlier(path: Path) -> None:
@@ -52,8 +55,8 @@ class Timeline:
 
     def close(self) -> None:
         """End the file."""
-        if not self._file.closed:
-            self._file.write("\n]\n")
+        self._add("\n]\n")
+        with suppress(OSError):
             self._file.close()
 
     def _us(self, at: float) -> float:
@@ -67,7 +70,15 @@ class Timeline:
         self._write({"pid": 1, "tid": thread, **event})
 
     def _write(self, event: dict[str, Any]) -> None:
+        self._add(("\n" if self._first else ",\n") + json.dumps(event, separators=(",", ":")))
+        self._first = False
+
+    def _add(self, text: str) -> None:
         if self._file.closed:
             return
-        self._file.write(("\n" if self._first else ",\n") + json.dumps(event, separators=(",", ":")))
-        self._first = False
+        try:
+            self._file.write(text)
+        except OSError as error:  # a full disk: the timeline ends here, the run goes on
+            log.warning("the timeline ends here: %s", error)
+            with suppress(OSError):
+                self._file.close()

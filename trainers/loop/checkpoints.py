@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forge_env.files import write_whole, written_whole
 from forge_env.run import Run
 from trainers.loop.trainer import TrainerHandle
-from trainers.model.folder import written_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,7 @@ class Checkpoints:
         if newest is None:
             return None
         with written_whole(self._root / "resumed") as staging:
+            staging.mkdir()
             for file in (newest / "model").iterdir():
                 _link(file, staging / file.name)
         return self._root / "resumed"
@@ -70,10 +71,8 @@ class Checkpoints:
         folder.mkdir(parents=True, exist_ok=True)
         await trainer.save(str(folder))
         (folder / "buffer.pickle").write_bytes(pickle.dumps(saved.buffer))
-        # Written last, whole or not at all: a checkpoint without it is not one.
-        partial = progress.with_suffix(".partial")
-        partial.write_text(json.dumps({"step": saved.step, "order": saved.order}))
-        partial.rename(progress)
+        # Written last: a checkpoint without it is not one.
+        write_whole(progress, json.dumps({"step": saved.step, "order": saved.order}))
         for old in self._all()[: -self._keep]:
             shutil.rmtree(old, ignore_errors=True)
         return folder

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +15,6 @@ NEEDED = (
     *("hidden_size", "head_dim", "intermediate_size", "num_attention_heads", "num_hidden_layers"),
     *("num_key_value_heads", "rms_norm_eps", "vocab_size"),
 )
-
-
-@contextmanager
-def written_whole(folder: Path) -> Iterator[Path]:
-    """A folder to write into that becomes `folder` at the end, whole or not at all; several processes may at once.
-
-    What killed processes left half-written beside it is removed.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in folder.parent.glob(f"{folder.name}.*.partial"):
-        owner = left.name.removesuffix(".partial").rsplit(".", 1)[-1]
-        if not owner.isdigit() or not Path("/proc", owner).exists():
-            shutil.rmtree(left, ignore_errors=True)
-    staging = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir()
-    try:
-        yield staging
-        shutil.rmtree(folder, ignore_errors=True)
-        try:
-            staging.rename(folder)
-        except OSError:  # another process was quicker, by a moment: its folder is as good
-            if not folder.is_dir():
-                raise
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def local_folder(path: str) -> Path | None:

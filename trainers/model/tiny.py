@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.config.recipe import ModelSection
-from trainers.model.folder import written_whole
+from forge_env.files import written_whole
 from trainers.model.tokenizer import build_tokenizer, save_tokenizer
 
 FORMAT = 3
@@ -51,6 +51,7 @@ def build_tiny_folder(model: ModelSection, environment: Any, seed: int, folder: 
     The folder appears whole or not at all, so an interrupted build leaves nothing half-made in a cache.
     """
     with written_whole(folder) as staging:
+        staging.mkdir()
         _write_tiny(model, environment, seed, staging)
     return folder
 

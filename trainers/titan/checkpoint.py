@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 from forge_env.errors import UsageError
+from forge_env.files import written_whole
 
 if TYPE_CHECKING:
     from trainers.titan.engine import TitanEngine
@@ -33,8 +34,8 @@ def save(engine: TitanEngine, folder: Path) -> None:
             "rng": engine.rng.getstate(),
             "torch_rng": torch.get_rng_state(),
         }
-        torch.save(state, folder / "state.pt.partial")
-        (folder / "state.pt.partial").rename(folder / "state.pt")
+        with written_whole(folder / "state.pt") as staging:
+            torch.save(state, staging)
     engine.model.ranks.gather(None)  # nobody goes on before all is written
 
 

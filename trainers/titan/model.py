@@ -22,7 +22,8 @@ from torchtitan.models.qwen3.model import Qwen3TransformerBlock
 from torchtitan.models.qwen3.sharding import set_qwen3_sharding_config
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 
-from trainers.model.folder import check_heads, read_hf_config, written_whole
+from forge_env.files import written_whole
+from trainers.model.folder import check_heads, read_hf_config
 from trainers.titan.attention import PackedAttention
 from trainers.titan.batch import Microbatch
 from trainers.titan.layout import ContextLayout, PackedLayout
@@ -226,6 +227,7 @@ class TitanModel:
         if not self.ranks.first:
             return
         with written_whole(folder) as staging:
+            staging.mkdir()
             for name in ("config.json", *TOKENIZER_FILES):
                 if (self.folder / name).is_file():
                     shutil.copy(self.folder / name, staging / name)

@@ -20,11 +20,10 @@ from forge_env.evaluation.comparison import compare_folders
 from forge_env.evaluation.config import build
 from forge_env.evaluation.estimates import Estimate
 from forge_env.evaluation.evaluation import Evaluation
-from forge_env.evaluation.record import SampleWriter
 from forge_env.evaluation.rescoring import rescore_sync
 from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.rollout.scripted import FunctionPolicy
-from forge_env.trajectory import Trajectory, read_trajectories
+from forge_env.trajectory import Trajectory, TrajectoryWriter, read_trajectories
 from tests.forge_env.endpoint.server import Server, completion, http
 from tests.forge_env.evaluation.toys import Broken, Counted, Dying, Sums, Unlucky, answer_even, model_answer
 
@@ -492,7 +491,7 @@ class FullDisk:
 
 def test_a_full_disk_tears_no_record_and_loses_none(tmp_path: Path) -> None:
     path, disk = tmp_path / "eval.jsonl", FullDisk(500)
-    writer = SampleWriter(path, write=disk)
+    writer = TrajectoryWriter(path, reserve=1000, write=disk)
     reserve = path.with_name("eval.jsonl.reserve")
     assert reserve.exists()
     for number in range(5):

@@ -59,5 +59,5 @@ def test_only_one_process_writes_to_a_run(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ForgeError, match=r"can't create the run folder.*output_dir"):
+    with pytest.raises(ForgeError, match=r"can't create the folder.*output_dir"):
         RunFolder(tmp_path / "file" / "run").create()

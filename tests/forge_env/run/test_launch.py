@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,10 +14,12 @@ from typing import Any
 import pytest
 
 from forge_env.config import RunConfig
-from forge_env.errors import ForgeError, SandboxError
+from forge_env.errors import ForgeError, SandboxError, UsageError
 from forge_env.run import Run, RunFolder
 from forge_env.run.launch import launch
-from forge_env.run.outcome import Outcome
+from forge_env.run.metrics import read_metrics
+from forge_env.run.outcome import Outcome, read_summary, save_progress
+from forge_env.trajectory import Trajectory, read_trajectories
 
 
 def summary(folder: RunFolder) -> dict[str, Any]:
@@ -88,6 +91,50 @@ def test_a_full_disk_is_the_cause_that_is_named(
     assert outcome.code == 1
     assert f"is full (free some space, then continue with: forge-env train {folder.config} --resume)" in outcome.message
     assert "PytorchStreamWriter" in folder.log.read_text()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's own
+def test_a_full_disk_ends_no_run_and_loses_nothing_that_room_is_made_for(config: RunConfig, folder: RunFolder) -> None:
+    async def learn_meanwhile(run: Run) -> None:
+        most, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        run.log(1, {"reward/mean": 0.1, **padding})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (6000, hard))  # of a file's bytes: what is beyond finds no room
+        try:
+            for step in (2, 3):
+                run.log(step, {"reward/mean": 0.1, **padding})
+                run.evaluation(step, "eval", 0.4, 128, 0.04)
+                run.trajectory(Trajectory(id=f"{step}", environment="e", task_id="t", answer=" " * 7000), "eval-0003")
+                run.summary["long"] = " " * 7000
+                save_progress(run)
+                print(" " * 7000)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+        run.log(4, {"reward/mean": 0.1})
+
+    padding = {f"metric/{number}": 0.0 for number in range(200)}
+    config.logging.tensorboard, config.logging.timeline, config.logging.trajectories = True, True, "all"
+    outcome = launch(config, folder, lambda: learn_meanwhile)
+    assert outcome == Outcome("success", 0)
+    assert [row["step"] for row in read_metrics(folder.metrics)] == [1, 2, 2, 3, 3, 4]
+    assert [item.id for item in read_trajectories(folder.trajectories / "eval-0003.jsonl")] == ["2", "3"]
+    assert (summary(folder)["exit"], summary(folder)["steps"]) == ("success", 4)
+    (warning,) = [text for text in summary(folder)["warnings"] if "disk" in text]
+    assert "the disk is full: metrics and trajectories are held" in warning
+    assert not list(folder.root.rglob("*.partial"))
+    assert len(list(folder.tensorboard.iterdir())) > 1  # another file after the one that could not be written
+
+
+def test_files_of_a_newer_version_are_refused_and_older_ones_read(config: RunConfig, folder: RunFolder) -> None:
+    launch(config, folder, lambda: learn)
+    newer = {**summary(folder), "schema": 99}
+    assert (newer["heldout_end"], summary(folder)["schema"]) == (0.7, 1)
+    del newer["schema"]
+    folder.summary.write_text(json.dumps(newer))
+    assert read_summary(folder.summary)["heldout_end"] == 0.7
+    for path, read in ((folder.summary, read_summary), (folder.metrics, lambda path: list(read_metrics(path)))):
+        path.write_text(json.dumps({"schema": 99, "step": 1}) + "\n")
+        with pytest.raises(UsageError, match=r"version 99, this forge-env reads up to version 1 \(update forge-env"):
+            read(path)
 
 
 def test_a_resumed_run_starts_from_the_counts_it_had(config: RunConfig, folder: RunFolder) -> None:

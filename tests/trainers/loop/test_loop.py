@@ -33,7 +33,6 @@ from trainers.loop.publisher import Publisher
 from trainers.loop.session import Session
 from trainers.loop.stopping import unless_stopped
 from trainers.model.chat import Chat, FolderTokenizer
-from trainers.model.folder import written_whole
 from trainers.model.tiny import build_tiny_folder
 
 
@@ -219,22 +218,3 @@ async def test_one_evaluation_at_a_time(run: Run) -> None:
         end.set()
     assert begun == [10]
     assert any("evaluation.every" in text for text in run.state.warnings)
-
-
-def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    folder = tmp_path / "models" / "warm"
-    (tmp_path / "models" / "warm.999999999.partial").mkdir(parents=True)
-
-    def fail() -> None:
-        with written_whole(folder) as staging:
-            (staging / "a").write_text("half")
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert list((tmp_path / "models").iterdir()) == []
-    for text in ("first", "second"):
-        with written_whole(folder) as staging:
-            (staging / "a").write_text(text)
-    assert (folder / "a").read_text() == "second"
-    assert list((tmp_path / "models").iterdir()) == [folder]

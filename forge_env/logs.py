@@ -1,43 +1,68 @@
-"""All that any process of the run prints goes to run.log; the terminal shows the run and nothing else."""
+"""run.log: what the platform logs, and what every process of a run prints; the terminal shows the run and nothing else.
+
+A disk that is full costs lines of the log, and never the run.
+"""
 
 from __future__ import annotations
 
 import faulthandler
+import io
 import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import TextIO
 
 FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 OWN = ("forge_env", "environments", "sandboxes", "trainers", "apps")
-"""Packages whose INFO lines are kept; of others only warnings."""
+"""Packages that `level` is for; of others only warnings are kept."""
 
 
 @contextmanager
-def log_to(path: Path, *, debug: bool) -> Iterator[None]:
-    """Write the log to `path` while the block runs; with `debug` to stderr too, and everything at DEBUG level."""
-    handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8")]
+def log_to(path: Path, *, level: int = logging.INFO, debug: bool = False) -> Iterator[None]:
+    """Write the log to `path` while the block runs; the file is made with its first line.
+
+    Args:
+        path: of the file.
+        level: of this platform's own lines.
+        debug: to stderr too, and everything.
+    """
+    handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8", delay=True)]
     if debug:
+        level = logging.DEBUG
         handlers.append(logging.StreamHandler(sys.stderr))
     root = logging.getLogger()
     levels = {name: logging.getLogger(name).level for name in (*OWN, "")}
     for handler in handlers:
         handler.setFormatter(logging.Formatter(FORMAT))
+        handler.setLevel(level)
         root.addHandler(handler)
     root.setLevel(logging.INFO if debug else logging.WARNING)
     for name in OWN:
-        logging.getLogger(name).setLevel(logging.DEBUG if debug else logging.INFO)
+        logging.getLogger(name).setLevel(level)
     try:
         yield
     finally:
         for handler in handlers:
             root.removeHandler(handler)
             handler.close()
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
+        for name, before in levels.items():
+            logging.getLogger(name).setLevel(before)
+
+
+class _Lenient(io.TextIOWrapper):
+    """Text that is lost where it can't be written, whoever prints it."""
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            super().flush()
 
 
 @contextmanager
@@ -51,23 +76,21 @@ def captured_output(path: Path) -> Iterator[TextIO]:
     saved = {number: os.dup(number) for number in (1, 2)}
     target = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     terminal = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace", buffering=1)
+    log = _Lenient(os.fdopen(os.dup(target), "ab"), encoding="utf-8", errors="replace", line_buffering=True)
     try:
         for number in saved:
             os.dup2(target, number)
         faulthandler.enable(target)
-        with (
-            os.fdopen(os.dup(target), "a", encoding="utf-8", errors="replace", buffering=1) as log,
-            redirect_stdout(log),
-            redirect_stderr(log),
-        ):
+        with redirect_stdout(log), redirect_stderr(log):
             yield terminal
     finally:
         faulthandler.disable()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        terminal.flush()
         for number, copy in saved.items():
             os.dup2(copy, number)
             os.close(copy)
         os.close(target)
-        terminal.close()
+        for stream in (log, terminal):
+            with suppress(OSError):  # a full disk, a terminal that is gone: what is left of it is lost
+                stream.close()

@@ -1,0 +1,256 @@
+"""Writing files: whole or not at all, line by line, on a disk that may run full, one process to a folder."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import glob
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self
+
+from forge_env.errors import ForgeError, UsageError
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""No room on the disk, in the quota, or under the limit of a file's size."""
+
+
+class DiskFullError(ForgeError):
+    """What should be kept can't be written."""
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A place to write a file or make a folder at, which becomes `path` when the block ends: whole or not at all.
+
+    Several processes may do so at once. What killed processes left half-written beside it is removed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f"{glob.escape(path.name)}.*.partial"):
+        owner = left.name.removesuffix(".partial").rsplit(".", 1)[-1]
+        if not owner.isdigit() or not Path("/proc", owner).exists():
+            _remove(left)
+    staging = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    _remove(staging)
+    try:
+        yield staging
+        if not staging.is_dir():
+            staging.replace(path)
+            return
+        shutil.rmtree(path, ignore_errors=True)
+        try:
+            staging.rename(path)
+        except OSError:  # another process was quicker, by a moment: its folder is as good
+            if not path.is_dir():
+                raise
+    finally:
+        _remove(staging)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file so that it has its old content or the new one, whatever happens meanwhile."""
+    with written_whole(path) as staging:
+        staging.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+class LineWriter:
+    """Appends whole lines. Each is with the operating system when `append` returns, so a kill loses none.
+
+    An incomplete last line, which a killed process or a full disk left, is cut off. On a full disk lines are held in
+    memory, and written with the next ones as soon as there is room.
+
+    Args:
+        path: of the file; its folder is made.
+        what: the lines are called in messages.
+        reserve: bytes set aside in a file beside it: when the disk is full they are given up, so that what is under
+            way can still be written.
+        most_held: bytes held at most; lines beyond are dropped and counted.
+        on_full: called whenever something could not be written.
+        write: of the operating system.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        what: str = "records",
+        reserve: int = 0,
+        most_held: float = math.inf,
+        on_full: Callable[[], object] = lambda: None,
+        write: Callable[[int, bytes], int] = os.write,
+    ) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._write = write
+        self._what = what
+        self._most_held = most_held
+        self._on_full = on_full
+        self._reserve = path.with_name(path.name + ".reserve")
+        self._held: list[bytes] = []
+        self.full = False
+        """Whether the disk has run full; whoever waits for room sets it back."""
+        self.dropped = 0
+        """Lines that were given up."""
+        end = end_of_last_line(self._file)
+        os.ftruncate(self._file, end)
+        os.lseek(self._file, end, os.SEEK_SET)
+        if reserve:
+            self._set_aside(reserve)
+
+    @property
+    def held(self) -> int:
+        """Lines that wait for room."""
+        return len(self._held)
+
+    def append(self, line: bytes) -> None:
+        """Write a line (its line feed is added), or hold it while the disk is full."""
+        if self._held and not self.flush() and sum(map(len, self._held)) + len(line) > self._most_held:
+            self.dropped += 1
+            return
+        self._held.append(line + b"\n")
+        self.flush()
+
+    def flush(self) -> bool:
+        """Write what is held, oldest first; whether all of it could be."""
+        while self._held:
+            try:
+                self._append(self._held[0])
+            except OSError as error:
+                if error.errno not in NO_SPACE:
+                    raise
+                self.full = True
+                if self._reserve.exists():
+                    self._reserve.unlink()
+                    continue
+                self._on_full()
+                return False
+            self._held.pop(0)
+        return True
+
+    def close(self) -> None:
+        """Close the file and give the reserve back.
+
+        Raises:
+            DiskFullError: lines are still held, or were dropped; they are lost.
+        """
+        if self._file < 0:
+            return
+        written = self.flush()
+        with suppress(FileNotFoundError):
+            self._reserve.unlink()
+        written = written or self.flush()
+        os.close(self._file)
+        self._file = -1
+        if lost := self.held + self.dropped:
+            raise DiskFullError(f"the disk is full: {lost} {self._what} could not be written", fix="free some space")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, line: bytes) -> None:
+        start = os.lseek(self._file, 0, os.SEEK_CUR)
+        done = 0
+        try:
+            while done < len(line):
+                done += self._write(self._file, line[done:])
+        except OSError:
+            os.ftruncate(self._file, start)
+            os.lseek(self._file, start, os.SEEK_SET)
+            raise
+
+    def _set_aside(self, size: int) -> None:
+        """Make the reserve; without room for it, go on without."""
+        try:
+            descriptor = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.posix_fallocate(descriptor, 0, size)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            with suppress(OSError):
+                self._reserve.unlink()
+
+
+def end_of_last_line(descriptor: int) -> int:
+    """Offset just behind the last line feed, searched from the end."""
+    end = os.fstat(descriptor).st_size
+    while end > 0:
+        start = max(0, end - 65_536)
+        found = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+class HeldFolder:
+    """A folder that one process at a time writes to. Nothing is created before it is held."""
+
+    another: ClassVar[str] = "choose another folder"
+    """How a person chooses another one."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root).absolute()
+        self._lock: int | None = None
+
+    def hold(self, *inside: Path) -> None:
+        """Make the folder with those inside, and hold it to `release`.
+
+        Raises:
+            ForgeError: it can't be made.
+            UsageError: another process holds it.
+        """
+        try:
+            for path in (self.root, *inside):
+                path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise ForgeError(f"can't create the folder {self.root}: {error.strerror}", fix=self.another) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self.release()
+            raise UsageError(
+                f"another process is writing to {self.root}", fix=f"wait for it, or {self.another}"
+            ) from error
+
+    def release(self) -> None:
+        """Let other processes have the folder."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        self.hold()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def unused(stem: Path) -> Path:
+    """A path that doesn't exist yet: `stem`, and the time."""
+    wanted = f"{stem.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (wanted if number == 1 else f"{wanted}-{number}" for number in range(1, 1000))
+    return next(path for name in names if not (path := stem.with_name(name)).exists())

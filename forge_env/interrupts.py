@@ -1,0 +1,93 @@
+"""Ctrl-C, SIGTERM and SIGHUP: once ends in order, twice stops now, and then the process ends whatever holds it up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from types import FrameType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+INTERRUPTED = 130
+"""Exit code of what was interrupted."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+HINT_AFTER_S = 1.0
+"""Seconds in which what was cancelled should have ended."""
+
+
+def say(text: str) -> None:
+    """A line on stderr; that nobody reads it any more ends nothing."""
+    with suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def run_until_interrupted(
+    work: Coroutine[Any, Any, T],
+    *,
+    finish: Callable[[], str | None] | None = None,
+    tell: Callable[[str], object] = say,
+) -> T:
+    """`asyncio.run`, which a person may end.
+
+    The first signal lets what is under way finish; where there is nothing to finish, and at the second, `work` is
+    cancelled; one more ends the process at once, also where code without an `await` holds everything up. What such an
+    end leaves behind (sandboxes, temporary files) the next command removes.
+
+    Args:
+        work: what is run.
+        finish: begins to end in order, and returns what is being finished ("the samples under way"), or None where
+            there is nothing to finish now; None where there never is.
+        tell: shows the person a line.
+
+    Raises:
+        KeyboardInterrupt: `work` was cancelled by a signal; everything was closed.
+    """
+    steps = 1 if finish is None else 2
+    cancelled = False
+
+    async def attended() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        received = 0
+
+        def end() -> None:
+            nonlocal cancelled
+            if received == 1 and finish is not None and (what := finish()) is not None:
+                tell(f"finishing {what}; Ctrl-C again stops now")
+            elif not cancelled:
+                cancelled = True
+                task.cancel()
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            nonlocal received
+            received += 1
+            if cancelled or received > steps:
+                with suppress(OSError):
+                    os.write(2, b"stopped\n")
+                os._exit(INTERRUPTED)
+            if received == steps:
+                hint.start()
+            loop.call_soon_threadsafe(end)
+
+        hint = threading.Timer(HINT_AFTER_S, tell, ("stopping; Ctrl-C again stops at once",))
+        hint.daemon = True
+        # Not the event loop's own handlers: those would have to wait for code that holds the loop up.
+        before = {number: signal.signal(number, on_signal) for number in SIGNALS}
+        try:
+            return await work
+        finally:
+            hint.cancel()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    try:
+        return asyncio.run(attended())
+    except asyncio.CancelledError:
+        if cancelled:
+            raise KeyboardInterrupt from None
+        raise

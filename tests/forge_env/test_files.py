@@ -1,0 +1,86 @@
+"""Files written whole, lines on a disk that runs full, folders held by one process."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from forge_env.errors import UsageError
+from forge_env.files import DiskFullError, HeldFolder, LineWriter, unused, write_whole, written_whole
+
+
+def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "warm"
+    (tmp_path / "models" / "warm.999999999.partial").mkdir(parents=True)
+
+    def fail() -> None:
+        with written_whole(folder) as staging:
+            staging.mkdir()
+            (staging / "a").write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert list((tmp_path / "models").iterdir()) == []
+    for text in ("first", "second"):
+        with written_whole(folder) as staging:
+            staging.mkdir()
+            (staging / "a").write_text(text)
+    assert (folder / "a").read_text() == "second"
+    assert list((tmp_path / "models").iterdir()) == [folder]
+
+
+def test_a_file_has_its_old_content_or_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    write_whole(path, "old")
+    with suppress(OSError), written_whole(path) as staging:
+        staging.write_text("ne")
+        raise OSError(errno.ENOSPC, "no room")
+    assert path.read_text() == "old"
+    write_whole(path, b"new")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("summary.json", "new")]
+
+
+class Disk:
+    """Writes until `room` bytes are used up."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def __call__(self, descriptor: int, data: bytes) -> int:
+        if self.room <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = os.write(descriptor, data[: self.room])
+        self.room -= written
+        return written
+
+
+def test_lines_beyond_what_may_be_held_are_dropped_and_counted(tmp_path: Path) -> None:
+    disk, told = Disk(3), []
+    writer = LineWriter(tmp_path / "lines", most_held=8, on_full=lambda: told.append(1), write=disk)
+    for line in (b"one", b"two", b"three", b"4"):
+        writer.append(line)
+    assert (writer.held, writer.dropped, bool(told)) == (2, 2, True)
+    disk.room = 100
+    writer.append(b"five")
+    assert (tmp_path / "lines").read_text() == "one\ntwo\nfive\n"
+    with pytest.raises(DiskFullError, match="2 records could not be written"):
+        writer.close()
+
+
+def test_a_folder_has_one_writer(tmp_path: Path) -> None:
+    taken = r"another process is writing to .*/a \(wait for it, or choose another"
+    with HeldFolder(tmp_path / "a"), pytest.raises(UsageError, match=taken):
+        HeldFolder(tmp_path / "a").hold()
+    with HeldFolder(tmp_path / "a"):
+        pass
+
+
+def test_an_unused_name_is_found(tmp_path: Path) -> None:
+    first = unused(tmp_path / "run")
+    first.mkdir()
+    assert unused(tmp_path / "run") != first
