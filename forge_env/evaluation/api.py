@@ -120,10 +120,16 @@ def _path(found: Any) -> str:
 
 
 def _in_a_thread(job: Callable[[], Coroutine[Any, Any, EvaluationResult]]) -> EvaluationResult:
-    """Run `job` in an event loop of another thread; Ctrl-C here cancels it there, and waits until it has ended."""
+    """Run `job` in an event loop of another thread; Ctrl-C here cancels it there, and waits until it has ended.
+
+    Ctrl-C may come at any moment, also while the thread starts: either the thread has begun and is cancelled, or it
+    finds that it is not wanted any more.
+    """
     outcome: list[EvaluationResult | BaseException] = []
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[EvaluationResult]]] = []
     started, ended = threading.Event(), threading.Event()
+    begin = threading.Lock()
+    """Is taken by whoever comes first: the thread that begins, or the caller who gives up before that."""
 
     async def attended() -> EvaluationResult:
         task = asyncio.ensure_future(job())
@@ -132,6 +138,8 @@ def _in_a_thread(job: Callable[[], Coroutine[Any, Any, EvaluationResult]]) -> Ev
         return await task
 
     def work() -> None:
+        if not begin.acquire(blocking=False):
+            return
         try:
             outcome.append(asyncio.run(attended()))
         except BaseException as error:  # noqa: BLE001 - raised again by the caller's thread
@@ -141,10 +149,12 @@ def _in_a_thread(job: Callable[[], Coroutine[Any, Any, EvaluationResult]]) -> Ev
             ended.set()
 
     thread = threading.Thread(target=work, name="forge-env-evaluate")
-    thread.start()
     try:
+        thread.start()
         ended.wait()  # an interrupted `join` of Python 3.11 takes the thread for ended
     except KeyboardInterrupt:
+        if begin.acquire(blocking=False):
+            raise
         started.wait()
         for loop, task in running:
             with suppress(RuntimeError):  # it has ended meanwhile

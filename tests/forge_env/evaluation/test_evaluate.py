@@ -475,6 +475,43 @@ def test_an_interrupt_in_a_notebook_gives_up_the_evaluation(out: Path) -> None:
     assert json.loads((out / "summary.json").read_text())["environments"]["Sums"]["samples"] == 2
 
 
+@pytest.mark.parametrize("begun", [True, False])
+def test_an_interrupt_while_the_thread_of_a_notebook_starts_is_not_lost(
+    begun: bool, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C may come before `start` has returned: when the thread plays already, and when it has yet to begin."""
+    playing, start, threads = threading.Event(), threading.Thread.start, []
+
+    async def answer(messages: Any, tools: Any) -> str:
+        playing.set()
+        await asyncio.Event().wait()
+        return ""
+
+    def interrupted(thread: threading.Thread) -> None:
+        if thread.name != "forge-env-evaluate":
+            start(thread)
+            return
+        threads.append(thread)
+        if begun:
+            start(thread)
+            playing.wait()
+        raise KeyboardInterrupt
+
+    async def cell() -> None:
+        fe.evaluate(Sums, FunctionPolicy(answer), out=out)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    loop = asyncio.new_event_loop()
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(cell())
+    loop.close()
+    (thread,) = threads
+    if not begun:
+        start(thread)  # it comes late, and finds that nobody wants it
+    thread.join()
+    assert (out / "summary.json").exists() == begun
+
+
 class FullDisk:
     """Writes until `room` bytes are used up."""
 
