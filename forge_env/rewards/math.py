@@ -1,9 +1,13 @@
-"""Rewards for answers that are one number."""
+"""Rewards for answers that are a number, or another mathematical expression."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Coroutine
+from typing import Any
 
+from forge_env.errors import UsageError
+from forge_env.rewards import equivalence
 from forge_env.rewards.spans import last_between, without
 from forge_env.rewards.text import NO_TARGET
 
@@ -17,6 +21,12 @@ _GOES_ON = re.compile(r"\s*[-+*/^\u00d7\u00b7]\s*[\d(]|.*(?<![\w^.])\d", re.DOTA
 _MINUS = str.maketrans({"\u2212": "-"})
 _TAG = ("<answer>", "</answer>")
 _BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")
+_BRACE = re.compile(r"\\boxed\s*\{|\\?[{}]")
+_FORMULA = re.compile(r"[\\^=<>()\[\]{},+*/]")
+_SYMBOL = re.compile(
+    r"\\(?:pi|sqrt|infty|cup|cap|pm|mp|in|leq?|geq?|ne|log|ln|sin|cos|tan|cdot|times|binom)\b|\d\s?[xyz]\b|\b(?:or|pi|sqrt)\b"
+)
+"""What `parse_number` would take for a number with a unit."""
 _HASHES = re.compile(r"####\s*([^\n]+)")
 
 
@@ -41,17 +51,39 @@ def marked_answer(response: str) -> str | None:
     """What the response marks as its answer: the last `<answer>` tag, `\\boxed{}` or `####` line."""
     if (tagged := last_between(response, *_TAG)) is not None:
         return tagged
-    for pattern in (_BOXED, _HASHES):
-        if found := pattern.findall(response):
-            return str(found[-1])
-    return None
+    if (boxed := last_boxed(response)) is not None:
+        return boxed
+    found = _HASHES.findall(response)
+    return str(found[-1]) if found else None
+
+
+def last_boxed(text: str) -> str | None:
+    """What the `\\boxed{...}` that ends last holds, braces in it included."""
+    found = None
+    starts: list[int | None] = []  # of the braces that are open; None where they are not of a box
+    for brace in _BRACE.finditer(text):
+        if brace.group() == "}":
+            start = starts.pop() if starts else None
+            found = found if start is None else text[start : brace.start()]
+        elif brace.group() not in (r"\{", r"\}"):
+            starts.append(brace.end() if brace.group() != "{" else None)
+    return found
+
+
+def is_expression(target: str) -> bool:
+    """Whether a target is more than a number: `\\frac{\\pi}{2}`, `x^2 - 1`, `(0, 1]`, `\\{1, 2\\}`."""
+    return (parse_number(target) is None and bool(_FORMULA.search(target))) or bool(_SYMBOL.search(target))
 
 
 class MathReward:
-    """1 for the right number marked as the answer, `partial_credit` for the right number elsewhere, else 0.
+    """1 for the right answer marked as such, `partial_credit` for the right number elsewhere, else 0.
+
+    The target decides how answers are compared: with a number, as numbers; with another expression (fractions of
+    roots, formulas, sets, intervals, matrices; LaTeX or plain), as math-verify does, which the extra `math` installs.
+    That runs in processes beside this one (`forge_env.rewards.equivalence`), and the call returns an awaitable then.
 
     Args:
-        tolerance: largest absolute difference that counts as right.
+        tolerance: largest absolute difference of numbers that counts as right.
         partial_credit: for a response that holds the number but doesn't mark it.
     """
 
@@ -59,10 +91,17 @@ class MathReward:
         self.tolerance = tolerance
         self.partial_credit = partial_credit
 
-    def __call__(self, prompt: str, response: str, target: str | float | None) -> float:
-        """Score one response. `ValueError`: the target is not a number, which is the data's fault."""
+    def __call__(self, prompt: str, response: str, target: str | float | None) -> float | Coroutine[Any, Any, float]:
+        """Score one response.
+
+        Raises:
+            ValueError: the target is neither a number nor an expression, which is the data's fault.
+            UsageError: the target is an expression, and math-verify isn't installed.
+        """
         if target is None:
             raise ValueError(NO_TARGET)
+        if isinstance(target, str) and is_expression(bare := _unmarked(target)):
+            return self._compared(bare, response)
         wanted = _number_of(target)
         if wanted is None:
             raise ValueError(f"the target {str(target)[:80]!r} is not a number")
@@ -75,12 +114,28 @@ class MathReward:
         near = any(value is not None and abs(value - wanted) <= self.tolerance for value in found)
         return self.partial_credit if near else 0.0
 
+    async def _compared(self, target: str, response: str) -> float:
+        if not equivalence.available():
+            raise UsageError(
+                f"the target {target[:80]!r} is more than a number: comparing it needs math-verify",
+                fix="pip install 'forge-env[math]'",
+            )
+        given = marked_answer(response)
+        try:
+            return float(given is not None and await equivalence.equivalent(target, given))
+        except equivalence.UnreadableError:
+            raise ValueError(f"the target {target[:80]!r} is not an expression that can be compared") from None
+
+
+def _unmarked(target: str) -> str:
+    marked = marked_answer(target)
+    return target if marked is None else marked
+
 
 def _number_of(target: str | float) -> float | None:
     if isinstance(target, int | float):
         return float(target)
-    marked = marked_answer(target)
-    return parse_number(target if marked is None else marked)
+    return parse_number(_unmarked(target))
 
 
 def _float(text: str) -> float | None:

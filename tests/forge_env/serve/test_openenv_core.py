@@ -81,7 +81,7 @@ async def test_its_client_meets_the_command(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, stdout=asyncio.subprocess.PIPE)
     try:
         assert process.stdout is not None
-        url = (await process.stdout.readline()).decode().split(" at ")[1].split(";")[0]
+        url = (await process.stdout.readline()).decode().split(" at ")[1].split()[0]
         answer = fe.make("gsm8k").task("train", 3).gold
         async with core.GenericEnvClient(base_url=url) as client:
             result = await client.reset(seed=3)
