@@ -14,6 +14,11 @@ import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
 
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 
@@ -120,13 +125,34 @@ def _is_mistake(error: BaseException) -> bool:
     return task is not None and not task.cancelling()
 
 
+def in_words(item: ErrorDetails) -> str:
+    """What one of pydantic's errors says, without its key: `should be a valid integer, not 'x'`."""
+    kind, given = item["type"], item["input"]
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        return "unknown key"
+    if kind in ("missing", "missing_argument"):
+        return "missing"
+    if kind in ("value_error", "assertion_error"):  # an author's own words
+        return item["msg"].partition(", ")[2]
+    if kind in ("model_type", "dataclass_type", "dict_type", "model_attributes_type"):
+        message = "should be a mapping of keys to values"
+    else:
+        message = item["msg"].removeprefix("Input ").partition(", unable to")[0]
+        message = message[:1].lower() + message[1:]
+    shown = repr(given)
+    return message if len(shown) > 60 or isinstance(given, dict) else f"{message}, not {shown}"
+
+
+def mistakes(error: ValidationError, most: int = 5) -> str:
+    """What pydantic refused, in one line: `a.b: should be a valid integer, not 'x'; c: missing`."""
+    items = error.errors(include_url=False)[:most]
+    return "; ".join(": ".join(filter(None, [".".join(map(str, item["loc"])), in_words(item)])) for item in items)
+
+
 def _in_one_line(error: BaseException) -> str:
     from pydantic import ValidationError
 
-    if not isinstance(error, ValidationError):
-        return str(error)
-    items = error.errors(include_url=False)
-    return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in items)
+    return mistakes(error) if isinstance(error, ValidationError) else str(error)
 
 
 @contextmanager

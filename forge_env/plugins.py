@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, distributions, entry_points
 from pathlib import Path
@@ -64,7 +65,8 @@ def source_of(entry: EntryPoint) -> str:
 def kind_of(group: str) -> str:
     """`"forge_env.losses"` -> `"loss"`, for messages."""
     plural = group.rpartition(".")[2]
-    return {"losses": "loss", "sandboxes": "sandbox engine"}.get(plural, plural.removesuffix("s"))
+    kinds = {"losses": "loss", "sandboxes": "sandbox engine", "trainers": "training method"}
+    return kinds.get(plural, plural.removesuffix("s").replace("_", " "))
 
 
 def load_plugin(group: str, name: str) -> Any:
@@ -80,20 +82,60 @@ def load_plugin(group: str, name: str) -> Any:
         raise PluginError(f"{len(rivals)} packages register the {kind_of(group)} {name!r}: {said}", fix=fix)
     if name in installed(group):
         return load_entry(installed(group)[name])
-    if ":" in name:
-        if EntryPoint.pattern.match(name) is None:
-            raise NotRegisteredError(f"{name!r} is no import path", fix="write module:Class")
-        return load_entry(EntryPoint(name=name, value=name, group=group))
-    guess = did_you_mean(name, installed(group))
-    fix = f"did you mean {guess!r}?" if guess else f"installed: {', '.join(installed(group)) or 'none'}"
-    raise NotRegisteredError(f"there is no {kind_of(group)} {name!r}", fix=fix)
+    check_registered(group, name)
+    if EntryPoint.pattern.match(name) is None:
+        raise NotRegisteredError(f"{name!r} is not an import path", fix="write module:Class")
+    return load_entry(EntryPoint(name=name, value=name, group=group))
+
+
+def check_registered(group: str, name: str, own: Iterable[str] = ()) -> None:
+    """`NotRegisteredError` when a name is neither installed in `group`, nor one of our `own`, nor an import path."""
+    known = [*own, *installed(group)]
+    if name not in known and ":" not in name:
+        guess = did_you_mean(name, known)
+        fix = f"did you mean {guess!r}?" if guess else f"there are: {', '.join(known) or 'none'}"
+        raise NotRegisteredError(f"there is no {kind_of(group)} {name!r}", fix=fix)
+
+
+def make_plugin(
+    group: str,
+    name: str,
+    options: dict[str, Any],
+    *,
+    name_at: str,
+    options_at: str,
+    own: Mapping[str, Any] | None = None,
+) -> Any:
+    """What the class (or function) registered as `name` makes of its options.
+
+    Args:
+        group: entry-point group.
+        name: registered name, or import path `module:attribute`.
+        options: its arguments by name; unknown ones are refused, with the one that was probably meant.
+        name_at: dotted key of the recipe that names it.
+        options_at: dotted key that its options stand at.
+        own: classes of ours by name, which need no entry point.
+
+    Raises:
+        NotRegisteredError: there is none of that name.
+        PluginError: it can't be imported, or is not a class.
+        UsageError: it doesn't take these options.
+    """
+    from forge_env.config.reader import construct
+
+    own = own or {}
+    check_registered(group, name, own)
+    make = own[name] if name in own else load_plugin(group, name)
+    if not callable(make):
+        raise PluginError(f"{name_at}: {name!r} is not a class")
+    return construct(make, options, options_at)
 
 
 def load_entry(entry: EntryPoint) -> Any:
     """Import what an entry point names; `PluginError` says why it can't be."""
     kind = kind_of(entry.group)
     if EntryPoint.pattern.match(entry.value) is None:
-        text = f"{kind} {entry.name!r} can't be loaded: {entry.value!r} is no import path"
+        text = f"{kind} {entry.name!r} can't be loaded: {entry.value!r} is not an import path"
         raise PluginError(text, fix=f"write module:attribute in the pyproject.toml of {source_of(entry)}")
     try:
         return entry.load()
@@ -117,7 +159,7 @@ def shadowed(module: str) -> str | None:
     top = module.partition(".")[0]
     try:
         spec = importlib.util.find_spec(top)
-    except ValueError:  # a module without a spec is nobody's package
+    except ValueError:  # a module without a spec belongs to no package
         spec = None
     if spec is None:
         return None

@@ -11,12 +11,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ValidationError
-
+from forge_env.config.reader import Source, validate
 from forge_env.environment.base import API_VERSION, Environment, EnvironmentConfig
-from forge_env.errors import ConfigError, NotRegisteredError, PluginError, UsageError, did_you_mean, environment_code
+from forge_env.errors import NotRegisteredError, PluginError, UsageError, did_you_mean, environment_code
 from forge_env.plugins import installed, load_plugin, source_of
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ def environment_class(name: str) -> type[Environment]:
 
     Raises:
         NotRegisteredError: nothing of that name is installed; the nearest is suggested.
-        PluginError: it can't be imported, is no environment, or was written for another API version.
+        PluginError: it can't be imported, is not an environment, or was written for another API version.
     """
     target = _REGISTERED.get(name, name)
     if not isinstance(target, str):
@@ -112,7 +111,7 @@ def make(name: str, /, *, sandboxes: SandboxEngine | None = None, **options: Any
         PluginError: its class is broken.
     """
     if sandboxes is not None and not hasattr(sandboxes, "session"):
-        text = f"sandboxes={sandboxes!r} is no engine"
+        text = f"sandboxes={sandboxes!r} is not a started engine"
         raise UsageError(text, fix="async with fe.open_engine(ENGINE) as engine: fe.make(NAME, sandboxes=engine)")
     cls = environment_class(name)
     config = make_config(name, cls, options)
@@ -127,38 +126,17 @@ def make(name: str, /, *, sandboxes: SandboxEngine | None = None, **options: Any
     return env
 
 
-def make_config(name: str, cls: type[Environment], options: dict[str, Any]) -> EnvironmentConfig:
-    """`options` validated against the environment's config model; `ConfigError` names every problem."""
-    try:
-        return cls.config_class.model_validate(options)
-    except ValidationError as error:
-        problems, fixes = [], []
-        for item in error.errors(include_url=False):
-            *sections, last = [str(part) for part in item["loc"]] or [""]
-            key = ".".join([*sections, last])
-            if item["type"] == "missing":
-                problems.append(f"{key} is missing")
-                fixes.append(f"give {key}=VALUE")
-            elif item["type"] != "extra_forbidden":
-                problems.append(f"{key}: {item['msg']} (got {str(item['input'])[:80]!r})")
-            else:
-                problems.append(f"there is no option {key!r}")
-                known = _options(cls.config_class, sections)
-                guess = did_you_mean(last, known)
-                fixes.append(f"did you mean {guess!r}?" if guess else f"options: {', '.join(known)}")
-        raise ConfigError(f"environment {name!r}: {'; '.join(problems)}", fix="; ".join(fixes) or None) from error
+def make_config(name: str, cls: type[Environment], options: dict[str, Any], at: str = "") -> EnvironmentConfig:
+    """`options` validated against the environment's config model; `ConfigError` names every problem.
 
-
-def _options(model: type[BaseModel], sections: list[str]) -> list[str]:
-    """Names of the options below `sections`."""
-    for section in sections:
-        field = model.model_fields.get(section)
-        choices = [] if field is None else [field.annotation, *get_args(field.annotation)]
-        found = [choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel)]
-        if not found:
-            return []
-        model = found[0]
-    return list(model.model_fields)
+    Args:
+        name: of the environment.
+        cls: its class.
+        options: by name.
+        at: dotted key that they stand at in a file, where they come from one.
+    """
+    source = Source("" if at else f"environment {name!r}", options)
+    return validate(cls.config_class, options, source, tuple(at.split(".")) if at else ())
 
 
 def list_environments() -> list[EnvironmentEntry]:

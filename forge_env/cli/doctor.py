@@ -13,6 +13,7 @@ from typing import Literal
 
 import forge_env
 from forge_env import machine
+from forge_env.cli.command import Parser
 from forge_env.errors import ForgeError
 
 TRAINING_MEMORY_GB = 4.0
@@ -31,7 +32,11 @@ class Finding:
     fix: str = ""
 
 
-def run_doctor(args: argparse.Namespace) -> int:
+def add_arguments(parser: Parser) -> None:
+    """It takes none."""
+
+
+def run(args: argparse.Namespace) -> int:
     """Print every finding; 1 when something that training needs is missing."""
     findings: list[Finding] = []
     for title, section in (

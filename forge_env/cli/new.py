@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
+from forge_env.cli.command import Parser
 from forge_env.errors import UsageError
 from forge_env.plugins import SIBLINGS
 from forge_env.registry import names
@@ -23,7 +24,16 @@ TAKEN = (
 """Packages that an environment lives with, some time on some machine, whether they are installed here or not."""
 
 
-def run_new(args: argparse.Namespace) -> int:
+def add_arguments(parser: Parser) -> None:
+    """Describe the command."""
+    parser.add_argument("name", metavar="NAME", help="name of the environment and its package")
+    kinds = ("tools", "single", "sandbox")
+    parser.add_argument("--kind", choices=kinds, default="tools", help="with tools (default), one turn, or a sandbox")
+    parser.add_argument("--openenv", action="store_true", help="add openenv.yaml and the application it names")
+    parser.add_argument("--dir", default=".", metavar="DIR", help="where its folder goes (default: here)")
+
+
+def run(args: argparse.Namespace) -> int:
     """Write the package and say what to do next."""
     name = args.name
     check_name(name)

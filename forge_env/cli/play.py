@@ -10,7 +10,8 @@ import re
 import sys
 from collections.abc import Sequence
 
-from forge_env.cli.describe import environment_options, show
+from forge_env.cli.command import Parser, add_environment, environment_options
+from forge_env.cli.info import show
 from forge_env.errors import UsageError
 from forge_env.interrupts import run_until_interrupted
 from forge_env.policy import Policy, PolicySession, Reply
@@ -30,16 +31,23 @@ A line of the message that would begin with / and a word begins with // instead.
 """
 
 
-def run_play(args: argparse.Namespace) -> int:
+def add_arguments(parser: Parser) -> None:
+    """Describe the command."""
+    add_environment(parser)
+    parser.add_argument("--split", help="split of the task (default: the first)")
+    parser.add_argument("--index", type=int, default=0, metavar="I", help="index of the task (default: 0)")
+
+
+def run(args: argparse.Namespace) -> int:
     """Play one episode on standard input and output."""
-    options = environment_options(args)
-    env = make(args.name, **options)
+    name, options = environment_options(args)
+    env = make(name, **options)
     task = env.resolve_task(None, {"split": check_split(env, args.split), "index": args.index})
     print(HELP)
 
     async def play() -> None:
         async with LazyEngine(args.sandbox) as engine:
-            trajectory = await run_episode(lambda: make(args.name, sandboxes=engine, **options), Person(), task=task)
+            trajectory = await run_episode(lambda: make(name, sandboxes=engine, **options), Person(), task=task)
         for message in trajectory.final_observation:
             print(show(message))
         ended = f"truncated ({trajectory.truncation})" if trajectory.truncated else "ended"

@@ -1,76 +1,260 @@
-"""`forge-env sandbox run|build|ps|reap|bench|audit`: the command line's parser; the work is in `sandbox_commands`."""
+"""`forge-env sandbox run|build|ps|reap|bench|audit`: run code in a sandbox, and look after sandboxes."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from importlib import import_module
-from typing import Any
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-LIMITS_HELP = "wall_s, cpu_s, memory_mb, processes, file_size_mb, open_files, output_bytes"
+from forge_env.cli.command import Parser
+from forge_env.config.reader import construct, parse_overrides
+from forge_env.errors import ForgeError, UsageError
+from forge_env.plugins import installed
+from forge_env.sandbox import ExecResult, Limits, SandboxEngine, SandboxSpec, open_engine
+from forge_env.sandbox.engines import GROUP, load_engine
+
+if TYPE_CHECKING:
+    from forge_env.sandbox_audit.attacks import Attack
+
+TIMED_OUT = 124
+_SIGNALLED = 128
 
 
-def add_parser(commands: Any) -> None:
-    """Add `sandbox` and its commands to an argparse subparsers object."""
-    sandbox = commands.add_parser("sandbox", help="run code in a sandbox, and look after sandboxes")
-    actions = sandbox.add_subparsers(dest="action", metavar="ACTION", title="actions", required=True)
+def add_arguments(parser: Parser) -> None:
+    """Describe the command and its actions."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", title="actions", required=True)
 
-    run = actions.add_parser(
+    program = actions.add_parser(
         "run",
         help="run a program in a sandbox",
         description="Run a Python program (or a .sh script) in a fresh sandbox; ends with the program's exit code "
         "(124: timed out, 137: out of memory or killed).",
     )
-    run.add_argument("file", metavar="FILE", help="a .py or .sh file, or - for Python on standard input")
-    run.add_argument(
-        "--limit", action="append", default=[], metavar="KEY=VALUE", help=f"bounds on the program: {LIMITS_HELP}"
-    )
-    run.add_argument("--image", default="python", help="image to run in (default: python)")
-    run.add_argument("--network", action="store_true", help="let the program reach the network")
-    run.add_argument(
+    program.add_argument("file", metavar="FILE", help="a .py or .sh file, or - for Python on standard input")
+    limits = ", ".join(field.name for field in fields(Limits))
+    program.add_argument("--limit", action="append", default=[], metavar="KEY=VALUE", help=f"a limit: {limits}")
+    program.add_argument("--image", default="python", help="image to run in (default: python)")
+    program.add_argument("--network", action="store_true", help="let the program reach the network")
+    program.add_argument(
         "--allow", action="append", default=[], metavar="HOST[:PORT]", help="let it reach this host over HTTP and HTTPS"
     )
-    _finish(run, "run_program")
+    _finish(program, run_program)
 
     build = actions.add_parser("build", help="build the image where it is missing")
     build.add_argument("--image", help="image, or folder with a Dockerfile, to put the runner into (default: python)")
     build.add_argument("--base-image", help="public base of the bundled image, such as python:3.12-slim")
-    _finish(build, "run_build")
+    _finish(build, run_build)
 
     ps = actions.add_parser("ps", help="list running sandboxes")
-    ps.set_defaults(run=_lazy("run_ps"))
+    ps.set_defaults(act=run_ps)
     reap = actions.add_parser("reap", help="remove what dead owners left")
     reap.add_argument("--images", action="store_true", help="and the images of other versions that nobody uses")
-    reap.set_defaults(run=_lazy("run_reap"))
+    reap.set_defaults(act=run_reap)
 
     bench = actions.add_parser("bench", help="measure sandboxes on this machine")
     bench.add_argument("--seconds", type=float, default=5.0, help="length of the throughput part (default: 5)")
     bench.add_argument("--concurrency", type=int, default=None, help="sandboxes at once (default: two per CPU)")
-    _finish(bench, "run_bench")
+    _finish(bench, run_bench)
 
     audit = actions.add_parser(
         "audit",
         help="attack a sandbox on this machine and print what held",
         description="Run the catalogue of hostile programs (about 160; one to three minutes) against a sandbox of this "
         "machine, beside a neighbour that must not notice, and print what held. Ends with 1 when something did not. "
-        "Run it after changing the kernel, the daemon or an image, as the user who will run sandboxes.",
+        "Run it after changing the kernel, Docker or an image, as the user who will run sandboxes.",
     )
     audit.add_argument(
         "--group", action="append", metavar="GROUP", help="only escape, starvation, leftovers, network or cheating"
     )
     audit.add_argument("--attack", action="append", metavar="NAME", help="only this program; --list shows the names")
     audit.add_argument("--list", action="store_true", help="list the programs and what they try; run nothing")
-    _finish(audit, "run_audit")
+    _finish(audit, run_audit)
 
 
-def _finish(parser: argparse.ArgumentParser, function: str) -> None:
+def _finish(parser: argparse.ArgumentParser, act: Callable[[argparse.Namespace], int]) -> None:
     parser.add_argument("--engine", default="auto", help="auto (default), docker, local")
-    parser.set_defaults(run=_lazy(function))
+    parser.set_defaults(act=act)
 
 
-def _lazy(function: str) -> Callable[[argparse.Namespace], int]:
-    def run(args: argparse.Namespace) -> int:
-        result: int = getattr(import_module("forge_env.cli.sandbox_commands"), function)(args)
-        return result
+def run(args: argparse.Namespace) -> int:
+    """Carry out the action."""
+    code: int = args.act(args)
+    return code
 
-    return run
+
+def run_program(args: argparse.Namespace) -> int:
+    """`sandbox run`: the program's output and exit code, with limits that it met on stderr."""
+    limits: Limits = construct(Limits, dict(parse_overrides(args.limit)), "limit")
+    source = sys.stdin.read() if args.file == "-" else Path(args.file).read_text(encoding="utf-8", errors="replace")
+    stdin = "" if args.file == "-" or sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
+    spec = SandboxSpec(image=args.image, network=args.network, allow=tuple(args.allow))
+    result = asyncio.run(_run_once(args.engine, spec, source, stdin, limits, shell=args.file.endswith(".sh")))
+    sys.stdout.write(result.stdout)
+    sys.stdout.flush()
+    sys.stderr.write(result.stderr)
+    return _report(result, limits)
+
+
+async def _run_once(
+    engine_name: str, spec: SandboxSpec, source: str, stdin: str, limits: Limits, *, shell: bool
+) -> ExecResult:
+    async with open_engine(engine_name, concurrency=1, warm=0) as engine, engine.session(spec) as sandbox:
+        if not shell:
+            return await sandbox.run_python(source, stdin=stdin, limits=limits)
+        return await sandbox.exec(["bash", "-c", source], stdin=stdin, limits=limits)
+
+
+def _report(result: ExecResult, limits: Limits) -> int:
+    """Say on stderr which limit was met; the exit code a shell would give."""
+    usage = result.usage
+    spent = f"{usage.wall_s:.2f} s wall, {usage.cpu_s:.2f} s CPU, {usage.peak_memory_mb:.0f} MB"
+    if result.truncated:
+        print(f"forge-env: output was cut to {limits.output_bytes} bytes (output_bytes)", file=sys.stderr)
+    if result.timed_out:
+        print(f"forge-env: timed out after {spent} (wall_s={limits.wall_s:g}, cpu_s={limits.cpu_s:g})", file=sys.stderr)
+        return TIMED_OUT
+    if result.out_of_memory:
+        print(f"forge-env: out of memory after {spent} (memory_mb={limits.memory_mb})", file=sys.stderr)
+    if result.signal is not None:
+        print(f"forge-env: ended by signal {result.signal} after {spent}", file=sys.stderr)
+        return _SIGNALLED + result.signal
+    return result.exit_code or 0
+
+
+def run_build(args: argparse.Namespace) -> int:
+    """`sandbox build`: the name of the image that is now there."""
+    options = {"base_image": args.base_image} if args.base_image else {}
+    started = time.monotonic()
+    name = asyncio.run(open_engine(args.engine, **options).build(args.image))
+    print(f"{name}  ({time.monotonic() - started:.1f} s)")
+    return 0
+
+
+def run_ps(args: argparse.Namespace) -> int:
+    """`sandbox ps`: every sandbox of every engine."""
+    rows = [("ENGINE", "ID", "OWNER", "AGE", "IMAGE")]
+    for name in installed(GROUP):
+        for box in load_engine(name).running():
+            owner = "abandoned" if box.abandoned else f"pid {box.owner_pid}" if box.owner_pid else "elsewhere"
+            age = f"{time.time() - box.started:.0f} s" if box.started else "?"
+            rows.append((name, box.id, owner, age, box.image))
+    for row in rows:
+        print(f"{row[0]:<8} {row[1]:<14} {row[2]:<12} {row[3]:<10} {row[4]}")
+    return 0
+
+
+def run_reap(args: argparse.Namespace) -> int:
+    """`sandbox reap`: remove what dead owners left, and with `--images` what other versions built."""
+    for name in installed(GROUP):
+        engine = load_engine(name)
+        print(f"{name}: {engine.reap_abandoned()} removed")
+        for image in engine.prune() if args.images else ():
+            print(f"  {image}")
+    return 0
+
+
+def run_audit(args: argparse.Namespace) -> int:
+    """`sandbox audit`: 0 when every attack was contained."""
+    from forge_env.sandbox_audit.attacks import ATTACKS, GROUPS
+
+    groups, names = args.group or GROUPS, args.attack
+    if unknown := sorted(set(groups) - set(GROUPS)):
+        raise UsageError(f"there is no group {unknown[0]!r}", fix=f"use one of: {', '.join(GROUPS)}")
+    if names and (missing := sorted(set(names) - {attack.name for attack in ATTACKS})):
+        raise UsageError(f"there is no attack {missing[0]!r}", fix="see forge-env sandbox audit --list")
+    attacks = [attack for attack in ATTACKS if attack.group in groups and (not names or attack.name in names)]
+    if args.list:
+        for attack in attacks:
+            print(f"{attack.group:<11} {attack.name:<31} {attack.tries}")
+        return 0
+    return asyncio.run(_audit(args.engine, attacks))
+
+
+async def _audit(engine_name: str, attacks: list[Attack]) -> int:
+    from forge_env.sandbox_audit.audit import audit
+
+    broken = 0
+    async with open_engine(engine_name, concurrency=2, warm=2) as engine:
+        print(f"{len(attacks)} attacks on the {engine.name} engine")
+        async for finding in audit(engine, attacks):
+            broken += bool(finding.problems)
+            verdict = "; ".join(finding.problems) or "held"
+            print(f"  {finding.attack.group:<11} {finding.attack.name:<31} {verdict}", flush=True)
+            if finding.problems:
+                print(f"  {'':<11} {finding.attack.tries}", flush=True)
+    print(f"{len(attacks) - broken} of {len(attacks)} held")
+    return 1 if broken else 0
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    """`sandbox bench`: latency of the parts and throughput, on this machine, now."""
+    if args.seconds <= 0:
+        raise UsageError(f"--seconds {args.seconds:g} measures nothing", fix="give a positive number")
+    concurrency = args.concurrency or 2 * len(os.sched_getaffinity(0))
+    asyncio.run(_bench(args.engine, concurrency, args.seconds))
+    return 0
+
+
+WARM = 4 * len(os.sched_getaffinity(0))
+"""Sandboxes that a benchmark starts with; the pool grows from there as far as the machine's memory allows."""
+
+
+async def _bench(engine_name: str, concurrency: int, seconds: float) -> None:
+    started = time.perf_counter()
+    async with open_engine(engine_name, concurrency=concurrency, warm=min(concurrency, WARM)) as engine:
+        print(f"{engine.name} engine, {concurrency} sandboxes, started in {time.perf_counter() - started:.2f} s")
+        for what, step in _steps(engine):
+            times = sorted([await _timed(step) for _ in range(200)])
+            print(f"  {what:<34} p50 {times[100]:6.2f} ms   p99 {times[197]:6.2f} ms")
+        for what, step in _steps(engine):
+            print(f"  {what:<34} {await _rate(step, concurrency, seconds / 3):6.0f} /s", flush=True)
+
+
+def _steps(engine: SandboxEngine) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
+    cases = "".join(f"    def test_{n}(self): self.assertEqual({n} + 1, {n + 1})\n" for n in range(20))
+    unittest = f"import unittest\nclass T(unittest.TestCase):\n{cases}unittest.main()"
+    calls = [f"f({n})" for n in range(20)]
+
+    async def program(source: str) -> None:
+        async with engine.session() as sandbox:
+            _check(await sandbox.run_python(source))
+
+    async def judged() -> None:
+        async with engine.session() as sandbox:
+            _check((await sandbox.run_calls("def f(x): return x + 1", calls)).execution)
+
+    yield "acquire, print(1+1), release", lambda: program("print(1+1)")
+    yield "acquire, 20 unittest cases, release", lambda: program(unittest)
+    yield "acquire, 20 judged calls, release", judged
+
+
+def _check(result: ExecResult) -> None:
+    if not result.ok:
+        raise ForgeError(f"the benchmark's program failed: {result.stderr[-300:]}")
+
+
+async def _timed(step: Callable[[], Awaitable[None]]) -> float:
+    start = time.perf_counter()
+    await step()
+    return (time.perf_counter() - start) * 1e3
+
+
+async def _rate(step: Callable[[], Awaitable[None]], concurrency: int, seconds: float) -> float:
+    """Executions per second with `concurrency` callers."""
+    start = time.perf_counter()
+
+    async def caller() -> int:
+        count = 0
+        while time.perf_counter() - start < seconds:
+            await step()
+            count += 1
+        return count
+
+    done = await asyncio.gather(*(caller() for _ in range(concurrency)))
+    return sum(done) / (time.perf_counter() - start)

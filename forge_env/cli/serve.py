@@ -5,15 +5,29 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-from forge_env.cli.describe import environment_options
+from forge_env.cli.command import Parser, add_environment, environment_options
 from forge_env.errors import UsageError
-from forge_env.registry import environment_class, make_config
 
 
-def run_serve(args: argparse.Namespace) -> int:
+def add_arguments(parser: Parser) -> None:
+    """Describe the command."""
+    add_environment(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    parser.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default: 8000)")
+    for flag, default, text in (
+        ("--max-sessions", 64, "episodes at once"),
+        ("--step-timeout", 300.0, "seconds that a step may take"),
+        ("--idle-timeout", 1800.0, "seconds of silence after which a session is closed"),
+        ("--reconnect", 60.0, "seconds in which a client may come back to its session"),
+    ):
+        kind = type(default)
+        metavar = "N" if kind is int else "S"
+        parser.add_argument(flag, type=kind, default=default, metavar=metavar, help=f"{text} (default: {default:g})")
+
+
+def run(args: argparse.Namespace) -> int:
     """Serve until interrupted."""
-    options = environment_options(args)
-    make_config(args.name, environment_class(args.name), options)
+    name, options = environment_options(args)
     _check(args)
     try:
         from forge_env.serve.openenv import app_of, serve
@@ -25,11 +39,9 @@ def run_serve(args: argparse.Namespace) -> int:
     def ready(port: int) -> None:
         host = "localhost" if args.host in ("0.0.0.0", "127.0.0.1", "::") else args.host
         address = f"http://{host}:{port}"
-        print(f"{args.name} is served at {address} (OpenEnv) and {address}/mcp (MCP); Ctrl-C stops", flush=True)
+        print(f"{name} is served at {address} (OpenEnv) and {address}/mcp (MCP); Ctrl-C stops", flush=True)
 
-    asyncio.run(
-        serve(app_of(args.name, sandbox=args.sandbox, limits=limits, **options), args.host, args.port, ready=ready)
-    )
+    asyncio.run(serve(app_of(name, sandbox=args.sandbox, limits=limits, **options), args.host, args.port, ready=ready))
     return 0
 
 

@@ -5,32 +5,40 @@ from __future__ import annotations
 import argparse
 import shlex
 
-from forge_env.cli.main import report_error
-from forge_env.config.loader import build_config, parse_overrides, read_source
-from forge_env.plugins import load_plugin
-from forge_env.run.folder import choose_folder
+from forge_env.cli.command import Parser, report_error, tidy
+from forge_env.config.reader import build, values
+from forge_env.config.recipe import RunConfig, read_recipe
 
 
-def run_train(args: argparse.Namespace) -> int:
+def add_arguments(parser: Parser) -> None:
+    """Describe the command."""
+    parser.usage = "forge-env train FILE [--a.b VALUE | a.b=VALUE ...] [--name NAME] [--resume] [--debug]"
+    parser.description = "Train on a recipe. Every key of it can be set: --grpo.steps 20, or grpo.steps=20."
+    parser.epilog = "Ctrl-C once ends the run in order and saves it, twice stops now."
+    parser.word("FILE", "a YAML file, or the name of a bundled recipe (`forge-env config` lists them)")
+    parser.keys(RunConfig)
+    parser.add_argument("--resume", action="store_true", help="continue the run NAME from its last checkpoint")
+
+
+def run(args: argparse.Namespace) -> int:
     """Train; the exit code of the run."""
-    source = read_source(args.file)
-    config = build_config(source, parse_overrides(args.overrides))
-    folder = choose_folder(config.output_dir, args.name or config.name, source.stem, resume=args.resume)
-
+    from forge_env.plugins import load_plugin
     from forge_env.run import preflight
+    from forge_env.run.folder import choose_folder
+    from forge_env.run.launch import launch
 
-    engine = preflight.check(config, folder)
+    overrides = values(args.overrides, RunConfig)
+    source = read_recipe(args.words[0]).with_overrides(overrides)
+    config = build(RunConfig, source)
+    folder = choose_folder(config.output_dir, config.name, source.stem, resume=args.resume)
+    with source.locating():
+        engine = preflight.check(config, folder)
     print(f"recipe {source.name}, environment {config.environment.name}, sandbox engine {engine}", flush=True)
     print(f"run folder {folder.root}", flush=True)
     if args.resume:
         for change in preflight.changed_keys(config, folder.config):
             print(f"changed on resume: {change}", flush=True)
-
-    from forge_env.cli.tidy import tidy
-    from forge_env.run.launch import launch
-
     tidy()
-
     outcome = launch(
         config,
         folder,

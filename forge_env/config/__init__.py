@@ -1,6 +1,5 @@
-"""Recipes: models, loading, overrides, printing."""
+"""What can be configured (recipes, evaluations), and the one reader of it all."""
 
-from forge_env.config.loader import bundled_recipes, load_config
-from forge_env.config.recipe import RunConfig
+from forge_env.config.recipe import RunConfig, bundled_recipes, load_config
 
 __all__ = ["RunConfig", "bundled_recipes", "load_config"]

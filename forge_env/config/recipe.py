@@ -1,10 +1,15 @@
-"""The recipe: every knob of a run, validated before any process starts. A field's docstring is its documentation."""
+"""The recipe: every key of a run, validated before any process starts. A field's docstring is its documentation."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from forge_env.config.reader import Source, build, parse_overrides, read_file
 
 # ---
 # What sections of a recipe have in common.
@@ -290,36 +295,13 @@ class GRPOSection(Section):
 
 
 # ---
-# The recipe: every knob of a run, validated before any process starts. A field's docstring is its documentation.
-
-__all__ = [
-    "CheckpointSection",
-    "EnvironmentSection",
-    "EvaluationSection",
-    "GRPOSection",
-    "GeneratorSection",
-    "LoggingSection",
-    "LossSection",
-    "ModelSection",
-    "OptimizerSection",
-    "ParallelismSection",
-    "ReferenceSection",
-    "ReplaySection",
-    "RunConfig",
-    "SandboxSection",
-    "Section",
-    "TasksSection",
-    "TinyModel",
-    "TrainerSection",
-    "WarmupSection",
-    "WatchdogSection",
-]
+# The rest of a run, and the recipe as a whole.
 
 
 class EnvironmentSection(Section):
     """What is trained on."""
 
-    name: str
+    name: str = Field(examples=["coding_rlvr"])
     """Registered name of the environment (`forge-env list`)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment's own config class (`forge-env info NAME`)."""
@@ -438,7 +420,7 @@ class RunConfig(Section):
     """Seed of weights, demonstrations, sampling and minibatches; of tasks: `environment.options.seed`."""
     method: str = "grpo"
     """Entry point in `forge_env.trainers` that runs the recipe."""
-    environment: EnvironmentSection
+    environment: EnvironmentSection = Field(examples=["{name: coding_rlvr}"])
     """What is trained on."""
     tasks: TasksSection = TasksSection()
     """Which training task comes when."""
@@ -462,3 +444,43 @@ class RunConfig(Section):
     """Logs."""
     watchdog: WatchdogSection = WatchdogSection()
     """Noticing that nothing moves."""
+
+
+# ---
+# Finding recipes.
+
+
+def bundled_recipes() -> dict[str, Traversable]:
+    """Recipes that come with the package, by file name without `.yaml`."""
+    try:
+        root = files("apps")
+    except ModuleNotFoundError:
+        return {}
+    return {entry.name.removesuffix(".yaml"): entry for entry in _walk(root)}
+
+
+def _walk(folder: Traversable) -> Iterator[Traversable]:
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if entry.is_dir() and not entry.name.startswith(("_", ".")):
+            yield from _walk(entry)
+        elif entry.name.endswith((".yaml", ".yml")):
+            yield entry
+
+
+def read_recipe(file: str) -> Source:
+    """A recipe as written: a path, or the name of a bundled one.
+
+    Raises:
+        ConfigError: there is no such file, or it is not a YAML mapping.
+    """
+    return read_file(file, bundled_recipes())
+
+
+def load_config(file: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """The validated recipe: `load_config("coding_rlvr", ["--grpo.steps", "20", "seed=1"])`.
+
+    Raises:
+        ConfigError: the recipe is wrong; every mistake is on a line of its own.
+        UsageError: an override can't be parsed.
+    """
+    return build(RunConfig, read_recipe(file), parse_overrides(overrides, RunConfig))

@@ -15,9 +15,10 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from forge_env.config.evaluation import EnvironmentChoice, EvaluationConfig
+from forge_env.config.reader import Source, build
 from forge_env.environment.base import Environment
 from forge_env.errors import UsageError
-from forge_env.evaluation.config import EnvironmentChoice, build
 from forge_env.evaluation.evaluation import Evaluation
 from forge_env.evaluation.record import EvaluationResult
 from forge_env.policy import Policy
@@ -79,7 +80,7 @@ async def evaluate_async(
     classes = {_path(cls): cls for cls in given if isinstance(cls, type)}
     chosen = [{"name": _path(item)} if isinstance(item, type) else item for item in given]
     name, policy = _named_policy(model)
-    config = build({"environments": chosen, "model": name, **settings})
+    config = build(EvaluationConfig, Source("", {"environments": chosen, "model": name, **settings}))
     evaluation = Evaluation(
         config,
         policy=policy,

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forge_env.config.evaluation import ENDLESS_N, EnvironmentChoice, EvaluationConfig
+from forge_env.config.reader import read_as
 from forge_env.errors import ForgeError, UsageError, environment_code
-from forge_env.evaluation.config import ENDLESS_N, EnvironmentChoice, EvaluationConfig, build, read_yaml
 from forge_env.evaluation.estimates import PairedDifference, compare
 from forge_env.evaluation.plan import SampleResult, in_plan, split_of
 from forge_env.evaluation.record import open_folder
@@ -119,7 +120,7 @@ class Stored:
 def load(path: Path | str, *, score: str | None = None) -> Stored:
     """The evaluation in a folder; `score` replaces the configured one."""
     folder = open_folder(path)
-    config = build(read_yaml(folder.config))
+    config = read_as(EvaluationConfig, folder.config)
     latest: dict[str, SampleResult] = {}
     splits: dict[str, str] = {}
     for trajectory, result in folder.results(score or config.score):

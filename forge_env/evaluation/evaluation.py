@@ -13,11 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from forge_env.config.evaluation import EnvironmentChoice, EvaluationConfig, changes
+from forge_env.config.reader import changed_yaml, read_as
 from forge_env.endpoint.policy import EndpointPolicy
 from forge_env.endpoint.vllm_server import VLLMServer, check_checkpoint
 from forge_env.environment.base import Environment
 from forge_env.errors import ForgeError, UsageError
-from forge_env.evaluation.config import EnvironmentChoice, EvaluationConfig, build, changes, read_yaml, to_yaml
 from forge_env.evaluation.display import Display, now_and_then, open_display
 from forge_env.evaluation.metering import Meter, Usage, read_price
 from forge_env.evaluation.plan import Sample, SampleResult, check_score, plan, planned
@@ -105,7 +106,7 @@ class Evaluation:
                 fix="resume the evaluation itself, then score that again",
             )
         if self.resume:
-            before = build(read_yaml(self.folder.config))
+            before = read_as(EvaluationConfig, self.folder.config)
             if changed := changes(before, config):
                 raise UsageError(
                     f"{self.folder.root} was begun with another {', '.join(changed)}", fix="choose another --out"
@@ -114,7 +115,9 @@ class Evaluation:
                 config = self.config = config.model_copy(update={"base_url": before.base_url})
         self._meter = Meter(read_price(config.prices, config.model) if config.prices else None, config.budget)
         self._engine = WatchedEngine(self.sandboxes or LazyEngine(config.sandbox))
-        self._sources = {choice.label: Source(self._maker(choice)) for choice in config.environments}
+        self._sources = {
+            choice.label: Source(self._maker(choice, index)) for index, choice in enumerate(config.environments)
+        }
         self.samples = plan(config, {label: source.environment for label, source in self._sources.items()})
         for label, source in self._sources.items():
             check_score(config.score, label, source.environment)
@@ -140,12 +143,13 @@ class Evaluation:
         """The sample's task, as its environment makes it now."""
         return self._sources[sample.label].task(sample.split, sample.index)
 
-    def _maker(self, choice: EnvironmentChoice) -> Callable[[], Environment]:
+    def _maker(self, choice: EnvironmentChoice, index: int) -> Callable[[], Environment]:
         cls = self.classes.get(choice.name)
+        known = cls or environment_class(choice.name)
+        options = make_config(choice.name, known, choice.options, at=f"environments.{index}.options")
         if cls is None:
-            make_config(choice.name, environment_class(choice.name), choice.options)
             return partial(make, choice.name, sandboxes=self._engine, **choice.options)
-        return partial(cls, make_config(choice.name, cls, choice.options), sandboxes=self._engine)
+        return partial(cls, options, sandboxes=self._engine)
 
     def has_gold(self, sample: Sample) -> bool:
         """Whether the sample's task has a reference solution."""
@@ -217,7 +221,7 @@ class Evaluation:
         asks = self.policy is None and self._scripted is None and not self.config.model.startswith(VLLM)
         always = ["base_url"] if asks else []  # its default is this shell's
         try:
-            write_whole(self.folder.config, to_yaml(self.config, always=always))
+            write_whole(self.folder.config, changed_yaml(self.config, always))
         except OSError as error:
             raise ForgeError(
                 f"can't write {self.folder.config}: {error.strerror}", fix="free some space, or choose another --out"

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from forge_env.config.evaluation import EvaluationConfig
+from forge_env.config.reader import read_file, validate
 from forge_env.environment.base import Environment
 from forge_env.errors import ConfigError, ForgeError, InfrastructureError, did_you_mean
-from forge_env.evaluation.config import EvaluationConfig, read_yaml
 from forge_env.policy import LimitReached, Policy, PolicySession, Reply
 from forge_env.rollout.episode import open_session
 from forge_env.trajectory import Turn
@@ -29,17 +30,12 @@ class Price(BaseModel):
 
 def read_price(path: Path, model: str) -> Price:
     """The price of `model` in a file of prices; `ConfigError` when it has none."""
-    data = read_yaml(path)
-    if model not in data:
-        guess = did_you_mean(model, map(str, data))
+    source = read_file(path)
+    if model not in source.data:
+        guess = did_you_mean(model, map(str, source.data))
         fix = f"did you mean {guess!r}?" if guess else f"add `{model}: {{input: 0.5, output: 1.5}}`"
         raise ConfigError(f"{path} has no price for {model!r}", fix=fix)
-    try:
-        return Price.model_validate(data[model])
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise ConfigError(f"{path}: {model}: {where}: {problem['msg']}", fix="give input and output") from error
+    return validate(Price, source.data[model], source, (model,))
 
 
 @dataclass(slots=True)

@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from forge_env.config.evaluation import ENDLESS_N, EnvironmentChoice, EvaluationConfig
 from forge_env.environment.base import Environment
 from forge_env.environment.tool_environment import ToolEnvironment
 from forge_env.errors import UsageError
-from forge_env.evaluation.config import ENDLESS_N, EnvironmentChoice, EvaluationConfig
 from forge_env.evaluation.metering import Usage
 from forge_env.trajectory import Trajectory
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from forge_env.config.evaluation import EvaluationConfig
+from forge_env.config.reader import read_as
 from forge_env.environment.base import Environment
 from forge_env.errors import ForgeError, UsageError, environment_code
-from forge_env.evaluation.config import EvaluationConfig, build, read_yaml
 from forge_env.evaluation.evaluation import Evaluation
 from forge_env.evaluation.plan import Sample, in_plan
 from forge_env.evaluation.record import EvaluationResult, ResultsFolder, open_folder
@@ -95,7 +96,7 @@ async def rescore(
     folder = open_folder(source)
     if ResultsFolder(out).exists():
         raise UsageError(f"{out} holds an evaluation already", fix="choose another --out, or remove it")
-    config: EvaluationConfig = build(read_yaml(folder.config))
+    config = read_as(EvaluationConfig, folder.config)
     latest = {trajectory.id: trajectory for trajectory in folder.trajectories() if in_plan(config, trajectory)}
     damage = list(folder.damage)
     kept = {name: trajectory for name, trajectory in latest.items() if trajectory.valid}

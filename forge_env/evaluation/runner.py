@@ -12,11 +12,11 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
+from forge_env.config.evaluation import EvaluationConfig
 from forge_env.endpoint.errors import EndpointError
 from forge_env.endpoint.policy import EndpointPolicy
 from forge_env.environment.base import Environment
 from forge_env.errors import EnvironmentBugError, ForgeError, environment_code
-from forge_env.evaluation.config import EvaluationConfig
 from forge_env.evaluation.metering import BudgetExhaustedError, Meter, MeteredPolicy
 from forge_env.evaluation.plan import Sample, SampleResult, result_of
 from forge_env.evaluation.progress import EvaluationProgress

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forge_env.evaluation.config import EvaluationConfig
+from forge_env.config.evaluation import EvaluationConfig
 from forge_env.evaluation.estimates import Estimate, by_task, mean, passes
 from forge_env.evaluation.plan import SampleResult
 from forge_env.files import write_whole

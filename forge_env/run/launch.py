@@ -15,8 +15,8 @@ from contextlib import ExitStack
 from typing import Any, TextIO
 
 from forge_env import machine
+from forge_env.config.reader import render
 from forge_env.config.recipe import RunConfig
-from forge_env.config.render import render
 from forge_env.display.state import Display, RunState, duration
 from forge_env.errors import ForgeError
 from forge_env.files import write_whole

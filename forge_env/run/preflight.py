@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 from forge_env import machine, registry
+from forge_env.config.reader import read_as
 from forge_env.config.recipe import RunConfig
-from forge_env.errors import ForgeError, NotRegisteredError, PluginError, SandboxUnavailableError, did_you_mean
-from forge_env.plugins import installed, load_plugin
+from forge_env.errors import ForgeError, PluginError, SandboxUnavailableError, UsageError
+from forge_env.plugins import check_registered, installed, load_plugin
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import check_loggers
 
@@ -38,16 +39,11 @@ def check(config: RunConfig, folder: RunFolder) -> str:
 
 def check_plugins(config: RunConfig) -> None:
     """Trainer and loss are registered; the environment loads and takes its options."""
-    for group, name in (("forge_env.trainers", config.method), ("forge_env.losses", config.grpo.loss.name)):
-        known = installed(group)
-        if name not in known and ":" not in name:
-            kind = "training method" if group.endswith("trainers") else "loss"
-            guess = did_you_mean(name, known)
-            fix = f"did you mean {guess!r}?" if guess else f"installed: {', '.join(known) or 'none'}"
-            raise NotRegisteredError(f"there is no {kind} {name!r}", fix=fix)
+    check_registered("forge_env.trainers", config.method)
+    check_registered("forge_env.losses", config.grpo.loss.name)
     environment = config.environment
     cls = registry.environment_class(environment.name)
-    registry.make_config(environment.name, cls, environment.options)
+    registry.make_config(environment.name, cls, environment.options, at="environment.options")
 
 
 def check_packages(config: RunConfig) -> None:
@@ -197,12 +193,9 @@ def check_trainer(config: RunConfig) -> None:
 
 def changed_keys(config: RunConfig, saved: Path) -> list[str]:
     """What a resumed run changes against the recipe it began with, as `key: old -> new`."""
-    from forge_env.config.loader import build_config, parse
-    from forge_env.errors import ConfigError
-
     try:
-        old = build_config(parse(saved.read_text(encoding="utf-8"), saved.name))
-    except (OSError, ConfigError):  # written by another version: nothing to compare with
+        old = read_as(RunConfig, saved)
+    except UsageError:  # written by another version: nothing to compare with
         return []
     before, after = _flat(old.model_dump(mode="json")), _flat(config.model_dump(mode="json"))
     keys = [key for key in after if key != "name" and before.get(key) != after[key]]

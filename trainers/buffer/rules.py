@@ -10,13 +10,12 @@ One's own: a class whose constructor takes its options, named as `module:Class` 
 
 from __future__ import annotations
 
-import inspect
 import random
 from typing import Any, Protocol
 
 from forge_env.config.recipe import ReplaySection
-from forge_env.errors import NotRegisteredError, PluginError, UsageError, did_you_mean
-from forge_env.plugins import installed, load_plugin
+from forge_env.errors import PluginError
+from forge_env.plugins import make_plugin
 from trainers.buffer.types import Held
 
 
@@ -114,30 +113,17 @@ def make_rules(section: ReplaySection) -> tuple[SamplingRule, EvictionRule]:
 
     Raises:
         NotRegisteredError: there is none of that name.
-        PluginError: it can't be imported, or is no rule.
+        PluginError: it can't be imported, or is not a rule.
         UsageError: it doesn't take these options.
     """
     sampling = _make("sampling", section.sampling, SAMPLING, section.options)
     return sampling, _make("eviction", section.eviction, EVICTION, {})
 
 
-def _make(key: str, name: str, known: dict[str, Any], options: dict[str, Any]) -> Any:
+def _make(key: str, name: str, own: dict[str, Any], options: dict[str, Any]) -> Any:
+    place = f"grpo.replay.{key}"
     group = f"forge_env.{key}_rules"
-    if name not in known and ":" not in name and name not in installed(group):
-        names = [*known, *installed(group)]
-        guess = did_you_mean(name, names)
-        fix = f"did you mean {guess!r}?" if guess else f"there are {', '.join(names)}"
-        raise NotRegisteredError(f"grpo.replay.{key}: there is no rule {name!r}", fix=fix)
-    rule_class = known[name] if name in known else load_plugin(group, name)
-    if not callable(rule_class):
-        raise PluginError(f"grpo.replay.{key}: {name!r} is not a class")
-    try:
-        rule = rule_class(**options)
-    except Exception as error:  # whatever somebody's constructor says about its options
-        raise UsageError(
-            f"grpo.replay.options: {name!r} does not take {options}: {error}",
-            fix=f"its options: {', '.join(inspect.signature(rule_class).parameters) or 'none'}",
-        ) from error
+    rule = make_plugin(group, name, options, name_at=place, options_at="grpo.replay.options", own=own)
     if not callable(rule):
-        raise PluginError(f"grpo.replay.{key}: {name!r} makes a {type(rule).__name__}, which can't be called")
+        raise PluginError(f"{place}: {name!r} makes a {type(rule).__name__}, which can't be called")
     return rule

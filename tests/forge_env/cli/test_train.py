@@ -63,7 +63,7 @@ def test_debug_shows_the_traceback(recipe: Path, capfd: Capture) -> None:
     ("arguments", "code", "said"),
     [
         (["environment.name=coding_rvlr"], 2, ["there is no environment 'coding_rvlr'", "did you mean 'coding_rlvr'?"]),
-        (["--environment.options.nonsense", "1"], 2, ["nonsense", "options:"]),
+        (["--environment.options.nonsense", "1"], 2, ["--environment.options.nonsense: unknown key (known here: "]),
         (["method=grop"], 2, ["there is no training method 'grop'", "did you mean 'grpo'?"]),
         (["grpo.loss.name=gppo"], 2, ["there is no loss 'gppo'"]),
         (["grpo.stepz=1"], 2, ["--grpo.stepz: unknown key (did you mean grpo.steps?)"]),

@@ -183,7 +183,7 @@ class Endless(Whole):
     [
         (TaskDict, "TaskDict.task returned a dict", "return an fe.Task"),
         (TaskAsync, "TaskAsync.task returned a coroutine", "not async"),
-        (TaskField, "id: Input should be a valid string [", ""),
+        (TaskField, "id: should be a valid string, not 0 [", ""),
         (TaskCrash, "test_bad_environments.py:", ""),  # where the author's own code is, not the library's
         (TasksGenerator, "TasksGenerator.tasks returned a generator", "return a list"),
         (NoTasks, "NoTasks has no tasks", "define `task"),
@@ -225,7 +225,7 @@ def test_a_mistake_is_named(cls: type, said: str, fix: str, capsys: pytest.Captu
 @pytest.mark.parametrize("name", [":", "module:", ":Class", "a b:C"])
 def test_what_is_no_import_path_is_named(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", name]) == 2
-    assert "is no import path\n  -> write module:Class" in capsys.readouterr().err
+    assert "is not an import path\n  -> write module:Class" in capsys.readouterr().err
 
 
 def test_a_cleanup_that_fails_after_setup_hides_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -240,9 +240,9 @@ def test_a_cleanup_that_fails_after_setup_hides_nothing(capsys: pytest.CaptureFi
         (["--tasks", "-3"], "at least one task"),
         (["--tasks", "many"], "invalid int value"),
         (["max_turns=0"], "max_turns"),
-        (["nothing=1"], "no option 'nothing'"),
+        (["nothing=1"], "--nothing: unknown key"),
         (["seed.x=1"], "seed"),
-        (["seed=1", "seed.x=1"], "given as a value and as seed.x"),
+        (["seed=1", "seed.x=1"], "--seed.x: 'seed' is a value, not a section"),
         (["--tasks", "1", "--seed"], "needs a value"),
         (["--sandbox", "dokcer"], "did you mean 'docker'"),
     ],

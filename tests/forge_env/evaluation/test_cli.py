@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 import forge_env as fe
-from forge_env.cli.evaluate import FLAGS
+from forge_env.cli.eval import requested
 from forge_env.cli.main import build_parser, main
-from forge_env.cli.run_evaluation import read_config
-from forge_env.evaluation.config import EvaluationConfig
+from forge_env.config.evaluation import EvaluationConfig
+from forge_env.config.reader import build
 from tests.forge_env.evaluation.toys import Sums
 
 TOY = "tests.forge_env.evaluation.toys:Sums"
@@ -28,14 +28,19 @@ def out(tmp_path: Path, clean_environ: pytest.MonkeyPatch) -> str:
 
 
 def config_of(*words: str) -> EvaluationConfig:
-    parser, _ = build_parser()
-    args, args.overrides = parser.parse_known_args(["eval", *words])  # type: ignore[name-defined]
-    return read_config(args)
+    args, rest = build_parser("eval").parse_known_args(["eval", *words])
+    args.parser.read_rest(args, rest)
+    return build(EvaluationConfig, requested(args))
 
 
-def test_every_key_has_a_flag_and_every_flag_a_key() -> None:
-    flags = {name for group in FLAGS.values() for name in group}
-    assert flags | {"environments", "model", "n", "out"} == set(EvaluationConfig.model_fields)
+def test_help_explains_every_key_in_the_words_of_its_field(capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        main(["eval", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for name, field in EvaluationConfig.model_fields.items():
+        flag = f"--{name.replace('_', '-')} "
+        assert flag in shown
+        assert (field.description or "").replace("`", "") in shown
 
 
 def test_a_file_says_the_same_as_flags(tmp_path: Path) -> None:
@@ -114,21 +119,21 @@ def test_the_home_folder_is_expanded_and_text_stays_text(tmp_path: Path, clean_e
     ("words", "message"),
     [
         (["coding_rlv", "--model", "gold"], "did you mean 'coding_rlvr'?"),
-        ([TOY, "--model", "gold", "--temprature", "1"], "did you mean --temperature?"),
-        ([TOY, "--model", "gold", "max_turn=1"], "did you mean 'max_turns'?"),
-        ([f"{TOY},{OTHER}", "--model", "gold", "max_turns=1"], "write ENV.max_turns=1"),
+        ([TOY, "--model", "gold", "--temprature", "1"], "--temprature: unknown key (did you mean temperature?)"),
+        ([TOY, "--model", "gold", "max_turn=1"], "--max_turn: unknown key (did you mean max_turns?)"),
+        ([f"{TOY},{OTHER}", "--model", "gold", "max_turns=1"], "write ENV.max_turns=VALUE"),
         ([TOY], "add --model"),
         (["--model", "gold"], "name an environment"),
         ([TOY, "--model", "gold", "--resume"], "add --out DIR"),
         ([TOY, "--model", "gold", "-n", "0"], "greater than or equal to 1"),
-        (["missing.yaml"], "can't read missing.yaml"),
+        (["missing.yaml"], "there is no file 'missing.yaml'"),
         ([TOY, "--model", "m", "--base-url", "localhost:8000"], "did you mean http://localhost:8000/v1?"),
         ([TOY, "--model", "m", "--base-url", "http://"], "is no address of an endpoint"),
         ([TOY, "--model", "m", "--base-url", "http://me:pw@host/v1"], "the address of host holds a name or password"),
         ([TOY, "--model", "nosuch.module:policy"], "there is no module 'nosuch.module'"),
         ([TOY, "--model", "tests.forge_env.evaluation.toys:nosuch"], "can't be imported"),
         ([TOY, "--model", "m", "--budget", "1"], "needs `prices`"),
-        ([TOY, "--model", "m", "--budget", "1", "--prices", "missing.yaml"], "can't read missing.yaml"),
+        ([TOY, "--model", "m", "--budget", "1", "--prices", "missing.yaml"], "there is no file 'missing.yaml'"),
         ([TOY, "--model", "m", "--split", "exam"], "use one of"),
     ],
 )
@@ -140,14 +145,14 @@ def test_wrong_usage_is_exit_code_2_with_the_fix(words: list[str], message: str,
 @pytest.mark.parametrize(
     ("environments", "message"),
     [
-        (5, "a list of environments is expected, not 5"),
-        ([5], "5 is no environment: a name is expected"),
-        ([[TOY]], "is no environment: a name is expected"),
-        (None, "a list of environments is expected, not None"),
+        (5, "should be a list of environments, not 5"),
+        ([5], "5 is not an environment: give a name"),
+        ([[TOY]], "is not an environment: give a name"),
+        (None, "should be a list of environments, not None"),
         ([], "name at least one environment"),
         (" , ", "name at least one environment"),
-        ([{"label": "x"}], "'environments.0.name' is missing"),
-        ([{"name": TOY, "options": 5}], "options of"),
+        ([{"label": "x"}], "evaluation.yaml:2: environments.0.name: missing"),
+        ([{"name": TOY, "options": 5}], "--max_turns: 'options' is a value, not a section"),
     ],
 )
 def test_environments_of_a_wrong_shape_are_named(
@@ -155,7 +160,7 @@ def test_environments_of_a_wrong_shape_are_named(
 ) -> None:
     path = tmp_path / "evaluation.yaml"
     path.write_text(yaml.safe_dump({"environments": environments, "model": "gold"}))
-    assert main(["eval", str(path), *(["max_turns=3"] if "options" in message else [])]) == 2
+    assert main(["eval", str(path), *(["max_turns=3"] if "max_turns" in message else [])]) == 2
     assert message in capsys.readouterr().err
 
 

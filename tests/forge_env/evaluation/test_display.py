@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from forge_env.config.evaluation import EvaluationConfig
 from forge_env.evaluation import display as displays
-from forge_env.evaluation.config import build
 from forge_env.evaluation.display import LiveDisplay, PlainDisplay, print_tables
 from forge_env.evaluation.evaluation import Evaluation
 from forge_env.evaluation.tables import Table
@@ -52,7 +52,7 @@ async def test_errors_and_requests_in_flight_show_before_any_sample_is_done(
     stream = Screen(terminal=live, awaited="EndpointOverloadedError")
     async with Server(behave) as server:
         settings = {"environments": "tests.forge_env.evaluation.toys:Sums", "model": "m", "first_delay_s": 0.0, "n": 4}
-        config = build({**settings, "base_url": server.url, "out": tmp_path / "out"})
+        config = EvaluationConfig.model_validate({**settings, "base_url": server.url, "out": tmp_path / "out"})
         evaluation = Evaluation(config, stream=stream)
         running = asyncio.create_task(evaluation.run())
         await stream.seen.wait()
@@ -74,7 +74,9 @@ def test_text_is_drawn_as_it_is() -> None:
 async def test_notes_are_drawn_as_they_are(tmp_path: Path) -> None:
     stream = Screen(terminal=True)
     progress = Evaluation(
-        build({"environments": "tests.forge_env.evaluation.toys:Sums", "model": "gold", "out": tmp_path / "out"})
+        EvaluationConfig.model_validate(
+            {"environments": "tests.forge_env.evaluation.toys:Sums", "model": "gold", "out": tmp_path / "out"}
+        )
     ).progress
     for display in (LiveDisplay(progress, stream), PlainDisplay(progress, stream)):
         display.note("[bold]:smile:")
@@ -99,7 +101,9 @@ async def test_only_the_event_loop_draws(tmp_path: Path, monkeypatch: pytest.Mon
         seen.set()
         return "1"
 
-    config = build({"environments": "tests.forge_env.evaluation.toys:Sums", "model": "x", "out": tmp_path / "out"})
+    config = EvaluationConfig.model_validate(
+        {"environments": "tests.forge_env.evaluation.toys:Sums", "model": "x", "out": tmp_path / "out"}
+    )
     await Evaluation(config, policy=FunctionPolicy(play), stream=stream).run()
     assert seen.is_set()
     assert threads == {threading.current_thread()}
@@ -116,7 +120,9 @@ async def test_a_display_that_fails_ends_no_run(
         def write(self, text: str) -> int:
             raise BrokenPipeError(32, "Broken pipe")
 
-    config = build({"environments": "tests.forge_env.evaluation.toys:Sums", "model": "gold", "out": tmp_path / "out"})
+    config = EvaluationConfig.model_validate(
+        {"environments": "tests.forge_env.evaluation.toys:Sums", "model": "gold", "out": tmp_path / "out"}
+    )
     result = await Evaluation(config, stream=Gone(terminal=terminal)).run()
     assert (result.summary.status, result.error) == ("complete", None)
     assert "progress is no longer drawn: BrokenPipeError" in (tmp_path / "out" / "run.log").read_text()

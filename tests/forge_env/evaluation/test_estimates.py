@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_env.evaluation.config import build
+from forge_env.config.evaluation import EvaluationConfig
 from forge_env.evaluation.estimates import (
     bootstrap,
     clustered,
@@ -94,7 +94,7 @@ def test_training_and_evaluation_score_the_same_episodes_alike() -> None:
         for index in range(4)
         for epoch in range(3)
     ]
-    config = build({"environments": ["toy"], "model": "gold"})
+    config = EvaluationConfig.model_validate({"environments": ["toy"], "model": "gold"})
     summary = summarize(config, [result_of(item, "reward") for item in played], {"toy": ("eval", 12)})
     held_out = score(played, "reward")
     assert held_out == summary.environments["toy"].score

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import forge_env as fe
+from forge_env.config.evaluation import EvaluationConfig
 from forge_env.errors import ConfigError, UsageError
 from forge_env.evaluation.comparison import compare_folders
-from forge_env.evaluation.config import build
 from forge_env.evaluation.estimates import Estimate
 from forge_env.evaluation.evaluation import Evaluation
 from forge_env.evaluation.rescoring import rescore_sync
@@ -304,7 +304,9 @@ async def test_an_endpoint_end_to_end_with_usage_and_cost(out: Path) -> None:
 
 async def test_stopping_lets_samples_finish_and_resuming_completes(out: Path) -> None:
     evaluation = Evaluation(
-        build({"environments": "tests.forge_env.evaluation.toys:Sums", "model": "x", "out": out, "max_samples": 2}),
+        EvaluationConfig.model_validate(
+            {"environments": "tests.forge_env.evaluation.toys:Sums", "model": "x", "out": out, "max_samples": 2}
+        ),
         policy=FunctionPolicy(lambda messages, tools: evaluation.stop() or answer_even(messages, tools)),
     )
     result = await evaluation.run()
@@ -366,7 +368,7 @@ def test_the_collector_is_left_as_it_was(out: Path) -> None:
 
 
 def test_wrong_settings_are_named(out: Path) -> None:
-    with pytest.raises(ConfigError, match="did you mean 'temperature'"):
+    with pytest.raises(ConfigError, match=r"did you mean temperature\?"):
         fe.evaluate(Sums, "gold", temprature=1, out=out)
     with pytest.raises(ConfigError, match="needs `prices`"):
         fe.evaluate(Sums, "gold", budget=1.0, out=out)

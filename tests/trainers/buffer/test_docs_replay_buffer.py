@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from forge_env.config import load_config
-from forge_env.config.loader import build_config, parse
+from forge_env.config import RunConfig, load_config
+from forge_env.config.reader import build, parse
 from forge_env.policy import Reply
 from forge_env.trajectory import Trajectory, Turn
 from forge_env.types import Message
@@ -21,7 +21,7 @@ TEXT = (Path(__file__).resolve().parents[3] / "docs" / "replay_buffer.md").read_
 
 def test_the_recipe_is_valid() -> None:
     (recipe,) = re.findall(r"```yaml\n(.*?)```", TEXT, re.S)
-    config = build_config(parse("environment: {name: coding_rlvr}\n" + recipe, "page.yaml"))
+    config = build(RunConfig, parse("environment: {name: coding_rlvr}\n" + recipe, "page.yaml"))
     make_rules(config.grpo.replay)
     assert config.grpo.filter_groups is not load_config("coding_rlvr", []).grpo.filter_groups
 

@@ -25,8 +25,7 @@ from pydantic import Field
 import forge_env as fe
 from forge_env import machine
 from forge_env.config import RunConfig
-from forge_env.config.loader import build_config
-from forge_env.config.problems import Source
+from forge_env.config.reader import Source, build
 from forge_env.environment.single_turn import SingleTurnConfig
 from forge_env.errors import ForgeError, root_cause
 from forge_env.run import Run, RunFolder
@@ -125,7 +124,7 @@ class NoEngine:
 def make_config(overrides: Mapping[str, Any], root: Path) -> RunConfig:
     """The recipe of the dry run with overrides, by dotted key."""
     defaults = {"model.cache_dir": str(root / "cache"), "output_dir": str(root / "runs")}
-    return build_config(Source("dry_run.yaml", BASE, {}), list({**defaults, **overrides}.items()))
+    return build(RunConfig, Source("dry_run.yaml", BASE, {}), list({**defaults, **overrides}.items()))
 
 
 @contextmanager

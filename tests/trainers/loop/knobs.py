@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from forge_env.config.problems import section_of
+from forge_env.config.reader import section_of
 from forge_env.config.recipe import RunConfig, Section
 
 LISTENER = "tests.trainers.loop.dry_run:Listener"

@@ -75,8 +75,12 @@ def test_bundled_recipes_are_sound(recipe: str) -> None:
         ("evaluation.split=train", "is the split that is trained on", "choose a held-out one: eval"),
         ("evaluation.extra_splits=[nonesuch]", "evaluation.extra_splits: coding_rlvr has no split", "splits: train"),
         ("environment={name: blackjack, options: {}}", "blackjack has no split", "splits: "),
-        ("grpo.loss.options={clip_lov: 1}", "no option 'clip_lov', did you mean 'clip_low'", "its options: clip_low, "),
-        ("grpo.loss.options={clip_low: -1}", "clip_low=-1: Input should be greater than or equal to 0", "its options"),
+        (
+            "grpo.loss.options={clip_lov: 1}",
+            "options.clip_lov: unknown key (did you mean grpo.loss.options.clip_low?)",
+            "",
+        ),
+        ("grpo.loss.options={clip_low: -1}", "clip_low: should be greater than or equal to 0, not -1", ""),
         (f"grpo.loss={{name: '{__name__}:Fussy', options: {{}}}}", "no strength is right", "its options: strength"),
     ],
 )

@@ -18,8 +18,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from forge_env.cli.train import run_train
+from forge_env.cli import train
 from forge_env.config import RunConfig
+from forge_env.config.reader import Override
 from forge_env.config.recipe import ModelSection, TinyModel
 from forge_env.errors import ConfigError
 from forge_env.run import RunFolder
@@ -83,11 +84,11 @@ def command(overrides: Mapping[str, Any], root: Path) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         patch.setattr("forge_env.run.preflight.check", lambda config, folder: "none")
-        patch.setattr("forge_env.cli.tidy.tidy", lambda: None)
+        patch.setattr("forge_env.cli.train.tidy", lambda: None)
         patch.setattr("forge_env.run.launch.launch", launch)
         Path("recipe.yaml").write_text(json.dumps(BASE))
-        given = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
-        run_train(argparse.Namespace(file="recipe.yaml", overrides=given, name=None, resume=False, debug=False))
+        given = [Override(key, json.dumps(value), False) for key, value in overrides.items()]
+        train.run(argparse.Namespace(words=["recipe.yaml"], overrides=given, resume=False, debug=False))
     return seen
 
 

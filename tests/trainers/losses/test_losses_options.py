@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 torch = pytest.importorskip("torch")
 
 from forge_env.config import load_config  # noqa: E402
+from forge_env.config.reader import arguments  # noqa: E402
 from forge_env.config.recipe import LossSection  # noqa: E402
 from forge_env.errors import ForgeError, PluginError, UsageError  # noqa: E402
 from forge_env.plugins import installed  # noqa: E402
@@ -21,7 +22,7 @@ from tests.trainers.losses.test_losses import batch_of  # noqa: E402
 from trainers.loop.checks import check_loss  # noqa: E402
 from trainers.losses import LossOutput, PolicyLoss, Surrogate, TokenBatch  # noqa: E402
 from trainers.losses.corrections import CORRECTIONS, OPTIONS  # noqa: E402
-from trainers.losses.load import GROUP, loss_options, make_loss  # noqa: E402
+from trainers.losses.load import GROUP, make_loss  # noqa: E402
 from trainers.losses.padded import PaddedLoss  # noqa: E402
 from trainers.losses.types import needs  # noqa: E402
 
@@ -54,7 +55,7 @@ def observed(name: str, options: dict[str, Any]) -> tuple[float, list[float]]:
     return loss.item(), torch.autograd.grad(loss, batch.logprobs)[0].tolist()
 
 
-@pytest.mark.parametrize(("name", "option"), [(name, option) for name in OURS for option in loss_options(OURS[name])])
+@pytest.mark.parametrize(("name", "option"), [(name, option) for name in OURS for option in arguments(OURS[name])[0]])
 def test_every_option_of_every_loss_changes_something(name: str, option: str) -> None:
     changed, beside = CHANGES[option]
     assert observed(name, beside) != observed(name, {**beside, option: changed})
@@ -89,19 +90,22 @@ def test_corrections_differ(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clip_hihg": 0.3}, "no option 'clip_hihg', did you mean 'clip_high'?"),
-        ({"zeta": 1}, "no option 'zeta'"),
+        ({"clip_hihg": 0.3}, "grpo.loss.options.clip_hihg: unknown key (did you mean grpo.loss.options.clip_high?)"),
+        ({"whatever": 1}, "grpo.loss.options.whatever: unknown key (known here: clip_low, clip_high, beta"),
         ({"correction": "tiss"}, "there is no correction 'tiss': did you mean 'tis'?"),
-        ({"correction": {"name": "tis", "kap": 2}}, "there is no correction.kap: 'kap', did you mean 'cap'?"),
+        (
+            {"correction": {"name": "tis", "kap": 2}},
+            "correction.kap: unknown key (did you mean grpo.loss.options.correction.cap?)",
+        ),
         ({"correction": {"cap": 2}}, "correction"),
         ({"correction": {"name": "icepop", "low": 3, "high": 2}}, "low must be less than high"),
-        ({"kl": "k4", "beta": 1}, "kl='k4': Input should be 'k1', 'k2' or 'k3'"),
+        ({"kl": "k4", "beta": 1}, "grpo.loss.options.kl: should be 'k1', 'k2' or 'k3', not 'k4'"),
         ({"kl": "k2"}, "kl=k2 has no effect while beta is 0"),
         ({"horizon": 10}, "horizon goes with aggregation=fixed_horizon"),
         ({"aggregation": "fixed_horizon"}, "horizon goes with aggregation=fixed_horizon"),
-        ({"dual_clip": 0.5}, "dual_clip=0.5: Input should be greater than 1"),
-        ({"clip_low": 1.5}, "clip_low=1.5: Input should be less than or equal to 1"),
-        ({"beta": "much"}, "beta='much': Input should be a valid number"),
+        ({"dual_clip": 0.5}, "dual_clip: should be greater than 1, not 0.5"),
+        ({"clip_low": 1.5}, "clip_low: should be less than or equal to 1, not 1.5"),
+        ({"beta": "much"}, "beta: should be a valid number, not 'much'"),
     ],
     ids=str,
 )
@@ -109,7 +113,6 @@ def test_wrong_options_are_refused_with_what_was_meant(options: dict[str, Any], 
     with pytest.raises(UsageError) as caught:
         make_loss(LossSection(options=options))
     assert message in caught.value.message
-    assert "its options: clip_low, clip_high, beta" in (caught.value.fix or "")
 
 
 def test_a_loss_travels_to_the_trainers_process() -> None:
@@ -255,7 +258,7 @@ def test_an_unknown_argument_is_refused() -> None:
 def test_a_loss_on_flat_tokens_is_taken_as_it_is() -> None:
     loss = own("Short", scale=2)
     assert isinstance(loss, Short)
-    with pytest.raises(UsageError, match="no option 'scael', did you mean 'scale'"):
+    with pytest.raises(UsageError, match=r"options.scael: unknown key \(did you mean grpo.loss.options.scale\?\)"):
         own("Short", scael=2)
 
 

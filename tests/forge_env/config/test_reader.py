@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.config import RunConfig, bundled_recipes, load_config
-from forge_env.config.loader import build_config, parse, parse_overrides, read_source
-from forge_env.config.problems import keys
-from forge_env.config.render import render
+from forge_env.config.reader import build, keys, parse, parse_overrides, render
+from forge_env.config.recipe import read_recipe
 from forge_env.errors import ConfigError, UsageError
 
 MINIMAL = "environment:\n  name: coding_rlvr\n"
@@ -27,12 +26,12 @@ ANY = st.recursive(
 
 def mistakes(text: str, *overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        build_config(parse(text, "r.yaml"), parse_overrides(overrides))
+        build(RunConfig, parse(text, "r.yaml"), parse_overrides(overrides, RunConfig))
     return str(caught.value)
 
 
 def load(text: str, *overrides: str) -> RunConfig:
-    return build_config(parse(text, "r.yaml"), parse_overrides(overrides))
+    return build(RunConfig, parse(text, "r.yaml"), parse_overrides(overrides, RunConfig))
 
 
 @pytest.mark.parametrize(
@@ -47,18 +46,18 @@ def load(text: str, *overrides: str) -> RunConfig:
         (MINIMAL + "warmup:\n  stepps: 4\n", "r.yaml:4: warmup.stepps: unknown key (did you mean warmup.steps?)"),
         ("seed: 1\n", "r.yaml: environment: missing (add it, for example `environment: {name: coding_rlvr}`)"),
         ("environment: {}\n", "r.yaml:1: environment.name: missing"),
-        (MINIMAL + "grpo: {group_size: 1}\n", "grpo.group_size: input should be greater than or equal to 2, not 1"),
-        (MINIMAL + "grpo: {steps: many}\n", "grpo.steps: input should be a valid integer"),
+        (MINIMAL + "grpo: {group_size: 1}\n", "grpo.group_size: should be greater than or equal to 2, not 1"),
+        (MINIMAL + "grpo: {steps: many}\n", "grpo.steps: should be a valid integer"),
         (MINIMAL + "model: {tiny: {heads: 3}}\n", "model.tiny: heads must be a multiple of kv_heads"),
-        (MINIMAL + "model: {dtype: float16}\n", "input should be 'float32' or 'bfloat16', not 'float16'"),
-        (MINIMAL + "grpo: {temperature: 3}\n", "grpo.temperature: input should be less than or equal to 2, not 3"),
+        (MINIMAL + "model: {dtype: float16}\n", "should be 'float32' or 'bfloat16', not 'float16'"),
+        (MINIMAL + "grpo: {temperature: 3}\n", "grpo.temperature: should be less than or equal to 2, not 3"),
         (MINIMAL + "tasks: {explore: 0.3}\n", "tasks: explore is for a curriculum: set order to curriculum"),
         (MINIMAL + "watchdog: {end_s: 10}\n", "watchdog: end_s below warn_s"),
         (
             MINIMAL + "sandbox: {engine: local, base_image: debian}\n",
             "sandbox: base_image is for Docker: set engine to docker",
         ),
-        (MINIMAL + "grpo: 3\n", "r.yaml:3: grpo: input should be a valid dictionary"),
+        (MINIMAL + "grpo: 3\n", "r.yaml:3: grpo: should be a mapping of keys to values"),
     ],
 )
 def test_a_mistake_is_named_with_file_line_key_and_fix(text: str, expected: str) -> None:
@@ -75,9 +74,9 @@ def test_every_mistake_is_listed_in_the_order_of_the_file() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a: 1\na: 2\n", "r.yaml:2: not valid YAML: the key 'a' stands twice"),
+        ("a: 1\na: 2\n", "r.yaml:2: not valid YAML: the key 'a' is given twice"),
         ("a: [1\n", "not valid YAML"),
-        ("- 1\n", "a recipe is a mapping of keys to values, this is a list"),
+        ("- 1\n", "r.yaml: should be a mapping of keys to values, not a list"),
         ("", "r.yaml is empty"),
         ("a: \x00\n", "not valid YAML"),
         ("? [a, b]\n: 1\n", "r.yaml:1: not valid YAML: a key is a name"),
@@ -141,32 +140,32 @@ def test_files_are_found_by_path_and_by_bundled_name(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(MINIMAL)
     assert load_config(str(tmp_path / "mine.yaml")).environment.name == "coding_rlvr"
     assert "coding_rlvr" in bundled_recipes()
-    assert read_source("coding_rlvr").data == read_source("coding_rlvr.yaml").data
-    assert read_source("coding_rlvr").stem == "coding_rlvr"
+    assert read_recipe("coding_rlvr").data == read_recipe("coding_rlvr.yaml").data
+    assert read_recipe("coding_rlvr").stem == "coding_rlvr"
 
 
 @pytest.mark.parametrize("name", list(bundled_recipes()))
 def test_every_bundled_recipe_is_valid(name: str) -> None:
     config = load_config(name)
-    assert build_config(parse(render(config), "again.yaml")) == config
+    assert build(RunConfig, parse(render(config), "again.yaml")) == config
 
 
 def test_a_missing_file_suggests_what_was_meant(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(MINIMAL)
     for file, guess in ((str(tmp_path / "recipee.yaml"), "recipe.yaml"), ("coding_rvlr", "coding_rlvr")):
         with pytest.raises(ConfigError, match=f"did you mean '{guess}'"):
-            read_source(file)
+            read_recipe(file)
     with pytest.raises(ConfigError, match="is a folder"):
-        read_source(str(tmp_path))
+        read_recipe(str(tmp_path))
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="not a text file"):
-        read_source(str(tmp_path / "binary.yaml"))
+        read_recipe(str(tmp_path / "binary.yaml"))
 
 
 def test_the_rendered_recipe_explains_every_key() -> None:
     text = render(load(MINIMAL + "warmup: {}\n"))
     lines = text.splitlines()
-    for key in keys():
+    for key in keys(RunConfig):
         name = key.rpartition(".")[2]
         places = [index for index, line in enumerate(lines) if line.strip().startswith(f"{name}:")]
         assert any(lines[index - 1].strip().startswith("#") for index in places), key
@@ -182,20 +181,20 @@ def test_the_rendered_recipe_explains_every_key() -> None:
 def test_rendering_and_reading_back_changes_nothing(options: dict[str, Any], seed: int, steps: int) -> None:
     data = {"environment": {"name": "x", "options": options}, "seed": seed, "grpo": {"steps": steps}}
     config = RunConfig.model_validate(data)
-    assert build_config(parse(render(config), "again.yaml")) == config
+    assert build(RunConfig, parse(render(config), "again.yaml")) == config
 
 
 @given(ANY)
 def test_any_yaml_either_loads_or_is_refused_in_words(data: Any) -> None:
     with contextlib.suppress(ConfigError):
-        build_config(parse(yaml.safe_dump(data), "r.yaml"))
+        build(RunConfig, parse(yaml.safe_dump(data), "r.yaml"))
 
 
-@given(st.sampled_from(sorted(set(keys()))), st.text(string.ascii_lowercase, min_size=1, max_size=3))
+@given(st.sampled_from(sorted(set(keys(RunConfig)))), st.text(string.ascii_lowercase, min_size=1, max_size=3))
 def test_any_unknown_key_is_named(key: str, extra: str) -> None:
     wrong = f"{key}_{extra}zz"
     with pytest.raises(ConfigError) as caught:
-        build_config(parse(MINIMAL, "r.yaml"), [(wrong, 1)])
+        build(RunConfig, parse(MINIMAL, "r.yaml"), [(wrong, 1)])
     assert wrong.split(".")[-1] in str(caught.value) or "is a value" in str(caught.value)
 
 

@@ -1,0 +1,197 @@
+"""What the commands of `forge-env` share: the parser, words and keys of the command line, how errors are shown.
+
+A command is a module of this folder with the command's name. `add_arguments(parser)` describes it and `run(args)` does
+its work; the module is imported when its command is used.
+
+    add_arguments: parser.word(...)    plain words:         args.words
+                   parser.keys(MODEL)  keys that it takes:  args.overrides, documented by the model's own fields
+                   parser.add_argument(...)                 flags of the command itself
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, get_args, get_origin
+
+from forge_env.errors import ForgeError, UsageError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
+
+
+class Word(NamedTuple):
+    """A plain word that a command takes."""
+
+    name: str
+    help: str
+    required: bool
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse without abbreviations, with keys that are set as `--a.b VALUE`, `--a.b=VALUE` or `a.b=VALUE`."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**options, allow_abbrev=False)
+        self._words: list[Word] = []
+        self._any_number = False
+        self._model: type[BaseModel] | None = None
+        self._short: Mapping[str, str] = {}
+        self.takes_keys = False
+
+    def word(self, name: str, help_text: str, *, required: bool = True, any_number: bool = False) -> None:
+        """Take a plain word; wherever it stands among the keys."""
+        self._words.append(Word(name, help_text, required))
+        self._any_number |= any_number
+
+    def keys(self, model: type[BaseModel] | None = None, short: Mapping[str, str] | None = None) -> None:
+        """Take keys.
+
+        Args:
+            model: whose fields `--help` documents, where it is known before the command runs.
+            short: key by the letter that stands for it.
+        """
+        self.takes_keys, self._model, self._short = True, model, short or {}
+
+    def read_rest(self, args: argparse.Namespace, rest: Sequence[str]) -> None:
+        """Read words and keys into `args`, from what the command's own flags left."""
+        from forge_env.config.reader import not_understood, read_arguments
+
+        args.words, args.overrides = read_arguments(rest, self._short)
+        if missing := [word.name for word in self._words[len(args.words) :] if word.required]:
+            self.error(f"{missing[0]} is missing")
+        if not self._any_number and len(args.words) > len(self._words):
+            raise not_understood(args.words[len(self._words)])
+
+    def format_help(self) -> str:
+        """Usage, the command's own flags, and every key with its documentation."""
+        if self._words:
+            group = self.add_argument_group("arguments")
+            for word in self._words:
+                group.add_argument(word.name, metavar=word.name, help=_escaped(word.help))
+        self._words = []
+        for title, flags in (_groups(self._model) if self._model else {}).items():
+            group = self.add_argument_group(_escaped(title))
+            for key, metavar, text in flags:
+                letters = [f"-{letter}" for letter, name in self._short.items() if name == key]
+                flag = key if "." in key else key.replace("_", "-")
+                group.add_argument(*letters, f"--{flag}", metavar=metavar, help=_escaped(text))
+        self._model = None
+        return super().format_help()
+
+    def error(self, message: str) -> NoReturn:
+        """End with one message and exit code 2."""
+        raise UsageError(message, fix=f"see {self.prog} --help")
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%%").replace("`", "")
+
+
+def _groups(model: type[BaseModel]) -> dict[str, list[tuple[str, str, str]]]:
+    """For each group of keys: the key, what its value looks like, and its help. All of it is said by the model."""
+    groups: dict[str, list[tuple[str, str, str]]] = {}
+    for title, key, field, default in _documented(model):
+        groups.setdefault(title, []).append((key, *_described(field, default)))
+    return groups
+
+
+def _documented(
+    model: type[BaseModel], prefix: str = "", title: str = "", given: Any = None
+) -> Iterator[tuple[str, str, FieldInfo, Any]]:
+    """Group, dotted key, field and default of every key; a model's own keys first, then those of its base classes.
+
+    Args:
+        model: whose keys.
+        prefix: of the keys.
+        title: of their group; empty: what the docstring of each class says.
+        given: the section that stands there by default; its values are the defaults.
+    """
+    from forge_env.config.reader import section_of
+
+    own, *bases = (base for base in model.__mro__ if "__annotations__" in vars(base))
+    for base in (own, *reversed(bases)):
+        for name in vars(base)["__annotations__"]:
+            field = model.model_fields.get(name)
+            if field is not None and section_of(field.annotation) is None:
+                yield (
+                    title or (base.__doc__ or "").rstrip("."),
+                    prefix + name,
+                    field,
+                    getattr(given, name, field.default),
+                )
+    for name, field in model.model_fields.items():
+        if inner := section_of(field.annotation):
+            text = f"{prefix}{name}: {field.description}".rstrip(".")
+            yield from _documented(inner, f"{prefix}{name}.", text, getattr(given, name, field.default))
+
+
+def _described(field: FieldInfo, default: Any) -> tuple[str, str]:
+    from pydantic_core import PydanticUndefined
+
+    kinds = (field.annotation, *get_args(field.annotation))
+    choices = [str(choice) for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+    looks = "|".join(choices) or ("true|false" if bool in kinds else "VALUE")
+    if default is PydanticUndefined or default in ([], {}, "", None):
+        return looks, field.description or ""
+    shown = str(default).lower() if isinstance(default, bool) else str(default)
+    return looks, f"{field.description} (default: {shown})"
+
+
+def report_error(error: BaseException, hint: str = "this is a bug; --debug shows where") -> None:
+    """One message on stderr, with the fix on a line of its own; `hint` stands in where the error knows none."""
+    if isinstance(error, ForgeError):
+        print(f"forge-env: {error.message}", file=sys.stderr)
+        if error.fix:
+            print(f"  -> {error.fix}", file=sys.stderr)
+    elif isinstance(error, OSError):
+        place = f": {error.filename}" if error.filename else ""
+        print(f"forge-env: {error.strerror or error}{place}", file=sys.stderr)
+    else:
+        first = next(iter(str(error).strip().splitlines()), "")  # what other libraries add is for the log
+        print(f"forge-env: {type(error).__name__}: {first}", file=sys.stderr)
+        print(f"  -> {hint}", file=sys.stderr)
+
+
+def tidy() -> None:
+    """Remove temporary files and sandboxes of processes that are dead: before `train`, after every other command.
+
+    It runs in the main thread: imports in a second thread beside a command's own can see half-initialized modules.
+    """
+    from forge_env.run.scratch import reap_scratch
+    from forge_env.sandbox import reap_abandoned
+
+    reap_scratch()
+    reap_abandoned()
+
+
+def add_environment(parser: Parser) -> None:
+    """Take an environment, its options, and the engine of its sandboxes."""
+    command = parser.prog.rpartition(" ")[2]
+    parser.usage = f"forge-env {command} NAME [--key VALUE | key=VALUE ...] [--sandbox ENGINE] [...]"
+    parser.description = f"{parser.description} Options of the environment are given as --key VALUE or key=VALUE."
+    parser.word("NAME", "an installed environment (`forge-env list`), or module:Class")
+    parser.keys()
+    parser.add_argument("--sandbox", default="auto", metavar="ENGINE", help="auto (default), docker, local")
+
+
+def environment_options(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """The environment of the command line and its options, nested where their key has dots.
+
+    Raises:
+        UsageError: there is no such environment, option or sandbox engine.
+    """
+    from forge_env.config.reader import Source, validate, values
+    from forge_env.registry import environment_class
+    from forge_env.sandbox.engines import load_engine
+
+    if args.sandbox != "auto":
+        load_engine(args.sandbox)  # a wrong name is said also where no code is run
+    name = args.words[0]
+    cls = environment_class(name)
+    source = Source("", {}).with_overrides(values(args.overrides, cls.config_class))
+    validate(cls.config_class, source.data, source)
+    return name, source.data

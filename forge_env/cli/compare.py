@@ -1,0 +1,34 @@
+"""`forge-env compare`: is B better than A?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from forge_env.cli.command import Parser
+from forge_env.evaluation import comparison
+from forge_env.evaluation.display import print_tables
+from forge_env.interrupts import say
+
+
+def add_arguments(parser: Parser) -> None:
+    """Describe the command."""
+    parser.description = "Is B better than A? Paired by task: difference, interval, permutation test."
+    parser.add_argument("a", metavar="A", help="folder of the baseline")
+    parser.add_argument("b", metavar="B", help="folder of the other evaluation")
+    parser.add_argument("--score", help="reward, or a metric's name (default: what A reported)")
+    parser.add_argument("--confidence", type=float, default=0.95, help="confidence of the intervals (default: 0.95)")
+    parser.add_argument("--json", action="store_true", help="machine-readable")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare two folders."""
+    found = comparison.compare_folders(args.a, args.b, score=args.score, confidence=args.confidence)
+    for damage in found.damage:
+        say(f"forge-env: {damage}")
+    if args.json:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        print_tables(comparison.tables(found), comparison.FOOTNOTES, sys.stdout)
+    return 0

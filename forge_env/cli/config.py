@@ -1,0 +1,29 @@
+"""`forge-env config`: a recipe as it will run, with its documentation."""
+
+from __future__ import annotations
+
+import argparse
+
+from forge_env.cli.command import Parser
+from forge_env.config.reader import build, render, values
+from forge_env.config.recipe import RunConfig, bundled_recipes, read_recipe
+
+
+def add_arguments(parser: Parser) -> None:
+    """Describe the command."""
+    parser.usage = "forge-env config [FILE] [--a.b VALUE | a.b=VALUE ...]"
+    parser.description = (
+        "Print a recipe with every key explained, as `train` would run it. Without FILE, list the bundled recipes."
+    )
+    parser.word("FILE", "a YAML file, or the name of a bundled recipe", required=False)
+    parser.keys()
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the recipe, or the names of the bundled ones."""
+    if not args.words:
+        for name in bundled_recipes():
+            print(name)
+        return 0
+    print(render(build(RunConfig, read_recipe(args.words[0]), values(args.overrides, RunConfig))), end="")
+    return 0

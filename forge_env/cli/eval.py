@@ -1,0 +1,184 @@
+"""`forge-env eval`: what to evaluate comes from a file, a folder that is resumed, and the command line over them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from forge_env.cli.command import Parser, report_error
+from forge_env.config.evaluation import EvaluationConfig, environment_entries, short_name
+from forge_env.config.reader import KeyPath, Override, Problem, Source, build, read_file, replaced, values
+from forge_env.errors import ConfigError, UsageError, did_you_mean
+from forge_env.interrupts import INTERRUPTED, run_until_interrupted, say
+from forge_env.registry import environment_class
+
+if TYPE_CHECKING:
+    from forge_env.evaluation.evaluation import Evaluation
+    from forge_env.evaluation.record import EvaluationResult
+
+EPILOG = """\
+examples:
+  forge-env eval coding_rlvr --model gold                            the reference solutions: is all well?
+  forge-env eval coding_rlvr --model qwen3-8b --base-url http://localhost:8000/v1 -n 100 --epochs 4
+  forge-env eval coding_rlvr --model vllm:runs/first/checkpoints/step-000100/model
+                                                                     starts vLLM itself
+  forge-env eval evaluation.yaml --temperature 0.7                   the same keys in a file; flags override them
+  forge-env eval --out runs/first --resume                           what is missing, and what infrastructure lost
+Ctrl-C once finishes the samples under way, twice stops now; neither loses a finished sample.
+"""
+
+
+def add_arguments(parser: Parser) -> None:
+    """Describe the command."""
+    parser.usage = "forge-env eval ENV[,ENV...]|FILE [key=value ...] --model M [-n N] [--out DIR] [--resume] [...]"
+    parser.description = """\
+Evaluate a model or policy on environments, or as a YAML file says. Every key below may stand in the file, and can be
+set as --key VALUE, --key=VALUE or key=VALUE. Any other key is an option of the environment; of several environments,
+write ENV.key=VALUE."""
+    parser.epilog = EPILOG
+    parser.word(
+        "ENV", "environments (`forge-env list`, or module:Class), or a YAML file", required=False, any_number=True
+    )
+    parser.keys(EvaluationConfig, short={"m": "model", "n": "n", "o": "out"})
+    parser.add_argument("--resume", action="store_true", help="continue what the folder --out holds")
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate; 0 when every sample was played and none was lost."""
+    from forge_env.evaluation.evaluation import Evaluation
+    from forge_env.evaluation.tables import counted
+
+    source = requested(args)
+    config = build(EvaluationConfig, source)
+    with source.locating():
+        evaluation = Evaluation(config, resume=args.resume, stream=sys.stderr)
+    say(f"{counted(len(evaluation.samples), 'sample')}; results in {evaluation.folder.root}")
+    try:
+        result = run_until_interrupted(evaluation.run(), finish=lambda: finish([evaluation]))
+    except KeyboardInterrupt:
+        return _interrupted(evaluation)
+    if args.json:
+        print(json.dumps(result.summary.to_dict(), indent=2))
+    else:
+        show(result)
+    if result.error is not None:
+        report_error(result.error)
+        return 1
+    if evaluation.stopped and result.summary.status != "complete":
+        return _interrupted(evaluation)
+    if result.summary.status != "complete":
+        lost = sum(sum(item.invalid.values()) for item in result.summary.environments.values())
+        were = "was" if lost == 1 else "were"
+        say(f"forge-env: {counted(lost, 'sample')} {were} lost to infrastructure, see {evaluation.folder.log}")
+        say(f"  -> {_resume_hint(evaluation)} plays them again")
+        return 1
+    return 0
+
+
+def finish(evaluations: Sequence[Evaluation]) -> str | None:
+    """Start no more samples; what is being finished, None where nothing has begun."""
+    playing = [evaluation for evaluation in evaluations if evaluation.playing]
+    for evaluation in playing:
+        evaluation.stop()
+    return "the samples under way" if playing else None
+
+
+def show(result: EvaluationResult) -> None:
+    """Print the figures."""
+    from forge_env.evaluation.display import print_tables
+    from forge_env.evaluation.tables import footnotes, tables
+
+    print_tables(tables(result.summary), [*footnotes(result.summary), f"results: {result.folder}"], sys.stdout)
+
+
+def _interrupted(evaluation: Evaluation) -> int:
+    say(f"interrupted; every finished sample is kept. Continue: {_resume_hint(evaluation)}")
+    return INTERRUPTED
+
+
+def _resume_hint(evaluation: Evaluation) -> str:
+    return f"forge-env eval --out {evaluation.folder.root} --resume"
+
+
+def requested(args: argparse.Namespace) -> Source:
+    """What the command line asks for: a resumed folder's configuration, a file over it, keys and options over both."""
+    source = Source("", {})
+    overrides: list[Override] = args.overrides
+    if args.resume:
+        source = _recorded(next((item.text for item in reversed(overrides) if item.key == "out"), None))
+    files = [word for word in args.words if word.endswith((".yaml", ".yml"))]
+    if len(files) > 1:
+        raise UsageError(f"{len(files)} files are given: {', '.join(files)}", fix="evaluate as one of them says")
+    if files:
+        file = read_file(files[0])
+        source = replace(file, data=source.data | file.data)
+    if chosen := [name for word in args.words if word not in files for name in word.split(",") if name.strip()]:
+        source = source.with_overrides([("environments", chosen)])
+    source = source.with_overrides(values((item for item in overrides if item.key == "environments"), EvaluationConfig))
+    if "environments" not in source.data:
+        raise UsageError("nothing to evaluate on", fix="name an environment (forge-env list) or a YAML file")
+    try:
+        entries: list[dict[str, Any]] = [dict(entry) for entry in environment_entries(source.data["environments"])]
+    except ValueError as error:
+        raise source.refuse([Problem(("environments",), str(error))], error) from error
+    own: list[Override] = []
+    written: dict[KeyPath, str] = {}
+    for item in overrides:
+        if (place := _option(item, entries)) is None:
+            own.append(item)
+            continue
+        index, path = place
+        entries[index] = replaced(entries[index], ("options", *path), item.value(), item.written)
+        written["environments", str(index), "options", *path] = item.written
+    for entry in entries:  # a flag holds for every environment
+        for key in {"n", "split"} & {item.key for item in own}:
+            entry.pop(key, None)
+    source = source.with_overrides(values(own, EvaluationConfig))
+    if source.data.get("model") is None:
+        raise UsageError("no model is given", fix="add --model NAME, vllm:PATH, gold or random")
+    return replace(source, data={**source.data, "environments": entries}, written={**source.written, **written})
+
+
+def _recorded(out: str | None) -> Source:
+    from forge_env.evaluation.record import ResultsFolder
+
+    if out is None:
+        raise UsageError("--resume needs to know which evaluation", fix="add --out DIR")
+    folder = ResultsFolder(out)
+    if not folder.config.exists():
+        raise UsageError(f"{out} holds no evaluation to resume")
+    return read_file(folder.config)
+
+
+def _option(item: Override, entries: list[dict[str, Any]]) -> tuple[int, KeyPath] | None:
+    """Environment and option that a key of the command line sets; None where it is a key of the evaluation.
+
+    Raises:
+        ConfigError: it could be both, or an option of several environments.
+    """
+    names = [str(entry.get("name")) for entry in entries]
+    labels = {short_name(name): index for index, name in enumerate(names)}
+    labels |= {str(entry.get("label") or names[index]): index for index, entry in enumerate(entries)}
+    for label, index in labels.items():
+        if item.written.startswith(f"{label}."):
+            return index, tuple(item.written.removeprefix(f"{label}.").replace("-", "_").split("."))
+    path = tuple(item.key.split("."))
+    own = EvaluationConfig.model_fields
+    if path[0] in own and item.flag:
+        return None
+    options = {key for name in names for key in environment_class(name).config_class.model_fields}
+    if path[0] in own and path[0] in options:
+        raise ConfigError(
+            f"{item.written!r} is a key of the evaluation and an option of the environment",
+            fix=f"write --{item.written} VALUE for the one, {next(iter(labels))}.{item.written}=VALUE for the other",
+        )
+    if path[0] in own or (did_you_mean(path[0], own) and not did_you_mean(path[0], options)):
+        return None
+    if len(entries) > 1:
+        raise ConfigError(f"{item.written!r} is an option of which environment?", fix=f"write ENV.{item.written}=VALUE")
+    return 0, path

@@ -1,0 +1,93 @@
+"""`forge-env info`: what an author or user of an environment wants to know."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from forge_env.cli.command import Parser, add_environment, environment_options
+from forge_env.environment.base import Environment
+from forge_env.interrupts import run_until_interrupted
+from forge_env.registry import make
+from forge_env.sandbox.engines import LazyEngine
+from forge_env.tasks.splits import check_split, count_tasks
+from forge_env.types import Message
+from forge_env.validation.checks import conversation, example_episode
+
+
+def add_arguments(parser: Parser) -> None:
+    """Describe the command."""
+    add_environment(parser)
+    parser.add_argument("--json", action="store_true", help="machine-readable, without the example episode")
+    parser.add_argument("--no-example", action="store_true", help="leave the example episode out")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print it."""
+    name, options = environment_options(args)
+    env = make(name, **options)
+    facts = describe(name, env)
+    if args.json:
+        print(json.dumps(facts, indent=2, default=str))
+        return 0
+    print(f"{name}: {facts['summary']}\n")
+    print("tasks")
+    for split, count in facts["splits"].items():
+        print(f"  {split:<12} {'endless' if count is None else count}")
+    print("\noptions")
+    for option in facts["options"]:
+        print(f"  {option['name']} = {option['value']!r}  ({option['type']})\n      {option['description']}")
+    print("\ntools" if facts["tools"] else "\ntools: none")
+    for tool in facts["tools"]:
+        print(f"  {tool['name']}: {tool['description']}")
+        print(f"      {json.dumps(tool['parameters'])}")
+    rewarded = [f"{name} x {weight:g}" if weight != 1 else name for name, weight in facts["rewards"].items() if weight]
+    print(f"\nrewarded: {', '.join(rewarded) or 'by the environment itself'}; a perfect episode: {env.max_reward:g}")
+    if logged := [name for name, weight in facts["rewards"].items() if not weight]:
+        print(f"logged: {', '.join(logged)}")
+    if not args.no_example:
+        print("\nexample episode")
+        run_until_interrupted(_print_example(name, options, args.sandbox))
+    return 0
+
+
+def describe(name: str, env: Environment) -> dict[str, Any]:
+    """Everything `info` shows but the example, JSON-ready."""
+    fields = type(env.config).model_fields
+    rubric = getattr(env, "rubric", None)
+    return {
+        "name": name,
+        "summary": ((type(env).__doc__ or "").strip().splitlines() or [""])[0],
+        "api_version": env.api_version,
+        "splits": dict.fromkeys(env.splits, 0) | count_tasks(env),
+        "options": [
+            {
+                "name": key,
+                "value": getattr(env.config, key),
+                "type": str(getattr(field.annotation, "__name__", field.annotation)),
+                "description": field.description or "",
+            }
+            for key, field in fields.items()
+        ],
+        "tools": [tool.model_dump() for tool in env.tools],
+        "rewards": {} if rubric is None else rubric.weights,
+    }
+
+
+async def _print_example(name: str, options: dict[str, Any], sandbox: str) -> None:
+    async with LazyEngine(sandbox) as engine:
+        trajectory = await example_episode(
+            lambda: make(name, sandboxes=engine, **options), check_split(make(name, **options), None)
+        )
+    for message in conversation(trajectory):
+        print(show(message))
+    print(f"  reward {trajectory.reward:g}  {json.dumps(trajectory.metrics)}")
+
+
+def show(message: Message, *, limit: int = 1500) -> str:
+    """A message as indented text."""
+    calls = [f"-> {call.function.name}({call.function.arguments})" for call in message.tool_calls]
+    text = "\n".join(filter(None, [message.content, *calls]))
+    text = text if len(text) <= limit else f"{text[:limit]} [... {len(text) - limit} more characters]"
+    return "\n".join(f"  {line}" for line in f"[{message.role}] {text}".splitlines())

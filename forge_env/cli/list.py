@@ -1,0 +1,31 @@
+"""`forge-env list`: every environment, also those that can't be loaded, with the reason."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from forge_env.cli.command import Parser
+from forge_env.registry import list_environments
+
+
+def add_arguments(parser: Parser) -> None:
+    """Describe the command."""
+    parser.add_argument("--json", action="store_true", help="machine-readable")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print every environment; a broken one with its reason."""
+    entries = list_environments()
+    if args.json:
+        shown = ("name", "target", "source", "summary", "needs", "error")
+        print(json.dumps([{key: getattr(entry, key) for key in shown} for entry in entries], indent=2))
+        return 0
+    width = max((len(entry.name) for entry in entries), default=0)
+    for entry in entries:
+        needs = f" (needs {', '.join(entry.needs)})" if entry.needs else ""
+        print(f"{entry.name:<{width}}  {entry.summary if entry.error is None else 'BROKEN: ' + entry.error}{needs}")
+        print(f"{'':<{width}}  from {entry.source} ({entry.target})")
+    if not entries:
+        print("no environment is installed; write one: forge-env new my_env")
+    return 0

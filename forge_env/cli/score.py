@@ -1,0 +1,52 @@
+"""`forge-env score`: the transcripts of an evaluation, scored again by the environment as it is now."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from forge_env.cli.command import Parser, report_error
+from forge_env.cli.eval import finish, show
+from forge_env.evaluation.evaluation import Evaluation
+from forge_env.evaluation.rescoring import rescore
+from forge_env.evaluation.tables import counted
+from forge_env.interrupts import INTERRUPTED, run_until_interrupted, say
+
+
+def add_arguments(parser: Parser) -> None:
+    """Describe the command."""
+    parser.description = "Play the recorded messages into the environment as it is now, and score what results."
+    parser.add_argument("folder", metavar="DIR", help="folder of an evaluation")
+    parser.add_argument("-o", "--out", metavar="DIR", help="folder of the new scores (default: DIR-rescored)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Score the transcripts of a folder again."""
+    out = args.out or f"{args.folder.rstrip('/')}-rescored"
+    running: list[Evaluation] = []
+    work = rescore(args.folder, out, stream=sys.stderr, on_start=running.append)
+    try:
+        rescored = run_until_interrupted(work, finish=lambda: finish(running))
+    except KeyboardInterrupt:
+        say("interrupted")
+        return INTERRUPTED
+    show(rescored.result)
+    print(f"{counted(len(rescored.changed), 'score')} changed; forge-env compare {args.folder} {out}")
+    for name, before, now in rescored.changed[:20]:
+        print(f"  {name}: {before:g} -> {now:g}")
+    if rescored.diverged:
+        print(f"in {counted(len(rescored.diverged), 'sample')} the environment answered otherwise than it did")
+    if rescored.result.error is not None:
+        report_error(rescored.result.error)
+    for damage in rescored.damage:
+        say(f"forge-env: {damage}")
+    if rescored.unscored:
+        _report_unscored(rescored.unscored, f"{out}/rescored.json")
+    return 0 if rescored.result.summary.status == "complete" and not rescored.unscored else 1
+
+
+def _report_unscored(unscored: dict[str, str], path: str) -> None:
+    say(f"forge-env: {counted(len(unscored), 'sample')} could not be scored again:")
+    for name, reason in list(unscored.items())[:5]:
+        say(f"  {name}: {reason}")
+    say(f"  -> all are in {path}; the figures are of the others")

@@ -1,0 +1,64 @@
+"""`forge-env validate`: every check as it finishes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from forge_env.cli.command import Parser, add_environment, environment_options
+from forge_env.interrupts import run_until_interrupted
+from forge_env.registry import make
+from forge_env.sandbox.engines import LazyEngine
+from forge_env.validation.checks import Validator
+
+PATIENCE_S = 20.0
+DOING = {"reset": "reset and setup", "environment": "step (tools, scoring)", "close": "close and cleanup"}
+MARKS = {"ok": "ok", "note": "--", "failed": "!!"}
+
+
+def add_arguments(parser: Parser) -> None:
+    """Describe the command."""
+    add_environment(parser)
+    parser.add_argument("--tasks", type=int, default=20, metavar="N", help="tasks of each split (default: 20)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print every check as it finishes; 1 when one failed."""
+    name, options = environment_options(args)
+    failed = run_until_interrupted(_validate(name, options, args))
+    print(f"\n{name}: {f'{failed} check(s) failed' if failed else 'sound'}")
+    return 1 if failed else 0
+
+
+async def _validate(name: str, options: dict[str, Any], args: argparse.Namespace) -> int:
+    failed = 0
+    async with LazyEngine(args.sandbox) as engine:
+        validator = Validator(lambda: make(name, sandboxes=engine, **options), num_tasks=args.tasks)
+        with _naming_what_stands_still(validator):
+            async for check in validator.run():
+                failed += check.status == "failed"
+                print(f"{MARKS[check.status]} {check.name}: {check.detail}", flush=True)
+    return failed
+
+
+@contextmanager
+def _naming_what_stands_still(validator: Validator) -> Iterator[None]:
+    """In a thread, which also speaks when the environment's code holds up the event loop."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(PATIENCE_S):
+            task, doing, waited_s = validator.longest_wait()
+            if waited_s >= PATIENCE_S:
+                where = DOING.get(doing, doing)
+                print(f"   task {task!r}: in {where} for {waited_s:.0f} s; Ctrl-C stops", file=sys.stderr, flush=True)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
