@@ -26,6 +26,20 @@ async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list
     return [task.result() for task in tasks]
 
 
+async def to_its_end(work: asyncio.Future[T]) -> T:
+    """Await `work`, however often this task is cancelled meanwhile; only then is it cancelled."""
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    result = work.result()
+    if cancelled is not None:
+        raise cancelled
+    return result
+
+
 class _Worker:
     """A daemon thread that runs one function after the other, and waits in the pool between two."""
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forge_env.errors import ForgeError, InfrastructureError, UsageError
+from forge_env.errors import ForgeError, InfrastructureError
 from forge_env.types import Message, Observation, Task, ToolSpec
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 NO_TOKENS: Any = ()
 """Stands for an empty array where nobody gives tokens, so that numpy isn't needed there."""
+TOKEN_FIELDS = ("prompt_ids", "token_ids", "logprobs", "versions")
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +55,7 @@ class Reply:
     continues: int = 0
 
     def __post_init__(self) -> None:
-        if len(self.prompt_ids) or len(self.token_ids):
+        if self.has_tokens:
             import numpy as np
 
             self.prompt_ids, self.token_ids, self.versions = (
@@ -63,7 +64,12 @@ class Reply:
             self.logprobs = np.asarray(self.logprobs, np.float32)
             if not len(self.token_ids) == len(self.logprobs) == len(self.versions):
                 counts = f"{len(self.token_ids)}, {len(self.logprobs)} and {len(self.versions)}"
-                raise UsageError(f"{counts} sampled tokens, log-probs and versions in a reply", fix="give one for each")
+                raise ValueError(f"{counts} sampled tokens, log-probs and versions in a reply: there is one of each")
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether it says which tokens it was conditioned on, or sampled."""
+        return bool(self.prompt_length or len(self.token_ids))
 
     @property
     def prompt_length(self) -> int:
@@ -76,7 +82,7 @@ class Reply:
         Returns:
             `before` of the next turn.
         """
-        if not len(self.prompt_ids):
+        if not self.has_tokens:
             return before
         import numpy as np
 
@@ -91,7 +97,7 @@ class Reply:
             return NotImplemented
         return all(
             list(getattr(self, name)) == list(getattr(other, name))
-            if name in ("prompt_ids", "token_ids", "logprobs", "versions")
+            if name in TOKEN_FIELDS
             else getattr(self, name) == getattr(other, name)
             for name in self.__slots__
         )

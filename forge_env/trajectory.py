@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_env.errors import UsageError
 from forge_env.files import LineWriter
-from forge_env.policy import NO_TOKENS, Reply
+from forge_env.policy import NO_TOKENS, TOKEN_FIELDS, Reply
+from forge_env.schema import with_schema, without_schema
 from forge_env.types import Message
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from forge_env.policy import BoolArray, FloatArray, IntArray
 
 
@@ -150,7 +156,7 @@ class Trajectory:
         prompt: list[IntArray] = []  # the conversation's tokens since it last began anew
         length = 0
         for reply in (turn.reply for turn in self.turns):
-            if not len(reply.prompt_ids) and not len(reply.token_ids):
+            if not reply.has_tokens:
                 continue
             if reply.continues and reply.continues != length:
                 raise UsageError(
@@ -172,35 +178,159 @@ class Trajectory:
         return [joined.segment() for joined in found]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready dictionary; `from_dict` reads it back."""
+        """JSON-ready dictionary; `from_dict` reads it back. See `Record format` below."""
         data = {name: getattr(self, name) for name in self.__slots__ if name not in ("turns", "final_observation")}
-        data["turns"] = [
-            {
-                **{name: getattr(turn, name) for name in ("reward", "generate_s", "step_s")},
-                **{name: getattr(turn.reply, name) for name in ("stop_reason", "forked", "metadata", "continues")},
-                **{
-                    name: [] if not len(getattr(turn.reply, name)) else getattr(turn.reply, name).tolist()
-                    for name in ("prompt_ids", "token_ids", "logprobs", "versions")
-                },
-                "observation": [message.to_openai() for message in turn.observation],
-                "message": turn.message.to_openai(),
-            }
-            for turn in self.turns
-        ]
+        data["turns"] = [_turn_to_dict(turn) for turn in self.turns]
         data["final_observation"] = [message.to_openai() for message in self.final_observation]
-        return data
+        replies = [turn.reply for turn in self.turns if turn.reply.has_tokens]
+        if replies:
+            import numpy as np
+
+            ids = [ids for reply in replies for ids in (reply.prompt_ids, reply.token_ids)]
+            versions = runs(np.concatenate([reply.versions for reply in replies]))
+            data["tokens"] = {
+                "ids": _ids_to_text(np.concatenate(ids)),
+                "logprobs": _floats_to_text(np.concatenate([reply.logprobs for reply in replies])),
+                "versions": np.stack(versions, 1).tolist(),
+            }
+        return with_schema(data, SCHEMA)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Trajectory:
-        """Rebuild what `to_dict` wrote."""
-        turns = []
-        for item in data["turns"]:
-            own = {name: item[name] for name in ("reward", "generate_s", "step_s") if name in item}
-            rest = {name: value for name, value in item.items() if name not in own and name != "observation"}
-            reply = Reply(**{**rest, "message": Message.model_validate(item["message"])})
-            turns.append(Turn([Message.model_validate(message) for message in item["observation"]], reply, **own))
+        """Rebuild what `to_dict` wrote, or an earlier version of it."""
+        old = data.get("schema", 1) == 1
+        data = without_schema(data, "the trajectory", SCHEMA)
+        turns = _turns_of_version_1(data) if old else _turns(data)
         final = [Message.model_validate(message) for message in data.get("final_observation", [])]
         return cls(**{**data, "turns": turns, "final_observation": final})
+
+
+# ---
+# Record format: one JSON object, in which messages are plain text and the tokens of all turns are three values.
+#
+# schema 2   turns[i].tokens = [continues, prompt, sampled], numbers of tokens; a turn without tokens has none.
+#            tokens.ids       prompt and sampled ids turn by turn, as "uW:BASE64": W bytes an id, little-endian.
+#            tokens.logprobs  of the sampled tokens, as "f4:BASE64": float32, the lowest byte of all, then the next, ...
+#            tokens.versions  of the sampled tokens, as runs: [version, how often], ...
+#            A "z" before the colon: the bytes are compressed with zlib.
+# schema 1   (without a "schema") each turn holds its whole prompt, its tokens, log-probs and versions, as lists.
+
+SCHEMA = 2
+_TIMES = ("reward", "generate_s", "step_s")
+
+
+def runs(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """`(value, how often in a row)` of a vector."""
+    import numpy as np
+
+    starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]])[: len(values)])
+    return values[starts], np.diff(starts, append=len(values))
+
+
+def _turn_to_dict(turn: Turn) -> dict[str, Any]:
+    reply = turn.reply
+    data = {
+        "observation": [message.to_openai() for message in turn.observation],
+        "message": reply.message.to_openai(),
+        **{name: getattr(turn, name) for name in _TIMES},
+        "stop_reason": reply.stop_reason,
+        "forked": reply.forked,
+        "metadata": reply.metadata,
+    }
+    if reply.has_tokens:
+        data["tokens"] = [reply.continues, len(reply.prompt_ids), len(reply.token_ids)]
+    return data
+
+
+def _turns(data: dict[str, Any]) -> list[Turn]:
+    """The turns of a record, whose tokens are taken out of it."""
+    tokens = data.pop("tokens", None)
+    parts: list[tuple[Any, ...]] = []
+    counts = [turn["tokens"] for turn in data["turns"] if "tokens" in turn]
+    if tokens is not None:
+        import numpy as np
+
+        lengths = np.array(counts, np.int64).reshape(-1, 3)
+        values, repeats = np.array(tokens["versions"], np.int64).reshape(-1, 2).T
+        ids = np.split(_ids_from_text(tokens["ids"]), np.cumsum(lengths[:, 1:].ravel())[:-1])
+        ends = np.cumsum(lengths[:, 2])[:-1]
+        logprobs = np.split(_floats_from_text(tokens["logprobs"]), ends)
+        versions = np.split(np.repeat(values, repeats), ends)
+        parts = list(zip(ids[::2], ids[1::2], logprobs, versions, strict=True))
+    taken = iter(zip(counts, parts, strict=True))
+    turns = []
+    for item in data["turns"]:
+        reply = Reply(
+            Message.model_validate(item["message"]),
+            stop_reason=item["stop_reason"],
+            forked=item["forked"],
+            metadata=item["metadata"],
+        )
+        if "tokens" in item:
+            (continues, *lengths), arrays = next(taken)
+            if [len(arrays[0]), len(arrays[1])] != lengths:
+                raise ValueError("fewer or more tokens than its turns say")
+            reply = replace(reply, **dict(zip(TOKEN_FIELDS, arrays, strict=True)), continues=continues)
+        observation = [Message.model_validate(message) for message in item["observation"]]
+        turns.append(Turn(observation, reply, **{name: item[name] for name in _TIMES}))
+    return turns
+
+
+def _turns_of_version_1(data: dict[str, Any]) -> list[Turn]:
+    turns, before = [], NO_TOKENS
+    for item in data["turns"]:
+        rest = {name: value for name, value in item.items() if name not in (*_TIMES, "observation")}
+        reply = Reply(**{**rest, "message": Message.model_validate(item["message"])})
+        before, reply.forked = reply.follow(before), item.get("forked", False)
+        observation = [Message.model_validate(message) for message in item["observation"]]
+        turns.append(Turn(observation, reply, **{name: item[name] for name in _TIMES if name in item}))
+    return turns
+
+
+def _to_text(kind: str, content: bytes) -> str:
+    packed = zlib.compress(content, 1)  # higher levels save a tenth, and take four times as long
+    if len(packed) < len(content):
+        kind, content = f"{kind}z", packed
+    return f"{kind}:{base64.b64encode(content).decode()}"
+
+
+def _from_text(text: str, kind: str) -> tuple[str, bytes]:
+    """`(kind, content)`, where the kind begins as named."""
+    found, _, coded = text.partition(":")
+    if not found.startswith(kind):
+        raise ValueError(f"tokens are {found[:20]!r} where {kind!r} is expected")
+    content = base64.b64decode(coded, validate=True)
+    return found, zlib.decompress(content) if found.endswith("z") else content
+
+
+def _ids_to_text(ids: IntArray) -> str:
+    import numpy as np
+
+    width = max(1, -(-int(ids.view(np.uint32).max(initial=0)).bit_length() // 8))
+    return _to_text(f"u{width}", ids.astype("<i4").view(np.uint8).reshape(-1, 4)[:, :width].tobytes())
+
+
+def _ids_from_text(text: str) -> IntArray:
+    import numpy as np
+
+    kind, content = _from_text(text, "u")
+    width = int(kind[1])
+    whole = np.zeros((len(content) // width, 4), np.uint8)
+    whole[:, :width] = np.frombuffer(content, np.uint8).reshape(-1, width)
+    return whole.view("<i4").ravel()
+
+
+def _floats_to_text(values: FloatArray) -> str:
+    import numpy as np
+
+    return _to_text("f4", values.astype("<f4").view(np.uint8).reshape(-1, 4).T.tobytes())
+
+
+def _floats_from_text(text: str) -> FloatArray:
+    import numpy as np
+
+    planes = np.frombuffer(_from_text(text, "f4")[1], np.uint8).reshape(4, -1)
+    return np.ascontiguousarray(planes.T).view("<f4").ravel()
 
 
 # ---
@@ -211,11 +341,23 @@ class Trajectory:
 
 
 class TrajectoryWriter(LineWriter):
-    """Appends trajectories to a file; every record is handed to the operating system as it is written."""
+    """Appends trajectories to a file; every record is handed to the operating system as it is written.
+
+    Used from one thread at a time. An event loop leaves it to a thread: a long episode takes milliseconds.
+    """
 
     def write(self, trajectory: Trajectory) -> None:
-        """Append one record, or hold it while the disk is full (see `LineWriter`)."""
-        self.append(json.dumps(trajectory.to_dict(), separators=(",", ":")).encode())
+        """Append one record, or hold it while the disk is full (see `LineWriter`).
+
+        Raises:
+            TypeError, ValueError, RecursionError: what a policy or an environment put in it is not JSON.
+        """
+        data = trajectory.to_dict()
+        try:
+            line = json.dumps(data, separators=(",", ":"), ensure_ascii=False).encode()
+        except UnicodeEncodeError:  # a surrogate without its other half: JSON has it, UTF-8 does not
+            line = json.dumps(data, separators=(",", ":")).encode()
+        self.append(line)
 
 
 def read_trajectories(
@@ -228,7 +370,7 @@ def read_trajectories(
 
     Args:
         path: of the file.
-        on_damage: is told of a line in the middle that is no trajectory, which is then left out.
+        on_damage: is told of a line in the middle that is not a trajectory, which is then left out.
         check: raises such an error as `from_dict` does for a trajectory that is none the reader can use.
 
     Raises:
@@ -241,8 +383,14 @@ def read_trajectories(
             try:
                 trajectory = Trajectory.from_dict(json.loads(line))
                 check(trajectory)
-            except (ValueError, TypeError, KeyError, AttributeError) as error:  # by whatever is wrong with its shape
-                damage = f"{path}, line {number} is no trajectory: {' '.join(str(error).split())[:200]}"
+            except (
+                ValueError,
+                TypeError,
+                KeyError,
+                AttributeError,
+                zlib.error,
+            ) as error:  # by whatever is wrong with its shape
+                damage = f"{path}, line {number} is not a trajectory: {' '.join(str(error).split())[:200]}"
                 if on_damage is None:
                     raise UsageError(damage, fix="delete that line") from error
                 on_damage(damage)

@@ -8,10 +8,12 @@ import logging
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
+from forge_env.concurrency import to_its_end
 from forge_env.config.evaluation import EvaluationConfig
 from forge_env.endpoint.errors import EndpointError
 from forge_env.endpoint.policy import EndpointPolicy
@@ -133,6 +135,7 @@ class WatchedEngine(SandboxEngine):
 # Whoever changes one of these sets one event; nothing is polled.
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 REFUSED_SAMPLES = 3
 """Samples in a row that are refused with 403 or 404 before anything is answered: one may be refused for its content."""
 ROOM_S = 2.0
@@ -206,10 +209,11 @@ class Runner:
     async def run(self, samples: Iterable[Sample]) -> None:
         """Play `samples` in order. Cancelled, it gives up those under way; whatever finished is written."""
         pending = iter(samples)
-        while True:
-            await self._play_all(pending)
-            if not await self._has_room():
-                break
+        with ThreadPoolExecutor(1, "forge-env-write") as self._thread:
+            while True:
+                await self._play_all(pending)
+                if not await self._has_room():
+                    break
         if self.error is None and (fatal := self._hopeless(enough=1)) is not None:
             self.error = _refused(fatal)
 
@@ -248,7 +252,7 @@ class Runner:
         if not self.writer.full or self.error is not None:
             return False
         waited = False
-        while not self.writer.flush() and not self.stopping:
+        while not await self._writing(self.writer.flush) and not self.stopping:
             notice = f"the disk is full: {self.writer.held} finished samples wait to be written; free some space"
             if not waited:
                 self.on_note(notice)
@@ -268,6 +272,16 @@ class Runner:
     async def _play(self, sample: Sample, metered: MeteredPolicy) -> None:
         environment = self.progress.environments[sample.label]
         environment.running += 1
+        try:
+            trajectory = await self._episode(sample, metered)
+            await to_its_end(asyncio.ensure_future(self._record(sample, trajectory, metered)))
+        finally:
+            environment.running -= 1
+            self._running -= 1
+            metered.begun()
+            self._changed.set()
+
+    async def _episode(self, sample: Sample, metered: MeteredPolicy) -> Trajectory:
         source = self._sources[sample.label]
         trajectory = Trajectory(
             id=sample.id, environment=sample.label, task_id=f"{sample.split}/{sample.index}", split=sample.split
@@ -296,14 +310,9 @@ class Runner:
             trajectory.valid, trajectory.error = False, _named(error)
             trajectory.turns = metered.turns
             log.error("sample %s: %s", sample.id, trajectory.error, exc_info=error)
-        finally:
-            environment.running -= 1
-            self._running -= 1
-            metered.begun()
-            self._changed.set()
-        self._record(sample, trajectory, metered)
+        return trajectory
 
-    def _record(self, sample: Sample, trajectory: Trajectory, metered: MeteredPolicy) -> None:
+    async def _record(self, sample: Sample, trajectory: Trajectory, metered: MeteredPolicy) -> None:
         used = metered.usage
         trajectory.info = {
             "index": sample.index,
@@ -312,11 +321,11 @@ class Runner:
             "usage": {name: getattr(used, name) for name in used.__slots__},
         }
         try:
-            self.writer.write(trajectory)
+            await self._writing(self.writer.write, trajectory)
         except (TypeError, ValueError, RecursionError) as error:  # a policy or an environment put in what is no JSON
             trajectory = _unrecordable(trajectory, error)
             log.error("sample %s: %s", sample.id, trajectory.error)
-            self.writer.write(trajectory)
+            await self._writing(self.writer.write, trajectory)
         if self.writer.full:
             self._changed.set()
         result = result_of(trajectory, self.config.score)
@@ -327,6 +336,10 @@ class Runner:
         self._note_estimates(result)
         self._watch_losses(result)
         self.on_result()
+
+    def _writing(self, work: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """Do it in the writer's thread, after all that was given to it before."""
+        return asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
 
     def _note_estimates(self, result: SampleResult) -> None:
         """Say once, loudly, that limits and budget go by an estimate."""

@@ -18,7 +18,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from forge_env.config.recipe import RunConfig
@@ -34,6 +37,8 @@ from forge_env.trajectory import Trajectory, TrajectoryWriter
 logger = logging.getLogger("forge_env.run")
 MOST_HELD = 64 * 2**20
 """Bytes of each kind of trajectory that wait in memory for room on a full disk; more are dropped, and counted."""
+MOST_WAITING = 1024
+"""Trajectories that wait for the thread that writes them; whoever has one more waits too."""
 
 
 class Run:
@@ -72,6 +77,8 @@ class Run:
         self.display = display or Display()
         self.loggers = list(loggers)
         self._trajectory_files: dict[str, TrajectoryWriter] = {}
+        self._writing: deque[Future[bool]] = deque()
+        self._thread = ThreadPoolExecutor(1, "forge-env-write")
         self._timeline: Timeline | None = None
         if resume:
             self._restore()
@@ -131,20 +138,41 @@ class Run:
         self.display.progress()
 
     def trajectory(self, trajectory: Trajectory, kind: str) -> None:
-        """Append to `trajectories/KIND.jsonl` ("train", "eval", ...) if the recipe keeps that kind."""
+        """Append to `trajectories/KIND.jsonl` ("train", "eval", ...) if the recipe keeps that kind.
+
+        A thread does so, in the order of the calls; nobody may change the trajectory from here on. A full disk ends no
+        run: what can't be written waits for room in memory, up to a bound.
+
+        Raises:
+            OSError: an earlier one could not be written, for another reason than room.
+        """
         keep = self.config.logging.trajectories
         if keep == "none" or (keep == "eval" and kind == "train"):
             return
+        while self._writing and (self._writing[0].done() or len(self._writing) >= MOST_WAITING):
+            self._look_after(self._writing.popleft())
+        self._writing.append(self._thread.submit(self._write, trajectory, kind))
+
+    def _write(self, trajectory: Trajectory, kind: str) -> bool:
+        """In the thread; whether the trajectory waits for room."""
         writer = self._trajectory_files.get(kind)
         if writer is None:
             path = self.folder.trajectories / f"{kind}.jsonl"
-            try:
-                writer = TrajectoryWriter(path, most_held=MOST_HELD, on_full=self.disk_full)
-            except OSError as error:
-                self.forgive(error)
-                return
-            self._trajectory_files[kind] = writer
+            writer = self._trajectory_files[kind] = TrajectoryWriter(
+                path, what=f"{kind} trajectories", most_held=MOST_HELD
+            )
         writer.write(trajectory)
+        return writer.held > 0
+
+    def _look_after(self, writing: Future[bool]) -> None:
+        """Warn of what went wrong with a trajectory; raise what ends the run."""
+        try:
+            if writing.result():
+                self.disk_full()
+        except OSError as error:
+            self.forgive(error)
+        except (TypeError, ValueError, RecursionError) as error:  # an environment put in what is not JSON
+            self.warn(f"a trajectory can't be recorded: {error}")
 
     @property
     def timeline(self) -> Timeline | None:
@@ -190,7 +218,9 @@ class Run:
     def close(self) -> None:
         """Close every file. Called by whoever made the run."""
         self.end_stage()
-        closes = [sink.close for sink in self.loggers]
+        self._thread.shutdown()
+        closes: list[Callable[[], object]] = [partial(self._look_after, writing) for writing in self._writing]
+        closes += [sink.close for sink in self.loggers]
         closes += [file.close for file in self._trajectory_files.values()]
         for close in closes:
             try:
@@ -199,6 +229,7 @@ class Run:
                 self.forgive(error)
             except DiskFullError as error:
                 self.warn(str(error))
+        self._writing.clear()
         if self._timeline is not None:
             self._timeline.close()
         self.loggers.clear()

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_env.errors import UsageError
-from forge_env.trajectory import Segment, Trajectory
+from forge_env.trajectory import Segment, Trajectory, runs
 
 FIXED = ("reward", "advantage", "turns", "tokens", "truncated")
 """Columns of every group's table; the environment's metrics come after them."""
@@ -146,11 +146,8 @@ def _layout(
 def _pack_runs(values: NDArray[Any]) -> NDArray[np.int32]:
     """Values of 4 bytes as their runs, lengths and then values, or as they are where that is shorter."""
     plain: NDArray[np.int32] = values.view("<i4")
-    starts = np.flatnonzero(np.diff(plain, prepend=plain[:1] + 1))
-    if 2 * len(starts) >= len(plain):
-        return plain
-    runs: NDArray[np.int32] = np.concatenate([np.diff(starts, append=len(plain)), plain[starts]]).astype("<i4")
-    return runs
+    found, lengths = runs(plain)
+    return np.concatenate([lengths, found], dtype="<i4", casting="same_kind") if 2 * len(found) < len(plain) else plain
 
 
 def _unpack_runs(packed: NDArray[np.int32], count: int, kind: Any = np.int32) -> NDArray[Any]:

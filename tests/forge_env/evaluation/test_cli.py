@@ -198,7 +198,7 @@ def test_scoring_keeps_to_the_plan_and_names_what_was_lost(out: str, capsys: Any
     capsys.readouterr()
     assert main(["score", out]) == 1
     shown = capsys.readouterr().err
-    assert f"line {valid + 1} is no trajectory" in shown
+    assert f"line {valid + 1} is not a trajectory" in shown
     assert "7 samples could not be scored again" in shown
     unscored = json.loads((Path(f"{out}-rescored") / "rescored.json").read_text())["unscored"]
     assert "no readable record" in unscored[hit]
@@ -315,7 +315,7 @@ def test_a_damaged_line_costs_only_its_own_sample(line: bytes, out: str, capsys:
     capsys.readouterr()
     assert main(["eval", "--out", out, "--resume", "--json"]) == 0
     captured = capsys.readouterr()
-    assert "line 2 is no trajectory" in captured.err
+    assert "line 2 is not a trajectory" in captured.err
     assert "its sample is played again" in captured.err
     assert json.loads(captured.out)["environments"]["Sums"]["samples"] == 4
     assert len(path.read_bytes().splitlines()) == 5

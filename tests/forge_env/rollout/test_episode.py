@@ -227,5 +227,5 @@ async def test_trajectories_survive_the_disk(tmp_path: Any) -> None:
         writer.write(trajectory)
     assert path.read_bytes() == whole
     path.write_bytes(b"{}\n" + whole)
-    with pytest.raises(fe.UsageError, match="line 1 is no trajectory"):
+    with pytest.raises(fe.UsageError, match="line 1 is not a trajectory"):
         list(read_trajectories(path))

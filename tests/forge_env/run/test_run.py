@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
+import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +19,7 @@ from forge_env.display.state import RunState, duration
 from forge_env.run import Run, RunFolder
 from forge_env.run.metrics import JSONLMetrics
 from forge_env.run.outcome import write_summary
-from forge_env.trajectory import Trajectory
+from forge_env.trajectory import Trajectory, TrajectoryWriter, read_trajectories
 
 
 class Clock:
@@ -158,3 +162,46 @@ def test_a_summary_is_complete_or_absent(config: RunConfig, folder: RunFolder, s
     write_summary(run, "running", "", 0.0)
     assert json.loads(folder.summary.read_text())["odd"] == "/x"
     assert not list(folder.root.glob("*.tmp"))
+
+
+class FullDisk:
+    """Has no room until it is given some, and knows which threads wrote to it."""
+
+    def __init__(self) -> None:
+        self.room = False
+        self.threads: set[int] = set()
+
+    def __call__(self, descriptor: int, data: bytes) -> int:
+        self.threads.add(threading.get_ident())
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return os.write(descriptor, data)
+
+
+def test_a_full_disk_ends_no_run_and_trajectories_are_written_by_a_thread(
+    config: RunConfig, folder: RunFolder, state: RunState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FullDisk()
+    monkeypatch.setattr("forge_env.run.run.TrajectoryWriter", partial(TrajectoryWriter, write=disk))
+    run, stream = plain_run(config, folder, state)
+    for name in "abc":
+        run.trajectory(Trajectory(id=name, environment="e", task_id="k"), "train")
+    assert run._writing[2].result()  # it waits
+    disk.room = True
+    run.trajectory(Trajectory(id="d", environment="e", task_id="k", info={"odd": object()}), "train")
+    run.trajectory(Trajectory(id="e", environment="e", task_id="k"), "train")
+    run.close()
+    assert [item.id for item in read_trajectories(folder.trajectories / "train.jsonl")] == ["a", "b", "c", "e"]
+    assert "the disk is full: metrics and trajectories are held" in stream.getvalue()
+    assert "a trajectory can't be recorded: Object of type object is not JSON serializable" in stream.getvalue()
+    assert threading.get_ident() not in disk.threads
+
+
+def test_what_can_never_be_written_is_told_when_the_run_closes(
+    config: RunConfig, folder: RunFolder, state: RunState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forge_env.run.run.TrajectoryWriter", partial(TrajectoryWriter, write=FullDisk()))
+    run, stream = plain_run(config, folder, state)
+    run.trajectory(Trajectory(id="a", environment="e", task_id="k"), "train")
+    run.close()
+    assert "1 train trajectories could not be written" in stream.getvalue()

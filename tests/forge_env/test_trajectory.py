@@ -1,0 +1,249 @@
+"""Trajectories: exact token sequences, kept on disk with nothing lost, in the old form and the new."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_env.errors import UsageError
+from forge_env.policy import NO_TOKENS, Reply
+from forge_env.trajectory import Segment, Trajectory, TrajectoryWriter, Turn, read_trajectories
+from forge_env.types import FunctionCall, Message, ToolCall
+
+TOKENS = st.lists(st.integers(0, 3) | st.integers(0, 2**31 - 1), max_size=6)
+TEXTS = st.text(max_size=8) | st.sampled_from(["\ud800", "a\nb\r\u2028c", "\u00e9\U0001f40d", "\0"])
+FIGURES = st.floats(allow_nan=False, allow_infinity=False)
+JSON = st.dictionaries(TEXTS, st.none() | st.booleans() | st.integers() | FIGURES | TEXTS, max_size=3)
+NAMES = st.sampled_from(["add", "python"])
+
+
+@st.composite
+def messages(draw: st.DrawFn, role: Any = None) -> Message:
+    calls = [
+        ToolCall(id=f"call_{index}", function=FunctionCall(name=draw(NAMES), arguments=draw(TEXTS)))
+        for index in range(draw(st.integers(0, 2)))
+    ]
+    role = role or draw(st.sampled_from(["system", "user", "assistant", "tool"]))
+    return Message(role=role, content=draw(TEXTS), tool_calls=calls, reasoning_content=draw(st.none() | TEXTS))
+
+
+@st.composite
+def token_replies(draw: st.DrawFn, *, whole: bool = False) -> list[tuple[list[int], Reply]]:
+    """Replies of a conversation with the whole prompt of each: it goes on, forks, says nothing, gives no tokens.
+
+    With `whole`, the replies keep their whole prompts, as a policy's session may leave them.
+    """
+    done: list[tuple[list[int], Reply]] = []
+    before: Any = NO_TOKENS
+    for _ in range(draw(st.integers(0, 5))):
+        message = draw(messages("assistant"))
+        if draw(st.integers(0, 5)) == 0:
+            done.append(([], Reply(message, metadata=draw(JSON))))
+            continue
+        prompt, sampled = draw(TOKENS), draw(TOKENS)
+        if draw(st.integers(0, 3)):
+            prompt = [*np.asarray(before, np.int32).tolist(), *prompt]
+        logprobs = [draw(st.floats(-100, 0, width=32)) for _ in sampled]
+        versions = sorted(draw(st.integers(-1, 3)) for _ in sampled)
+        stop = draw(st.sampled_from(["stop", "length"]))
+        reply = Reply(message, prompt, sampled, logprobs, versions, stop, metadata=draw(JSON))
+        if not whole:
+            before = reply.follow(before)
+        elif prompt or sampled:
+            before = np.array(prompt + sampled)
+        done.append((prompt, reply))
+    return done
+
+
+@st.composite
+def trajectories(draw: st.DrawFn) -> Trajectory:
+    turns = [
+        Turn(draw(st.lists(messages(), max_size=2)), reply, draw(FIGURES), draw(FIGURES), draw(FIGURES))
+        for _, reply in draw(token_replies(whole=draw(st.booleans())))
+    ]
+    return Trajectory(
+        id=draw(TEXTS),
+        environment="env",
+        task_id="task",
+        turns=turns,
+        final_observation=draw(st.lists(messages(), max_size=2)),
+        reward=draw(FIGURES),
+        answer=draw(st.none() | TEXTS),
+        metrics=draw(st.dictionaries(NAMES, FIGURES)),
+        truncation=draw(st.none() | st.just("turns")),
+        error=draw(st.none() | TEXTS),
+        tags=draw(st.lists(TEXTS, max_size=2)),
+        info=draw(JSON),
+    )
+
+
+def old_segments(turns: list[tuple[list[int], Reply]]) -> list[Any]:
+    """What a segment is: turns whose whole prompt begins with all tokens of the sequence so far continue it."""
+    result: list[Any] = []
+    current: Any = None
+    for prompt, reply in turns:
+        sampled = list(reply.token_ids)
+        if not sampled:
+            continue
+        if current is None or prompt[: len(current[0])] != current[0]:
+            current = ([], [], [], [])
+            result.append(current)
+        ids, mask, logprobs, versions = current
+        observed = prompt[len(ids) :]
+        ids += observed + sampled
+        mask += [False] * len(observed) + [True] * len(sampled)
+        logprobs += [0.0] * len(observed) + list(reply.logprobs)
+        versions += [-1] * len(observed) + list(reply.versions)
+    return result
+
+
+def plain(segment: Segment) -> Any:
+    arrays = (segment.token_ids, segment.mask, segment.logprobs, segment.versions)
+    assert [array.dtype for array in arrays] == [np.int32, np.bool_, np.float32, np.int32]
+    assert segment.advantages.tolist() == [0.0] * len(segment)
+    return tuple(array.tolist() for array in arrays)
+
+
+@given(turns=token_replies() | token_replies(whole=True))
+def test_segments_are_the_fewest_exact_sequences(turns: list[tuple[list[int], Reply]]) -> None:
+    episode = Trajectory("e", "env", "task", turns=[Turn([], reply) for _, reply in turns])
+    assert [plain(segment) for segment in episode.segments()] == old_segments(turns)
+
+
+@given(turns=token_replies())
+def test_a_reply_keeps_what_it_adds_to_the_turn_before(turns: list[tuple[list[int], Reply]]) -> None:
+    conversation: list[int] = []
+    for prompt, reply in turns:
+        if not reply.has_tokens:
+            continue
+        assert conversation[: reply.continues] + list(reply.prompt_ids) == prompt
+        assert reply.prompt_length == len(prompt)
+        assert reply.forked == (prompt[: len(conversation)] != conversation)
+        assert reply.continues in (0, len(conversation))
+        conversation = prompt + list(reply.token_ids)
+
+
+def test_a_reply_that_continues_what_was_not_there_is_refused() -> None:
+    message = Message(role="assistant")
+    turns = [Turn([], Reply(message, [1], [2], [-0.5], [0])), Turn([], Reply(message, [3], [4], [-0.5], [0]))]
+    turns[1].reply.continues = 7
+    with pytest.raises(UsageError, match="a reply continues 7 tokens, and 2 came before it"):
+        Trajectory("e", "env", "task", turns=turns).segments()
+    with pytest.raises(ValueError, match="2, 1 and 1 sampled tokens, log-probs and versions"):
+        Reply(message, [1], [2, 3], [-0.5], [0])
+
+
+@given(episodes=st.lists(trajectories(), max_size=3))
+def test_what_is_written_is_read_back(episodes: list[Trajectory], tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("trajectories") / "a.jsonl"
+    with TrajectoryWriter(path) as writer:
+        for episode in episodes:
+            writer.write(episode)
+    assert path.read_bytes().count(b"\n") == len(episodes)
+    again = list(read_trajectories(path))
+    assert again == episodes
+    for episode, read in zip(episodes, again, strict=True):
+        assert [plain(segment) for segment in read.segments()] == [plain(segment) for segment in episode.segments()]
+
+
+def test_people_can_read_a_record(tmp_path: Path) -> None:
+    reply = Reply(Message(role="assistant", content="Größe: 4 \U0001f40d"), [70_000, 1], [2], [-0.5], [3])
+    with TrajectoryWriter(tmp_path / "a.jsonl") as writer:
+        writer.write(Trajectory("e", "env", "task", turns=[Turn([Message(role="user", content="wie groß?")], reply)]))
+    line = (tmp_path / "a.jsonl").read_text(encoding="utf-8")
+    assert line.startswith('{"schema":2,"id":"e",')
+    assert '{"role":"user","content":"wie groß?"}' in line
+    assert '"content":"Größe: 4 \U0001f40d"' in line
+    assert json.loads(line)["tokens"] == {"ids": "u3:cBEBAQAAAgAA", "logprobs": "f4:AAAAvw==", "versions": [[3, 1]]}
+
+
+def test_a_record_is_linear_in_the_episode(tmp_path: Path) -> None:
+    """Each of 50 turns has 100 tokens, and is conditioned on all before it."""
+    rng = np.random.default_rng(0)
+    episode, before = Trajectory("e", "env", "task"), NO_TOKENS
+    for _ in range(50):
+        ids = rng.integers(0, 150_000, 100, np.int32)
+        prompt = np.concatenate([np.asarray(before, np.int32), ids[:50]])
+        reply = Reply(Message(role="assistant"), prompt, ids[50:], -rng.random(50, np.float32), np.full(50, 1))
+        before = reply.follow(before)
+        episode.turns.append(Turn([], reply))
+    (segment,) = episode.segments()
+    assert len(segment) == 5_000
+    with TrajectoryWriter(tmp_path / "a.jsonl") as writer:
+        writer.write(episode)
+    assert (tmp_path / "a.jsonl").stat().st_size < 12 * 5_000
+
+
+OLD = (
+    '{"id":"a","environment":"arithmetic","task_id":"train-3","split":"train","reward":1.0,"answer":null,'
+    '"metrics":{"turns":2.0},"terminated":true,"truncated":false,"truncation":null,"valid":true,"error":null,'
+    '"retries":0,"wall_s":0.5,"waited_s":0.0,"difficulty":1,"tags":["t"],"info":{"index":3},"turns":['
+    '{"prompt_ids":[1,2],"token_ids":[3,4],"logprobs":[-0.5,-0.25],"versions":[7,7],"stop_reason":"stop",'
+    '"forked":false,"reward":0.0,"generate_s":0.1,"step_s":0.2,"metadata":{"usage":{"prompt":2}},'
+    '"observation":[{"role":"user","content":"\\u00e9"}],"message":{"role":"assistant","content":"one"}},'
+    '{"prompt_ids":[1,2,3,4,5],"token_ids":[6],"logprobs":[-1.0],"versions":[8],"stop_reason":"length",'
+    '"forked":false,"reward":1.0,"generate_s":0.1,"step_s":0.2,"metadata":{},'
+    '"observation":[{"role":"tool","content":"4","tool_call_id":"c"}],"message":{"role":"assistant","content":"two"}},'
+    '{"prompt_ids":[9],"token_ids":[6],"logprobs":[-1.0],"versions":[8],"stop_reason":"stop",'
+    '"forked":true,"reward":0.0,"generate_s":0.1,"step_s":0.2,"metadata":{},'
+    '"observation":[],"message":{"role":"assistant","content":"three"}},'
+    '{"prompt_ids":[],"token_ids":[],"logprobs":[],"versions":[],"stop_reason":"stop",'
+    '"forked":false,"reward":0.0,"generate_s":0.0,"step_s":0.0,"metadata":{},'
+    '"observation":[],"message":{"role":"assistant","content":""}}],'
+    '"final_observation":[{"role":"user","content":"done"}]}\n'
+)
+"""As forge-env wrote it before records had a version."""
+
+
+def test_the_old_form_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(OLD)
+    (old,) = read_trajectories(path)
+    assert [segment.token_ids.tolist() for segment in old.segments()] == [[1, 2, 3, 4, 5, 6], [9, 6]]
+    assert old.segments()[0].versions.tolist() == [-1, -1, 7, 7, -1, 8]
+    assert [turn.reply.forked for turn in old.turns] == [False, False, True, False]
+    assert old.turns[0].observation[0].content == "\u00e9"
+    assert old.turns[0].reply.metadata == {"usage": {"prompt": 2}}
+    assert old.turns[1].reply.prompt_ids.tolist() == [5]  # the memory of an old record is linear too
+    assert (old.turns[1].reply.stop_reason, old.turns[1].reward, old.turns[1].step_s) == ("length", 1.0, 0.2)
+    assert (old.reward, old.info, old.final_observation[0].content) == (1.0, {"index": 3}, "done")
+    with TrajectoryWriter(path) as writer:  # appended to by this version
+        writer.write(old)
+    assert list(read_trajectories(path)) == [old, old]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda record: record["tokens"].update(ids="u3:!"), "not a trajectory"),
+        (lambda record: record["tokens"].update(ids="u3z:AAAA"), "not a trajectory"),
+        (lambda record: record["tokens"].update(ids="f4:AAAA"), "is expected"),
+        (lambda record: record["tokens"].update(ids="u1:AA=="), "fewer or more tokens"),
+        (lambda record: record["tokens"].update(versions=[[3, 2]]), "fewer or more|log-probs and versions"),
+        (lambda record: record.pop("tokens"), "not a trajectory"),
+        (lambda record: record["turns"][0].pop("tokens"), "not a trajectory"),
+    ],
+)
+def test_damaged_tokens_are_named(tmp_path: Path, change: Any, reason: str) -> None:
+    reply = Reply(Message(role="assistant"), [1, 70_000], [2], [-0.5], [3])
+    record = Trajectory("e", "env", "task", turns=[Turn([], reply)]).to_dict()
+    change(record)
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(record) + "\n")
+    with pytest.raises(UsageError, match=reason):
+        list(read_trajectories(path))
+
+
+def test_a_record_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(OLD.replace('{"id"', '{"schema":3,"id"', 1))
+    damage: list[str] = []
+    with pytest.raises(UsageError, match="reads up to version 2"):
+        list(read_trajectories(path, on_damage=damage.append))
+    assert damage == []
