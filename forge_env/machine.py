@@ -156,29 +156,3 @@ def training_extra() -> str:
             continue
         return extra
     return "train-gpu" if gpus() else "train-cpu"
-
-
-def docker_version() -> tuple[str | None, str]:
-    """(version of the Docker daemon, "") or (None, why it doesn't answer)."""
-    import docker
-    from docker.errors import DockerException
-
-    try:
-        client = docker.from_env(timeout=5)
-    except DockerException as error:
-        return None, _docker_reason(error)
-    try:
-        return str(client.version()["Version"]), ""
-    except (DockerException, OSError) as error:
-        return None, _docker_reason(error)
-    finally:
-        client.close()
-
-
-def _docker_reason(error: Exception) -> str:
-    text = str(error)
-    if "Permission denied" in text:
-        return "no permission to talk to the daemon"
-    if "FileNotFoundError" in text or "Connection refused" in text or "No such file" in text:
-        return "no daemon answers"
-    return text.splitlines()[0][:200]

@@ -1,15 +1,19 @@
-"""One isolated machine with a runner in it, and the `Sandbox` that is handed out for a while on top of it."""
+"""One isolated machine with a runner in it, and the `Sandbox` that is handed out for a while on top of it.
+
+A call becomes a request to the runner (what is wrong in it is a `UsageError`, never the program's failure), and
+the runner's answer becomes a result of the protocol.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import posixpath
 import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from forge_env.errors import SandboxError, UsageError
 from forge_env.sandbox import (
@@ -31,209 +35,12 @@ from sandboxes.runner import values
 from sandboxes.runner.programs import IO_ERROR
 from sandboxes.runner.wire import Header
 
-if TYPE_CHECKING:
-    from sandboxes.connection import Connection
-
-
-# ---
-# What callers hand to a sandbox, checked before it is sent: a mistake of theirs must not look like the program's.
-
-
-def surroundings(env: Mapping[str, str] | None, cwd: str | None) -> Header:
-    """Environment variables and folder of a program, for its request. Raises `UsageError`."""
-    for name, value in (env or {}).items():
-        if not _text(name) or not name or "=" in name or not _text(value):
-            raise UsageError(
-                f"environment variable {name!r} = {value!r}", fix="use strings without NUL, and no '=' in the name"
-            )
-    if cwd is not None and not _text(cwd):
-        raise UsageError(f"working directory {cwd!r}", fix="use a string without NUL")
-    return {"env": dict(env or {}), "cwd": cwd}
-
-
-def command(argv: Sequence[str], env: Mapping[str, str] | None, cwd: str | None) -> Header:
-    """A program, its arguments and its surroundings, for its request. Raises `UsageError`."""
-    if isinstance(argv, str | bytes) or not argv:
-        raise UsageError("argv must be a non-empty list", fix="for a shell line use ['bash', '-c', line]")
-    for item in argv:
-        if not _text(item):
-            raise UsageError(f"argument {item!r} of {argv[0]!r}", fix="use strings without NUL")
-    return {"argv": list(argv), **surroundings(env, cwd)}
-
-
-def encoded(text: str, what: str) -> bytes:
-    """Program text or input as the runner reads it. Raises `UsageError` unless it is a string."""
-    if not isinstance(text, str):
-        raise UsageError(f"{what} is {type(text).__name__}", fix="use a string")
-    return text.encode("utf-8", "surrogatepass")
-
-
-def checked_path(path: str) -> str:
-    """A relative path that stays inside the work folder, normalised. Raises `UsageError`."""
-    clean = posixpath.normpath(path)
-    if not path or posixpath.isabs(path) or clean == ".." or clean.startswith("../") or "\0" in path:
-        raise UsageError(f"{path!r} is not inside the work folder", fix="use a relative path without '..'")
-    return clean
-
-
-def _text(value: object) -> bool:
-    return isinstance(value, str) and "\0" not in value
-
-
-# ---
-# From the runner's answers to the protocol's results.
-
-_EIO = 5
-MAX_PROCESSES = 480
-"""Most processes and threads that one call may ask for: beyond it the runner itself could no longer fork."""
-
-
-def limits_header(limits: Limits) -> Header:
-    """The limits as the runner reads them."""
-    if limits.processes > MAX_PROCESSES:
-        raise UsageError(f"processes={limits.processes} is more than a sandbox has", fix=f"use {MAX_PROCESSES} or less")
-    return {name: getattr(limits, name) for name in Limits.__slots__}
-
-
-def exec_result(answer: Header, output: bytes) -> tuple[ExecResult, bytes]:
-    """The result, and the bytes of the value channel."""
-    stdout, stderr, _ = answer["parts"]
-    usage = Usage(wall_s=answer["wall_s"], cpu_s=answer["cpu_s"], peak_memory_mb=answer["peak_kb"] / 1024)
-    result = ExecResult(
-        exit_code=answer["exit_code"],
-        signal=answer["signal"],
-        stdout=output[:stdout].decode("utf-8", "replace"),
-        stderr=output[stdout : stdout + stderr].decode("utf-8", "replace"),
-        timed_out=answer["timed_out"],
-        out_of_memory=answer["out_of_memory"],
-        truncated=answer["truncated"],
-        usage=usage,
-    )
-    return result, output[stdout + stderr :]
-
-
-def call_outcome(frame: object) -> CallOutcome:
-    """One frame of the value channel; candidate code may have written anything there."""
-    if isinstance(frame, dict) and set(frame) == {"v"}:
-        try:
-            return CallOutcome(value=values.decode(frame["v"]))
-        except (values.MalformedValueError, RecursionError):
-            return CallOutcome(error="TypeError", message="not a plain value")
-    if isinstance(frame, dict) and isinstance(frame.get("e"), str):
-        return CallOutcome(error=frame["e"][:200], message=str(frame.get("m", ""))[:2000])
-    return CallOutcome(error="TypeError", message="not a plain value")
-
-
-def tests_result(execution: ExecResult, stream: bytes, judge: Header) -> TestsResult:
-    """The verdict of the tests' process; without one, nothing has passed."""
-    frames = values.unpack_frames(stream)
-    if len(frames) == 1 and isinstance(verdict := frames[0], dict):
-        failures = [str(line) for line in verdict["failures"]]
-        passed = verdict["passed"] is True and not failures and verdict["total"] > 0
-        return TestsResult(passed, int(verdict["total"]), failures, execution)
-    why = "timed out" if execution.timed_out else str(judge.get("stderr", "")).strip()[-500:]
-    return TestsResult(False, 0, [f"the tests came to no verdict: {why}"], execution)
-
-
-def raise_io_error(result: ExecResult, path: str) -> None:
-    """Raise the `OSError` that a file request met inside the sandbox."""
-    if result.ok:
-        return
-    number, _, reason = result.stderr.partition(" ")
-    if result.exit_code == IO_ERROR and number.isdigit():
-        raise OSError(int(number), reason.rpartition(": ")[0] or reason, path)
-    raise OSError(_EIO, "timed out" if result.timed_out else "the file could not be reached", path)
-
-
-# ---
-# The engine's side of what lives on between calls: shells, Python sessions, background programs.
-
 GRACE_S = 10.0
+"""How late a runner may be beyond a call's wall limit before it counts as lost."""
 SESSION_CPU_S = 24 * 3600.0
 """A session's commands are bounded in wall time, one by one; its CPU time adds up over all of them."""
-
-
-class _Persistent:
-    """A persistent process in a box, by the number of the request that opened it."""
-
-    def __init__(self, connection: Connection, number: int) -> None:
-        self._connection = connection
-        self._number = number
-        self._ended = False
-
-    async def _ask(self, header: Header, body: bytes = b"", *, wait_s: float = 0.0) -> tuple[ExecResult, Header]:
-        answer, output = await self._connection.request(
-            {**header, "session": self._number}, body, timeout=wait_s + GRACE_S
-        )
-        if "error" in answer:
-            raise SandboxError(str(answer["error"]))
-        self._ended = bool(answer.get("ended"))
-        result, _ = exec_result(answer, output)
-        return result, answer
-
-    async def _end(self) -> None:
-        if self._ended or not self._connection.alive:
-            return
-        self._connection.notify({"op": "kill", "target": self._number})
-        await self._ask({"op": "take", "wait_s": GRACE_S}, wait_s=GRACE_S)
-
-
-class BoxSession(_Persistent, Session):
-    """A shell or Python session."""
-
-    def __init__(self, connection: Connection, number: int) -> None:
-        super().__init__(connection, number)
-        self._turn = asyncio.Lock()
-
-    @property
-    def alive(self) -> bool:  # noqa: D102
-        return not self._ended and self._connection.alive
-
-    async def run(self, source: str, *, limits: Limits | None = None) -> ExecResult:  # noqa: D102
-        limits = limits or Limits()
-        async with self._turn:
-            if self._ended:
-                raise UsageError("this session has ended", fix="check 'alive' and open another one")
-            header: Header = {"op": "turn", "limits": limits_header(limits)}
-            result, _ = await self._ask(header, encoded(source, "the source"), wait_s=limits.wall_s)
-        return result
-
-    async def close(self) -> None:  # noqa: D102
-        await self._end()
-
-
-class BoxProcess(_Persistent, Process):
-    """A background program."""
-
-    async def write(self, data: bytes, *, end: bool = False) -> None:  # noqa: D102
-        header: Header = {"op": "feed", "session": self._number, "close": end}
-        await self._connection.request(header, data, timeout=GRACE_S)
-
-    async def read(self) -> tuple[str, str]:  # noqa: D102
-        result, _ = await self._ask({"op": "take"})
-        return result.stdout, result.stderr
-
-    async def wait(self, timeout: float) -> ExecResult | None:  # noqa: D102
-        result, _ = await self._ask({"op": "take", "wait_s": timeout}, wait_s=timeout)
-        return result if self._ended else None
-
-    async def kill(self) -> None:  # noqa: D102
-        await self._end()
-
-
-async def open_persistent(connection: Connection, kind: str, program: Header, *, limits: Limits | None = None) -> int:
-    """Start a session or background process; returns its number."""
-    limits = replace(limits or Limits(), cpu_s=SESSION_CPU_S)
-    header: Header = {"op": "open", "kind": kind, "argv": [], **program, "limits": limits_header(limits)}
-    answer, _ = await connection.request(header, timeout=GRACE_S)
-    return int(answer["id"])
-
-
-# ---
-# One isolated machine with a runner in it, and the `Sandbox` that is handed out for a while on top of it.
-
-
-"""Seconds a runner may be late beyond a call's wall limit before it counts as lost."""
+MAX_PROCESSES = 480
+"""Most processes and threads that one call may ask for: beyond it the runner itself could no longer fork."""
 FILE_LIMITS = Limits(wall_s=20.0, memory_mb=1024, file_size_mb=1024)
 MAX_FILE = 128 << 20
 _MAX_CLOCK_SKEW_S = 5.0
@@ -419,3 +226,186 @@ class BoxSandbox(Sandbox):
             connection, timeout = self._held().connection, limits.wall_s + GRACE_S
             answer, output = await connection.request(header, body, timeout=timeout, listener=listener)
         return answer, *exec_result(answer, output)
+
+
+# --- what lives on between calls: shells, Python sessions, background programs
+
+
+class _Persistent:
+    """A persistent process in a box, by the number of the request that opened it."""
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self._connection = connection
+        self._number = number
+        self._ended = False
+
+    async def _ask(self, header: Header, body: bytes = b"", *, wait_s: float = 0.0) -> tuple[ExecResult, Header]:
+        answer, output = await self._connection.request(
+            {**header, "session": self._number}, body, timeout=wait_s + GRACE_S
+        )
+        if "error" in answer:
+            raise SandboxError(str(answer["error"]))
+        self._ended = bool(answer.get("ended"))
+        result, _ = exec_result(answer, output)
+        return result, answer
+
+    async def _end(self) -> None:
+        if self._ended or not self._connection.alive:
+            return
+        self._connection.notify({"op": "kill", "target": self._number})
+        await self._ask({"op": "take", "wait_s": GRACE_S}, wait_s=GRACE_S)
+
+
+class BoxSession(_Persistent, Session):
+    """A shell or Python session."""
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        super().__init__(connection, number)
+        self._turn = asyncio.Lock()
+
+    @property
+    def alive(self) -> bool:  # noqa: D102
+        return not self._ended and self._connection.alive
+
+    async def run(self, source: str, *, limits: Limits | None = None) -> ExecResult:  # noqa: D102
+        limits = limits or Limits()
+        async with self._turn:
+            if self._ended:
+                raise UsageError("this session has ended", fix="check 'alive' and open another one")
+            header: Header = {"op": "turn", "limits": limits_header(limits)}
+            result, _ = await self._ask(header, encoded(source, "the source"), wait_s=limits.wall_s)
+        return result
+
+    async def close(self) -> None:  # noqa: D102
+        await self._end()
+
+
+class BoxProcess(_Persistent, Process):
+    """A background program."""
+
+    async def write(self, data: bytes, *, end: bool = False) -> None:  # noqa: D102
+        header: Header = {"op": "feed", "session": self._number, "close": end}
+        await self._connection.request(header, data, timeout=GRACE_S)
+
+    async def read(self) -> tuple[str, str]:  # noqa: D102
+        result, _ = await self._ask({"op": "take"})
+        return result.stdout, result.stderr
+
+    async def wait(self, timeout: float) -> ExecResult | None:  # noqa: D102
+        result, _ = await self._ask({"op": "take", "wait_s": timeout}, wait_s=timeout)
+        return result if self._ended else None
+
+    async def kill(self) -> None:  # noqa: D102
+        await self._end()
+
+
+async def open_persistent(connection: Connection, kind: str, program: Header, *, limits: Limits | None = None) -> int:
+    """Start a session or background process; returns its number."""
+    limits = replace(limits or Limits(), cpu_s=SESSION_CPU_S)
+    header: Header = {"op": "open", "kind": kind, "argv": [], **program, "limits": limits_header(limits)}
+    answer, _ = await connection.request(header, timeout=GRACE_S)
+    return int(answer["id"])
+
+
+# --- from what callers give to requests
+
+
+def surroundings(env: Mapping[str, str] | None, cwd: str | None) -> Header:
+    """Environment variables and folder of a program, for its request. Raises `UsageError`."""
+    for name, value in (env or {}).items():
+        if not _text(name) or not name or "=" in name or not _text(value):
+            raise UsageError(
+                f"environment variable {name!r} = {value!r}", fix="use strings without NUL, and no '=' in the name"
+            )
+    if cwd is not None and not _text(cwd):
+        raise UsageError(f"working directory {cwd!r}", fix="use a string without NUL")
+    return {"env": dict(env or {}), "cwd": cwd}
+
+
+def command(argv: Sequence[str], env: Mapping[str, str] | None, cwd: str | None) -> Header:
+    """A program, its arguments and its surroundings, for its request. Raises `UsageError`."""
+    if isinstance(argv, str | bytes) or not argv:
+        raise UsageError("argv must be a non-empty list", fix="for a shell line use ['bash', '-c', line]")
+    for item in argv:
+        if not _text(item):
+            raise UsageError(f"argument {item!r} of {argv[0]!r}", fix="use strings without NUL")
+    return {"argv": list(argv), **surroundings(env, cwd)}
+
+
+def encoded(text: str, what: str) -> bytes:
+    """Program text or input as the runner reads it. Raises `UsageError` unless it is a string."""
+    if not isinstance(text, str):
+        raise UsageError(f"{what} is {type(text).__name__}", fix="use a string")
+    return text.encode("utf-8", "surrogatepass")
+
+
+def checked_path(path: str) -> str:
+    """A relative path that stays inside the work folder, normalised. Raises `UsageError`."""
+    clean = posixpath.normpath(path)
+    if not path or posixpath.isabs(path) or clean == ".." or clean.startswith("../") or "\0" in path:
+        raise UsageError(f"{path!r} is not inside the work folder", fix="use a relative path without '..'")
+    return clean
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+def limits_header(limits: Limits) -> Header:
+    """The limits as the runner reads them."""
+    if limits.processes > MAX_PROCESSES:
+        raise UsageError(f"processes={limits.processes} is more than a sandbox has", fix=f"use {MAX_PROCESSES} or less")
+    return {name: getattr(limits, name) for name in Limits.__slots__}
+
+
+# --- from answers to results
+
+
+def exec_result(answer: Header, output: bytes) -> tuple[ExecResult, bytes]:
+    """The result, and the bytes of the value channel."""
+    stdout, stderr, _ = answer["parts"]
+    usage = Usage(wall_s=answer["wall_s"], cpu_s=answer["cpu_s"], peak_memory_mb=answer["peak_kb"] / 1024)
+    result = ExecResult(
+        exit_code=answer["exit_code"],
+        signal=answer["signal"],
+        stdout=output[:stdout].decode("utf-8", "replace"),
+        stderr=output[stdout : stdout + stderr].decode("utf-8", "replace"),
+        timed_out=answer["timed_out"],
+        out_of_memory=answer["out_of_memory"],
+        truncated=answer["truncated"],
+        usage=usage,
+    )
+    return result, output[stdout + stderr :]
+
+
+def call_outcome(frame: object) -> CallOutcome:
+    """One frame of the value channel; candidate code may have written anything there."""
+    if isinstance(frame, dict) and set(frame) == {"v"}:
+        try:
+            return CallOutcome(value=values.decode(frame["v"]))
+        except (values.MalformedValueError, RecursionError):
+            return CallOutcome(error="TypeError", message="not a plain value")
+    if isinstance(frame, dict) and isinstance(frame.get("e"), str):
+        return CallOutcome(error=frame["e"][:200], message=str(frame.get("m", ""))[:2000])
+    return CallOutcome(error="TypeError", message="not a plain value")
+
+
+def tests_result(execution: ExecResult, stream: bytes, judge: Header) -> TestsResult:
+    """The verdict of the tests' process; without one, nothing has passed."""
+    frames = values.unpack_frames(stream)
+    if len(frames) == 1 and isinstance(verdict := frames[0], dict):
+        failures = [str(line) for line in verdict["failures"]]
+        passed = verdict["passed"] is True and not failures and verdict["total"] > 0
+        return TestsResult(passed, int(verdict["total"]), failures, execution)
+    why = "timed out" if execution.timed_out else str(judge.get("stderr", "")).strip()[-500:]
+    return TestsResult(False, 0, [f"the tests came to no verdict: {why}"], execution)
+
+
+def raise_io_error(result: ExecResult, path: str) -> None:
+    """Raise the `OSError` that a file request met inside the sandbox."""
+    if result.ok:
+        return
+    number, _, reason = result.stderr.partition(" ")
+    if result.exit_code == IO_ERROR and number.isdigit():
+        raise OSError(int(number), reason.rpartition(": ")[0] or reason, path)
+    raise OSError(errno.EIO, "timed out" if result.timed_out else "the file could not be reached", path)

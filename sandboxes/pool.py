@@ -1,4 +1,13 @@
-"""A pool of warm boxes: bounded, fair, self-healing, as large as demand and the machine ask for."""
+"""A pool of warm boxes: bounded, fair, self-healing, as large as demand and the machine ask for.
+
+    starting --ready--> idle <--> leased --release--> resetting --clean--> idle
+        |                |          |                     |
+        +-- failed       |          +------ lost ---------+-- dirty, worn out --> destroyed
+                         +-- too long idle, or in the way of another kind ------> destroyed
+
+Every box is in exactly one of these states and their number never exceeds `size`. Whoever waits is served first
+come, first served, except that a tenant (an environment) that holds fewer boxes goes before one that holds more.
+"""
 
 from __future__ import annotations
 
@@ -14,157 +23,10 @@ from forge_env.errors import ForgeError, SandboxError
 from forge_env.sandbox import SandboxSpec
 from sandboxes.box import Box
 
-# ---
-# Tasks that nobody awaits, but that somebody owns and can end.
-
-
-class Background:
-    """A set of running tasks."""
-
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Future[None]] = set()
-
-    def start(self, work: Coroutine[Any, Any, None], *, to_its_end: bool = False) -> None:
-        """Run `work`; with `to_its_end`, `cancel` does not stop it."""
-        task: asyncio.Future[None] = asyncio.get_running_loop().create_task(work)
-        if to_its_end:
-            task = asyncio.ensure_future(_finish(task))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def cancel(self) -> None:
-        """Ask every task to stop."""
-        for task in list(self._tasks):
-            task.cancel()
-
-    async def wait(self) -> None:
-        """Wait until there is none, those that are started meanwhile included."""
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            await asyncio.sleep(0)  # their callbacks
-
-
-async def _finish(task: asyncio.Future[None]) -> None:
-    """Wait for `task` even when cancelled: a destruction is never left half done."""
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            continue
-
-
-# ---
-# How long the phases of a pool take, over its most recent events.
-
-_WINDOW = 1024
-
-
-class Phases:
-    """Durations by phase; percentiles over the last thousand of each."""
-
-    def __init__(self) -> None:
-        self._times: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_WINDOW))
-
-    def add(self, phase: str, seconds: float) -> None:
-        """Record one duration."""
-        self._times[phase].append(seconds)
-
-    def summary(self) -> dict[str, dict[str, float]]:
-        """`{phase: {"p50_ms": ..., "p95_ms": ..., "n": ...}}`."""
-        found = {}
-        for phase, times in self._times.items():
-            ordered = sorted(times)
-            found[phase] = {
-                "p50_ms": ordered[len(ordered) // 2] * 1e3,
-                "p95_ms": ordered[min(len(ordered) - 1, int(len(ordered) * 0.95))] * 1e3,
-                "n": float(len(ordered)),
-            }
-        return found
-
-
-# ---
-# Who waits for a box: first come, first served, but a tenant who holds fewer goes before one who holds more.
-
-
-@dataclass(eq=False)
-class Waiter:
-    """One who waits for a box of `spec`."""
-
-    spec: SandboxSpec
-    tenant: str
-    box: asyncio.Future[Box]
-
-
-class Waiters:
-    """The queue."""
-
-    def __init__(self) -> None:
-        self._queue: list[Waiter] = []
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def __iter__(self) -> Iterator[Waiter]:
-        return iter(self._queue)
-
-    def wants(self, spec: SandboxSpec) -> bool:
-        """Whether anybody waits for this kind."""
-        return any(waiter.spec == spec for waiter in self._queue)
-
-    def join(self, spec: SandboxSpec, tenant: str) -> Waiter:
-        """A new last one."""
-        waiter = Waiter(spec, tenant, asyncio.get_running_loop().create_future())
-        self._queue.append(waiter)
-        return waiter
-
-    def leave(self, waiter: Waiter) -> None:
-        """Wait no more; fine when it was served already."""
-        if waiter in self._queue:
-            self._queue.remove(waiter)
-
-    def next(self, spec: SandboxSpec, holders: Iterable[str]) -> Waiter | None:
-        """Take out who is next for a box of this kind, given the tenant of every box that is held."""
-        held = Counter(holders)
-        candidates = [waiter for waiter in self._queue if waiter.spec == spec and not waiter.box.done()]
-        if not candidates:
-            return None
-        chosen = min(candidates, key=lambda waiter: held[waiter.tenant])  # the first among equals
-        self._queue.remove(chosen)
-        return chosen
-
-    def fail_first(self, spec: SandboxSpec, error: Exception) -> None:
-        """The first who waits for this kind gets an error instead."""
-        for waiter in self._queue:
-            if waiter.spec == spec:
-                self._queue.remove(waiter)
-                _fail(waiter, error)
-                return
-
-    def fail_all(self, error: Exception) -> None:
-        """Everybody gets an error."""
-        for waiter in self._queue:
-            _fail(waiter, error)
-        self._queue.clear()
-
-
-def _fail(waiter: Waiter, error: Exception) -> None:
-    if not waiter.box.done():
-        waiter.box.set_exception(error)
-
-
-# ---
-# A pool of warm boxes: bounded, fair, self-healing, as large as demand and the machine ask for.
-#
-# starting --ready--> idle <--> leased --release--> resetting --clean--> idle
-# |           |                    |
-# too long idle      +------ lost --------+-- dirty, worn out --> destroyed
-#
-# Every box is in exactly one of these states and their number never exceeds `size`. Whoever waits is served first
-# come, first served, except that a tenant (an environment) that holds fewer boxes goes before one that holds more.
-
-_START_ATTEMPTS = 2
 IDLE_S = 60.0
 """After this long without work a box beyond the warm ones is given up."""
+_START_ATTEMPTS = 2
+_WINDOW = 1024
 
 
 class Pool:
@@ -433,3 +295,136 @@ class Pool:
             self._offer(await self._pending_start(spec))
         except SandboxError:
             return
+
+
+# --- who waits
+
+
+@dataclass(eq=False)
+class Waiter:
+    """One who waits for a box of `spec`."""
+
+    spec: SandboxSpec
+    tenant: str
+    box: asyncio.Future[Box]
+
+
+class Waiters:
+    """The queue."""
+
+    def __init__(self) -> None:
+        self._queue: list[Waiter] = []
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[Waiter]:
+        return iter(self._queue)
+
+    def wants(self, spec: SandboxSpec) -> bool:
+        """Whether anybody waits for this kind."""
+        return any(waiter.spec == spec for waiter in self._queue)
+
+    def join(self, spec: SandboxSpec, tenant: str) -> Waiter:
+        """A new last one."""
+        waiter = Waiter(spec, tenant, asyncio.get_running_loop().create_future())
+        self._queue.append(waiter)
+        return waiter
+
+    def leave(self, waiter: Waiter) -> None:
+        """Wait no more; fine when it was served already."""
+        if waiter in self._queue:
+            self._queue.remove(waiter)
+
+    def next(self, spec: SandboxSpec, holders: Iterable[str]) -> Waiter | None:
+        """Take out who is next for a box of this kind, given the tenant of every box that is held."""
+        held = Counter(holders)
+        candidates = [waiter for waiter in self._queue if waiter.spec == spec and not waiter.box.done()]
+        if not candidates:
+            return None
+        chosen = min(candidates, key=lambda waiter: held[waiter.tenant])  # the first among equals
+        self._queue.remove(chosen)
+        return chosen
+
+    def fail_first(self, spec: SandboxSpec, error: Exception) -> None:
+        """The first who waits for this kind gets an error instead."""
+        for waiter in self._queue:
+            if waiter.spec == spec:
+                self._queue.remove(waiter)
+                _fail(waiter, error)
+                return
+
+    def fail_all(self, error: Exception) -> None:
+        """Everybody gets an error."""
+        for waiter in self._queue:
+            _fail(waiter, error)
+        self._queue.clear()
+
+
+def _fail(waiter: Waiter, error: Exception) -> None:
+    if not waiter.box.done():
+        waiter.box.set_exception(error)
+
+
+# --- how long things take
+
+
+class Phases:
+    """Durations by phase; percentiles over the last thousand of each."""
+
+    def __init__(self) -> None:
+        self._times: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_WINDOW))
+
+    def add(self, phase: str, seconds: float) -> None:
+        """Record one duration."""
+        self._times[phase].append(seconds)
+
+    def summary(self) -> dict[str, dict[str, float]]:
+        """`{phase: {"p50_ms": ..., "p95_ms": ..., "n": ...}}`."""
+        found = {}
+        for phase, times in self._times.items():
+            ordered = sorted(times)
+            found[phase] = {
+                "p50_ms": ordered[len(ordered) // 2] * 1e3,
+                "p95_ms": ordered[min(len(ordered) - 1, int(len(ordered) * 0.95))] * 1e3,
+                "n": float(len(ordered)),
+            }
+        return found
+
+
+# --- tasks that nobody awaits, but that somebody owns and can end
+
+
+class Background:
+    """A set of running tasks."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Future[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None], *, to_its_end: bool = False) -> None:
+        """Run `work`; with `to_its_end`, `cancel` does not stop it."""
+        task: asyncio.Future[None] = asyncio.get_running_loop().create_task(work)
+        if to_its_end:
+            task = asyncio.ensure_future(_finish(task))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def cancel(self) -> None:
+        """Ask every task to stop."""
+        for task in list(self._tasks):
+            task.cancel()
+
+    async def wait(self) -> None:
+        """Wait until there is none, those that are started meanwhile included."""
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.sleep(0)  # their callbacks
+
+
+async def _finish(task: asyncio.Future[None]) -> None:
+    """Wait for `task` even when cancelled: a destruction is never left half done."""
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            continue

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs every test. Tests of the Docker engine need a daemon: as root on Debian one is installed and started when none
-# answers, and stopped at the end. Otherwise those tests are reported as not run; in CI that is a failure.
+# Runs every test. Tests of the Docker engine need Docker: as root on Debian it is installed and started if it is not
+# running, and stopped at the end. Otherwise those tests are reported as not run; in CI that is a failure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,7 +16,7 @@ stop_dockerd() {
 start_dockerd() {
   local log="${DOCKERD_LOG:-/var/log/forge-env-dockerd.log}" waited=0
   if ! command -v dockerd >/dev/null; then
-    echo "test: no Docker daemon answers; installing docker.io with apt-get"
+    echo "test: Docker is not running; installing docker.io with apt-get"
     { apt-get update -qq && apt-get install -y -qq --no-install-recommends docker.io; } >"$log" 2>&1 </dev/null || {
       tail -n 5 "$log" >&2
       return 1
@@ -40,10 +40,10 @@ if ! daemon_answers; then
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && start_dockerd; then
     :
   elif [ "${CI:-}" = true ]; then
-    echo "test: no Docker daemon answers and none could be started; CI runs every test or fails" >&2
+    echo "test: Docker is not running and could not be started; CI runs every test or fails" >&2
     exit 1
   else
-    echo "test: *** no Docker daemon answers: tests marked 'docker' are NOT RUN (start one, or run as root on Debian) ***" >&2
+    echo "test: *** Docker is not running: tests marked 'docker' are NOT RUN (start it, or run as root on Debian) ***" >&2
   fi
 fi
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 from forge_env import machine
+from sandboxes.docker import DockerEngine
 
 settings.register_profile("forge_env", deadline=None)  # a busy machine is no failure
 settings.load_profile("forge_env")
@@ -19,8 +20,7 @@ IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 @cache
 def docker_reason() -> str:
     """Why tests marked `docker` can't run here, or an empty string."""
-    version, reason = machine.docker_version()
-    return "" if version else f"no Docker daemon ({reason})"
+    return DockerEngine.unavailable_reason() or ""
 
 
 @cache

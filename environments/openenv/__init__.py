@@ -1,4 +1,15 @@
-"""An environment that lives behind an OpenEnv server, as an `Environment`."""
+"""An environment that lives behind an OpenEnv server, as an `Environment`.
+
+    env = fe.make("openenv", url="http://localhost:8000")
+
+What the server shows is a user message (its text field, or the whole observation as JSON); what it accepts decides
+how the agent acts: tools of a tool server are tools here; an action with one required text field is the agent's
+message; any other action is a tool `act` with the action's schema, or a message that is that JSON.
+
+Every wait has a limit, and an answer is never taken for that of another question: a connection that timed out is
+closed. Servers of forge-env are asked to go on with the episode on a new connection; with others the episode is lost,
+which is an `InfrastructureError` and so is tried again from its start.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +26,6 @@ from forge_env.types import Action, Message, Observation, StepResult, Task, Tool
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
-
-
-# ---
-# The connection to an OpenEnv server: one question at a time, each with a time limit.
 
 T = TypeVar("T")
 
@@ -155,18 +162,7 @@ class Link:
             socket.transport.abort()
 
 
-# ---
-# An environment that lives behind an OpenEnv server, as an `Environment`.
-#
-# env = fe.make("openenv", url="http://localhost:8000")
-#
-# What the server shows is a user message (its text field, or the whole observation as JSON); what it accepts decides
-# how the agent acts: tools of a tool server are tools here; an action with one required text field is the agent's
-# message; any other action is a tool `act` with the action's schema, or a message that is that JSON.
-#
-# Every wait has a limit, and an answer is never taken for that of another question: a connection that timed out is
-# closed. Servers of forge-env are asked to go on with the episode on a new connection; with others the episode is lost,
-# which is an `InfrastructureError` and so is tried again from its start.
+# --- the environment
 
 TOOL_SCHEMAS = ("Action", "CallToolAction", "ListToolsAction")
 """Titles of the action schemas that servers of tools publish."""

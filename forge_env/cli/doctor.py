@@ -96,15 +96,7 @@ def _training() -> Iterator[Finding]:
 
 
 def _sandboxes() -> Iterator[Finding]:
-    version, reason = machine.docker_version()
-    if version is not None:
-        yield Finding("ok", "docker daemon", version)
-    else:
-        fix = "service docker start" if Path("/usr/bin/dockerd").exists() else "apt-get install docker.io"
-        if "permission" in reason:
-            fix = "add yourself to the group docker, or run as root"
-        yield Finding("note", "docker daemon", reason, fix)
-    from forge_env.sandbox.engines import available_engines
+    from forge_env.sandbox.engines import available_engines, load_engine
 
     try:
         engines = available_engines()
@@ -112,9 +104,13 @@ def _sandboxes() -> Iterator[Finding]:
         yield Finding("missing", "engines", str(error))
         return
     for name, reason_not in engines.items():
-        yield Finding("note" if reason_not else "ok", f"engine {name}", reason_not or "can isolate code here")
+        if reason_not is None:
+            version = load_engine(name).version()
+            yield Finding("ok", f"engine {name}", f"can isolate code here{version and f' ({version})'}")
+        else:
+            yield Finding("note", f"engine {name}", reason_not)
     if all(engines.values()):
-        fix = "start a Docker daemon, or allow unprivileged user namespaces"
+        fix = "start Docker, or allow unprivileged user namespaces"
         yield Finding("missing", "a sandbox engine", "none can run here, so no code would be run", fix)
 
 

@@ -1,4 +1,14 @@
-"""The environment contract: one asynchronous episode at a time, in gymnasium's shape; and what holds authors to it."""
+"""The environment contract: one asynchronous episode at a time, in gymnasium's shape; and what holds authors to it.
+
+    observation, info = await env.reset(seed=3)
+    observation, reward, terminated, truncated, info = await env.step(action)
+    await env.close()
+
+An observation is the list of messages that are new to the agent; an action is one assistant message
+(or its text). `terminated` means the task ended, `truncated` that a limit did; never both for the same
+reason. What the agent does wrong is an observation. What the infrastructure does wrong is an
+`InfrastructureError`, which the rollout retries on a fresh environment.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +26,6 @@ from forge_env.types import Action, Message, Observation, StepResult, Task, Tool
 if TYPE_CHECKING:
     from forge_env.sandbox import SandboxEngine
     from forge_env.trajectory import Trajectory
-
-
-# ---
-# The environment contract: one asynchronous episode at a time, in gymnasium's shape.
-#
-# observation, info = await env.reset(seed=3)
-# observation, reward, terminated, truncated, info = await env.step(action)
-# await env.close()
-#
-# An observation is the list of messages that are new to the agent; an action is one assistant message
-# (or its text). `terminated` means the task ended, `truncated` that a limit did; never both for the same
-# reason. What the agent does wrong is an observation. What the infrastructure does wrong is an
-# `InfrastructureError`, which the rollout retries on a fresh environment.
 
 API_VERSION = 1
 
@@ -145,7 +142,6 @@ class Environment(ABC):
         return task
 
 
-# ---
 # What an author's `task`, `reset` and `step` return, held to the contract: a wrong shape is named at once.
 #
 # Without this a text instead of a list of messages is shown letter by letter, and a NaN becomes a score.

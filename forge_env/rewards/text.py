@@ -8,10 +8,9 @@ from collections.abc import Iterable
 
 from forge_env.rewards.spans import last_between
 
-# ---
-# Rewards that compare text: exactly, nearly, or by its format. A target may be a list of accepted texts.
-
 Target = str | int | float | Iterable[str]
+"""One text or number, or a list of accepted texts."""
+_ANY_TAG = re.compile(r"</?think>")
 NO_TARGET = "the task has no target: give it data['answer'] or gold"
 MAX_COMPARED_CHARS = 4_000
 """Fuzzy comparison takes time in proportion to the product of the lengths: longer responses are compared up to here."""
@@ -100,12 +99,6 @@ def exact_match(response: str, target: Target) -> float:
 def fuzzy_match(response: str, target: Target) -> float:
     """`FuzzyMatch()` as a function."""
     return FuzzyMatch()(response, target)
-
-
-# ---
-# Reward for reasoning inside one pair of tags.
-
-_ANY_TAG = re.compile(r"</?think>")
 
 
 class ThinkingReward:

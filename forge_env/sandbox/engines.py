@@ -11,9 +11,6 @@ from forge_env.errors import PluginError, SandboxUnavailableError, UsageError
 from forge_env.plugins import installed, load_plugin
 from forge_env.sandbox.protocol import Sandbox, SandboxEngine, SandboxSpec
 
-# ---
-# Finding a sandbox engine: the named one, or the best this machine allows.
-
 logger = logging.getLogger(__name__)
 GROUP = "forge_env.sandboxes"
 PREFERENCE = ("docker", "local")
@@ -25,7 +22,7 @@ def load_engine(name: str) -> type[SandboxEngine]:
 
     Raises:
         NotRegisteredError: there is none of that name.
-        PluginError: it can't be loaded, or is no `SandboxEngine`.
+        PluginError: it can't be loaded, or is not a `SandboxEngine`.
     """
     found = load_plugin(GROUP, name)
     if not (isinstance(found, type) and issubclass(found, SandboxEngine)):
@@ -78,7 +75,7 @@ def open_engine(name: str = "auto", **options: Any) -> SandboxEngine:
     raise SandboxUnavailableError(
         "no sandbox engine can run here, so no code will be run: "
         + "; ".join(f"{candidate}: {reason}" for candidate, reason in reasons.items()),
-        fix="start a Docker daemon, or allow unprivileged user namespaces",
+        fix="start Docker, or allow unprivileged user namespaces",
     )
 
 
@@ -96,12 +93,11 @@ def _made(engine: type[SandboxEngine], name: str, options: dict[str, Any]) -> Sa
     return engine(**known)
 
 
-# ---
-# An engine that is opened by the first sandbox asked of it, for callers that can't know whether any will be.
-
-
 class LazyEngine(SandboxEngine):
-    """Stands for `open_engine(name, **options)`; an environment that runs no code never opens it."""
+    """Stands for `open_engine(name, **options)`, opened by the first sandbox asked of it.
+
+    For callers that can't know whether one will be: an environment that runs no code never opens it.
+    """
 
     def __init__(self, name: str = "auto", **options: Any) -> None:
         self.name = name

@@ -1,4 +1,13 @@
-"""What every sandbox engine provides: requests, answers, and the protocol itself."""
+"""What every sandbox engine provides: requests, answers, and the protocol itself.
+
+    async with open_engine("docker") as engine:
+        sandbox = await engine.acquire()
+        result = await sandbox.run_python("print(1 + 1)")
+        await engine.release(sandbox)
+
+Two kinds of failure, never mixed: what the *program* did is in the `ExecResult`; what the *engine* did is a
+`SandboxError` (an `InfrastructureError`), after which the sandbox is discarded.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +23,6 @@ from forge_env.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from types import TracebackType
-
-
-# ---
-# Requests to and answers from a sandbox.
 
 _MOST = 2**31 - 1
 
@@ -174,16 +179,7 @@ class RunningSandbox:
     """Seconds since the epoch."""
 
 
-# ---
-# What every sandbox engine provides.
-#
-# async with open_engine("docker") as engine:
-# sandbox = await engine.acquire()
-# result = await sandbox.run_python("print(1 + 1)")
-# await engine.release(sandbox)
-#
-# Two kinds of failure, never mixed: what the *program* did is in the `ExecResult`; what the *engine* did is a
-# `SandboxError` (an `InfrastructureError`), after which the sandbox is discarded.
+# --- the protocol
 
 TENANT: ContextVar[str] = ContextVar("sandbox_tenant", default="")
 """On whose behalf sandboxes are acquired, such as an environment's name: pools share them out evenly."""
@@ -335,6 +331,11 @@ class SandboxEngine(ABC):
     @abstractmethod
     def unavailable_reason(cls) -> str | None:
         """Why this engine can't work on this machine (with what would allow it), or None when it can."""
+
+    @classmethod
+    def version(cls) -> str:
+        """Version of what it runs on, for people; empty where there is nothing to name."""
+        return ""
 
     @classmethod
     def reap_abandoned(cls) -> int:

@@ -1,4 +1,11 @@
-"""Attacking a sandbox on purpose: run a hostile program, then look whether it was contained."""
+"""Attacking a sandbox on purpose: run a hostile program, then look whether it was contained.
+
+    async for finding in audit(engine, ATTACKS): ...
+
+One attack is contained when it reached nothing outside, ended in time, left the next user of the same sandbox exactly
+what a new one has, cost the engine no time, and when a neighbour at work in the same engine never noticed. A cheating
+solution must earn what it would have earned without its tricks. `forge-env sandbox audit` prints what held.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +20,6 @@ from typing import Any
 from forge_env.errors import ForgeError
 from forge_env.sandbox.protocol import ExecResult, Limits, Process, Sandbox, SandboxEngine, Session
 from forge_env.sandbox_audit.attacks import BAIT, EXPECTED, LEAK, TESTS, Attack
-
-# ---
-# How a sandbox looks from inside, to compare one that was used with a clean one.
 
 LOOK = """\
 import builtins, fcntl, glob, json, os, resource, signal, socket, sys, threading
@@ -82,15 +86,6 @@ def _short(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
-
-# ---
-# Attacking a sandbox on purpose: run a hostile program, then look whether it was contained.
-#
-# async for finding in audit(engine, ATTACKS): ...
-#
-# One attack is contained when it reached nothing outside, ended in time, left the next user of the same sandbox exactly
-# what a new one has, cost the engine no time, and when a neighbour at work in the same engine never noticed. A cheating
-# solution must earn what it would have earned without its tricks. `forge-env sandbox audit` prints what held.
 
 _LATE_S = 5.0
 _ENGINE_CPU_S = 2.0

@@ -21,12 +21,11 @@ import pytest_asyncio
 from forge_env.errors import SandboxError, UsageError
 from forge_env.sandbox.protocol import ExecResult, Limits, OutputChunk, Sandbox, SandboxEngine
 
-# ---
-# From acquire to release.
+SHORT = Limits(wall_s=0.6)
 
 
 class LifeTests:
-    """Wiping, waiting, cancelling, neighbours."""
+    """From acquire to release: wiping, waiting, cancelling, neighbours."""
 
     async def test_released_is_wiped(self, engine: SandboxEngine) -> None:
         """Nothing of one user reaches the next."""
@@ -79,14 +78,8 @@ async def sandbox_has_started(sandbox: Sandbox) -> None:
         await asyncio.sleep(0)
 
 
-# ---
-# What programs do and may use, and files.
-
-SHORT = Limits(wall_s=0.6)
-
-
 class ProgramTests:
-    """Output, input, limits, files."""
+    """What programs do and may use: output, input, limits, files."""
 
     async def test_output_and_exit_code(self, sandbox: Sandbox) -> None:
         """A program's output, errors and status come back."""
@@ -221,12 +214,8 @@ class ProgramTests:
                 await sandbox.read_file(path)
 
 
-# ---
-# What lives on between calls.
-
-
 class SessionTests:
-    """Shells, Python sessions, background programs, streams."""
+    """What lives on between calls: shells, Python sessions, background programs; and streams."""
 
     async def test_shell_session(self, sandbox: Sandbox) -> None:
         """Variables, functions and the folder live on; statuses and output belong to their command."""
@@ -312,12 +301,8 @@ class SessionTests:
             assert (await sandbox.exec(["ls", "/tmp"])).stdout == ""
 
 
-# ---
-# Judging code that nobody trusts.
-
-
 class JudgingTests:
-    """Calls whose values are compared outside, and tests apart from the code."""
+    """Judging code that nobody trusts: calls whose values are compared outside, and tests apart from the code."""
 
     async def test_calls_return_exact_plain_types(self, sandbox: Sandbox) -> None:
         """Values of plain types arrive equal and of the same type."""
@@ -390,19 +375,6 @@ class JudgingTests:
         for expected in ("UnicodeDecodeError", "ValueError"):
             checks = f"try: f(bytes([255]))\nexcept {expected}: pass\nelse: assert False"
             assert (await sandbox.run_tests(undecodable, checks)).passed
-
-
-# ---
-# What every sandbox engine must do, as a test suite that third parties run on theirs:
-#
-# class TestMyEngine(SandboxConformance):
-# @pytest_asyncio.fixture(scope="class", loop_scope="class")
-# @classmethod
-# async def engine(cls):
-# async with MyEngine(concurrency=2) as engine:
-# yield engine
-#
-# Needs pytest and pytest-asyncio. The engine must allow at least two sandboxes at once.
 
 
 @pytest.mark.asyncio(loop_scope="class")

@@ -1,4 +1,4 @@
-"""Reaching the Docker daemon, what it can do, and one line about why it can't be reached."""
+"""Reaching the Docker daemon: what it can do, or in one line why it can't be reached."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 from forge_env.errors import SandboxUnavailableError
 
-FIX = "start it, or set DOCKER_HOST"
+FIX = "start Docker, or set DOCKER_HOST"
+NO_PERMISSION = "add yourself to the group docker, or run as root"
 _SHORT_TIMEOUT_S = 5
 
 
@@ -47,7 +48,9 @@ def connect(**options: Any) -> tuple[Any, Daemon]:
             client.close()
             raise
     except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-        raise SandboxUnavailableError(f"no Docker daemon answers {why_unreachable(error)}", fix=FIX) from error
+        why = why_unreachable(error)
+        fix = NO_PERMISSION if "Permission denied" in why else FIX
+        raise SandboxUnavailableError(f"Docker can't be reached {why}", fix=fix) from error
 
 
 def why_unreachable(error: BaseException) -> str:
@@ -69,7 +72,7 @@ def unavailable_reason() -> str | None:
     try:
         import docker  # noqa: F401
     except ImportError:
-        return "the Python package 'docker' is missing (pip install docker)"
+        return "the Python package 'docker' is not installed (pip install docker)"
     try:
         with momentary_client(must=True) as client:
             kind = client.info().get("OSType")

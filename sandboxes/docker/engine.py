@@ -94,6 +94,11 @@ class DockerEngine(PooledEngine):
         return daemon.unavailable_reason()
 
     @classmethod
+    def version(cls) -> str:  # noqa: D102
+        with daemon.momentary_client() as client:
+            return f"Docker {client.version()['Version']}" if client else ""
+
+    @classmethod
     def reap_abandoned(cls) -> int:  # noqa: D102
         remove_stale_folders()
         with daemon.momentary_client() as client:

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from forge_env.machine import docker_version
+from sandboxes.docker import DockerEngine
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -109,7 +109,7 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 def containers(owner: int) -> set[str]:
     """Containers of the process `owner`, running or not."""
-    if not docker_version()[0]:
+    if DockerEngine.unavailable_reason():
         return set()
     listed = subprocess.run(
         ["docker", "ps", "-a", "--filter", "label=forge_env", "--format", '{{.ID}} {{.Label "forge_env"}}'],

@@ -84,6 +84,17 @@ def test_every_installed_engine_loads() -> None:
     assert {load_engine(name).name for name in installed(GROUP)} >= {"docker", "local"}
 
 
+def test_a_daemon_that_may_not_be_used_says_who_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    import docker
+
+    def refuse(**options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(docker, "from_env", refuse)
+    assert "add yourself to the group docker" in (DockerEngine.unavailable_reason() or "")
+    assert DockerEngine.version() == ""
+
+
 @pytest.mark.parametrize(
     ("host", "reason"),
     [("unix:///nonexistent.sock", "No such file"), ("tcp://127.0.0.1:1", "refused"), ("tcp://nowhere.invalid:1", "")],
@@ -91,13 +102,13 @@ def test_every_installed_engine_loads() -> None:
 def test_a_daemon_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatch, host: str, reason: str) -> None:
     monkeypatch.setenv("DOCKER_HOST", host)
     said = DockerEngine.unavailable_reason() or ""
-    assert said.startswith(f"no Docker daemon answers at {host}: ")
+    assert said.startswith(f"Docker can't be reached at {host}: ")
     assert reason in said
     assert "DOCKER_HOST" in said
     assert "urllib3" not in said
     assert "\n" not in said
     assert len(said) < 160
-    with pytest.raises(SandboxUnavailableError, match="no Docker daemon answers"):
+    with pytest.raises(SandboxUnavailableError, match="Docker can't be reached"):
         open_engine("docker")
     assert DockerEngine.reap_abandoned() == 0
 

@@ -14,6 +14,7 @@ from forge_env.cli import main as cli
 from forge_env.cli.main import main
 from forge_env.config import load_config
 from forge_env.errors import UsageError
+from sandboxes.docker import DockerEngine
 
 Capture = pytest.CaptureFixture[str]
 
@@ -147,14 +148,15 @@ def ready(monkeypatch: pytest.MonkeyPatch) -> None:
     good = machine.Requirement("pkg", "==1", "1", True)
     monkeypatch.setattr(machine, "requirements", lambda extra="": [good])
     monkeypatch.setattr(machine, "missing_training_packages", list)
-    monkeypatch.setattr(machine, "docker_version", lambda: ("26.1", ""))
+    monkeypatch.setattr("forge_env.sandbox.engines.available_engines", lambda: {"docker": None})
+    monkeypatch.setattr(DockerEngine, "version", classmethod(lambda cls: "Docker 26.1"))
 
 
 def test_doctor_is_content(recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     ready(monkeypatch)
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
-    assert "docker daemon      26.1" in text
+    assert "engine docker      can isolate code here (Docker 26.1)" in text
     assert "ready: forge-env train coding_rlvr" in text
 
 
@@ -167,7 +169,8 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(
     monkeypatch.setattr(machine, "requirements", lambda extra="": [wrong, absent] if extra else [])
     monkeypatch.setattr(machine, "training_extra", lambda: "train-cpu")
     monkeypatch.setattr(machine, "free_memory_gb", lambda: 1.0)
-    monkeypatch.setattr(machine, "docker_version", lambda: (None, "no permission to talk to the daemon"))
+    reason = "Docker can't be reached at X: Permission denied (add yourself to the group docker, or run as root)"
+    monkeypatch.setattr("forge_env.sandbox.engines.available_engines", lambda: {"docker": reason, "local": None})
     assert main(["doctor"]) == 1
     text = capsys.readouterr().out
     for part in (
