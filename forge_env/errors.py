@@ -146,7 +146,7 @@ def in_words(item: ErrorDetails) -> str:
 def mistakes(error: ValidationError, most: int = 5) -> str:
     """What pydantic refused, in one line: `a.b: should be a valid integer, not 'x'; c: missing`."""
     items = error.errors(include_url=False)[:most]
-    return "; ".join(": ".join(filter(None, [".".join(map(str, item["loc"])), in_words(item)])) for item in items)
+    return "; ".join(": ".join(filter(None, [".".join(map(str, item["loc"]))[:80], in_words(item)])) for item in items)
 
 
 def _in_one_line(error: BaseException) -> str:

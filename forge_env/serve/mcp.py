@@ -33,6 +33,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from forge_env.errors import mistakes
 from forge_env.serve.sessions import HttpSessions, Session, WireError, tool_entry
 
 SERVER_ERROR = -32000
@@ -209,9 +210,7 @@ def _parse(text: str | bytes) -> RpcRequest:
     try:
         return RpcRequest.model_validate(data)
     except ValidationError as error:
-        item = error.errors(include_url=False)[0]
-        where = ".".join(map(str, item["loc"])) or "request"
-        raise MCPError(types.INVALID_REQUEST, f"{where}: {item['msg']}") from None
+        raise MCPError(types.INVALID_REQUEST, f"request: {mistakes(error)}") from None
 
 
 def _failed(request_id: Any, error: MCPError) -> dict[str, Any]:

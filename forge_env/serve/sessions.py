@@ -33,7 +33,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from forge_env.environment.base import Environment
-from forge_env.errors import ForgeError, InfrastructureError
+from forge_env.errors import ForgeError, InfrastructureError, mistakes
 from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec
 
 log = logging.getLogger(__name__)
@@ -141,9 +141,7 @@ def parse_action(data: Mapping[str, Any], call_id: str) -> Message:
             return Message(role="assistant", tool_calls=[ToolCall(id=call_id, function=function)])
         action = AssistantAction.model_validate(data)
     except ValidationError as error:
-        item = error.errors(include_url=False)[0]
-        where = ".".join(map(str, item["loc"]))
-        raise WireError("VALIDATION_ERROR", f"{where}: {item['msg']}; an action is {{'message': text}}") from None
+        raise WireError("VALIDATION_ERROR", f"{mistakes(error)}; an action is {{'message': text}}") from None
     return Message(role="assistant", content=action.message, tool_calls=action.tool_calls)
 
 

@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from forge_env.errors import ForgeError, InfrastructureError, UsageError, did_you_mean
+from forge_env.errors import ForgeError, InfrastructureError, UsageError, did_you_mean, mistakes
 from forge_env.types import Task
 
 # ---
@@ -284,7 +284,7 @@ def _field(field: str, value: Any, place: str, row: Mapping[str, Any]) -> Any:
         fix = f"columns: {{{field}: COLUMN}} takes another; {_names(row)}"
         if field != "prompt":
             fix = f"columns: {{{field}: null}} takes none, {fix}"
-        raise UsageError(f"{place}: {field}: {error.errors(include_url=False)[0]['msg']}", fix=fix) from error
+        raise UsageError(f"{place}: {field}: {mistakes(error)}", fix=fix) from error
 
 
 def _number_as_text(value: Any) -> Any:

@@ -149,7 +149,7 @@ class McpTool(Tool):
         """The JSON object that the model wrote, with its required members."""
         data = self.read(arguments)
         if missing := [name for name in self.spec.parameters.get("required", []) if name not in data]:
-            raise ToolError(f"argument {missing[0]!r} is missing. {self.usage()}")
+            raise ToolError(f"wrong arguments: {missing[0]}: missing. {self.usage()}")
         return data
 
     async def invoke(self, owner: Any, arguments: dict[str, Any]) -> str:

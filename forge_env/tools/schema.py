@@ -31,7 +31,7 @@ from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 
 from forge_env.concurrency import run_in_thread
-from forge_env.errors import ToolError, UsageError, did_you_mean, environment_code
+from forge_env.errors import ToolError, UsageError, did_you_mean, environment_code, mistakes
 from forge_env.tools.decorator import ToolOptions, options_of
 from forge_env.tools.decorator import tool as tool
 from forge_env.tools.threads import CURRENT_CALL
@@ -108,8 +108,7 @@ class Tool:
         try:
             parsed = self._model.model_validate(data)
         except ValidationError as error:
-            problems = "; ".join(_problem(item) for item in error.errors(include_url=False)[:5])
-            raise ToolError(f"wrong arguments: {problems}. {self.usage()}") from None
+            raise ToolError(f"wrong arguments: {mistakes(error)}. {self.usage()}") from None
         return {name: getattr(parsed, field) for field, name in self._names.items()}
 
     def usage(self) -> str:
@@ -195,15 +194,6 @@ def _arguments_model(
     except PydanticUserError as error:
         raise UsageError(f"tool {name!r}: {error.message}", fix="use JSON types or pydantic models") from error
     return names, model
-
-
-def _problem(item: Any) -> str:
-    where = ".".join(str(part) for part in item["loc"])
-    if item["type"] == "extra_forbidden":
-        return f"unknown argument {where[:80]!r}"
-    if item["type"] == "missing":
-        return f"argument {where!r} is missing"
-    return f"argument {where[:80]!r}: {item['msg'][:200]}"
 
 
 _TOOLS_OF: WeakKeyDictionary[type, dict[str, Tool]] = WeakKeyDictionary()

@@ -208,7 +208,7 @@ def test_a_hub_that_is_out_of_reach_is_said_at_once() -> None:
         ({"columns": {"prompt": "questoin"}}, "no column 'questoin'.*did you mean 'question'"),
         ({"columns": {}}, "no column 'prompt'.*map one"),
         ({"columns": {**COLUMNS, "tags": "question"}}, r"row 0: tags: .*list.*\{tags: null\} takes none"),
-        ({"columns": {**COLUMNS, "difficulty": "question"}}, "row 0: difficulty: Input should be a valid integer"),
+        ({"columns": {**COLUMNS, "difficulty": "question"}}, "row 0: difficulty: should be a valid integer, not "),
         ({"splits": {"eval": "all"}}, "`splits` has no 'train'"),
         ({"eval_fraction": 0.0}, None),
         ({"path": __file__}, "can't read tasks from .*test_datasets.py"),

@@ -78,7 +78,7 @@ async def test_tools_of_a_server_are_the_agents(transport: str, tmp_path: Path) 
         texts = [message.content for message in observation]
         assert texts[0] == "8"
         assert all(text.startswith("Error: ") for text in texts[1:])
-        assert "argument 'number' is missing" in texts[3]
+        assert "wrong arguments: number: missing" in texts[3]
         assert "not valid JSON" in texts[4]
         assert env.tool_errors == 4
     await env.close()
