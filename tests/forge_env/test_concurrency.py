@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from forge_env import concurrency
-from forge_env.concurrency import gather_or_cancel, run_in_thread
+from forge_env.concurrency import gather_or_cancel, run_in_thread, to_its_end
 
 
 async def test_results_errors_and_context_come_back() -> None:
@@ -69,3 +69,17 @@ def test_a_call_that_never_ends_does_not_keep_the_process() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+async def test_what_must_end_is_awaited_however_often_its_task_is_cancelled() -> None:
+    work: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    waiting = asyncio.create_task(to_its_end(work))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        waiting.cancel()
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    work.set_result(4)
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert await to_its_end(work) == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -247,3 +248,12 @@ def test_a_record_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="reads up to version 2"):
         list(read_trajectories(path, on_damage=damage.append))
     assert damage == []
+
+
+def test_the_program_in_the_docs_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).parents[2] / "docs" / "decisions" / "trajectories.md"
+    (program,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+    path = tmp_path / "train.jsonl"
+    path.write_text(OLD)
+    exec(program.replace("runs/first/trajectories/train.jsonl", str(path)), {})
+    assert capsys.readouterr().out == "1.0 3\n1.0 1\n"

@@ -1,0 +1,186 @@
+"""Trajectories on disk: bytes a token, and what writing one costs the event loop.
+
+    python -m benchmarks.trajectories [--repeats 9]
+
+An episode has turns of 1,000 tokens, half observed and half sampled. Its text is English (Python's own reference), its
+ids are those of a tokenizer with 131,072 tokens (Mistral's, which comes with vLLM), its log-probs are drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import numpy as np
+from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+
+from benchmarks.report import record, spread, table
+from forge_env.config import load_config
+from forge_env.policy import NO_TOKENS, Reply
+from forge_env.run import Run, RunFolder
+from forge_env.trajectory import Trajectory, TrajectoryWriter, Turn, read_trajectories
+from forge_env.types import Message
+
+TOKENS = 500
+"""Observed, and sampled, in a turn."""
+AIM_BYTES = 12.0
+ABOUT = (
+    "Processor time of the event loop's thread to hand over one episode of 50 turns, and of all threads until it is on "
+    "disk. Median (smallest to largest) of the repeats, taken in turns. Before: lists of numbers, each turn with its "
+    "whole prompt, written by the event loop. The log-probs are random bits but for their size: they are exact, and "
+    "can't be made much smaller than 4 bytes, 5.3 as text. The messages are plain text in all three."
+)
+
+
+def tokenizer() -> Tekkenizer:
+    import mistral_common
+
+    return Tekkenizer.from_file(Path(mistral_common.__file__).parent / "data" / "tekken_240911.json")
+
+
+def episode(turns: int, vocabulary: Tekkenizer, ids: list[int], rng: np.random.Generator) -> Trajectory:
+    """An episode whose text begins anywhere in `ids`."""
+    start = int(rng.integers(0, len(ids) - 2 * TOKENS * turns))
+    played, before = Trajectory("e", "env", "task", reward=1.0), NO_TOKENS
+    for turn in range(turns):
+        place = start + 2 * TOKENS * turn
+        observed, sampled = ids[place : place + TOKENS], ids[place + TOKENS : place + 2 * TOKENS]
+        sure = rng.random(TOKENS) < 0.5  # a model is sure of every other token
+        logprobs = -np.where(sure, rng.exponential(0.001, TOKENS), rng.exponential(1.0, TOKENS))
+        message = Message(role="assistant", content=vocabulary.decode(sampled))
+        reply = Reply(message, [*before, *observed], sampled, logprobs, np.full(TOKENS, turn // 10))
+        before = reply.follow(before)
+        played.turns.append(Turn([Message(role="user", content=vocabulary.decode(observed))], reply))
+    return played
+
+
+def messages(played: Trajectory) -> dict[str, Any]:
+    """The record without tokens."""
+    turns = [Turn(turn.observation, Reply(turn.message)) for turn in played.turns]
+    return replace(played, turns=turns).to_dict()
+
+
+def before(played: Trajectory) -> dict[str, Any]:
+    """The record as it was: every turn with its whole prompt, all tokens as numbers."""
+    data, conversation = messages(played), []
+    for turn, item in zip(played.turns, data["turns"], strict=True):
+        reply = turn.reply
+        item["prompt_ids"] = conversation = conversation[: reply.continues] + reply.prompt_ids.tolist()
+        item["token_ids"] = reply.token_ids.tolist()
+        item["logprobs"] = reply.logprobs.tolist()
+        item["versions"] = reply.versions.tolist()
+        conversation = conversation + item["token_ids"]
+    return data
+
+
+def run_in(folder: Path) -> Run:
+    return Run(load_config("coding_rlvr", ["logging.timeline=false", "logging.trajectories=all"]), RunFolder(folder))
+
+
+def written(folder: Path, played: Trajectory) -> tuple[float, float, float]:
+    """Milliseconds of the event loop's thread, of all, and to read it again."""
+    run = run_in(folder)
+    run.trajectory(Trajectory("warm", "env", "task"), "warm")  # the thread has started
+    own, everybody = time.thread_time(), time.process_time()
+    run.trajectory(played, "train")
+    own = time.thread_time() - own
+    run.close()
+    everybody = time.process_time() - everybody
+    reading = time.process_time()
+    assert list(read_trajectories(folder / "trajectories" / "train.jsonl")) == [played]
+    return 1e3 * own, 1e3 * everybody, 1e3 * (time.process_time() - reading)
+
+
+def dumped(
+    folder: Path, make: Callable[[Trajectory], dict[str, Any]], played: Trajectory
+) -> tuple[float, float, float]:
+    """The same for a record made and written by the event loop itself."""
+    folder.mkdir(parents=True)
+    started = time.thread_time()
+    with (folder / "a.jsonl").open("wb") as file:
+        file.write(json.dumps(make(played), separators=(",", ":"), ensure_ascii=False).encode() + b"\n")
+    own = time.thread_time() - started
+    reading = time.process_time()
+    json.loads((folder / "a.jsonl").read_bytes())
+    return 1e3 * own, 1e3 * own, 1e3 * (time.process_time() - reading)
+
+
+async def longest_pause(work: Callable[[], object]) -> float:
+    """Milliseconds between two turns of an event loop while `work` is done in another thread."""
+    doing = asyncio.ensure_future(asyncio.to_thread(work))
+    longest, last = 0.0, time.perf_counter()
+    while not doing.done():
+        await asyncio.sleep(0)
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    return 1e3 * longest
+
+
+def write_eight(folder: Path, played: Trajectory) -> None:
+    run = run_in(folder)
+    for _ in range(8):
+        run.trajectory(played, "train")
+    run.close()
+
+
+def size(folder: Path, played: Trajectory) -> float:
+    """Bytes a token on disk."""
+    path = folder / f"{len(played.turns)}.jsonl"
+    path.unlink(missing_ok=True)
+    with TrajectoryWriter(path) as writer:
+        writer.write(played)
+    return path.stat().st_size / (2 * TOKENS * len(played.turns))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=9)
+    repeats = parser.parse_args().repeats
+    vocabulary, rng = tokenizer(), np.random.default_rng(0)
+    ids = vocabulary.encode("\n".join(topics[name] for name in sorted(topics)), bos=False, eos=False)
+    lengths = {turns: [] for turns in (1, 10, 50, 100)}
+    ways: dict[str, list[tuple[float, float, float]]] = {"before": [], "now": [], "messages alone": []}
+    bytes_of: dict[str, list[float]] = {name: [] for name in ways}
+    pauses, alone = [], []
+    with tempfile.TemporaryDirectory() as name:
+        for number in range(repeats):
+            folder = Path(name, str(number))
+            for turns, sizes in lengths.items():
+                sizes.append(size(folder, episode(turns, vocabulary, ids, rng)))
+            played = episode(50, vocabulary, ids, rng)
+            ways["before"].append(dumped(folder / "before", before, played))
+            ways["now"].append(written(folder / "now", played))
+            ways["messages alone"].append(dumped(folder / "messages", messages, played))
+            for way, make in (("before", before), ("messages alone", messages)):
+                text = json.dumps(make(played), separators=(",", ":"), ensure_ascii=False)
+                bytes_of[way].append(len(text.encode()) / (2 * TOKENS * 50))
+            bytes_of["now"].append(size(folder, played))
+            pauses.append(asyncio.run(longest_pause(partial(write_eight, folder / "eight", played))))
+            alone.append(asyncio.run(longest_pause(partial(time.sleep, 0.1))))
+    columns = ["50 turns of 1,000 tokens", "bytes a token", "event loop, ms", "all threads, ms", "to read, ms"]
+    rows = [(way, spread(bytes_of[way]), *map(spread, zip(*taken, strict=True))) for way, taken in ways.items()]
+    lines = [
+        *table(columns, rows),
+        "",
+        f"Aim: at most {AIM_BYTES:g} bytes a token, none of it on the event loop. Longest pause of the event loop, ms: "
+        f"{spread(pauses)} while eight are written, {spread(alone)} beside a thread that sleeps for 100 ms.",
+        "",
+        *table(["turns", *map(str, lengths)], [("bytes a token", *map(spread, lengths.values()))]),
+        "",
+        ABOUT,
+    ]
+    print("\n".join(lines))
+    record("trajectories", "Trajectories on disk", "make bench ARGS=trajectories", lines)
+
+
+if __name__ == "__main__":
+    main()
