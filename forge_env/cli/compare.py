@@ -8,7 +8,7 @@ import sys
 
 from forge_env.cli.command import Parser
 from forge_env.evaluation import comparison
-from forge_env.evaluation.display import print_tables
+from forge_env.evaluation.tables import print_tables
 from forge_env.interrupts import say
 
 

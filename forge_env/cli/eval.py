@@ -90,8 +90,7 @@ def finish(evaluations: Sequence[Evaluation]) -> str | None:
 
 def show(result: EvaluationResult) -> None:
     """Print the figures."""
-    from forge_env.evaluation.display import print_tables
-    from forge_env.evaluation.tables import footnotes, tables
+    from forge_env.evaluation.tables import footnotes, print_tables, tables
 
     print_tables(tables(result.summary), [*footnotes(result.summary), f"results: {result.folder}"], sys.stdout)
 

@@ -20,8 +20,8 @@ from forge_env.display.curves import (
     score_curve,
     time_account,
 )
-from forge_env.display.state import duration
 from forge_env.display.svg import legend, line_chart, number, share_bars
+from forge_env.display.terminal import duration
 from forge_env.files import write_whole
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import read_metrics

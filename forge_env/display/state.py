@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: filled in by `Run`, drawn by a display."""
+"""What a training run shows while it goes on: filled in by `Run`, shown by `forge_env.display.run_view`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class HeldOutScore:
     """One held-out score."""
 
     step: int
@@ -49,7 +49,7 @@ class RunState:
     status: dict[str, Any] = field(default_factory=dict)
     step: int = 0
     rewards: list[float] = field(default_factory=list)
-    evaluations: list[Evaluation] = field(default_factory=list)
+    evaluations: list[HeldOutScore] = field(default_factory=list)
     warnings: dict[str, int] = field(default_factory=dict)
     """Message and how often it came."""
     stopping: bool = False
@@ -78,42 +78,6 @@ class RunState:
             return None
         return (self.total - self.done) * (self.elapsed - self.stage.started) / self.done
 
-    def scores(self, split: str | None = None) -> list[Evaluation]:
+    def scores(self, split: str | None = None) -> list[HeldOutScore]:
         """Evaluations of one split (default: the headline split) in order."""
         return [evaluation for evaluation in self.evaluations if evaluation.split == (split or self.split)]
-
-
-class Display:
-    """Draws a `RunState`; told what changed. The base draws nothing (tests, embedding)."""
-
-    def open(self) -> None:
-        """Begin."""
-
-    def stage(self, stage: Stage) -> None:
-        """A stage began."""
-
-    def progress(self) -> None:
-        """Progress of the stage or the live status changed."""
-
-    def step(self) -> None:
-        """A training step was logged."""
-
-    def evaluation(self, evaluation: Evaluation) -> None:
-        """A held-out score came in."""
-
-    def note(self, text: str) -> None:
-        """Something worth a line."""
-
-    def warning(self, text: str) -> None:
-        """Something worth attention, shown once."""
-
-    def close(self) -> None:
-        """End, leaving the last state on the screen."""
-
-
-def duration(seconds: float) -> str:
-    """`8.3s`, `2m05s`, `1h04m`."""
-    if seconds < 60:
-        return f"{seconds:.1f}s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"

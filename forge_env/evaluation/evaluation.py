@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, TextIO
 
 from forge_env.config.evaluation import EnvironmentChoice, EvaluationConfig, changes
 from forge_env.config.reader import changed_yaml, read_as
+from forge_env.display.terminal import Display, kept_up_to_date, open_display
 from forge_env.endpoint.policy import EndpointPolicy
 from forge_env.endpoint.vllm_server import VLLMServer, check_checkpoint
 from forge_env.environment.base import Environment
 from forge_env.errors import ForgeError, UsageError
-from forge_env.evaluation.display import Display, now_and_then, open_display
 from forge_env.evaluation.metering import Meter, Usage, read_price
 from forge_env.evaluation.plan import Sample, SampleResult, check_score, plan, planned
-from forge_env.evaluation.progress import EnvironmentProgress, EvaluationProgress
+from forge_env.evaluation.progress import EnvironmentProgress, EvaluationProgress, EvaluationView
 from forge_env.evaluation.record import EvaluationResult, ResultsFolder
 from forge_env.evaluation.runner import Runner, Source, WatchedEngine, collecting_seldom
 from forge_env.files import DiskFullError, unused, write_whole
@@ -204,10 +204,9 @@ class Evaluation:
             self._write_config()
             results = self._earlier()
             self.progress.begin()
-            display = open_display(self.progress, self.stream) if self.stream is not None else Display()
             writer = TrajectoryWriter(self.folder.samples, what="finished samples", reserve=RESERVE_BYTES)
             try:
-                await self._play(results, writer, display)
+                await self._play(results, writer)
             except BaseExceptionGroup as failures:
                 raise failures.exceptions[0] from failures.exceptions[0].__cause__
             finally:
@@ -227,15 +226,15 @@ class Evaluation:
                 f"can't write {self.folder.config}: {error.strerror}", fix="free some space, or choose another --out"
             ) from error
 
-    async def _play(self, results: dict[str, SampleResult], writer: TrajectoryWriter, display: Display) -> None:
+    async def _play(self, results: dict[str, SampleResult], writer: TrajectoryWriter) -> None:
         done = {name for name, result in results.items() if result.valid}
         pending = [sample for sample in self.samples if sample.id not in done]
         if not pending:
             return
         async with AsyncExitStack() as stack:
-            display.open()
+            display = Display() if self.stream is None else open_display(EvaluationView(self.progress), self.stream)
             stack.callback(display.close)
-            stack.callback(asyncio.create_task(now_and_then(display)).cancel)
+            await stack.enter_async_context(kept_up_to_date(display))
             for damage in self.folder.damage:
                 display.note(f"{damage}; its sample is played again")
             policy = await self._open_policy(stack, display)

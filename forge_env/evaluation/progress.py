@@ -1,4 +1,4 @@
-"""What an evaluation shows while it goes on: filled in by the runner, drawn by a display."""
+"""What an evaluation shows while it goes on: filled in by the runner, shown as a line or a panel."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import NormalDist
+from typing import TYPE_CHECKING
 
+from forge_env.display.terminal import duration
 from forge_env.endpoint.limiter import AdaptiveLimiter
 from forge_env.evaluation.estimates import clustered
 from forge_env.evaluation.metering import Usage
 from forge_env.evaluation.plan import SampleResult
+from forge_env.evaluation.tables import counts
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 @dataclass(slots=True)
@@ -113,3 +119,71 @@ class EvaluationProgress:
         """Seconds left at the pace of this process."""
         fresh = self.done - self.resumed
         return None if not fresh else (self.total - self.done) * self.elapsed / fresh
+
+
+class EvaluationView:
+    """An evaluation, as displays show it."""
+
+    def __init__(self, progress: EvaluationProgress) -> None:
+        self._progress = progress
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return self._progress.elapsed
+
+    def line(self) -> str:
+        """Score so far of every environment, and the figures of the whole."""
+        progress = self._progress
+        means = [
+            f"{label} {item.done}/{item.total} {_mean(progress, label) or f'{item.running} running'}"
+            for label, item in progress.environments.items()
+        ]
+        return "  ".join(["; ".join(means), ", ".join(_figures(progress)), *_errors(progress)])
+
+    def panel(self) -> RenderableType:
+        """The panel of the live display."""
+        from rich.console import Group
+        from rich.panel import Panel
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table as Grid
+        from rich.text import Text
+
+        progress = self._progress
+        grid = Grid.grid(padding=(0, 2))
+        for label, item in progress.environments.items():
+            notes = [f"{item.running} running"]
+            notes += [f"{item.truncated} truncated"] if item.truncated else []
+            notes += [f"{item.invalid} lost"] if item.invalid else []
+            bar = ProgressBar(total=item.total, completed=item.done, width=24)
+            grid.add_row(label, bar, f"{item.done}/{item.total}", _mean(progress, label), ", ".join(notes))
+        parts: list[RenderableType] = [grid, Text("  ".join(_figures(progress)), style="cyan")]
+        parts += [Text(line, style="yellow") for line in _errors(progress)]
+        if progress.notice:
+            parts.append(Text(progress.notice, style="bold yellow"))
+        return Panel(Group(*parts), title=f"{progress.name} · {progress.model}", subtitle=duration(progress.elapsed))
+
+
+def _figures(progress: EvaluationProgress) -> list[str]:
+    """The figures of the whole run in words."""
+    parts = [f"{progress.usage.completion:,} tokens"]
+    if progress.tokens_per_s >= 1:
+        parts.append(f"{progress.tokens_per_s:,.0f} tokens/s")
+    if progress.priced:
+        bound = "" if progress.budget is None else f" of {progress.budget:g}"
+        parts.append(f"cost {progress.usage.cost:.4g}{bound}")
+    if progress.window:
+        parts.append(f"{progress.in_flight}/{progress.window} requests in flight")
+    if (eta := progress.eta_s) is not None and progress.done < progress.total:
+        parts.append(f"{duration(eta)} left")
+    return parts
+
+
+def _mean(progress: EvaluationProgress, label: str) -> str:
+    found = progress.environments[label].mean(progress.confidence)
+    return "" if found is None else f"{found[0]:.3f} ± {found[1]:.3f}"
+
+
+def _errors(progress: EvaluationProgress) -> list[str]:
+    lines = [f"samples lost: {counts(progress.lost)}"] if progress.lost else []
+    return lines + ([f"failed requests: {counts(progress.request_errors)}"] if progress.request_errors else [])

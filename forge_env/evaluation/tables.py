@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
     from forge_env.evaluation.estimates import Estimate
     from forge_env.evaluation.summary import EnvironmentSummary, GroupSummary, Summary
 
@@ -141,3 +143,28 @@ def _row(cells: Sequence[str]) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
+
+
+def print_tables(tables: Iterable[Table], notes: Iterable[str], stream: TextIO) -> None:
+    """Tables for a person to read."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(file=stream, highlight=False, emoji=False, width=None if stream.isatty() else 160)
+    for table in tables:
+        console.print(_rich(table))
+    for note in notes:
+        console.print(f"[dim]{escape(note)}[/]")
+
+
+def _rich(table: Table) -> RichTable:
+    from rich.box import SIMPLE
+    from rich.markup import escape
+    from rich.table import Table as RichTable
+
+    drawn = RichTable(title=escape(table.title), box=SIMPLE, title_justify="left")
+    for number, column in enumerate(table.columns):
+        drawn.add_column(escape(column), justify="left" if number == 0 else "right")
+    for row in table.rows:
+        drawn.add_row(*map(escape, row))
+    return drawn

@@ -17,7 +17,8 @@ from typing import Any, TextIO
 from forge_env import machine
 from forge_env.config.reader import render
 from forge_env.config.recipe import RunConfig
-from forge_env.display.state import Display, RunState, duration
+from forge_env.display.state import RunState
+from forge_env.display.terminal import duration, kept_up_to_date, open_display
 from forge_env.errors import ForgeError
 from forge_env.files import write_whole
 from forge_env.interrupts import INTERRUPTED, run_until_interrupted
@@ -50,6 +51,8 @@ def launch(
         resume: continue what `folder` holds.
         debug: leave stdout and stderr alone and log everything to them.
     """
+    from forge_env.display.run_view import RunView
+
     folder.create()
     try:
         with ExitStack() as stack:
@@ -59,28 +62,17 @@ def launch(
             stack.enter_context(log_to(folder.log, debug=debug))
             earlier = read_summary(folder.summary) if resume else {}
             state = RunState(folder.name, config.evaluation.split, config.grpo.max_off_policy_steps)
-            run = _open_run(config, folder, state, _display(state, terminal, live=not debug), resume, earlier)
+            run = _open_run(config, folder, state, resume, earlier)
+            run.display = open_display(RunView(state), terminal, live=not debug)
             return _play(run, load_trainer, float(earlier.get("wall_s") or 0.0))
     finally:
         folder.release()
 
 
-def _display(state: RunState, terminal: TextIO, *, live: bool) -> Display:
-    if live and terminal.isatty():
-        from forge_env.display.live import LiveDisplay
-
-        return LiveDisplay(state, terminal)
-    from forge_env.display.plain import PlainDisplay
-
-    return PlainDisplay(state, terminal)
-
-
-def _open_run(
-    config: RunConfig, folder: RunFolder, state: RunState, display: Display, resume: bool, earlier: dict[str, Any]
-) -> Run:
+def _open_run(config: RunConfig, folder: RunFolder, state: RunState, resume: bool, earlier: dict[str, Any]) -> Run:
     config = config.model_copy(update={"name": folder.name})
     before = max((float(row.get("time") or 0.0) for row in read_metrics(folder.metrics)), default=0.0)
-    run = Run(config, folder, resume=resume, state=state, display=display, earlier=earlier)
+    run = Run(config, folder, resume=resume, state=state, earlier=earlier)
     try:
         write_whole(folder.config, render(config))
         write_summary(run, "running", "", float(earlier.get("wall_s") or 0.0))
@@ -93,8 +85,6 @@ def _open_run(
 
 def _play(run: Run, load_trainer: Callable[[], Trainer], earlier_s: float) -> Outcome:
     """Run, then write what came of it, whatever that was."""
-    display = run.display
-    display.open()
     try:
         outcome = _outcome(run, load_trainer)
         run.end_stage()
@@ -104,13 +94,14 @@ def _play(run: Run, load_trainer: Callable[[], Trainer], earlier_s: float) -> Ou
         _write_results(run, outcome, earlier_s)
     finally:
         run.close()
-        display.close()
+        run.display.close()
     return outcome
 
 
 def _outcome(run: Run, load_trainer: Callable[[], Trainer]) -> Outcome:
     async def train() -> None:
-        await load_trainer()(run)
+        async with kept_up_to_date(run.display):
+            await load_trainer()(run)
 
     def finish() -> str:
         run.request_stop()

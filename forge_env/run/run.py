@@ -26,7 +26,8 @@ from typing import Any
 
 from forge_env.config.recipe import RunConfig
 from forge_env.display.curves import REWARD_KEYS, first_of
-from forge_env.display.state import Display, Evaluation, RunState, Stage
+from forge_env.display.state import HeldOutScore, RunState, Stage
+from forge_env.display.terminal import Display
 from forge_env.files import NO_SPACE, DiskFullError
 from forge_env.run.account import Account
 from forge_env.run.folder import RunFolder
@@ -94,7 +95,7 @@ class Run:
         self.state.done = self.state.total = 0
         self.state.progress_fields = {}
         logger.info("stage %s%s", name, f": {detail}" if detail else "")
-        self.display.stage(stage)
+        self.display.event(f"{name}: {detail}" if detail else name)
 
     def end_stage(self) -> None:
         """The current phase is over."""
@@ -105,7 +106,7 @@ class Run:
         """`done` of `total` units of the current stage, with a few figures to show beside them."""
         self.state.done, self.state.total = done, total
         self.state.progress_fields = fields
-        self.display.progress()
+        self.display.update()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Keep one row of metrics: metrics.jsonl, TensorBoard, Weights & Biases, display."""
@@ -114,7 +115,7 @@ class Run:
         reward = first_of(metrics, REWARD_KEYS)
         if reward is not None:
             self.state.rewards.append(reward)
-        self.display.step()
+        self.display.update()
 
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:
         for sink in self.loggers:
@@ -125,17 +126,17 @@ class Run:
 
     def evaluation(self, step: int, split: str, score: float, n: int, stderr: float) -> None:
         """A held-out score after training step `step`: mean over `n` valid episodes and its standard error."""
-        evaluation = Evaluation(step, split, score, n, stderr)
-        self.state.evaluations.append(evaluation)
+        self.state.evaluations.append(HeldOutScore(step, split, score, n, stderr))
         prefix = f"eval/{split}"
         self._log(step, {f"{prefix}/score": score, f"{prefix}/n": float(n), f"{prefix}/stderr": stderr})
-        logger.info("evaluation after step %d on %s: %.4f +- %.4f (n=%d)", step, split, score, stderr, n)
-        self.display.evaluation(evaluation)
+        said = f"held-out ({split}) after step {step}: {score:.3f} +- {stderr:.3f} (n={n})"
+        logger.info("%s", said)
+        self.display.event(said)
 
     def status(self, **fields: Any) -> None:
         """Live figures: reward, staleness, tokens_per_s, in_flight, buffer, eta_s, waiting={"trainer": "episodes"}."""
         self.state.status |= fields
-        self.display.progress()
+        self.display.update()
 
     def trajectory(self, trajectory: Trajectory, kind: str) -> None:
         """Append to `trajectories/KIND.jsonl` ("train", "eval", ...) if the recipe keeps that kind.
@@ -198,7 +199,7 @@ class Run:
         self.state.warnings[text] = count + 1
         logger.warning("%s", text)
         if not count:
-            self.display.warning(text)
+            self.display.event(f"warning: {text}")
 
     def disk_full(self) -> None:
         """Something could not be written for lack of space; it is held, and the run goes on."""
@@ -238,7 +239,7 @@ class Run:
     def _restore(self) -> None:
         """Fill the state with what an earlier process logged."""
         rewards: dict[int, float] = {}
-        scores: dict[tuple[int, str], Evaluation] = {}
+        scores: dict[tuple[int, str], HeldOutScore] = {}
         for row in read_metrics(self.folder.metrics):
             step = int(row["step"])
             self.state.step = max(self.state.step, step)
@@ -249,6 +250,6 @@ class Run:
                 if key.startswith("eval/") and key.endswith("/score") and row[key] is not None:
                     split = key.removeprefix("eval/").removesuffix("/score")
                     n, stderr = int(row.get(f"eval/{split}/n") or 0), float(row.get(f"eval/{split}/stderr") or 0.0)
-                    scores[step, split] = Evaluation(step, split, row[key], n, stderr)
+                    scores[step, split] = HeldOutScore(step, split, row[key], n, stderr)
         self.state.rewards = [rewards[step] for step in sorted(rewards)]
         self.state.evaluations = [scores[key] for key in sorted(scores)]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from forge_env.config.recipe import RunConfig
-from forge_env.display.state import duration
+from forge_env.display.terminal import duration
 from forge_env.environment.base import Environment
 from forge_env.policy import Policy
 from forge_env.rollout.episode import run_episode

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
-from forge_env.display.state import duration
+from forge_env.display.terminal import duration
 from forge_env.run import Run
 from forge_env.run.account import Account, Since
 from trainers.buffer.types import BufferStats, GroupBuffer

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 
 from forge_env.config.recipe import WatchdogSection
-from forge_env.display.state import duration
+from forge_env.display.terminal import duration
 from forge_env.errors import ForgeError
 from forge_env.run import Run
 

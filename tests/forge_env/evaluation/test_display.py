@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from forge_env.config.evaluation import EvaluationConfig
-from forge_env.evaluation import display as displays
-from forge_env.evaluation.display import LiveDisplay, PlainDisplay, print_tables
+from forge_env.display import terminal as displays
+from forge_env.display.terminal import LiveDisplay, PlainDisplay
 from forge_env.evaluation.evaluation import Evaluation
-from forge_env.evaluation.tables import Table
+from forge_env.evaluation.progress import EvaluationView
+from forge_env.evaluation.tables import Table, print_tables
 from forge_env.rollout.scripted import FunctionPolicy
 from tests.forge_env.endpoint.server import Server, http
 
@@ -44,7 +45,7 @@ class Screen(io.StringIO):
 async def test_errors_and_requests_in_flight_show_before_any_sample_is_done(
     live: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forge_env.evaluation.display.QUIET_S", 0.01)
+    monkeypatch.setattr(displays, "QUIET_S", 0.01)
 
     def behave(request: dict[str, Any], n: int) -> Any:
         return http({"error": {"message": "slow down"}}, 429) if n < 3 else None
@@ -78,7 +79,7 @@ async def test_notes_are_drawn_as_they_are(tmp_path: Path) -> None:
             {"environments": "tests.forge_env.evaluation.toys:Sums", "model": "gold", "out": tmp_path / "out"}
         )
     ).progress
-    for display in (LiveDisplay(progress, stream), PlainDisplay(progress, stream)):
+    for display in (LiveDisplay(EvaluationView(progress), stream), PlainDisplay(EvaluationView(progress), stream)):
         display.note("[bold]:smile:")
     assert stream.getvalue().count("[bold]:smile:") == 2
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from forge_env.config import RunConfig
-from forge_env.display.live import LiveDisplay, sparkline
-from forge_env.display.plain import PlainDisplay
-from forge_env.display.state import RunState, duration
+from forge_env.display.run_view import RunView, sparkline
+from forge_env.display.state import RunState
+from forge_env.display.terminal import LiveDisplay, PlainDisplay, duration, open_display
 from forge_env.run import Run, RunFolder
 from forge_env.run.metrics import JSONLMetrics
 from forge_env.run.outcome import write_summary
@@ -43,7 +43,7 @@ def plain_run(config: RunConfig, folder: RunFolder, state: RunState) -> tuple[Ru
     folder.create()
     stream = io.StringIO()
     sink = JSONLMetrics(folder.metrics, lambda: state.elapsed)
-    return Run(config, folder, state=state, display=PlainDisplay(state, stream), loggers=[sink]), stream
+    return Run(config, folder, state=state, display=PlainDisplay(RunView(state), stream), loggers=[sink]), stream
 
 
 def test_the_summary_is_made_from_what_was_said(
@@ -121,7 +121,7 @@ def test_plain_lines_are_sparse(config: RunConfig, folder: RunFolder, state: Run
 
 def test_the_live_panel_shows_what_matters(config: RunConfig, folder: RunFolder, state: RunState, clock: Clock) -> None:
     stream = io.StringIO()
-    display = LiveDisplay(state, stream)
+    display = LiveDisplay(RunView(state), stream)
     run = Run(config, folder, state=state, display=display)
     run.stage("sandbox", "docker")
     clock.now += 2
@@ -142,6 +142,28 @@ def test_the_live_panel_shows_what_matters(config: RunConfig, folder: RunFolder,
         "3,000 tokens/s", "trainer waits for episodes", "! one group was lost", "Ctrl-C again stops now",
     ):  # fmt: skip
         assert part in text
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_that_is_gone_ends_no_run(
+    terminal: bool, config: RunConfig, folder: RunFolder, state: RunState, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Gone(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal
+
+        def write(self, text: str) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+    run = Run(config, folder, state=state, display=open_display(RunView(state), Gone()))
+    run.stage("training")
+    run.note("worth a line")
+    run.warn("careful")
+    run.evaluation(0, "eval", 0.4, 128, 0.04)
+    run.display.close()
+    assert [text for text in caplog.messages if "no longer drawn" in text] == [
+        "progress is no longer drawn: OSError: [Errno 5] Input/output error"
+    ]
 
 
 def test_sparkline_has_a_fixed_scale_and_width() -> None:

@@ -1,21 +1,19 @@
-"""The live display on a terminal: start-up stages, curves, who waits for whom, time left."""
+"""What a person sees of a training run while it goes on, as a line and as a panel."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TextIO
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from forge_env.display.plain import field_text, status_text, waiting_text
-from forge_env.display.state import Display, Evaluation, RunState, Stage, duration
+from forge_env.display.state import HeldOutScore, RunState, Stage
+from forge_env.display.terminal import duration
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SHOWN_WARNINGS = 3
@@ -35,40 +33,39 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
     return "".join(BLOCKS[min(7, int((value - low) / span * 8))] for value in bins)
 
 
-class LiveDisplay(Display):
-    """A panel that redraws itself four times a second; notes scroll by above it."""
+class RunView:
+    """A training run, as displays show it: start-up stages, curves, who waits for whom, time left."""
 
-    def __init__(self, state: RunState, stream: TextIO) -> None:
+    def __init__(self, state: RunState) -> None:
         self._state = state
-        self._console = Console(file=stream, highlight=False)
-        self._live = Live(
-            get_renderable=self._draw,
-            console=self._console,
-            refresh_per_second=4,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
 
-    def open(self) -> None:
-        """Begin to draw."""
-        self._live.start()
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return self._state.elapsed
 
-    def close(self) -> None:
-        """Draw once more and leave it on the screen."""
-        self._live.stop()
+    def line(self) -> str | None:
+        """The stage's progress and all figures."""
+        state = self._state
+        if not state.total:
+            return None
+        parts = [*_field_text(state), *_scores_text(state), *_status_text(state)]
+        if waiting := _waiting_text(state):
+            parts.append(waiting)
+        if (eta := state.eta_s) is not None:
+            parts.append(f"{duration(eta)} left")
+        name = state.stage.name if state.stage else "run"
+        return "  ".join([f"{name} {state.done}/{state.total}", *parts])
 
-    def note(self, text: str) -> None:
-        """A line above the panel."""
-        self._console.print(f"[dim]{duration(self._state.elapsed):>7}[/] {escape(text)}")
-
-    def _draw(self) -> RenderableType:
+    def panel(self) -> RenderableType:
+        """The panel of the live display."""
         state = self._state
         parts: list[RenderableType] = [*self._stages(), *self._progress()]
         if state.rewards or state.evaluations:
             parts += [Text(), self._curves()]
-        if (figures := status_text(state)) and not state.exit:
+        if (figures := _status_text(state)) and not state.exit:
             parts.append(Text("  ".join(figures), style="cyan"))
-        if (waiting := waiting_text(state)) and not state.exit:
+        if (waiting := _waiting_text(state)) and not state.exit:
             parts.append(Text(waiting, style="yellow"))
         for text, count in list(state.warnings.items())[-SHOWN_WARNINGS:]:
             parts.append(Text(f"! {text}" + (f" (x{count})" if count > 1 else ""), style="bold yellow"))
@@ -99,7 +96,7 @@ class LiveDisplay(Display):
         if not state.total:
             return
         row = Table.grid(padding=(0, 1))
-        parts = [f"{state.done}/{state.total}", *field_text(state)]
+        parts = [f"{state.done}/{state.total}", *_field_text(state)]
         if (eta := state.eta_s) is not None and state.done < state.total:
             parts.append(f"{duration(eta)} left")
         row.add_row(ProgressBar(total=state.total, completed=state.done, width=40), "  ".join(parts))
@@ -117,7 +114,7 @@ class LiveDisplay(Display):
         return table
 
 
-def _scores(scores: list[Evaluation]) -> str:
+def _scores(scores: list[HeldOutScore]) -> str:
     last = scores[-1]
     start = f", from {scores[0].score:.3f}" if len(scores) > 1 else ""
     return f"{last.score:.3f} ± {last.stderr:.3f} (n={last.n}){start}"
@@ -125,3 +122,48 @@ def _scores(scores: list[Evaluation]) -> str:
 
 def _span(stage: Stage) -> str:
     return duration((stage.ended or stage.started) - stage.started)
+
+
+def _scores_text(state: RunState) -> list[str]:
+    """Reward and held-out score in words, where known."""
+    status = state.status
+    parts: list[str] = []
+    reward = status.get("reward", state.rewards[-1] if state.rewards else None)
+    if reward is not None:
+        parts.append(f"reward {float(reward):.3f}")
+    if state.scores():
+        parts.append(f"held-out {state.scores()[-1].score:.3f}")
+    return parts
+
+
+def _status_text(state: RunState) -> list[str]:
+    """The other live figures in words, in a fixed order, only those that are known."""
+    status = state.status
+    parts: list[str] = []
+    if (staleness := status.get("staleness")) is not None:
+        bound = "" if state.max_staleness is None else f"/{state.max_staleness}"
+        parts.append(f"staleness {staleness:g}{bound}")
+    if (rate := status.get("tokens_per_s")) is not None:
+        parts.append(f"{float(rate):,.0f} tokens/s")
+    if (flying := status.get("in_flight")) is not None:
+        parts.append(f"{flying} in flight")
+    if (buffered := status.get("buffer")) is not None:
+        parts.append(f"buffer {buffered}")
+    return parts
+
+
+def _waiting_text(state: RunState) -> str:
+    """Who waits for what, or an empty string."""
+    waiting = state.status.get("waiting") or {}
+    return ", ".join(f"{who} waits for {what}" for who, what in waiting.items() if what)
+
+
+def _field_text(state: RunState) -> list[str]:
+    """The figures that came with `Run.progress`."""
+    return [f"{name} {_figure(value)}" for name, value in state.progress_fields.items()]
+
+
+def _figure(value: object) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

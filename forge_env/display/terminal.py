@@ -1,0 +1,199 @@
+"""Showing on a terminal, in a pipe or in a log how a run or an evaluation goes on.
+
+Whoever is shown is a `View`: it knows itself as one line and as a panel. A display draws it, live where there is a
+terminal and in sparse lines elsewhere. Only whoever calls draws, never a thread: what is drawn changes in the event
+loop meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+log = logging.getLogger(__name__)
+QUIET_S = 15.0
+"""Plain lines of progress come at most this often."""
+REDRAW_S = 0.25
+"""The live panel is drawn at most this often."""
+
+
+def duration(seconds: float) -> str:
+    """`8.3s`, `2m05s`, `1h04m`."""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+class View(Protocol):
+    """What is shown."""
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+
+    def line(self) -> str | None:
+        """How far it is, in one line; None while there is nothing to say."""
+
+    def panel(self) -> RenderableType:
+        """Everything, for rich to draw."""
+
+
+class Display:
+    """Shows nothing (tests, embedding)."""
+
+    def open(self) -> None:
+        """Begin."""
+
+    def update(self) -> None:
+        """Something has changed, or nothing for a while. Displays draw no more often than they like."""
+
+    def event(self, text: str) -> None:
+        """Something that the panel shows as well: a line where there is no panel."""
+
+    def note(self, text: str) -> None:
+        """Something worth a line."""
+
+    def close(self) -> None:
+        """End, leaving the last state on the screen."""
+
+
+class PlainDisplay(Display):
+    """One line for what matters, with the time since the start in front."""
+
+    def __init__(self, view: View, stream: TextIO) -> None:
+        self._view = view
+        self._stream = stream
+        self._last = 0.0
+
+    def update(self) -> None:
+        """The view's line, when none came for a while."""
+        if self._view.elapsed - self._last >= QUIET_S and (text := self._view.line()) is not None:
+            self.event(text)
+
+    def event(self, text: str) -> None:
+        """The text."""
+        self._last = self._view.elapsed
+        self.note(text)
+
+    def note(self, text: str) -> None:
+        """The text."""
+        self._stream.write(f"[{duration(self._view.elapsed):>7}] {text}\n")
+        self._stream.flush()
+
+
+class LiveDisplay(Display):
+    """A panel that is drawn again a few times a second; notes scroll by above it."""
+
+    def __init__(self, view: View, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        class Plain(Console):
+            def on_broken_pipe(self) -> None:  # rich's own ends the program
+                raise BrokenPipeError("nobody reads it any more")
+
+        self._view = view
+        self._last = -math.inf
+        self._console = Plain(file=stream, highlight=False, emoji=False)
+        self._live = Live(
+            get_renderable=view.panel,
+            console=self._console,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+    def open(self) -> None:
+        """Begin to draw."""
+        self._live.start()
+        self._live.refresh()
+
+    def update(self) -> None:
+        """Draw again, unless that was just done."""
+        now = self._view.elapsed
+        if now - self._last >= REDRAW_S:
+            self._last = now
+            self._live.refresh()
+
+    def event(self, text: str) -> None:
+        """Draw now: what follows may hold everything up."""
+        self._live.refresh()
+
+    def note(self, text: str) -> None:
+        """A line above the panel."""
+        from rich.markup import escape
+
+        self._console.print(f"[dim]{duration(self._view.elapsed):>7}[/] {escape(text)}")
+
+    def close(self) -> None:
+        """Draw once more and leave it on the screen."""
+        self._live.stop()
+
+
+class RobustDisplay(Display):
+    """Draws with another display for as long as that works: a run is worth more than its picture."""
+
+    def __init__(self, inner: Display) -> None:
+        self._inner: Display | None = inner
+
+    def open(self) -> None:
+        """Begin."""
+        self._try(lambda inner: inner.open())
+
+    def update(self) -> None:
+        """Something has changed."""
+        self._try(lambda inner: inner.update())
+
+    def event(self, text: str) -> None:
+        """Something that the panel shows as well."""
+        self._try(lambda inner: inner.event(text))
+
+    def note(self, text: str) -> None:
+        """Something worth a line."""
+        self._try(lambda inner: inner.note(text))
+
+    def close(self) -> None:
+        """End."""
+        self._try(lambda inner: inner.close())
+
+    def _try(self, draw: Callable[[Display], object]) -> None:
+        if (inner := self._inner) is None:
+            return
+        try:
+            draw(inner)
+        except Exception as error:  # noqa: BLE001 - whatever drawing raises (a reader gone, rich): the run goes on
+            self._inner = None
+            log.warning("progress is no longer drawn: %s: %s", type(error).__name__, error)
+            with suppress(Exception):  # gives the cursor back, if that still works
+                inner.close()
+
+
+def open_display(view: View, stream: TextIO, *, live: bool = True) -> Display:
+    """The display that fits the stream, begun: live on a terminal, if `live` allows it. It never raises."""
+    display = RobustDisplay(LiveDisplay(view, stream) if live and stream.isatty() else PlainDisplay(view, stream))
+    display.open()
+    return display
+
+
+@asynccontextmanager
+async def kept_up_to_date(display: Display) -> AsyncIterator[None]:
+    """Show during the block how time goes on, also while nothing happens."""
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(REDRAW_S)
+            display.update()
+
+    ticking = asyncio.create_task(tick())
+    try:
+        yield
+    finally:
+        ticking.cancel()
