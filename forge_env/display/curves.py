@@ -95,6 +95,18 @@ def score_curve(rows: Sequence[Mapping[str, Any]], split: str) -> Curve:
     return curve(rows, f"held-out ({split})", (f"eval/{split}/score",), f"eval/{split}/stderr")
 
 
+def reward_curves(rows: Sequence[Mapping[str, Any]]) -> list[Curve]:
+    """The headline: training reward first, then the held-out score of every split."""
+    curves = [curve(rows, "training reward", REWARD_KEYS)]
+    curves += [score_curve(rows, split) for split in evaluation_splits(rows)]
+    return [line for line in curves if line.x]
+
+
+def unit_bounds(curves: Iterable[Curve]) -> tuple[float, float] | None:
+    """0 to 1 as the range to draw, where every value lies in it; None: the values' own."""
+    return (0.0, 1.0) if all(0.0 <= y <= 1.0 for line in curves for y in line.y) else None
+
+
 def time_account(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Where every actor's time went over the run: `{actor: {what: share}}`; an actor's shares sum to 1."""
     sums: dict[str, dict[str, float]] = {}

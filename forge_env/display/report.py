@@ -1,4 +1,4 @@
-"""report.html: one self-contained page with the curves and figures of a run, made from the files of its folder."""
+"""report.html and reward_curve.png: the curves and figures of a run, made from the files of its folder."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from typing import Any
 
 from forge_env.display.curves import (
     PANELS,
-    REWARD_KEYS,
-    Curve,
     Panel,
     curve,
-    evaluation_splits,
     merge_rows,
-    score_curve,
+    reward_curves,
     time_account,
+    unit_bounds,
 )
 from forge_env.display.svg import legend, line_chart, number, share_bars
 from forge_env.display.terminal import duration
-from forge_env.files import write_whole
+from forge_env.files import write_whole, written_whole
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import read_metrics
 from forge_env.run.outcome import read_summary
@@ -53,9 +51,8 @@ def _body(folder: RunFolder, summary: Row, rows: Sequence[Row]) -> Iterator[str]
     yield _tiles(summary)
     curves = reward_curves(rows)
     if curves:
-        values = [y for line in curves for y in line.y]
-        bounds = (0.0, 1.0) if min(values) >= 0.0 and max(values) <= 1.0 else None
-        chart = line_chart(curves, width=960, height=300, bounds=bounds, label="Reward and held-out score over steps")
+        label = "Reward and held-out score over steps"
+        chart = line_chart(curves, width=960, height=300, bounds=unit_bounds(curves), label=label)
         keys = legend([line.label for line in curves])
         yield f"<section><h2>Reward <small>over training steps</small></h2>{keys}{chart}</section>"
     if panels := [text for panel in PANELS if (text := _panel(panel, rows))]:
@@ -69,11 +66,31 @@ def _body(folder: RunFolder, summary: Row, rows: Sequence[Row]) -> Iterator[str]
         yield f"<section><details><summary>Recipe</summary><pre>{recipe}</pre></details></section>"
 
 
-def reward_curves(rows: Sequence[Row]) -> list[Curve]:
-    """The headline: training reward first, then the held-out score of every split."""
-    curves = [curve(rows, "training reward", REWARD_KEYS)]
-    curves += [score_curve(rows, split) for split in evaluation_splits(rows)]
-    return [line for line in curves if line.x]
+def write_reward_curve(folder: RunFolder) -> bool:
+    """Draw the page's headline as a picture, for where no page can be shown; False when there is nothing to draw."""
+    curves = reward_curves(merge_rows(read_metrics(folder.metrics)))
+    if not curves:
+        return False
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.2), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for index, line in enumerate(curves):
+        colour = f"C{index}"
+        if any(line.error):
+            axes.errorbar(line.x, line.y, line.error, label=line.label, color=colour, marker="o", ms=4, capsize=2)
+        else:
+            axes.plot(line.x, line.y, label=line.label, color=colour, alpha=0.8, linewidth=1.3)
+    if (bounds := unit_bounds(curves)) is not None:
+        axes.set_ylim(bounds)
+    axes.set(xlabel="training step", ylabel="reward", title=folder.name)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    with written_whole(folder.reward_curve) as staging:
+        figure.savefig(staging, format="png")
+    return True
 
 
 def _tiles(summary: Row) -> str:

@@ -129,8 +129,7 @@ def _full_disk(run: Run) -> ForgeError | None:
 
 
 def _write_results(run: Run, outcome: Outcome, earlier_s: float) -> None:
-    from forge_env.display.report import write_report
-    from forge_env.display.reward_curve import write_reward_curve
+    from forge_env.display.report import write_report, write_reward_curve
 
     wall_s = earlier_s + run.state.elapsed
     try:
