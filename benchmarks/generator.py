@@ -23,9 +23,10 @@ import forge_env as fe
 from benchmarks.report import record, spread, table
 from forge_env.config import RunConfig
 from forge_env.config.recipe import EnvironmentSection
+from trainers.generator.arguments import engine_arguments
 from trainers.generator.pool import GeneratorPool
 from trainers.generator.types import SamplingOptions
-from trainers.loop.stack import Stack, engine_arguments, prepare_controller
+from trainers.loop.stack import Stack, prepare_controller
 
 TOKENS = 96
 PROMPT = 80
@@ -55,7 +56,7 @@ async def through_actor(generators: GeneratorPool, count: int, burst: int) -> fl
 
 def by_hand(folder: Path, count: int) -> None:
     """For every line read, one burst of `count` requests through vLLM's engine; prints its tokens a second."""
-    from trainers.generator.platforms import prepare_process
+    from trainers.generator.arguments import prepare_process
 
     section = recipe().generator
     prepare_process(with_gpus=section.with_gpus, threads=section.threads, kv_cache_gb=section.kv_cache_gb)

@@ -119,6 +119,31 @@ class WarmupSection(Section):
     """Its own optimizer."""
 
 
+class SamplingSection(Section):
+    """What decides beside the temperature how a reply is sampled.
+
+    All but `stop_token_ids` changes the distribution that tokens are drawn from, in ways that the trainer does not \
+compute: ratios of its probabilities to the generator's would be wrong. They are for evaluation.
+    """
+
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample from the fewest tokens that have this much probability together; 1: from all."""
+    top_k: NonNegative = 0
+    """Sample from so many of the likeliest tokens; 0: from all."""
+    min_p: Fraction = 0.0
+    """Sample from tokens that are at least so likely as this share of the likeliest one; 0: from all."""
+    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
+    """Above 1, tokens that stand in the prompt or the reply become less likely."""
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    """Above 0, tokens that stand in the reply become less likely."""
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    """Above 0, tokens become less likely with every time that they stand in the reply."""
+    min_tokens: NonNegative = 0
+    """Tokens before a reply may end."""
+    stop_token_ids: list[NonNegative] = Field(default_factory=list)
+    """Tokens that end a reply, besides those of the chat format."""
+
+
 class GeneratorSection(Section):
     """vLLM, in processes of its own."""
 
@@ -138,6 +163,11 @@ class GeneratorSection(Section):
     """CPU only: threads of one engine."""
     enforce_eager: bool = False
     """GPU only: run without CUDA graphs and compilation, which starts faster and decodes slower."""
+    engine_args: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of vLLM's engine (`EngineArgs`), such as `max_num_batched_tokens`. What the recipe sets \
+elsewhere, and what would make generators and trainer disagree, is refused with the reason."""
+    sampling: SamplingSection = SamplingSection()
+    """How all replies are sampled. What reshapes the distribution is refused here: it is for evaluation.sampling."""
     recompute_on_update: bool = False
     """After new weights, compute keys and values of requests in flight anew; off: keep them, which costs nothing."""
 
@@ -362,6 +392,8 @@ class EvaluationSection(Section):
     """Split of the environment that is never trained on."""
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     """Sampling temperature; 0: greedy."""
+    sampling: SamplingSection = SamplingSection()
+    """What else decides how held-out replies are sampled: top_p, top_k, ..."""
     metric: str = "solved"
     """Metric of the environment that is the score (pass@1 for `solved`); the reward where it has no such metric."""
     extra_splits: list[str] = Field(default_factory=list)

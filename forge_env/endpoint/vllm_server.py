@@ -18,7 +18,7 @@ from forge_env.endpoint import vllm_warden
 from forge_env.endpoint.errors import EndpointError
 from forge_env.endpoint.http import Connections
 from forge_env.errors import GeneratorError, UsageError
-from forge_env.machine import user_path
+from forge_env.machine import training_extra, user_path
 
 if TYPE_CHECKING:
     import psutil
@@ -92,6 +92,9 @@ class VLLMServer:
             "--enable-auto-tool-choice": [],
             "--tool-call-parser": ["hermes"],
         }
+        if training_extra() == "train-cpu":
+            # vLLM fails there at a request with a seed whose prompt it prefills in pieces
+            defaults["--no-enable-chunked-prefill"] = []
         chosen = [item for flag, values in defaults.items() if flag not in self._args for item in (flag, *values)]
         # the `vllm` command itself asks for a distribution named vllm, which CPU builds are not
         serve = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", self.model, "--uds", self.uds]

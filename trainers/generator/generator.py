@@ -25,7 +25,7 @@ class Generator(RankedActor):
     Args:
         engine_args: vLLM's `EngineArgs` as a dictionary (`model`, `dtype`, `max_model_len`, ...).
         sampling_params: defaults of `SamplingOptions`.
-        process: arguments of `trainers.generator.platforms.prepare_process`.
+        process: arguments of `trainers.generator.arguments.prepare_process`.
         recompute_on_update: compute keys and values of requests in flight anew after each weight update.
     """
 
@@ -74,7 +74,7 @@ class Generator(RankedActor):
         await asyncio.gather(*others, own)
 
     def _import(self) -> None:
-        from trainers.generator.platforms import prepare_process
+        from trainers.generator.arguments import prepare_process
 
         prepare_process(**self._process)
         import vllm  # noqa: F401

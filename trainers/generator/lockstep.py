@@ -80,6 +80,7 @@ def _admit(engine: Any, order: Admission, salt: str) -> None:
         stop_token_ids=options.stop_token_ids,
         seed=options.seed,
         output_kind=RequestOutputKind.FINAL_ONLY,
+        **options.shaping,
     )
     prompt = {"prompt_token_ids": order.prompt_ids.tolist(), "cache_salt": salt}
     engine.add_request(order.request_id, prompt, params, arrival_time=order.arrived, priority=options.priority)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forge_env.config.recipe import SamplingSection
 from forge_env.errors import ContextLengthExceeded
 from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.types import Message, Observation, ToolSpec
@@ -28,6 +29,7 @@ class GeneratorPolicy(Policy):
         max_length: tokens of a whole conversation.
         max_tokens: sampled tokens of one reply.
         temperature: of sampling.
+        sampling: what else decides how a token is chosen.
     """
 
     chat: Chat
@@ -35,6 +37,7 @@ class GeneratorPolicy(Policy):
     max_length: int
     max_tokens: int
     temperature: float = 1.0
+    sampling: SamplingSection = field(default_factory=SamplingSection)
 
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
         """A conversation with these tools."""
@@ -69,9 +72,10 @@ class _Session(PolicySession):
         options = SamplingOptions(
             max_tokens=min(policy.max_tokens, room),
             temperature=policy.temperature,
-            stop_token_ids=policy.chat.stop_token_ids,
+            stop_token_ids=[*policy.chat.stop_token_ids, *policy.sampling.stop_token_ids],
             seed=self._seed,
             priority=-self._turns,  # what is nearly done first: groups become complete sooner
+            shaping=policy.sampling.model_dump(exclude={"stop_token_ids"}, exclude_defaults=True),
         )
         completion = await policy.generate(prompt_ids, options, self)
         self._turns += 1

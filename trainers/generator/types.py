@@ -30,6 +30,8 @@ class SamplingOptions:
     seed: int | None = None
     priority: int = 0
     """Lower goes first where more wait than fit into the batch."""
+    shaping: dict[str, Any] = field(default_factory=dict)
+    """Further parameters of vLLM's sampling (`top_p`, ...). The log-probabilities are of the distribution they make."""
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from forge_env.config.recipe import RunConfig, Section
 from forge_env.environment.base import Environment
 from forge_env.errors import UsageError, did_you_mean
 from trainers.buffer.rules import make_rules
+from trainers.generator.arguments import check_engine_args, check_sampling
 from trainers.model.folder import check_folder, check_generator_heads, check_heads, local_folder, read_hf_config
 
 TINY = "tiny"
@@ -22,6 +23,8 @@ def check(config: RunConfig) -> None:
         ForgeError: with the fix.
     """
     check_devices(config)
+    check_engine_args(config)
+    check_sampling(config)
     check_idle_options(config)
     make_rules(config.grpo.replay)
     check_model(config)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 
+from forge_env.config.recipe import SamplingSection
 from forge_env.evaluation.estimates import Estimate
 from forge_env.run import Run
 from forge_env.run.outcome import save_progress
 from trainers.buffer.packed import PackedGroup
 from trainers.buffer.types import Batch, BufferStats
+from trainers.generator.arguments import held_out_sampling
 from trainers.generator.policy import GeneratorPolicy
 from trainers.loop.advantages import training_sequences
 from trainers.loop.checkpoints import Checkpoints, Saved
@@ -35,12 +37,14 @@ class Session:
         self.trainer, self.generators, self.buffer = trainer, generators, _ = actors
         chat = Chat.of(trainer.folder, config.model)
 
-        def policy(temperature: float) -> GeneratorPolicy:
+        def policy(temperature: float, sampling: SamplingSection) -> GeneratorPolicy:
             limit = config.grpo.max_tokens_per_turn
-            return GeneratorPolicy(chat, generators.generate, config.model.max_length, limit, temperature)
+            return GeneratorPolicy(chat, generators.generate, config.model.max_length, limit, temperature, sampling)
 
-        self.rollouts = Rollouts(config, make_env, policy(config.grpo.temperature), run.timeline)
-        self.evaluator = Evaluator(run, self.rollouts, policy(config.evaluation.temperature))
+        self.rollouts = Rollouts(
+            config, make_env, policy(config.grpo.temperature, config.generator.sampling), run.timeline
+        )
+        self.evaluator = Evaluator(run, self.rollouts, policy(config.evaluation.temperature, held_out_sampling(config)))
         self.checkpoints = Checkpoints(run)
         self.account = run.account("trainer", "start")
         reference = trainer.reference.account if trainer.reference else None

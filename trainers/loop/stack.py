@@ -13,7 +13,7 @@ from forge_env.run.account import Account
 from trainers.actors.placement import Placement
 from trainers.actors.remote import result
 from trainers.buffer.types import BufferSettings
-from trainers.generator.platforms import process_environment
+from trainers.generator.arguments import engine_arguments, process_environment
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.reference import Reference
 from trainers.loop.trainer import TrainerHandle
@@ -40,27 +40,6 @@ def prepare_controller() -> None:
     """Set what libraries read at import; call it before any of them is imported."""
     for name, value in PROCESS_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-
-
-def engine_arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
-    """vLLM's `EngineArgs` for the generators of a recipe."""
-    section = config.generator
-    return {
-        "model": str(folder),
-        "dtype": config.model.dtype,
-        "max_model_len": config.model.max_length,
-        "max_num_seqs": section.max_num_seqs,
-        "gpu_memory_utilization": section.gpu_memory_utilization,
-        "tensor_parallel_size": section.procs,
-        "distributed_executor_backend": "uni" if section.procs == 1 else "external_launcher",
-        "enforce_eager": section.enforce_eager or not section.with_gpus,  # a CPU has no graphs
-        "enable_prefix_caching": True,
-        "async_scheduling": False,  # a step in flight over a weight update would be taken for the new weights'
-        "scheduling_policy": "priority",
-        "logprobs_mode": "processed_logprobs",
-        "use_tqdm_on_load": False,
-        "seed": config.seed,
-    }
 
 
 class Stack:

@@ -74,6 +74,20 @@ async def test_a_server_that_fails_to_start_says_why(tmp_path: Path, monkeypatch
             pass
 
 
+@pytest.mark.parametrize(("build", "whole"), [("train-cpu", True), ("train-gpu", False)])
+def test_requests_with_seeds_do_not_end_a_server_on_a_cpu(
+    build: str, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There, vLLM can't go back in a request's seed when it has prefilled a piece of its prompt."""
+    from forge_env.endpoint import vllm_server
+
+    monkeypatch.setattr(vllm_server, "check_checkpoint", lambda model: model)
+    monkeypatch.setattr(vllm_server, "training_extra", lambda: build)
+    server = vllm_server.VLLMServer("org/model", Path("log"), ["--max-model-len", "64"])
+    server.uds = "socket"
+    assert ("--no-enable-chunked-prefill" in server._command()) is whole
+
+
 ONE_ANSWER = """
 import http.server, json, os, signal, socketserver, sys
 

@@ -12,7 +12,7 @@ from typing import Any
 from forge_env.config.recipe import ModelSection
 from tests.trainers.loop.dry_run import make_config
 from tests.trainers.titan.ranks import VOCABULARY
-from trainers.loop.stack import engine_arguments
+from trainers.generator.arguments import engine_arguments
 from trainers.model.tiny import hf_config
 from trainers.titan.device import use_device
 from trainers.titan.model import TitanModel
@@ -20,7 +20,7 @@ from trainers.titan.parallel import Sharding
 
 VLLM = """
 import json, os, sys
-from trainers.generator.platforms import prepare_process
+from trainers.generator.arguments import prepare_process
 
 for line in sys.stdin:
     arguments, process = json.loads(line)
@@ -32,7 +32,8 @@ for line in sys.stdin:
     model, cache = config.model_config, config.cache_config
     print("resolved", json.dumps([
         str(model.dtype), model.max_model_len, model.enforce_eager, model.seed,
-        config.scheduler_config.max_num_seqs, cache.gpu_memory_utilization, config.parallel_config.tensor_parallel_size,
+        config.scheduler_config.max_num_seqs, cache.enable_prefix_caching,
+        cache.gpu_memory_utilization, config.parallel_config.tensor_parallel_size,
         torch.get_num_threads(), os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None),
     ]), flush=True)
 """

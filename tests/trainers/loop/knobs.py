@@ -66,6 +66,15 @@ def _optimizer(needs: dict[str, Any], prefix: str) -> dict[str, Change]:
 
 GPU = {"generator.with_gpus": True}
 BUILT = ("run", "titan")
+SHAPING = {
+    "top_p": 0.9,
+    "top_k": 20,
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "min_tokens": 2,
+}
 SERVED = ("run", "vllm")
 WARM = {"warmup.steps": 12, "warmup.optimizer.warmup_steps": 2}
 QUICK_WARMUP = {"trainer.optimizer.warmup_steps": 2, "grpo.steps": 12}
@@ -140,8 +149,20 @@ KNOBS: dict[str, Change] = {
             "kv_cache_gb": Change(2, where=SERVED),
             "threads": Change(2, where=SERVED),
             "enforce_eager": Change(True, GPU, SERVED),
+            "engine_args": Change({"enable_prefix_caching": False}, where=SERVED),
             "recompute_on_update": Change(True),
         },
+    ),
+    **_below(
+        "generator.sampling",
+        {
+            **{name: Change(value, refused=True) for name, value in SHAPING.items()},
+            "stop_token_ids": Change([7]),
+        },
+    ),
+    **_below(
+        "evaluation.sampling",
+        {**{name: Change(value) for name, value in SHAPING.items()}, "stop_token_ids": Change([7])},
     ),
     **_below(
         "trainer",

@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 
 from forge_env.config import load_config
 from forge_env.errors import ForgeError, PluginError, UsageError
+from trainers.generator.arguments import engine_arguments
 from trainers.loop.grpo import check
 from trainers.model.folder import NEEDED
 
@@ -38,12 +39,38 @@ def test_bundled_recipes_are_sound(recipe: str) -> None:
     check(load_config(recipe))
 
 
+def test_arguments_of_vllm_are_passed_on() -> None:
+    check(load_config("coding_rlvr", ["generator.engine_args={max_num_batched_tokens: 4096, block_size: 32}"]))
+    on_gpus = load_config("qwen3_0_6b", ["generator.engine_args={enable_chunked_prefill: false}"])
+    check(on_gpus)
+    arguments = engine_arguments(on_gpus, Path("folder"))
+    assert (arguments["enable_chunked_prefill"], arguments["enforce_eager"]) == (False, False)
+
+
 @pytest.mark.parametrize(
     ("override", "message", "fix"),
     [
         ("generator.procs=3", "does not divide the model's num_attention_heads", "generator.num_replicas"),
         ("generator.gpu_memory_utilization=0.5", "it is for generators on GPUs", "gpu_memory_utilization=0.9"),
         ("generator.enforce_eager=true", "generator.enforce_eager=true does nothing here", "enforce_eager=false"),
+        (
+            "generator.engine_args={max_num_batched_token: 4096}",
+            "has no such argument",
+            "did you mean 'max_num_batched_tokens'?",
+        ),
+        ("generator.engine_args={dtype: half}", "engine_args.dtype can't be set: it is a key", "use model.dtype"),
+        ("generator.engine_args={async_scheduling: true}", "would be taken for one of the new weights", "leave it out"),
+        ("generator.engine_args={quantization: fp8}", "other weights than the trainer's", "leave it out"),
+        ("generator.engine_args={spec_model: small}", "its draft model would have to follow", "leave it out"),
+        ("generator.engine_args={data_parallel_size: 2}", "use generator.procs and generator.num_replicas", "leave"),
+        ("generator.engine_args={enable_chunked_prefill: true}", "a request with a seed", "leave it out"),
+        ("generator.sampling.top_p=0.9", "which is what the trainer computes", "evaluation.sampling.top_p"),
+        ("generator.sampling.min_tokens=3", "generator.sampling.min_tokens can't be set", "grpo.temperature"),
+        (
+            "evaluation={temperature: 0, sampling: {top_k: 5}}",
+            "evaluation.sampling.top_k does nothing here",
+            "raise evaluation.temperature",
+        ),
         ("generator={with_gpus: true, kv_cache_gb: 2}", "it is for generators on a CPU", "kv_cache_gb=1"),
         ("generator={with_gpus: true, threads: 4}", "it is for generators on a CPU", "threads=1"),
         ("trainer={procs: 2, threads: 2}", "it is for a trainer of one process on a CPU", "trainer.threads=1"),

@@ -156,6 +156,16 @@ async def test_recomputed_requests_go_on_with_exactly_the_new_policy(tmp_path: P
         assert old, "no request was in flight over the update"
         assert max(new) <= MISMATCH
 
+        # Requests with seeds of their own are sampled alike, whatever is under way beside them; so many prompts are
+        # more than one step takes.
+        seeded = [([10 + number] * 60, SamplingOptions(max_tokens=40, seed=number)) for number in range(128)]
+        together = await asyncio.gather(*(generators.generate(*request) for request in seeded))
+        few = []
+        for start in range(0, 32, 8):
+            few += await asyncio.gather(*(generators.generate(*request) for request in seeded[start : start + 8]))
+        assert [one.token_ids.tolist() for one in few] == [one.token_ids.tolist() for one in together[:32]]
+        assert len({tuple(one.token_ids.tolist()) for one in together}) > 100
+
         # A cancelled caller's request ends in the engine too.
         call = asyncio.ensure_future(generators.generate(prompts[0], options))
         while not (stats := await generators.stats())["in_flight"]:

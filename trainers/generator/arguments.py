@@ -1,0 +1,206 @@
+"""What vLLM is told before its engine is made: variables, attributes and arguments, by the recipe and the device."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from forge_env.config.recipe import RunConfig, SamplingSection
+from forge_env.errors import UsageError, did_you_mean
+
+_KEYS = {
+    "model": "model.path",
+    "dtype": "model.dtype",
+    "max_model_len": "model.max_length",
+    "max_num_seqs": "generator.max_num_seqs",
+    "gpu_memory_utilization": "generator.gpu_memory_utilization",
+    "tensor_parallel_size": "generator.procs",
+    "enforce_eager": "generator.enforce_eager",
+    "seed": "seed",
+}
+"""Arguments of vLLM that are keys of the recipe."""
+_REFUSED = {
+    "forge-env starts the processes of an engine: use generator.procs and generator.num_replicas": (
+        *("distributed_executor_backend", "data_parallel_*", "pipeline_parallel_size", "decode_context_parallel_size"),
+        *("prefill_context_parallel_size", "ray_workers_*", "master_*", "nnodes", "node_rank", "worker_*"),
+    ),
+    "the generators would compute with other weights than the trainer's": (
+        *("model_*", "quantization*", "load_format", "hf_overrides", "hf_config_path", "enable_lora"),
+    ),
+    "keys and values of lower precision give other log-probabilities than the trainer's": ("kv_cache_dtype*",),
+    "the trainer could not compute the distribution that is sampled": (
+        *("logits_processors", "watermark_config", "reasoning_config", "diffusion_config"),
+    ),
+    "its draft model would have to follow the policy from update to update": ("speculative_config", "spec_*"),
+    "the log-probabilities that are recorded must be those of the distribution that is sampled": ("logprobs_mode",),
+    "a step that is under way while weights are swapped would be taken for one of the new weights": (
+        "async_scheduling",
+    ),
+    "requests are served by priority, long conversations first": ("scheduling_policy", "scheduler_cls"),
+    "forge-env itself makes tokens of text": ("tokenizer*", "skip_tokenizer_init"),
+    "generators generate": ("runner", "convert", "pooler_config"),
+}
+"""Which arguments can't be given, and why; * stands for any ending."""
+_REFUSED_ON_CPU = {
+    "on a CPU, vLLM fails at a request with a seed whose prompt it prefills in pieces": (
+        *("enable_chunked_prefill", "long_prefill_token_threshold*", "max_num_scheduled_tokens"),
+    )
+}
+
+
+def engine_arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
+    """vLLM's `EngineArgs` for the generators of a recipe."""
+    section = config.generator
+    return {
+        "enable_prefix_caching": True,
+        **section.engine_args,
+        "model": str(folder),
+        "dtype": config.model.dtype,
+        "max_model_len": config.model.max_length,
+        "max_num_seqs": section.max_num_seqs,
+        "gpu_memory_utilization": section.gpu_memory_utilization,
+        "tensor_parallel_size": section.procs,
+        "distributed_executor_backend": "uni" if section.procs == 1 else "external_launcher",
+        "enforce_eager": section.enforce_eager or not section.with_gpus,  # a CPU has no graphs
+        "async_scheduling": False,
+        "scheduling_policy": "priority",
+        "logprobs_mode": "processed_logprobs",
+        "use_tqdm_on_load": False,
+        "seed": config.seed,
+        # A prompt that is prefilled in pieces draws from its request's seed once a piece. vLLM takes that back on a
+        # GPU; on a CPU its generators can't go back, and the engine fails.
+        **({} if section.with_gpus else {"enable_chunked_prefill": False}),
+    }
+
+
+def check_engine_args(config: RunConfig) -> None:
+    """Refuse what vLLM does not have, and what would break the run or its mathematics.
+
+    Raises:
+        UsageError: with the reason.
+    """
+    given = config.generator.engine_args
+    known = _engine_arg_names() if given else []
+    for name in given:
+        key = f"generator.engine_args.{name}"
+        if known and name not in known:
+            guess = did_you_mean(name, known)
+            fix = f"did you mean {guess!r}?" if guess else "see the arguments of `vllm serve`, with _ in place of -"
+            raise UsageError(f"{key}: vLLM has no such argument", fix=fix)
+        if name in _KEYS:
+            raise UsageError(f"{key} can't be set: it is a key of the recipe", fix=f"use {_KEYS[name]}")
+        refused = _REFUSED if config.generator.with_gpus else _REFUSED | _REFUSED_ON_CPU
+        reason = next((why for why, names in refused.items() if any(fnmatchcase(name, each) for each in names)), None)
+        if reason is not None:
+            raise UsageError(f"{key} can't be set: {reason}", fix="leave it out")
+
+
+def check_sampling(config: RunConfig) -> None:
+    """Refuse what would break the importance ratios, and what has nothing to act on.
+
+    A trainer's probability of a token is that of the whole vocabulary at the recipe's temperature. Where a generator
+    samples from another distribution, the ratio of the two is not that of two policies any more.
+
+    Raises:
+        UsageError: with the reason.
+    """
+    for name in config.generator.sampling.model_dump(exclude={"stop_token_ids"}, exclude_defaults=True):
+        raise UsageError(
+            f"generator.sampling.{name} can't be set: what is trained on must be sampled from the model's own "
+            "distribution, which is what the trainer computes",
+            fix=f"use grpo.temperature, or evaluation.sampling.{name} for held-out scores",
+        )
+    if config.evaluation.temperature == 0:
+        for name in config.evaluation.sampling.model_dump(include={"top_p", "top_k", "min_p"}, exclude_defaults=True):
+            raise UsageError(
+                f"evaluation.sampling.{name} does nothing here: with evaluation.temperature=0 the likeliest token is "
+                "taken",
+                fix="leave it out, or raise evaluation.temperature",
+            )
+
+
+def held_out_sampling(config: RunConfig) -> SamplingSection:
+    """How held-out replies are sampled: with the tokens that end any reply, and those of their own."""
+    section = config.evaluation.sampling
+    ends = [*config.generator.sampling.stop_token_ids, *section.stop_token_ids]
+    return section.model_copy(update={"stop_token_ids": ends})
+
+
+@cache
+def _engine_arg_names() -> list[str]:
+    """Fields of vLLM's `EngineArgs`, read in its source: to import it takes seconds. Empty where it isn't installed."""
+    spec = find_spec("vllm")
+    if spec is None or spec.origin is None:
+        return []
+    source = Path(spec.origin).with_name("engine") / "arg_utils.py"
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef) and node.name == "EngineArgs":
+            return [
+                item.target.id
+                for item in node.body
+                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+            ]
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """What vLLM is told on one kind of device.
+
+    Attributes:
+        environment: variables by name; `{threads}` and `{kv_cache_gb}` are the recipe's.
+        attributes: of vLLM's modules, by their path.
+        limits_threads: whether the engine keeps to the recipe's number of threads.
+    """
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    limits_threads: bool = False
+
+
+EVERYWHERE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
+CPU = Platform(
+    environment={
+        "VLLM_CPU_KVCACHE_SPACE": "{kv_cache_gb}",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "{threads}",
+        # vLLM compiles a few sampling helpers, which on a CPU takes seconds and gains nothing.
+        "TORCHDYNAMO_DISABLE": "1",
+    },
+    # oneDNN's GEMM handlers keep stale copies after the second weight load; plain layout does not.
+    attributes={"vllm._custom_ops._supports_onednn": False},
+    limits_threads=True,
+)
+GPU = Platform()
+
+
+def process_environment(*, with_gpus: bool, threads: int, kv_cache_gb: int) -> dict[str, str]:
+    """Variables of a generator's process; some libraries read theirs when it starts."""
+    platform = GPU if with_gpus else CPU
+    variables = {**EVERYWHERE, **platform.environment}
+    return {name: value.format(threads=threads, kv_cache_gb=kv_cache_gb) for name, value in variables.items()}
+
+
+def prepare_process(*, with_gpus: bool, threads: int, kv_cache_gb: int) -> None:
+    """Set what vLLM must see before its engine is made in this process."""
+    platform = GPU if with_gpus else CPU
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    # It says at import, before it has set its level, that a CPU needs no Triton.
+    logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
+    os.environ.update(process_environment(with_gpus=with_gpus, threads=threads, kv_cache_gb=kv_cache_gb))
+    if platform.limits_threads:
+        import torch
+
+        torch.set_num_threads(threads)
+    for path, value in platform.attributes.items():
+        module, _, attribute = path.rpartition(".")
+        setattr(importlib.import_module(module), attribute, value)
