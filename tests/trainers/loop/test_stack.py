@@ -166,6 +166,10 @@ async def test_recomputed_requests_go_on_with_exactly_the_new_policy(tmp_path: P
         assert [one.token_ids.tolist() for one in few] == [one.token_ids.tolist() for one in together[:32]]
         assert len({tuple(one.token_ids.tolist()) for one in together}) > 100
 
+        # Log-probabilities are of the distribution that is sampled, which of one token is certain of it.
+        narrow = await generators.generate(prompts[0], SamplingOptions(max_tokens=20, shaping={"top_k": 1}))
+        assert narrow.logprobs.tolist() == [0.0] * len(narrow.token_ids)
+
         # A cancelled caller's request ends in the engine too.
         call = asyncio.ensure_future(generators.generate(prompts[0], options))
         while not (stats := await generators.stats())["in_flight"]:
