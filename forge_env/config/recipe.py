@@ -368,7 +368,7 @@ class SandboxSection(Section):
     """Where model-written code runs."""
 
     engine: str = "auto"
-    """`docker`, `local`, another installed engine, or `auto`: Docker where a daemon answers, else local."""
+    """`docker`, `local`, another installed engine, or `auto`: Docker if it is running, else local."""
     concurrency: Positive | None = None
     """Sandboxes alive at once; unset: chosen from the CPU count."""
     base_image: str | None = None

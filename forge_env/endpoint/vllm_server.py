@@ -27,7 +27,7 @@ READY_POLL_S = 0.2
 """How often the server is asked whether it is up; it has no event that says so."""
 STOP_S = 20.0
 DEPTH = 3
-"""How far below a folder that is no model one is looked for."""
+"""How far below a folder that does not hold a model one is looked for."""
 
 
 class VLLMServer:
@@ -149,7 +149,7 @@ def check_checkpoint(model: str) -> str:
     if find_spec("vllm") is None:
         raise UsageError("vLLM is not installed", fix="install forge-env[train-cpu] or [train-gpu]")
     if not model:
-        raise UsageError("--model vllm: names no checkpoint", fix="write --model vllm:PATH")
+        raise UsageError("--model vllm: does not name a checkpoint", fix="write --model vllm:PATH")
     folder = user_path(model)
     if folder.exists() and not (folder / "config.json").is_file():
         inside = newest_model(folder)

@@ -5,6 +5,9 @@ time. Requests are admitted and aborted and weights loaded only between two step
 flight simply goes on with the new weights; every sampled token carries the version that sampled it. Callers leave
 orders for the next step, and are answered beside it. New requests salt the prefix cache with the version, so keys and
 values of old weights are never reused.
+
+vLLM is asked for the output of a request once, at its end: an object for every token of every request costs a tenth of
+all time with a small model. It keeps the tokens meanwhile, and which weights sampled them.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -26,7 +29,6 @@ from forge_env.errors import GeneratorError, UsageError
 from forge_env.policy import NO_TOKENS
 from forge_env.run.account import Account
 from trainers.generator.lockstep import Abortion, Admission, Followers, Order, carry_out
-from trainers.generator.outputs import count_unfinished, fill, fill_unfinished
 from trainers.generator.types import Completion, EngineFailedError, SamplingOptions
 
 logger = logging.getLogger(__name__)
@@ -132,7 +134,7 @@ class AsyncEngine:
             request = self._requests.pop(request_id, None)
             if request is None:
                 return
-            fill_unfinished(request.completion, self.engine, request_id)
+            _take_unfinished(request.completion, self.engine, request_id)
             self.stats.tokens += len(request.completion.token_ids)
             self._orders.append(Abortion(request_id))
         request.completion.stop_reason = "abort"
@@ -220,7 +222,7 @@ class AsyncEngine:
         if request is None:
             return
         sampled, completion = output.outputs[0], request.completion
-        fill(completion, sampled)
+        _take(completion, sampled.token_ids, sampled.logprobs, sampled.weight_versions or ())
         del self._requests[output.request_id]
         self.stats.tokens += len(completion.token_ids)
         completion.stop_reason = sampled.finish_reason or "stop"
@@ -232,7 +234,7 @@ class AsyncEngine:
     def tokens(self) -> int:
         """Tokens sampled since the start, those of requests under way included."""
         # a request that a step in the thread has just ended is in neither count until it is delivered
-        self._most_tokens = max(self._most_tokens, self.stats.tokens + count_unfinished(self.engine, self._requests))
+        self._most_tokens = max(self._most_tokens, self.stats.tokens + _count_unfinished(self.engine, self._requests))
         return self._most_tokens
 
     def _fail(self, error: Exception) -> None:
@@ -290,3 +292,26 @@ class AsyncEngine:
 
 def _load(model: Any, weights: Iterable[tuple[str, Any]]) -> None:
     model.load_weights(weights)
+
+
+def _take(completion: Completion, token_ids: Sequence[int], logprobs: Any, spans: Iterable[Any]) -> None:
+    completion.token_ids = np.array(token_ids, np.int32)
+    completion.logprobs = np.array(logprobs.logprobs, np.float32)
+    versions = np.array([(span.version, span.end - span.start) for span in spans], np.int32).reshape(-1, 2)
+    completion.versions = np.repeat(versions[:, 0], versions[:, 1])
+
+
+def _take_unfinished(completion: Completion, engine: Any, request_id: str) -> None:
+    for state in _under_way(engine):
+        if state.external_req_id == request_id:
+            spans = state._weight_version_spans() or ()
+            _take(completion, state.detokenizer.output_token_ids, state.logprobs_processor.logprobs, spans)
+
+
+def _count_unfinished(engine: Any, wanted: Container[str]) -> int:
+    return sum(state.detokenizer.num_output_tokens() for state in _under_way(engine) if state.external_req_id in wanted)
+
+
+def _under_way(engine: Any) -> list[Any]:
+    # a copy, since a step in another thread ends requests
+    return list(engine.output_processor.request_states.values())

@@ -24,7 +24,7 @@ from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec
 
 CUT = "\ufdd0"
 """Dropped by our tokenizers after they have looked for control tokens: one that has it inside is text, and nothing is
-matched across it. A code point that is no character, and that no text has."""
+matched across it. A code point that is not a character, so that no text has it."""
 _TAG = re.compile(r"<[^\s<>]+>")
 
 

@@ -17,7 +17,7 @@ from trainers.generator.types import Completion, EngineFailedError, SamplingOpti
 
 
 class RefusedError(Exception):
-    """Stands for vLLM's `VLLMClientError`, which is no `ValueError`."""
+    """Stands for vLLM's `VLLMClientError`, which is not a `ValueError`."""
 
 
 class Fake:
