@@ -336,7 +336,7 @@ def test_vllm_needs_a_checkpoint(tmp_path: Path, capsys: Any) -> None:
         (f"vllm:{tmp_path}/nosuch", "there is no checkpoint folder"),
         ("vllm:checkpoints/first/last", "there is no checkpoint folder"),
         (f"vllm:{tmp_path}/run", f"use vllm:{tmp_path}/run/last"),
-        ("vllm:", "names no checkpoint"),
+        ("vllm:", "does not name a checkpoint"),
     ]:
         assert main(["eval", TOY, "--model", model]) == 2
         assert message in capsys.readouterr().err
