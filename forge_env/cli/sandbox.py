@@ -46,15 +46,15 @@ def add_arguments(parser: Parser) -> None:
     )
     _finish(program, run_program)
 
-    build = actions.add_parser("build", help="build the image where it is missing")
+    build = actions.add_parser("build", help="build the image if it is missing")
     build.add_argument("--image", help="image, or folder with a Dockerfile, to put the runner into (default: python)")
     build.add_argument("--base-image", help="public base of the bundled image, such as python:3.12-slim")
     _finish(build, run_build)
 
     ps = actions.add_parser("ps", help="list running sandboxes")
     ps.set_defaults(act=run_ps)
-    reap = actions.add_parser("reap", help="remove what dead owners left")
-    reap.add_argument("--images", action="store_true", help="and the images of other versions that nobody uses")
+    reap = actions.add_parser("reap", help="remove what dead processes left")
+    reap.add_argument("--images", action="store_true", help="also remove images of other versions that are not in use")
     reap.set_defaults(act=run_reap)
 
     bench = actions.add_parser("bench", help="measure sandboxes on this machine")
@@ -64,10 +64,10 @@ def add_arguments(parser: Parser) -> None:
 
     audit = actions.add_parser(
         "audit",
-        help="attack a sandbox on this machine and print what held",
-        description="Run the catalogue of hostile programs (about 160; one to three minutes) against a sandbox of this "
-        "machine, beside a neighbour that must not notice, and print what held. Ends with 1 when something did not. "
-        "Run it after changing the kernel, Docker or an image, as the user who will run sandboxes.",
+        help="attack a sandbox on this machine, and print which attacks were contained",
+        description="Run about 160 hostile programs (one to three minutes) against a sandbox of this machine, beside "
+        "another sandbox that must not notice, and print which were contained. Ends with 1 if one was not. Run it "
+        "after changing the kernel, Docker or an image, as the user who will run sandboxes.",
     )
     audit.add_argument(
         "--group", action="append", metavar="GROUP", help="only escape, starvation, leftovers, network or cheating"

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_ori
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from forge_env.errors import ConfigError, ForgeError, UsageError, did_you_mean, in_words
 from forge_env.machine import user_path
@@ -217,7 +218,12 @@ def read_file(file: str | Path, bundled: Mapping[str, Traversable] | None = None
     """
     path, bundled = user_path(str(file)), bundled or {}
     if path.is_file():
-        return parse(_text(path), str(file))
+        try:
+            return parse(path.read_text(encoding="utf-8"), str(file))
+        except OSError as error:
+            raise ConfigError(f"can't read {path}: {error.strerror}", fix="check its permissions") from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path} is not a text file", fix="name a YAML file") from error
     if (name := str(file).removesuffix(".yaml")) in bundled:
         return parse(bundled[name].read_text(encoding="utf-8"), f"{name}.yaml")
     if path.is_dir():
@@ -226,15 +232,6 @@ def read_file(file: str | Path, bundled: Mapping[str, Traversable] | None = None
     guess = did_you_mean(name, bundled) or did_you_mean(path.name, beside)
     fix = f"did you mean {guess!r}?" if guess else f"bundled: {', '.join(bundled)}" if bundled else "check the path"
     raise ConfigError(f"there is no file {str(file)!r}", fix=fix)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"can't read {path}: {error.strerror}", fix="check its permissions") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not a text file", fix="name a YAML file") from error
 
 
 def parse(text: str, name: str) -> Source:
@@ -296,10 +293,10 @@ class Override(NamedTuple):
         Raises:
             UsageError: it is not a YAML value.
         """
-        kinds = _annotations(model, tuple(self.key.split(".")))
-        options = {option for kind in kinds for option in _members(kind)}
-        if options and options <= {str, Path, type(None)} and self.text[:1] not in ("'", '"'):
-            return None if self.text == "null" and type(None) in options else self.text
+        known = _at(model, tuple(self.key.split(".")))
+        kinds = {kind for info in known for kind in _members(info.annotation)}
+        if kinds and kinds <= {str, Path, type(None)} and self.text[:1] not in ("'", '"'):
+            return None if self.text == "null" and type(None) in kinds else self.text
         try:
             return read_yaml(self.text)[0]
         except yaml.YAMLError as error:
@@ -434,10 +431,10 @@ def problems(error: ValidationError, model: Any, data: Any, at: KeyPath = ()) ->
         path = (*at, *inner)
         text = in_words(item)
         if text == "unknown key":
-            known = {name: kind for each in _kinds(model, inner[:-1]) for name, kind in _fields(each).items()}
+            known = dict.fromkeys(name for each in _models(model, inner[:-1]) for name in fields_of(each))
             yield _unknown(path, known, model if not at else None)
         elif text == "missing":
-            examples = [example for each in _field_infos(model, inner) for example in each.examples or ()]
+            examples = [example for each in _at(model, inner) for example in each.examples or ()]
             yield Problem(path, f"missing (add it, for example `{path[-1]}: {(*examples, 'VALUE')[0]}`)")
         else:
             yield Problem(path, text)
@@ -485,44 +482,30 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 def keys(model: Any, prefix: str = "") -> Iterator[str]:
     """Every dotted key of a model, nearest to the root first within a section."""
-    for name, annotation in _fields(model).items():
+    for name, info in fields_of(model).items():
         yield prefix + name
-        if inner := section_of(annotation):
+        if info is not None and (inner := section_of(info.annotation)):
             yield from keys(inner, f"{prefix}{name}.")
 
 
-def _infos(model: Any) -> dict[str, Any]:
-    """Pydantic's description of every field."""
+def fields_of(model: Any) -> Mapping[str, FieldInfo | None]:
+    """The keys of a model, with what pydantic knows of them: nothing where they are arguments of something else."""
     if isinstance(model, type) and issubclass(model, BaseModel):
-        return dict(model.model_fields)
-    return dict(getattr(model, "__pydantic_fields__", {}))
+        return model.model_fields
+    known: Mapping[str, FieldInfo] | None = getattr(model, "__pydantic_fields__", None)
+    return known or dict.fromkeys(arguments(model)[0] if callable(model) else ())
 
 
-def _fields(model: Any) -> dict[str, Any]:
-    """The type of every key."""
-    if found := {name: info.annotation for name, info in _infos(model).items()}:
-        return found
-    return dict.fromkeys(arguments(model)[0]) if callable(model) else {}
+def _at(model: Any, path: KeyPath) -> list[FieldInfo]:
+    """What is known of a key: of each model that may hold it, where a union or a list leaves several."""
+    found = (fields_of(kind).get(path[-1]) for kind in _models(model, path[:-1]))
+    return [info for info in found if info is not None]
 
 
-def _kinds(model: Any, path: KeyPath) -> list[Any]:
+def _models(model: Any, path: KeyPath) -> list[Any]:
     """Models that the value at a key may be of."""
-    return [model] if not path else [kind for annotation in _annotations(model, path) for kind in _classes(annotation)]
-
-
-def _annotations(model: Any, path: KeyPath) -> list[Any]:
-    """Types of a key in the models that may hold it; an index stays where it is."""
-    *above, last = path
-    holders = _kinds(model, tuple(part for part in above if not part.isdigit())) if model is not None else []
-    if last.isdigit():
-        return holders
-    return [_fields(kind)[last] for kind in holders if last in _fields(kind)]
-
-
-def _field_infos(model: Any, path: KeyPath) -> list[Any]:
-    """Pydantic's descriptions of a key in the models that may hold it."""
-    holders = _kinds(model, tuple(part for part in path[:-1] if not part.isdigit()))
-    return [_infos(kind)[path[-1]] for kind in holders if path[-1] in _infos(kind)]
+    path = tuple(part for part in path if not part.isdigit())  # a list's index
+    return [kind for info in _at(model, path) for kind in _classes(info.annotation)] if path else [model]
 
 
 def _classes(annotation: Any) -> Iterator[Any]:

@@ -255,7 +255,7 @@ class ReferenceSection(Section):
     @model_validator(mode="after")
     def _lagging(self) -> ReferenceSection:
         if (self.source == "lagging") != (self.every is not None):
-            raise ValueError("every goes with source=lagging, and it with every")
+            raise ValueError("every goes with source=lagging: set both or neither")
         if self.with_gpus and self.source == "none":
             raise ValueError("with_gpus: there is no reference model while source is none")
         return self

@@ -120,9 +120,9 @@ def check_memory(config: RunConfig) -> None:
     if free >= needed:
         return
     if config.generator.num_replicas * config.generator.procs * config.trainer.procs > 1:
-        fix = "end other programs, or lower generator.num_replicas, generator.procs or trainer.procs"
+        fix = "close other programs, or lower generator.num_replicas, generator.procs or trainer.procs"
     else:
-        fix = "end other programs, or use a machine with more memory"
+        fix = "close other programs, or use a machine with more memory"
     raise ForgeError(f"too little memory: the run takes about {needed:.1f} GiB, {free:.1f} GiB are free", fix=fix)
 
 
@@ -177,7 +177,7 @@ def check_sandbox(config: RunConfig) -> str:
     listed = "; ".join(f"{engine}: {reason}" for engine, reason in reasons.items()) or "none is installed"
     raise SandboxUnavailableError(
         f"no sandbox engine can run here, so no code will be run ({listed})",
-        fix="start a Docker daemon, or allow unprivileged user namespaces",
+        fix="start Docker, or allow unprivileged user namespaces",
     )
 
 

@@ -117,7 +117,7 @@ def test_no_sandbox(recipe: Path, monkeypatch: pytest.MonkeyPatch, capfd: Captur
     reasons = {"docker": "no daemon answers", "local": "namespaces are off"}
     err = refused(lambda patch: patch.setattr(engines, "available_engines", lambda: reasons), monkeypatch, capfd)
     assert "no code will be run (docker: no daemon answers; local: namespaces are off)" in err
-    assert "start a Docker daemon" in err
+    assert "start Docker" in err
 
 
 def test_too_few_gpus(recipe: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+import yaml
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
@@ -16,7 +17,7 @@ import forge_env as fe
 from forge_env.cli.main import COMMANDS, main
 from forge_env.config import RunConfig
 from forge_env.config.evaluation import EvaluationConfig
-from forge_env.config.reader import keys, read_as, read_file, section_of
+from forge_env.config.reader import build, changed_yaml, keys, parse, read_as, read_file, render, section_of
 from forge_env.errors import ConfigError, UsageError
 from forge_env.evaluation.metering import read_price
 from forge_env.plugins import make_plugin
@@ -140,6 +141,14 @@ def test_a_file_of_a_newer_version_is_refused(read: Read, tmp_path: Path) -> Non
         patch.setattr(Path, "write_text", lambda path, text: path.write_bytes(b"schema: 2\n" + text.encode()))
         with pytest.raises(UsageError, match=r"f\.yaml has version 2, this forge-env reads up to version 1"):
             read([], file)
+
+
+def test_what_is_written_has_a_version() -> None:
+    recipe = RunConfig.model_validate({"environment": {"name": "x"}})
+    evaluated = EvaluationConfig(model="gold", environments="x", seed=3)  # type: ignore[arg-type]
+    for text in (render(recipe), changed_yaml(evaluated)):
+        assert yaml.safe_load(text)["schema"] == 1
+    assert build(EvaluationConfig, parse(changed_yaml(evaluated), "config.yaml")) == evaluated
 
 
 SPELLINGS = [["--KEY", "3"], ["--KEY=3"], ["KEY=3"]]
