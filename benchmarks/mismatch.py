@@ -15,16 +15,18 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 import forge_env as fe
 from benchmarks.report import record, table
 from forge_env.config import RunConfig
 from forge_env.config.recipe import EnvironmentSection, OptimizerSection
+from forge_env.trajectory import Segment
 from trainers.generator.pool import GeneratorPool
 from trainers.generator.types import Completion, SamplingOptions
 from trainers.loop.stack import Stack, prepare_controller
 from trainers.losses.sft import SFTLoss
 from trainers.model.tiny import build_tiny_folder
-from trainers.titan.batch import TokenSequence
 
 REQUESTS = 64
 OPTIONS = SamplingOptions(max_tokens=96)
@@ -37,10 +39,10 @@ def prompts() -> list[list[int]]:
     return [[rng.randrange(10, 300) for _ in range(60)] for _ in range(REQUESTS)]
 
 
-def sequence(completion: Completion) -> TokenSequence:
+def sequence(completion: Completion) -> Segment:
     """The completion with its sampled tokens as targets."""
     prompt, sampled = completion.prompt_ids, completion.token_ids
-    return TokenSequence([*prompt.tolist(), *sampled.tolist()], [False] * len(prompt) + [True] * len(sampled))
+    return Segment(np.array([*prompt, *sampled]), np.arange(len(prompt) + len(sampled)) >= len(prompt))
 
 
 async def sample(generators: GeneratorPool) -> list[Completion]:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 from torchtitan.distributed.utils import clip_grad_norm_
@@ -29,10 +30,11 @@ from torchtitan.models.qwen3 import Qwen3Model
 
 from benchmarks.report import record, spread, table
 from forge_env.config.recipe import ModelSection, OptimizerSection
+from forge_env.trajectory import Segment
 from trainers.losses import GRPOLoss
 from trainers.model.folder import read_hf_config
 from trainers.model.tiny import hf_config
-from trainers.titan.batch import TokenSequence, collate
+from trainers.titan.batch import collate
 from trainers.titan.device import CPU, use_device
 from trainers.titan.engine import TitanEngine
 from trainers.titan.model import TitanModel, titan_config
@@ -46,19 +48,20 @@ IGNORED = -100
 FLOOR = "bare TorchTitan"
 
 
-def episodes(count: int) -> list[TokenSequence]:
+def episodes(count: int) -> list[Segment]:
     """Prompts of 60 tokens and answers of very different lengths, as rollouts have them."""
     rng = random.Random(0)
     result = []
     for _ in range(count):
         answer = min(MAX_LENGTH - 60, max(10, round(rng.lognormvariate(4.4, 0.5))))
-        ids = [rng.randrange(VOCABULARY) for _ in range(60 + answer)]
-        mask = [False] * 60 + [True] * answer
-        result.append(TokenSequence(ids, mask, [-6.9] * len(ids), rng.uniform(-1, 1)))
+        ids = np.array([rng.randrange(VOCABULARY) for _ in range(60 + answer)], np.int32)
+        mask = np.arange(len(ids)) >= 60
+        advantages = mask * np.float32(rng.uniform(-1, 1))
+        result.append(Segment(ids, mask, mask * np.float32(-6.9), advantages=advantages))
     return result
 
 
-def bare_step(folder: Path, data: Sequence[TokenSequence]) -> Callable[[], None]:
+def bare_step(folder: Path, data: Sequence[Segment]) -> Callable[[], None]:
     """One update by TorchTitan alone."""
     mine = titan_config(read_hf_config(folder), MAX_LENGTH)
     for layer in mine.layers:
@@ -70,12 +73,12 @@ def bare_step(folder: Path, data: Sequence[TokenSequence]) -> Callable[[], None]
     section = OptimizerSection()
     optimizer = build_optimizer(module, section, CPU)
     batches = []
-    for chunk in plan(data, Budget(MICROBATCH_TOKENS, packed=False))[0]:
-        batch = collate(chunk, torch.device("cpu"))
+    for run in plan([len(item.token_ids) for item in data], Budget(MICROBATCH_TOKENS, packed=False))[0]:
+        batch = collate([data[number] for number in run], torch.device("cpu"))
         labels = torch.full(batch.tokens.shape, IGNORED).flatten()
         labels[batch.predictors] = batch.target_ids
         batches.append((batch.tokens, batch.positions.contiguous(), labels))
-    targets = sum(sequence.num_targets for sequence in data)
+    targets = sum(int(sequence.mask.sum()) for sequence in data)
 
     def step() -> None:
         for tokens, positions, labels in batches:
@@ -89,7 +92,7 @@ def bare_step(folder: Path, data: Sequence[TokenSequence]) -> Callable[[], None]
     return step
 
 
-def trainer_step(folder: Path, data: Sequence[TokenSequence], *, packed: bool, threads: int) -> Callable[[], None]:
+def trainer_step(folder: Path, data: Sequence[Segment], *, packed: bool, threads: int) -> Callable[[], None]:
     """One update as a run makes it."""
     device = replace(use_device(with_gpus=False), packed=packed)
     model = TitanModel(folder, max_length=MAX_LENGTH, device=device.torch)
@@ -109,22 +112,23 @@ def void(_: object) -> None:
     """Forget a result."""
 
 
-def padding(data: Sequence[TokenSequence]) -> dict[str, float]:
+def padding(data: Sequence[Segment]) -> dict[str, float]:
     """Share of the computed tokens that are padding, by how rows are laid out."""
     used = sum(len(sequence.token_ids) for sequence in data)
-    prompt = max(len(sequence.token_ids) - sequence.num_targets for sequence in data)
-    answer = max(sequence.num_targets for sequence in data)
+    lengths, answers = [len(item.token_ids) for item in data], [int(item.mask.sum()) for item in data]
+    prompt = max(length - answer for length, answer in zip(lengths, answers, strict=True))
 
     def share(packed: bool) -> float:
-        chunks = plan(data, Budget(MICROBATCH_TOKENS, packed))[0]
-        computed = sum(collate(chunk, torch.device("cpu"), packed=packed).tokens.numel() for chunk in chunks)
+        runs = plan(lengths, Budget(MICROBATCH_TOKENS, packed))[0]
+        batches = [collate([data[number] for number in run], torch.device("cpu"), packed=packed) for run in runs]
+        computed = sum(batch.tokens.numel() for batch in batches)
         return 1 - used / computed
 
-    fixed = 1 - used / (len(data) * (prompt + answer))
+    fixed = 1 - used / (len(data) * (prompt + max(answers)))
     return {"longest prompt + longest answer": fixed, "rows sorted by length": share(False), "packed": share(True)}
 
 
-def measure(repeats: int, sequences: int) -> tuple[dict[str, list[float]], dict[str, list[float]], list[TokenSequence]]:
+def measure(repeats: int, sequences: int) -> tuple[dict[str, list[float]], dict[str, list[float]], list[Segment]]:
     """Tokens a second by wall time and by CPU time, in turns after one warm-up each."""
     data = episodes(sequences)
     tokens = sum(len(sequence.token_ids) for sequence in data)

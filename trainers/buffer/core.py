@@ -21,17 +21,20 @@ from __future__ import annotations
 import heapq
 import random
 from collections import deque
-from typing import Generic
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any, Generic
 
 from forge_env.errors import ForgeError, UsageError
 from trainers.buffer.pool import Pool
 from trainers.buffer.rules import make_rules
-from trainers.buffer.types import Batch, BufferSettings, Counters, G, Held, Outcome, Reservation, Ticket
-from trainers.buffer.used import UsedGroups
+from trainers.buffer.types import Batch, BufferSettings, BufferStats, Counters, G, Held, Outcome, Reservation, Ticket
 from trainers.buffer.window import Window
 
 PATIENCE = 20
 """Batches of groups without signal in a row after which there is nothing to learn from."""
+FORMAT = 1
+"""Of `BufferCore.state_dict`."""
 
 
 class BufferCore(Generic[G]):
@@ -53,8 +56,9 @@ class BufferCore(Generic[G]):
         self.filtered_in_a_row = 0
         self.random = random.Random(settings.seed)
         self._new_per_step = -(-settings.per_step // settings.replay.max_uses)
-        self._sampling, eviction = make_rules(settings.replay)
-        self.used: UsedGroups[G] = UsedGroups(settings.replay, self.window, self._sampling, eviction)
+        self._sampling, self._eviction = make_rules(settings.replay)
+        self.used: Pool[G] = Pool()
+        """Trained on, with a use left and young enough for it."""
 
     # --- admission
 
@@ -66,10 +70,8 @@ class BufferCore(Generic[G]):
         window, version = self.window, self.window.generator_version
         pending = window.total
         wanted = self._new_per_step * window.steps_left(version)
-        if pending >= wanted:
-            handed_out = (held for batch in self.in_training.values() for held in batch)
-            if pending + self.used.expected(handed_out) >= self.settings.per_step:
-                return False
+        if pending >= wanted and pending + self._expected_again() >= self.settings.per_step:
+            return False
         return window.fits(version)
 
     def admit(self) -> Ticket | None:
@@ -199,13 +201,13 @@ class BufferCore(Generic[G]):
         picked = self.ready.pick(min(size, len(self.ready)), quotas)
         for held in picked:
             self.window.remove(held.version)
-        picked += self.used.pool.pick(size - len(picked))
+        picked += self.used.pick(size - len(picked))
         picked.sort(key=lambda held: held.index)
         for held in picked:
             held.uses += 1
         self.in_training[step] = picked
         self.window.next_step = step + 1
-        self.used.drop_old()
+        self._drop_old_used()
         if self.window.overdue():
             self.drop_old()  # by the quotas there are none
         reserved = Reservation.of(step, picked)
@@ -214,7 +216,7 @@ class BufferCore(Generic[G]):
 
     def enough(self) -> bool:
         """Whether the next step's places can be filled."""
-        return len(self.ready) >= self._new_per_step and len(self.ready) + len(self.used.pool) >= self.settings.per_step
+        return len(self.ready) >= self._new_per_step and len(self.ready) + len(self.used) >= self.settings.per_step
 
     def late_version(self, quotas: list[tuple[int, int]]) -> int | None:
         """The first version with too few complete groups for its quota."""
@@ -260,7 +262,7 @@ class BufferCore(Generic[G]):
         """A group that was handed out was not trained on."""
         held.uses -= 1
         if held.uses:
-            self.used.keep(held, self.random)
+            self._keep(held)
         else:
             self.put_ready(held)
 
@@ -286,8 +288,40 @@ class BufferCore(Generic[G]):
             for held in self.in_training.pop(step):
                 self.counters.trained += held.uses == 1
                 self.counters.reused += held.uses > 1
-                self.used.keep(held, self.random)
-        self.counters.evicted += self.used.trim()
+                self._keep(held)
+        self._trim()
+
+    # --- further uses
+
+    def _usable(self, held: Held[G]) -> bool:
+        """Whether the next step could use it again."""
+        return held.uses < self.settings.replay.max_uses and self.window.steps_left(held.version) > 0
+
+    def _expected_again(self) -> int:
+        """How many used groups there are for the next step, once those in training have been released."""
+        count = len(self.used) + sum(map(self._usable, self._handed_out()))
+        capacity = self.settings.replay.capacity
+        return count if capacity is None else min(count, capacity)
+
+    def _keep(self, held: Held[G]) -> None:
+        if self._usable(held):
+            self.used.put(self._sampling(held, self.random), held)
+
+    def _trim(self) -> None:
+        """Drop used groups beyond the capacity."""
+        capacity = self.settings.replay.capacity
+        excess = 0 if capacity is None else max(0, len(self.used) - capacity)
+        if excess:
+            worst = heapq.nsmallest(excess, self.used, key=lambda held: (self._eviction(held), held.index))
+            self.used.drop({held.index for held in worst})
+        self.counters.evicted += excess
+
+    def _drop_old_used(self) -> None:
+        if self.used:
+            self.used.drop_before(self.window.next_step - self.window.max_off_policy_steps)
+
+    def _handed_out(self) -> Iterable[Held[G]]:
+        return (held for batch in self.in_training.values() for held in batch)
 
     # --- eviction
 
@@ -303,7 +337,7 @@ class BufferCore(Generic[G]):
 
         Without versions skipped by the trainer there are none of these: see `Window`.
         """
-        self.used.drop_old()
+        self._drop_old_used()
         excess = self.window.excess()
         for version, count in excess:
             rolling = [ticket for ticket in self.rolling.values() if ticket.version == version][-count:]
@@ -320,4 +354,126 @@ class BufferCore(Generic[G]):
             self.window.remove(held.version)
         self.counters.cleared += len(self.ready)
         self.ready.clear()
-        self.used.pool.clear()
+        self.used.clear()
+
+    # --- what there is, saved and restored
+
+    def stats(self) -> BufferStats:
+        """Counters and contents."""
+        handed_out = list(self._handed_out())
+        unfinished = [held.index for held in [*self.ready, *handed_out]]
+        return BufferStats(
+            **asdict(self.counters),
+            rolling=len(self.rolling) + len(self.late),
+            ready=len(self.ready),
+            in_training=len(handed_out),
+            kept=len(self.used),
+            tokens_held=sum(held.tokens for held in [*self.ready, *self.used, *handed_out]),
+            first_open=min([*self.rolling, *self.late, *self.again, *unfinished], default=self.next_index),
+            waiting_for=self.missing(),
+        )
+
+    def missing(self) -> str | None:
+        """What the next step waits for, in words; None: nothing, or there is no next step."""
+        if self.settings.steps is not None and self.window.next_step >= self.settings.steps:
+            return None
+        if not self.enough():
+            used = len(self.used)
+            usable = f"{len(self.ready)} ready" + (f" and {used} to use again" if used else "")
+            return f"groups: {usable}, {len(self.rolling)} under way, {self.settings.per_step} wanted"
+        late = self.late_version(self.window.quotas())
+        if late is None:
+            return None
+        index = min(ticket.index for ticket in self.rolling.values() if ticket.version <= late)
+        return f"group {index}: it is due, or the bound would be broken"
+
+    def restart(self, version: int) -> None:
+        """Trainer and generators begin anew at `version`, with no rollout under way.
+
+        Rollouts that were under way are admitted again under their index; groups handed out for steps that are not part
+        of these weights are ready again.
+        """
+        self.window.next_step = self.window.generator_version = version
+        for step in sorted(step for step in self.in_training if step >= version):
+            for held in self.in_training.pop(step):
+                self.hand_back(held)
+        self.finish(version)
+        for ticket in self.rolling.values():
+            self.window.remove(ticket.version)
+        self.counters.discarded += len(self.late)
+        self.again = sorted([*self.again, *self.rolling])
+        self.rolling, self.late = {}, {}
+        self.drop_old()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what the buffer does from here on, its random state included.
+
+        Numbers, strings, lists and dictionaries, except the groups, which are as they were added.
+        """
+        return {
+            "format": FORMAT,
+            "generator_version": self.window.generator_version,
+            "next_step": self.window.next_step,
+            "next_index": self.next_index,
+            "rolling": [[ticket.index, ticket.version] for ticket in self.rolling.values()],
+            "late": [[ticket.index, ticket.version] for ticket in self.late.values()],
+            "again": sorted(self.again),
+            "ready": _pool_state(self.ready),
+            "kept": _pool_state(self.used),
+            "in_training": {step: [_held_state(held) for held in batch] for step, batch in self.in_training.items()},
+            "counters": asdict(self.counters),
+            "filtered_in_a_row": self.filtered_in_a_row,
+            "random": _as_lists(self.random.getstate()),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Become what `state_dict` described. With the same settings the future is the same, to the last bit.
+
+        With others (more steps, another bound), what does not fit into them is dropped and counted.
+
+        Raises:
+            UsageError: another version of this program wrote it.
+        """
+        if state.get("format") != FORMAT:
+            raise UsageError(
+                f"the replay buffer's state has format {state.get('format')!r}, this version reads {FORMAT}",
+                fix="go on from the checkpoint without it, or with the version that wrote it",
+            )
+        self.window.generator_version = state["generator_version"]
+        self.window.next_step = state["next_step"]
+        self.next_index = state["next_index"]
+        self.rolling = _tickets(state["rolling"])
+        self.late = _tickets(state["late"])
+        self.again = sorted(state["again"])
+        self.ready, self.used = _pool(state["ready"]), _pool(state["kept"])
+        self.in_training = {int(step): [Held(*held) for held in batch] for step, batch in state["in_training"].items()}
+        self.counters = Counters(**state["counters"])
+        self.filtered_in_a_row = state["filtered_in_a_row"]
+        version, internal, gauss = state["random"]
+        self.random.setstate((version, tuple(internal), gauss))
+        rolling = (ticket.version for ticket in self.rolling.values())
+        self.window.set_pending([*rolling, *(held.version for held in self.ready)])
+        self.drop_old()
+
+
+def _pool_state(pool: Pool[G]) -> list[list[Any]]:
+    return [[key, *_held_state(held)] for key, held in pool.entries()]
+
+
+def _held_state(held: Held[G]) -> list[Any]:
+    return [getattr(held, name) for name in Held.__slots__]
+
+
+def _pool(state: Iterable[list[Any]]) -> Pool[Any]:
+    pool: Pool[Any] = Pool()
+    for key, *held in state:
+        pool.put(key, Held(*held))
+    return pool
+
+
+def _tickets(state: Iterable[list[int]]) -> dict[int, Ticket]:
+    return {index: Ticket(index, version) for index, version in state}
+
+
+def _as_lists(value: Any) -> Any:
+    return [_as_lists(item) for item in value] if isinstance(value, tuple) else value

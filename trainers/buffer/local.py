@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic
 
+import numpy as np
+from numpy.typing import NDArray
+
 from forge_env.run.account import Account
-from trainers.buffer import state
+from forge_env.trajectory import Segment
 from trainers.buffer.core import BufferCore
+from trainers.buffer.sequences import BatchSizes, at_targets
 from trainers.buffer.types import Batch, BufferSettings, BufferStats, G, Outcome, Reservation, Ticket
 
 
@@ -26,6 +31,8 @@ class LocalReplayBuffer(Generic[G]):
         self._core: BufferCore[G] = BufferCore(settings)
         self._account = Account("buffer", "wait for calls")
         self._waiting: dict[asyncio.Future[None], None] = {}  # in order of arrival
+        self._opened: dict[int, list[Segment]] = {}
+        """Token sequences of steps in training."""
 
     async def _change(self) -> None:
         """Wait until something has changed."""
@@ -37,6 +44,7 @@ class LocalReplayBuffer(Generic[G]):
             del self._waiting[waiting]
 
     def _changed(self) -> None:
+        self._opened = {step: found for step, found in self._opened.items() if step in self._core.in_training}
         for waiting in self._waiting:
             if not waiting.done():
                 waiting.set_result(None)
@@ -98,6 +106,27 @@ class LocalReplayBuffer(Generic[G]):
         with self._account.during("sample"):
             return self._core.batch(step)
 
+    async def batch_sizes(self, step: int) -> BatchSizes:
+        """See `GroupBuffer`; raises as `fetch` does."""
+        return BatchSizes.with_signal(self._open(step))
+
+    async def sequences(self, step: int, numbers: Sequence[int]) -> list[Segment]:
+        """See `GroupBuffer`; raises as `fetch` does."""
+        opened = self._open(step)
+        return [opened[number] for number in numbers]
+
+    async def set_reference(self, step: int, logprobs: Mapping[int, NDArray[np.float32]]) -> None:
+        """See `GroupBuffer`; raises as `fetch` does."""
+        opened = self._open(step)
+        for number, values in logprobs.items():
+            opened[number].ref_logprobs = at_targets(opened[number], values)
+
+    def _open(self, step: int) -> list[Segment]:
+        if step not in self._opened:
+            with self._account.during("sample"):
+                self._opened[step] = [own for group in self._core.batch(step).groups for own in group.segments()]
+        return self._opened[step]
+
     async def release(self, version: int) -> None:
         """See `GroupBuffer`.
 
@@ -121,7 +150,7 @@ class LocalReplayBuffer(Generic[G]):
 
     async def restart(self, version: int) -> None:
         """See `GroupBuffer`."""
-        state.restart(self._core, version)
+        self._core.restart(version)
         self._changed()
 
     async def undo(self, granted: Ticket | Reservation | Batch[G]) -> None:
@@ -134,12 +163,12 @@ class LocalReplayBuffer(Generic[G]):
 
     async def stats(self) -> BufferStats:
         """See `GroupBuffer`."""
-        return replace(state.stats(self._core), seconds=self._account.seconds())
+        return replace(self._core.stats(), seconds=self._account.seconds())
 
     async def state_dict(self) -> dict[str, Any]:
         """See `GroupBuffer`."""
         with self._account.during("save"):
-            return state.state_dict(self._core)
+            return self._core.state_dict()
 
     async def load_state_dict(self, saved: dict[str, Any]) -> None:
         """See `GroupBuffer`.
@@ -147,5 +176,5 @@ class LocalReplayBuffer(Generic[G]):
         Raises:
             UsageError: another version of this program wrote it.
         """
-        state.load_state_dict(self._core, saved)
+        self._core.load_state_dict(saved)
         self._changed()

@@ -28,6 +28,32 @@ _HEADER = struct.Struct("<11qd")
 
 
 @dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """A group without its tokens: what the figures of a training step are made of.
+
+    Attributes:
+        task_id: of the task.
+        columns: names of the table's columns, `FIXED` first.
+        table: one row for each episode, one column for each of `columns`, [E, C].
+        has_signal: whether any token to be learned has an advantage that differs from 0.
+    """
+
+    task_id: str
+    columns: tuple[str, ...]
+    table: NDArray[np.float64]
+    has_signal: bool
+
+    def column(self, name: str) -> NDArray[np.float64]:
+        """One of `FIXED`, a value for each episode, [E]."""
+        return self.table[:, FIXED.index(name)]
+
+    @property
+    def metrics(self) -> dict[str, NDArray[np.float64]]:
+        """The environment's metrics, a value for each episode, [E]; 0 where an episode had none."""
+        return {name: self.table[:, place] for place, name in enumerate(self.columns) if place >= len(FIXED)}
+
+
+@dataclass(frozen=True, slots=True)
 class PackedGroup:
     """The valid episodes of one task, ready to train on.
 
@@ -58,23 +84,10 @@ class PackedGroup:
         return np.frombuffer(self.data, kind, count, offset)
 
     @property
-    def table(self) -> NDArray[np.float64]:
-        """One row for each episode, one column for each of `columns`, [E, C]."""
-        return self._array("table").reshape(-1, len(self.columns))
-
-    def column(self, name: str) -> NDArray[np.float64]:
-        """One of `FIXED`, a value for each episode, [E]."""
-        return self.table[:, FIXED.index(name)]
-
-    @property
-    def metrics(self) -> dict[str, NDArray[np.float64]]:
-        """The environment's metrics, a value for each episode, [E]; 0 where an episode had none."""
-        return {name: self.table[:, place] for place, name in enumerate(self.columns) if place >= len(FIXED)}
-
-    @property
-    def num_episodes(self) -> int:
-        """Valid episodes, E."""
-        return int(self._header[1])
+    def record(self) -> GroupRecord:
+        """All but the tokens."""
+        table = self._array("table").reshape(-1, len(self.columns))
+        return GroupRecord(self.task_id, self.columns, table, self.has_signal)
 
     @property
     def num_tokens(self) -> int:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from forge_env.config.recipe import ReplaySection
 from forge_env.errors import UsageError
+from forge_env.trajectory import Segment
+from trainers.buffer.sequences import BatchSizes
 
 
 class Trainable(Protocol):
@@ -29,6 +34,13 @@ class Trainable(Protocol):
     @property
     def priority(self) -> float:
         """Mean size of the advantages."""
+
+    @property
+    def record(self) -> Any:
+        """What goes with a reservation: small, and without tokens."""
+
+    def segments(self) -> list[Segment]:
+        """Its token sequences."""
 
 
 G = TypeVar("G", bound=Trainable)
@@ -88,6 +100,7 @@ class Reservation:
         versions: policy version of each group's oldest token, [P].
         uses: how often each was handed out, this time included, [P].
         tokens: sampled tokens of all groups.
+        groups: what each group is, without its tokens (`Trainable.record`), [P].
     """
 
     step: int
@@ -95,6 +108,7 @@ class Reservation:
     versions: list[int]
     uses: list[int]
     tokens: int
+    groups: list[Any] = field(default_factory=list, compare=False)
 
     @classmethod
     def of(cls, step: int, held: Sequence[Held[Any]]) -> Reservation:
@@ -105,6 +119,7 @@ class Reservation:
             [own.version for own in held],
             [own.uses for own in held],
             sum(own.tokens for own in held),
+            [own.group.record for own in held],
         )
 
     @property
@@ -200,6 +215,15 @@ class GroupBuffer(Protocol[G]):
 
     async def fetch(self, step: int) -> Batch[G]:
         """The groups handed out for `step`, any number of times until they are released."""
+
+    async def batch_sizes(self, step: int) -> BatchSizes:
+        """How large the token sequences of `step` are, numbered through its groups: who computes which of them?"""
+
+    async def sequences(self, step: int, numbers: Sequence[int]) -> list[Segment]:
+        """Token sequences of `step`, as often as they are asked for until they are released."""
+
+    async def set_reference(self, step: int, logprobs: Mapping[int, NDArray[np.float32]]) -> None:
+        """A reference model's log-probabilities of the target tokens of sequences of `step`, by number."""
 
     async def release(self, version: int) -> None:
         """The generators hold `version`: groups of earlier steps are done with, their slots are free."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from forge_env.trajectory import Trajectory
-from trainers.buffer.packed import NO_ADVANTAGE, PackedGroup, pack
-from trainers.titan.batch import TokenSequence
+from trainers.buffer.packed import PackedGroup, pack
 
 
 @dataclass(slots=True)
@@ -51,18 +49,3 @@ def packed(group: Group, *, normalize_std: bool) -> PackedGroup:
             for episode, value in zip(episodes, values, strict=True)
         ],
     )
-
-
-def training_sequences(groups: Sequence[PackedGroup]) -> list[TokenSequence]:
-    """The token sequences with signal: those whose advantages are all 0 have no gradient and are left out."""
-    return [
-        TokenSequence(
-            segment.token_ids.tolist(),
-            segment.mask.tolist(),
-            segment.logprobs.tolist(),
-            float(segment.advantages[segment.mask][0]),
-        )
-        for group in groups
-        for segment in group.segments()
-        if (np.abs(segment.advantages[segment.mask]) > NO_ADVANTAGE).any()
-    ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from trainers.buffer.packed import PackedGroup
+from trainers.buffer.packed import GroupRecord
 from trainers.buffer.types import BufferStats
 from trainers.loop.advantages import Group
 
@@ -67,7 +67,7 @@ class Totals:
         return {f"episode/{name}": float(count) for name, count in counts.items()}
 
 
-def batch_metrics(groups: Sequence[PackedGroup]) -> dict[str, float]:
+def batch_metrics(groups: Sequence[GroupRecord]) -> dict[str, float]:
     """Rewards, signal and lengths of the groups of one training step; means over valid episodes."""
     metrics = {
         "reward/mean": _mean(groups, "reward"),
@@ -76,7 +76,7 @@ def batch_metrics(groups: Sequence[PackedGroup]) -> dict[str, float]:
         "episode/tokens": _mean(groups, "tokens"),
         "episode/truncated": _mean(groups, "truncated"),
     }
-    episodes = sum(group.num_episodes for group in groups)
+    episodes = sum(len(group.table) for group in groups)
     for name in sorted({name for group in groups for name in group.metrics}):
         total = sum(float(group.metrics[name].sum()) for group in groups if name in group.metrics)
         metrics[f"reward/{name}"] = total / episodes
@@ -89,6 +89,6 @@ def buffer_metrics(stats: BufferStats) -> dict[str, float]:
     return {f"groups/{name}": float(count) for name, count in counts.items()}
 
 
-def _mean(groups: Sequence[PackedGroup], column: str) -> float:
+def _mean(groups: Sequence[GroupRecord], column: str) -> float:
     values = [value for group in groups for value in group.column(column).tolist()]
     return sum(values) / len(values) if values else 0.0

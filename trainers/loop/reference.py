@@ -9,6 +9,7 @@ from typing import Any
 from forge_env.config.recipe import ReferenceSection
 from forge_env.run.account import Account
 from trainers.actors.remote import result
+from trainers.buffer.types import GroupBuffer
 
 
 class Reference:
@@ -30,14 +31,12 @@ class Reference:
         self.version = 0
         self._turn = asyncio.Lock()  # the actor does one thing at a time, and its account says which
 
-    async def attach(self, sequences: list[Any]) -> dict[str, float]:
-        """Give every `TokenSequence` its `ref_logprobs`; returns the seconds it took."""
+    async def score(self, buffer: GroupBuffer[Any], step: int) -> dict[str, float]:
+        """Give the sequences of `step`, which the buffer holds, their `ref_logprobs`; returns the seconds it took."""
         started = time.perf_counter()
         async with self._turn:
             with self.account.during("score"):
-                values = await result(self._actor.logprobs.call_one(sequences))
-        for sequence, logprobs in zip(sequences, values, strict=True):
-            sequence.set_reference(logprobs)
+                await result(self._actor.score.call(buffer, step))
         return {"reference_s": time.perf_counter() - started}
 
     async def follow(self, version: int) -> None:

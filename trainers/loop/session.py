@@ -9,11 +9,9 @@ from forge_env.config.recipe import SamplingSection
 from forge_env.evaluation.estimates import Estimate
 from forge_env.run import Run
 from forge_env.run.outcome import save_progress
-from trainers.buffer.packed import PackedGroup
-from trainers.buffer.types import Batch, BufferStats
+from trainers.buffer.types import BufferStats, Reservation
 from trainers.generator.arguments import held_out_sampling
 from trainers.generator.policy import GeneratorPolicy
-from trainers.loop.advantages import training_sequences
 from trainers.loop.checkpoints import Checkpoints, Saved
 from trainers.loop.evaluation import Evaluator
 from trainers.loop.feeder import Feeder
@@ -123,17 +121,17 @@ class Session:
         while self.step < config.steps and not self.run.stop.is_set():
             self.account.enter("wait for episodes")
             self.run.status(waiting={"trainer": "episodes"})
-            batch = await unless_stopped(self.run, self.buffer.sample(self.step))
-            if batch is None:
+            reservation = await unless_stopped(self.run, self.buffer.reserve(self.step))
+            if reservation is None:
                 return
             self.run.status(waiting={})
-            metrics = await self._train_on(batch)
+            metrics = await self._train_on(reservation)
             self.step += 1
             await self._settled(publisher)
             self.account.enter("push weights")
             await publisher.publish(self.step)
             self.account.enter("book-keeping")
-            await self._log(batch, metrics | publisher.take_metrics() | self.status.time_metrics())
+            await self._log(reservation, metrics | publisher.take_metrics() | self.status.time_metrics())
             if every and self.step % every == 0 and self.step < config.steps:
                 self._evaluate_beside(group, publisher)
             if self.config.checkpoint.every and self.step % self.config.checkpoint.every == 0:
@@ -157,23 +155,19 @@ class Session:
 
         self._evaluation = group.create_task(evaluate())
 
-    async def _train_on(self, batch: Batch[PackedGroup]) -> dict[str, float]:
-        staleness = batch.reservation.staleness
+    async def _train_on(self, reservation: Reservation) -> dict[str, float]:
+        staleness = reservation.staleness
         metrics: dict[str, float] = {"staleness/max": max(staleness), "staleness/mean": sum(staleness) / len(staleness)}
-        self.account.enter("book-keeping")
-        sequences = training_sequences(batch.groups)
-        if self.trainer.reference is not None:
-            self.account.enter("wait for the reference")
-            metrics |= named(await self.trainer.reference.attach(sequences))
-        self.account.enter("train")  # also where no group has signal: the schedule counts steps
-        metrics |= named(await self.trainer.train_step(sequences))
+        metrics |= named(await self.trainer.train_on(self.buffer, reservation, self.account))
+        if left_out := int(metrics.get("trainer/sequences_not_finite", 0)):
+            self.run.warn(f"{left_out} sequences of step {self.step + 1} were left out: a log-prob was not finite")
         if skipped := int(metrics.get("trainer/skipped_updates", 0)):
             self.run.warn(f"{skipped} updates of step {self.step + 1} were skipped: loss or gradient was not finite")
         return metrics
 
-    async def _log(self, batch: Batch[PackedGroup], metrics: dict[str, float]) -> None:
+    async def _log(self, reservation: Reservation, metrics: dict[str, float]) -> None:
         self.counters = await self.buffer.stats()
-        metrics |= batch_metrics(batch.groups) | self.totals.metrics() | buffer_metrics(self.counters)
+        metrics |= batch_metrics(reservation.groups) | self.totals.metrics() | buffer_metrics(self.counters)
         self._trained_at.append(time.perf_counter())
         self.run.log(self.step, metrics)
         self.run.status(reward=metrics["reward/mean"], staleness=metrics["staleness/max"], eta_s=self._seconds_left())

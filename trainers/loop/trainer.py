@@ -6,8 +6,14 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from forge_env.config.recipe import OptimizerSection
+from forge_env.run.account import Account
+from forge_env.trajectory import Segment
 from trainers.actors.remote import agreed, result
+from trainers.buffer.types import GroupBuffer, Reservation
 from trainers.loop.reference import Reference
 
 
@@ -23,10 +29,30 @@ class TrainerHandle:
         """Begin a phase of training (see `TitanTrainer.configure`)."""
         await result(self._actor.configure.call(optimizer, **options))
 
-    async def train_step(self, sequences: list[Any]) -> dict[str, float]:
-        """Update the weights from one batch, which the reference model has seen where there is one (`reference`)."""
+    async def train_step(self, sequences: list[Segment]) -> dict[str, float]:
+        """Update the weights from one batch, all of which is learned."""
         metrics: dict[str, float] = await agreed(self._actor.train.call(sequences))
         return metrics
+
+    async def train_on(
+        self, buffer: GroupBuffer[Any], reservation: Reservation, account: Account | None = None
+    ) -> dict[str, float]:
+        """Update the weights from the groups that a step was given; the data goes from the buffer to who computes it.
+
+        Where there is a reference model, it goes first. A step without signal is one too: the schedule counts steps.
+
+        Args:
+            account: is told of what is done.
+        """
+        metrics: dict[str, float] = {}
+        if self.reference is not None:
+            if account is not None:
+                account.enter("wait for the reference")
+            metrics = await self.reference.score(buffer, reservation.step)
+        if account is not None:
+            account.enter("train")
+        trained: dict[str, float] = await agreed(self._actor.train_on.call(buffer, reservation.step))
+        return metrics | trained
 
     async def push_weights(self, version: int) -> dict[str, float]:
         """Publish the weights; a lagging reference model may become this version."""
@@ -63,7 +89,7 @@ class TrainerHandle:
         """Write a Hugging Face folder."""
         await result(self._actor.save_model.call(folder))
 
-    async def logprobs(self, sequences: list[Any]) -> list[list[float]]:
+    async def logprobs(self, sequences: list[Segment]) -> list[NDArray[np.float32]]:
         """Log-probabilities of target tokens under the current weights."""
-        values: list[list[float]] = await agreed(self._actor.logprobs.call(sequences))
+        values: list[NDArray[np.float32]] = await agreed(self._actor.logprobs.call(sequences))
         return values

@@ -8,16 +8,18 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from forge_env.config.recipe import RunConfig
 from forge_env.environment.base import Environment
 from forge_env.errors import UsageError
 from forge_env.run import Run
+from forge_env.trajectory import Segment
 from trainers.loop.watchdog import Watchdog
 from trainers.losses.sft import SFTLoss
 from trainers.model.chat import Chat
 from trainers.model.tiny import FORMAT
 from trainers.model.tokenizer import training_task
-from trainers.titan.batch import TokenSequence
 
 MICROBATCH_TOKENS = 8192
 SORT_WINDOW = 16
@@ -62,9 +64,9 @@ class Demonstrations:
         self._max_length = max_length
         self._rng = random.Random(seed)
         self._next = 0
-        self._batches: list[list[TokenSequence]] = []
+        self._batches: list[list[Segment]] = []
 
-    def batch(self) -> list[TokenSequence]:
+    def batch(self) -> list[Segment]:
         """The next `batch_size` demonstrations, of similar length so that little is padding."""
         if not self._batches:
             window = [self._one() for _ in range(SORT_WINDOW * self._batch_size)]
@@ -74,14 +76,14 @@ class Demonstrations:
             self._rng.shuffle(self._batches)
         return self._batches.pop()
 
-    def _one(self) -> TokenSequence:
+    def _one(self) -> Segment:
         for _ in range(1000):
             task = training_task(self._environment, self._next)
             self._next += 1
             messages = _demonstrate(self._environment, task, self._rng)
             ids, mask = self._chat.render_training(messages, self._environment.tools)
             if len(ids) <= self._max_length:
-                return TokenSequence(ids, mask)
+                return Segment(np.array(ids), np.array(mask))
         raise UsageError(
             f"no demonstration fits into model.max_length = {self._max_length} tokens", fix="raise model.max_length"
         )

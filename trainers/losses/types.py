@@ -18,7 +18,8 @@ class TokenBatch:
         behavior_logprobs: log-probabilities when the token was sampled, [N].
         advantages: [N].
         sequence_ids: sequence of each token, [N] int64 from 0; a sequence's tokens are all in one batch.
-        total_tokens: target tokens of the whole minibatch over all microbatches and ranks.
+        total_tokens: target tokens of the whole minibatch over all microbatches and ranks, as it was admitted: with its
+            share of those without signal, which are in no microbatch. What a mean over tokens divides by.
         total_sequences: sequences of the whole minibatch likewise.
         ref_logprobs: log-probabilities under the reference model, [N]; None where the run has none.
         proximal_logprobs: log-probabilities under the policy at the start of the training step, [N]. None: it is the
@@ -30,8 +31,8 @@ class TokenBatch:
     behavior_logprobs: torch.Tensor
     advantages: torch.Tensor
     sequence_ids: torch.Tensor
-    total_tokens: int
-    total_sequences: int
+    total_tokens: float
+    total_sequences: float
     ref_logprobs: torch.Tensor | None = None
     proximal_logprobs: torch.Tensor | None = None
 

@@ -1,49 +1,15 @@
-"""What is trained on: token sequences, and microbatches of them."""
+"""Microbatches of token sequences, as tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from forge_env.trajectory import Segment
 from trainers.titan.layout import ContextLayout, PackedLayout
-
-
-@dataclass(slots=True)
-class TokenSequence:
-    """One token sequence with what its loss needs, all lists of one length T.
-
-    Attributes:
-        token_ids: tokens, [T].
-        mask: True where the token is to be learned, [T].
-        logprobs: log-probability when it was sampled, 0 elsewhere, [T].
-        advantage: of the episode it belongs to.
-        ref_logprobs: log-probability under the reference model, 0 elsewhere, [T]; None without one.
-    """
-
-    token_ids: list[int]
-    mask: list[bool]
-    logprobs: list[float] = field(default_factory=list)
-    advantage: float = 0.0
-    ref_logprobs: list[float] | None = None
-
-    @property
-    def num_targets(self) -> int:
-        """Tokens to be learned."""
-        return sum(self.mask)
-
-    @property
-    def target_positions(self) -> list[int]:
-        """Where they are; the first token has no prediction and is none of them."""
-        return [position for position, learned in enumerate(self.mask) if learned and position]
-
-    def set_reference(self, logprobs: Sequence[float]) -> None:
-        """Take the reference model's log-probabilities of the target tokens, in order."""
-        self.ref_logprobs = [0.0] * len(self.token_ids)
-        for position, value in zip(self.target_positions, logprobs, strict=True):
-            self.ref_logprobs[position] = value
 
 
 @dataclass(slots=True)
@@ -78,54 +44,51 @@ class Microbatch:
 
 
 def collate(
-    sequences: Sequence[TokenSequence], device: torch.device, *, packed: bool = False, multiple: int = 1
+    segments: Sequence[Segment], device: torch.device, *, packed: bool = False, multiple: int = 1
 ) -> Microbatch:
-    """One microbatch of `sequences`: a row each, padded to the longest, or packed into one row.
+    """One microbatch of `segments`: a row each, padded to the longest, or packed into one row.
 
     Args:
         multiple: the row length is a multiple of this (packed only); the filler is a sequence without targets.
     """
-    lengths = [len(sequence.token_ids) for sequence in sequences]
-    used = sum(lengths)
+    lengths = np.array([len(segment.token_ids) for segment in segments])
+    used = int(lengths.sum())
+    begins = lengths.cumsum() - lengths
+    sequence = np.repeat(np.arange(len(segments)), lengths)
+    position = np.arange(used) - begins[sequence]
+    layout: PackedLayout | None = None
     if packed:
         filler = -used % multiple
-        sizes = [*lengths, *([filler] if filler else [])]
-        starts = [0, *accumulate(lengths[:-1])]
-        tokens = torch.zeros(1, used + filler, dtype=torch.long)
-        positions = torch.cat([torch.arange(size) for size in sizes])[None]
-        layout: PackedLayout | None = PackedLayout.of(sizes, device)
+        rows, width, place = 1, used + filler, np.arange(used)
+        positions = np.concatenate([position, np.arange(filler)])[None]
+        layout = PackedLayout.of([*lengths.tolist(), *([filler] if filler else [])], device)
     else:
-        width = max(lengths)
-        starts = [row * width for row in range(len(lengths))]
-        tokens = torch.zeros(len(lengths), width, dtype=torch.long)
-        positions = torch.arange(width).expand(tokens.shape)
-        layout = None
-    flat = tokens.view(-1)
-    mask = torch.zeros(flat.shape, dtype=torch.bool)
-    values = torch.zeros(
-        4, len(flat)
-    )  # log-probability, advantage, number of the sequence, reference's log-probability
-    for number, (sequence, start) in enumerate(zip(sequences, starts, strict=True)):
-        end = start + lengths[number]
-        flat[start:end] = torch.tensor(sequence.token_ids)
-        mask[start:end] = torch.tensor(sequence.mask)
-        mask[start] = False  # the first token has no prediction
-        if sequence.logprobs:
-            values[0, start:end] = torch.tensor(sequence.logprobs)
-        values[1, start:end] = sequence.advantage
-        values[2, start:end] = number
-        if sequence.ref_logprobs is not None:
-            values[3, start:end] = torch.tensor(sequence.ref_logprobs)
-    targets = mask.nonzero()[:, 0]
+        rows, width = len(segments), int(lengths.max())
+        place = sequence * width + position
+        positions = np.tile(np.arange(width), (rows, 1))
+    token_ids = np.concatenate([segment.token_ids for segment in segments]).astype(np.int64)
+    tokens = np.zeros(rows * width, np.int64)
+    tokens[place] = token_ids
+    learned = np.concatenate([segment.mask for segment in segments])
+    learned[begins] = False  # a first token has no prediction
+    (targets,) = learned.nonzero()
+    reference = [segment.ref_logprobs for segment in segments if segment.ref_logprobs is not None]
+
+    def chosen(arrays: Sequence[np.ndarray]) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate(arrays)[targets].astype(np.float32, copy=False)).to(device)
+
+    def on_device(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
     return Microbatch(
-        tokens=tokens.to(device),
-        positions=positions.to(device),
+        tokens=on_device(tokens.reshape(rows, width)),
+        positions=on_device(positions),
         layout=layout,
-        predictors=(targets - 1).to(device),
-        target_ids=flat[targets].to(device),
-        behavior_logprobs=values[0, targets].to(device),
-        advantages=values[1, targets].to(device),
-        sequence_ids=values[2, targets].long().to(device),
-        padding=1 - used / len(flat),
-        ref_logprobs=None if sequences[0].ref_logprobs is None else values[3, targets].to(device),
+        predictors=on_device(place[targets] - 1),
+        target_ids=on_device(token_ids[targets]),
+        behavior_logprobs=chosen([segment.logprobs for segment in segments]),
+        advantages=chosen([segment.advantages for segment in segments]),
+        sequence_ids=on_device(sequence[targets]),
+        padding=1 - used / (rows * width),
+        ref_logprobs=chosen(reference) if len(reference) == len(segments) else None,
     )

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 
@@ -15,26 +16,59 @@ from torchtitan.distributed.utils import clip_grad_norm_
 
 from forge_env.config.recipe import OptimizerSection
 from forge_env.errors import ForgeError
+from forge_env.trajectory import Segment
+from trainers.buffer.sequences import BatchSizes
 from trainers.losses import metrics as figures
-from trainers.losses.primitives import mean, token_logprobs_and_entropy
+from trainers.losses.primitives import mean
 from trainers.losses.types import Loss, TokenBatch, needs
 from trainers.titan import checkpoint
-from trainers.titan.batch import Microbatch, TokenSequence, collate
+from trainers.titan.batch import Microbatch
 from trainers.titan.device import Device
 from trainers.titan.flops import Throughput
 from trainers.titan.model import TitanModel
 from trainers.titan.optimizer import build_optimizer, build_schedule
-from trainers.titan.packing import Budget, plan, split
+from trainers.titan.packing import Run, split
+from trainers.titan.score import Scorer, Segments
 
 MAX_SKIPPED_UPDATES = 5
 """Updates in a row whose loss or gradient is not finite. One is a bad batch; so many are the model or the loss."""
 
 
-class TitanEngine:
+@dataclass(slots=True)
+class Minibatch:
+    """What this rank computes of one update, and what all ranks do together.
+
+    Attributes:
+        runs: this rank's microbatches, of sequences by number.
+        targets: tokens to be learned that are computed, over all ranks.
+        total_tokens: tokens that the loss divides by: those computed, and an even share of those without signal.
+        total_sequences: sequences likewise.
+    """
+
+    runs: list[Run]
+    targets: int
+    total_tokens: float
+    total_sequences: float
+
+
+@dataclass(slots=True)
+class Share:
+    """What this rank computes of a training step."""
+
+    sizes: BatchSizes
+    minibatches: list[Minibatch]
+
+    @property
+    def runs(self) -> list[Run]:
+        """All microbatches of this rank."""
+        return [run for minibatch in self.minibatches for run in minibatch.runs]
+
+
+class TitanEngine(Scorer):
     """A model with its optimizer and schedule; `train` makes one or more updates from a batch of sequences.
 
-    With several ranks each has an engine, is given the whole batch, and works on its own share of it: every method
-    is a collective. Gradients, metrics and weights come out as those of one rank.
+    With several ranks each has an engine and works on its own share of the batch: every method is a collective.
+    Gradients, metrics and weights come out as those of one rank.
     """
 
     def __init__(
@@ -49,12 +83,10 @@ class TitanEngine:
         threads: int = 1,
         seed: int = 0,
     ) -> None:
-        self.model = model
+        super().__init__(
+            model, device=device, microbatch_tokens=microbatch_tokens, temperature=temperature, threads=threads
+        )
         self.section = section
-        self.device = device
-        self.budget = Budget(microbatch_tokens, device.packed or not model.ranks.alone)
-        self.temperature = temperature
-        self.threads = threads
         self.optimizer = build_optimizer(model.module, section, device)
         self.schedule = build_schedule(self.optimizer, section, steps)
         self.throughput = Throughput(model, device)
@@ -63,37 +95,61 @@ class TitanEngine:
         self.accumulated = 0
         self.skipped_in_a_row = 0
 
-    @property
-    def side_by_side(self) -> bool:
-        """Whether threads run microbatches side by side; not over ranks, whose passes meet in collectives."""
-        return self.threads > 1 and self.device.side_by_side and self.model.ranks.alone
+    def train(self, segments: Sequence[Segment], loss: Loss, *, minibatches: int = 1) -> dict[str, float]:
+        """Update the weights from a batch of which every rank has all sequences; see `train_share`."""
+        sizes = BatchSizes.of(segments)
+        return self.train_share(self.share(sizes, minibatches), sizes.pick(segments), loss)
 
-    def train(self, sequences: Sequence[TokenSequence], loss: Loss, *, minibatches: int = 1) -> dict[str, float]:
-        """Update the weights `minibatches` times from one batch; returns means over its target tokens.
+    def share(self, sizes: BatchSizes, minibatches: int = 1) -> Share:
+        """A random partition into `minibatches`, and what this rank computes of each.
+
+        Sequences without signal are computed by nobody and are part of every mean: the minibatches share them evenly.
+        """
+        parts = split(len(sizes.lengths), minibatches, self.rng)
+        silent_tokens = sizes.total_tokens - int(sizes.targets.sum())
+        silent_sequences = sizes.total_sequences - len(sizes.lengths)
+        found = []
+        for part in parts:
+            lengths, targets = sizes.lengths[part].tolist(), int(sizes.targets[part].sum())
+            found.append(
+                Minibatch(
+                    [[part[place] for place in run] for run in self.microbatches(lengths)],
+                    targets,
+                    targets + silent_tokens / len(parts),
+                    len(part) + silent_sequences / len(parts),
+                )
+            )
+        return Share(sizes, found)
+
+    def train_share(self, share: Share, segments: Segments, loss: Loss) -> dict[str, float]:
+        """Update the weights once for each minibatch; returns means over the target tokens that were computed.
 
         A batch without sequences leaves the weights as they are, and is a step of the schedule like any other. So does
         an update whose loss or gradient is not finite: it is left out of the means, and counted (`skipped_updates`).
+
+        Args:
+            segments: by their place in `share.sizes`; at least those of `share.runs`.
 
         Raises:
             ForgeError: no finite update for a long time.
         """
         started = time.perf_counter()
-        totals: dict[str, float] = {}
-        parts = split(sequences, minibatches, self.rng)
-        proximal = self._proximal(parts, loss)
         done = []
-        for part, logprobs in zip(parts, proximal, strict=True):
-            metrics = self.forward_backward(part, loss, logprobs)
+        proximal = self._proximal(share.minibatches, segments, loss)
+        for minibatch, logprobs in zip(share.minibatches, proximal, strict=True):
+            metrics = self._add_gradients(minibatch, segments, loss, logprobs)
             if self._update(metrics):
                 done.append(metrics)
+        totals: dict[str, float] = {}
         for metrics in done:
             figures.add(totals, figures.share_of(metrics, 1 / len(done)))
         self.schedule.step()
         elapsed = time.perf_counter() - started
         return {
             **totals,
-            **self.throughput.metrics(sequences, elapsed),
-            "skipped_updates": float(len(parts) - len(done)),
+            **self.throughput.metrics(share.sizes, elapsed),
+            "sequences_not_finite": float(share.sizes.not_finite),
+            "skipped_updates": float(len(share.minibatches) - len(done)),
             "train_s": elapsed,
             **self.learning_rate(),
         }
@@ -116,84 +172,60 @@ class TitanEngine:
             )
         return False
 
-    def _proximal(self, parts: Sequence[Sequence[TokenSequence]], loss: Loss) -> list[list[torch.Tensor] | None]:
+    def _proximal(
+        self, minibatches: Sequence[Minibatch], segments: Segments, loss: Loss
+    ) -> list[list[torch.Tensor] | None]:
         """For each minibatch, what its microbatches' target tokens had as log-probabilities before the first update.
 
         None where nobody asks, and for the first minibatch, which is trained on by that very policy.
         """
-        if not parts or not needs(loss).proximal:
-            return [None] * len(parts)
+        if not minibatches or not needs(loss).proximal:
+            return [None] * len(minibatches)
         with torch.no_grad():
-            return [None, *([self._logprobs(batch) for batch in self._microbatches(part)] for part in parts[1:])]
+            later = [
+                [self.forward(self.collate(run, segments))[0] for run in minibatch.runs]
+                for minibatch in minibatches[1:]
+            ]
+        return [None, *later]
 
-    def _logprobs(self, batch: Microbatch) -> torch.Tensor:
-        return self.forward(batch, total_tokens=1, total_sequences=1).logprobs
-
-    def forward_backward(
-        self, part: Sequence[TokenSequence], loss: Loss, proximal: Sequence[torch.Tensor] | None = None
-    ) -> dict[str, float]:
+    def forward_backward(self, segments: Sequence[Segment], loss: Loss) -> dict[str, float]:
         """Add the gradients of one minibatch, microbatch by microbatch; returns means over its target tokens."""
+        sizes = BatchSizes.of(segments)
+        runs = self.microbatches(sizes.lengths.tolist())
+        whole = Minibatch(runs, sizes.total_tokens, sizes.total_tokens, sizes.total_sequences)
+        return self._add_gradients(whole, sizes.pick(segments), loss, None)
+
+    def _add_gradients(
+        self, minibatch: Minibatch, segments: Segments, loss: Loss, proximal: Sequence[torch.Tensor] | None
+    ) -> dict[str, float]:
         totals: dict[str, float] = {}
-        for metrics in self._passes(part, loss, sum(sequence.num_targets for sequence in part), proximal):
+        for metrics in self._passes(minibatch, segments, loss, proximal):
             figures.add(totals, metrics)
             self.accumulated += 1
         return self.model.ranks.together(totals)
 
-    def _microbatches(self, part: Sequence[TokenSequence]) -> Iterator[Microbatch]:
-        """This rank's microbatches of a minibatch, the same ones every time; with several threads, some for each.
-
-        Where a rank has none left, a sequence without targets keeps up the count.
-        """
-        ranks = self.model.ranks
-        chunks = plan(
-            part,
-            self.budget,
-            ranks=ranks.data_degree,
-            at_least=self.threads if self.side_by_side else 1,
-            quadratic=self.model.quadratic_cost,
-        )
-        for chunk in chunks[ranks.data_rank]:
-            rows = chunk or [TokenSequence([0, 0], [False, False])]
-            yield self._collate(rows)
-
-    def _collate(self, rows: Sequence[TokenSequence]) -> Microbatch:
-        return collate(rows, self.device.torch, packed=self.budget.packed, multiple=self.model.ranks.row_multiple)
-
     def _passes(
-        self, part: Sequence[TokenSequence], loss: Loss, targets: int, proximal: Sequence[torch.Tensor] | None
+        self, minibatch: Minibatch, segments: Segments, loss: Loss, proximal: Sequence[torch.Tensor] | None
     ) -> Iterator[dict[str, float]]:
-        """Forward and backward over the microbatches of `part`; yields each one's share of the metrics.
+        """Forward and backward over the microbatches; yields each one's share of the metrics.
 
         On a CPU, microbatches run side by side, one a thread: threads inside an operation wait for each other at
         its end, hundreds of times a step, and stand still together when another process takes one's core.
         """
-        entropy_gradient = needs(loss).entropy_gradient
 
-        def forward(batch: Microbatch, before: torch.Tensor | None) -> tuple[torch.Tensor, dict[str, float]]:
-            tokens = self.forward(
-                batch, total_tokens=targets, total_sequences=len(part), entropy_gradient=entropy_gradient
-            )
-            tokens.proximal_logprobs = before
-            if not len(batch.target_ids):  # nothing to learn, but all ranks make the same passes
-                return 0.0 * tokens.logprobs.sum(), {}
-            output = loss(tokens)
-            share = len(batch.target_ids) / max(targets, 1)
-            means = {"entropy": mean(tokens.entropy), **{f"loss/{name}": v for name, v in output.metrics.items()}}
-            metrics = figures.share_of({"padding": batch.padding, **figures.to_floats(means)}, share)
-            return output.loss, {"loss": output.loss.item(), **metrics}
+        def forward(run: Run, before: torch.Tensor | None) -> tuple[torch.Tensor, dict[str, float]]:
+            return self._loss_of(self.collate(run, segments), minibatch, loss, before)
 
-        work = zip(self._microbatches(part), proximal or repeat(None), strict=False)
+        work = zip(minibatch.runs, proximal or repeat(None), strict=False)
         if not self.side_by_side:
-            for batch, before in work:
-                value, metrics = forward(batch, before)
+            for run, before in work:
+                value, metrics = forward(run, before)
                 value.backward()  # type: ignore[no-untyped-call]
                 yield metrics
             return
         parameters = [parameter for parameter in self.model.module.parameters() if parameter.requires_grad]
 
-        def gradients(
-            item: tuple[Microbatch, torch.Tensor | None],
-        ) -> tuple[tuple[torch.Tensor, ...], dict[str, float]]:
+        def gradients(item: tuple[Run, torch.Tensor | None]) -> tuple[tuple[torch.Tensor, ...], dict[str, float]]:
             value, metrics = forward(*item)
             return torch.autograd.grad(value, parameters), metrics
 
@@ -203,26 +235,30 @@ class TitanEngine:
                     parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
                 yield metrics
 
-    def forward(
-        self, batch: Microbatch, *, total_tokens: int, total_sequences: int, entropy_gradient: bool = False
-    ) -> TokenBatch:
-        """Log-probabilities and entropy of a microbatch's target tokens."""
-        context = self.model.ranks.context
-        part = batch if context is None else context.part(batch)
-        logits = self.model.logits(part) / self.temperature
-        logprobs, entropy = token_logprobs_and_entropy(logits, part.target_ids, entropy_gradient=entropy_gradient)
-        if context is not None:
-            logprobs, entropy = (context.whole(values, batch) for values in (logprobs, entropy))
-        return TokenBatch(
-            logprobs=logprobs,
-            entropy=entropy,
-            behavior_logprobs=batch.behavior_logprobs,
-            advantages=batch.advantages,
-            sequence_ids=batch.sequence_ids,
-            total_tokens=total_tokens,
-            total_sequences=total_sequences,
-            ref_logprobs=batch.ref_logprobs,
+    def _loss_of(
+        self, batch: Microbatch, minibatch: Minibatch, loss: Loss, proximal: torch.Tensor | None
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        """A microbatch's share of the loss and of the metrics."""
+        logprobs, entropy = self.forward(batch, entropy_gradient=needs(loss).entropy_gradient)
+        if not len(batch.target_ids):  # nothing to learn, but all ranks make the same passes
+            return 0.0 * logprobs.sum(), {}
+        output = loss(
+            TokenBatch(
+                logprobs=logprobs,
+                entropy=entropy,
+                behavior_logprobs=batch.behavior_logprobs,
+                advantages=batch.advantages,
+                sequence_ids=batch.sequence_ids,
+                total_tokens=minibatch.total_tokens,
+                total_sequences=minibatch.total_sequences,
+                ref_logprobs=batch.ref_logprobs,
+                proximal_logprobs=proximal,
+            )
         )
+        share = len(batch.target_ids) / max(minibatch.targets, 1)
+        means = {"entropy": mean(entropy), **{f"loss/{name}": v for name, v in output.metrics.items()}}
+        metrics = figures.share_of({"padding": batch.padding, **figures.to_floats(means)}, share)
+        return output.loss, {"loss": output.loss.item(), **metrics}
 
     def optim_step(self) -> float:
         """Clip the gradients, update the weights, clear the gradients; returns the norm before clipping.
@@ -244,15 +280,6 @@ class TitanEngine:
     def learning_rate(self) -> dict[str, float]:
         """The current learning rate of the first optimizer."""
         return {"learning_rate": float(next(iter(self.schedule.get_metrics().values())))}
-
-    @torch.no_grad()
-    def logprobs(self, sequences: Sequence[TokenSequence]) -> list[list[float]]:
-        """Log-probabilities of each sequence's target tokens, in order."""
-        result = []
-        for sequence in sequences:
-            batch = self._collate([sequence])
-            result.append(self._logprobs(batch).tolist())
-        return result
 
     def save(self, folder: Path) -> None:
         """Write weights (`model/`, a Hugging Face folder) and training state into `folder`."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from trainers.titan.batch import TokenSequence
+from trainers.buffer.sequences import BatchSizes
 from trainers.titan.device import Device
 from trainers.titan.model import TitanModel
 
@@ -22,16 +20,17 @@ class Throughput:
         self._ranks = model.ranks.size
         self._peak = device.peak_flops
 
-    def flops(self, sequences: Sequence[TokenSequence]) -> float:
-        """Floating-point operations of one forward and backward pass over these sequences."""
-        lengths = [len(sequence.token_ids) for sequence in sequences]
-        learned = sum(len(sequence.target_positions) for sequence in sequences)
-        attended = sum(length**2 for length in lengths)
-        return 6.0 * (self._layers * sum(lengths) + self._head * learned + self._attention * attended)
+    def flops(self, sizes: BatchSizes) -> float:
+        """Floating-point operations of one forward and backward pass over a batch's sequences."""
+        lengths = sizes.lengths.astype(float)
+        attended = float((lengths**2).sum())
+        return 6.0 * (
+            self._layers * float(lengths.sum()) + self._head * float(sizes.targets.sum()) + self._attention * attended
+        )
 
-    def metrics(self, sequences: Sequence[TokenSequence], seconds: float) -> dict[str, float]:
-        """Of a step over these sequences, all ranks together; `mfu` where the hardware's peak is known."""
-        tokens, rate = float(sum(len(sequence.token_ids) for sequence in sequences)), self.flops(sequences) / seconds
+    def metrics(self, sizes: BatchSizes, seconds: float) -> dict[str, float]:
+        """Of a step over a batch, all ranks together; `mfu` where the hardware's peak is known."""
+        tokens, rate = float(sizes.lengths.sum()), self.flops(sizes) / seconds
         metrics = {"tokens": tokens, "tokens_per_s": tokens / seconds, "tflops_per_s": rate / 1e12}
         if self._peak is not None:
             metrics["mfu"] = rate / (self._peak * self._ranks)

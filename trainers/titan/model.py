@@ -179,17 +179,8 @@ class TitanModel:
 
     def logits(self, batch: Microbatch) -> torch.Tensor:
         """Scores over the vocabulary for each target, in float32: [N, V]."""
-        return self._forward(batch.tokens, batch.positions, batch.layout, batch.predictors)
-
-    def all_logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Scores after every token of right-padded rows, in float32: [B, T] int64 -> [B, T, V]."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
-        everywhere = torch.arange(tokens.numel(), device=tokens.device)
-        return self._forward(tokens, positions, None, everywhere).view(*tokens.shape, -1)
-
-    def _forward(self, *arguments: torch.Tensor | PackedLayout | ContextLayout | None) -> torch.Tensor:
         with self._precision():
-            logits: torch.Tensor = self.module(*arguments)
+            logits: torch.Tensor = self.module(batch.tokens, batch.positions, batch.layout, batch.predictors)
         return logits.float()
 
     def _precision(self) -> torch.autocast:

@@ -1,4 +1,7 @@
-"""Who computes what: a batch over ranks by cost, a rank's share over microbatches by tokens."""
+"""Who computes what: a batch over ranks by cost, a rank's share over microbatches by tokens.
+
+Everything here goes by lengths alone, so that every rank knows its share before it has a single token.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainers.titan.batch import TokenSequence
+Run = list[int]
+"""Sequences, by their place among those that are planned."""
 
 ATTENTION_GRID = 2
 """Packed sequences get a row each in attention, padded to the longest: at most this many times the tokens allowed."""
@@ -30,27 +34,27 @@ class Budget:
         return max(tokens, -(-rows * width // ATTENTION_GRID)) if self.packed else rows * width
 
 
-def longest_first(sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
+def longest_first(numbers: Sequence[int], lengths: Sequence[int]) -> Run:
     """Sorted by length, so that neighbours are alike and little is padding."""
-    return sorted(sequences, key=lambda sequence: len(sequence.token_ids), reverse=True)
+    return sorted(numbers, key=lengths.__getitem__, reverse=True)
 
 
-def chunks(ordered: Sequence[TokenSequence], budget: Budget) -> list[list[TokenSequence]]:
+def chunks(ordered: Sequence[int], lengths: Sequence[int], budget: Budget) -> list[Run]:
     """Consecutive runs of `ordered`, longest first, as long as the budget allows."""
-    result: list[list[TokenSequence]] = []
+    result: list[Run] = []
     width = tokens = 0
-    for sequence in ordered:
-        length = len(sequence.token_ids)
+    for number in ordered:
+        length = lengths[number]
         if result and budget.size(len(result[-1]) + 1, max(width, length), tokens + length) <= budget.max_tokens:
-            result[-1].append(sequence)
+            result[-1].append(number)
             width, tokens = max(width, length), tokens + length
         else:
-            result.append([sequence])
+            result.append([number])
             width = tokens = length
     return result
 
 
-def even_chunks(ordered: Sequence[TokenSequence], budget: Budget, count: int) -> list[list[TokenSequence]]:
+def even_chunks(ordered: Sequence[int], lengths: Sequence[int], budget: Budget, count: int) -> list[Run]:
     """Exactly `count` runs, the largest as small as it can be; some are empty where there are too few sequences.
 
     `count` must be at least what `chunks` needs.
@@ -58,25 +62,25 @@ def even_chunks(ordered: Sequence[TokenSequence], budget: Budget, count: int) ->
     low, high = 1, budget.max_tokens
     while low < high:  # the smallest limit that gives at most `count` runs
         middle = (low + high) // 2
-        if len(chunks(ordered, Budget(middle, budget.packed))) <= count:
+        if len(chunks(ordered, lengths, Budget(middle, budget.packed))) <= count:
             high = middle
         else:
             low = middle + 1
-    runs = chunks(ordered, Budget(low, budget.packed))
+    runs = chunks(ordered, lengths, Budget(low, budget.packed))
     return [*runs, *([] for _ in range(count - len(runs)))]
 
 
-def shares(sequences: Sequence[TokenSequence], ranks: int, quadratic: float) -> list[list[TokenSequence]]:
+def shares(lengths: Sequence[int], ranks: int, quadratic: float) -> list[Run]:
     """A partition into `ranks` shares of nearly equal cost, `length + quadratic * length**2` a sequence.
 
     Longest processing time first (Graham 1969): two shares differ by no more than the cost of one sequence.
     """
-    result: list[list[TokenSequence]] = [[] for _ in range(ranks)]
+    result: list[Run] = [[] for _ in range(ranks)]
     loads = [(0.0, rank) for rank in range(ranks)]
-    for sequence in longest_first(sequences):
+    for number in longest_first(range(len(lengths)), lengths):
         load, rank = heapq.heappop(loads)
-        result[rank].append(sequence)
-        heapq.heappush(loads, (load + cost(len(sequence.token_ids), quadratic), rank))
+        result[rank].append(number)
+        heapq.heappush(loads, (load + cost(lengths[number], quadratic), rank))
     return result
 
 
@@ -86,29 +90,28 @@ def cost(length: int, quadratic: float) -> float:
 
 
 def plan(
-    sequences: Sequence[TokenSequence], budget: Budget, *, ranks: int = 1, at_least: int = 1, quadratic: float = 0.0
-) -> list[list[list[TokenSequence]]]:
+    lengths: Sequence[int], budget: Budget, *, ranks: int = 1, at_least: int = 1, quadratic: float = 0.0
+) -> list[list[Run]]:
     """For each rank its microbatches; every rank has the same number of them, since each pass is a collective.
 
     A rank with fewer sequences than microbatches has empty ones. The plan depends on its arguments only, so ranks
-    that know the batch agree on it without a word.
+    that know the lengths agree on it without a word.
 
     Args:
         at_least: microbatches a rank where there are enough sequences (for threads side by side).
     """
-    ordered = [longest_first(share) for share in shares(sequences, ranks, quadratic)]
+    by_rank = shares(lengths, ranks, quadratic)
     if at_least > 1:
-        total = sum(len(sequence.token_ids) for sequence in sequences)
-        budget = Budget(min(budget.max_tokens, -(-total // (at_least * ranks))), budget.packed)
+        budget = Budget(min(budget.max_tokens, -(-sum(lengths) // (at_least * ranks))), budget.packed)
     if ranks == 1:
-        return [chunks(ordered[0], budget)]
-    count = max(len(chunks(share, budget)) for share in ordered)
-    return [even_chunks(share, budget, count) for share in ordered]
+        return [chunks(by_rank[0], lengths, budget)]
+    count = max(len(chunks(share, lengths, budget)) for share in by_rank)
+    return [even_chunks(share, lengths, budget, count) for share in by_rank]
 
 
-def split(sequences: Sequence[TokenSequence], parts: int, rng: random.Random) -> list[list[TokenSequence]]:
-    """A random partition into `parts` minibatches of nearly equal size, none empty."""
-    shuffled = list(sequences)
+def split(count: int, parts: int, rng: random.Random) -> list[Run]:
+    """A random partition of `count` sequences into `parts` minibatches of nearly equal size, none empty."""
+    shuffled = list(range(count))
     rng.shuffle(shuffled)
-    parts = min(parts, len(shuffled))
+    parts = min(parts, count)
     return [shuffled[part::parts] for part in range(parts)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from trainers.actors.actor import ForgeActor, endpoint
@@ -18,7 +19,7 @@ class ReferenceModel(ForgeActor):
     Args:
         folder: Hugging Face checkpoint folder with weights.
         max_length: longest row.
-        microbatch_tokens: padded tokens in one forward pass.
+        microbatch_tokens: tokens in one forward pass.
         temperature: sampling temperature of the tokens it is shown.
         threads: CPU threads.
         dtype: precision of the arithmetic; weights are float32.
@@ -43,7 +44,7 @@ class ReferenceModel(ForgeActor):
         self._with_gpus = with_gpus
         self._dtype = dtype
         self._model: Any = None
-        self._device: Any = None
+        self._scorer: Any = None
         self._store: Any = None
 
     @endpoint
@@ -51,33 +52,42 @@ class ReferenceModel(ForgeActor):
         """Load the weights."""
         from trainers.titan.device import use_device
         from trainers.titan.model import TitanModel
+        from trainers.titan.score import Scorer
         from trainers.weights.store import WeightStore
 
-        self._device = use_device(self._with_gpus).torch
-        self._model = TitanModel(self._folder, max_length=self._max_length, device=self._device, dtype=self._dtype)
+        device = use_device(self._with_gpus)
+        self._model = TitanModel(self._folder, max_length=self._max_length, device=device.torch, dtype=self._dtype)
+        self._scorer = Scorer(
+            self._model,
+            device=device,
+            microbatch_tokens=self._microbatch_tokens,
+            temperature=self._temperature,
+            threads=self._threads,
+        )
         self._model.module.requires_grad_(False)
         self._store = WeightStore()
 
     @endpoint
     async def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Log-probability of every token but the first, [B, T] int64 -> [B, T - 1] float32 on the CPU."""
-        from trainers.titan.score import next_token_logprobs
+        import torch
 
-        return next_token_logprobs(self._model, tokens.to(self._device), temperature=self._temperature).cpu()
+        from forge_env.trajectory import Segment
+
+        rows = [Segment(row, row >= 0) for row in tokens.cpu().numpy()]
+        return torch.stack([torch.from_numpy(values) for values in self._scorer.logprobs(rows)])
 
     @endpoint
-    async def logprobs(self, sequences: list[Any]) -> list[list[float]]:
-        """Log-probabilities of the target tokens of each `TokenSequence`, in order."""
-        from trainers.titan.score import target_logprobs
+    async def score(self, buffer: Any, step: int) -> None:
+        """Give the sequences that the buffer holds for `step` their `ref_logprobs`."""
+        from trainers.titan.score import fetch
 
-        return target_logprobs(
-            self._model,
-            sequences,
-            self._device,
-            microbatch_tokens=self._microbatch_tokens,
-            temperature=self._temperature,
-            threads=self._threads,
-        )
+        sizes = await buffer.batch_sizes(step)
+        runs = self._scorer.microbatches(sizes.lengths.tolist())
+        segments = await fetch(buffer, step, sizes, runs)
+        found = await asyncio.to_thread(self._scorer.score, runs, segments)
+        if self._model.ranks.counts:
+            await buffer.set_reference(step, {int(sizes.numbers[place]): values for place, values in found.items()})
 
     @endpoint
     async def load_version(self, version: int) -> None:

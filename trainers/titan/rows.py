@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from forge_env.errors import UsageError
-from trainers.titan.batch import TokenSequence
+from forge_env.trajectory import Segment
 
 REQUIRED = ("response", "advantages", "padding_mask")
 KNOWN = (*REQUIRED, "ref_logprobs", "logprobs")
@@ -15,7 +16,7 @@ KNOWN = (*REQUIRED, "ref_logprobs", "logprobs")
 
 def from_rows(
     inputs: Sequence[Mapping[str, torch.Tensor]], targets: Sequence[Mapping[str, torch.Tensor]]
-) -> list[TokenSequence]:
+) -> list[Segment]:
     """One sequence a row; what is padding is left out.
 
     Args:
@@ -32,27 +33,30 @@ def from_rows(
     return [sequence for item, target in zip(inputs, targets, strict=True) for sequence in _rows(item, target)]
 
 
-def _rows(inputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> list[TokenSequence]:
+def _rows(inputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> list[Segment]:
     _check(inputs, targets)
-    tokens, response, padding_mask = inputs["tokens"], targets["response"], targets["padding_mask"].bool()
-    prompt_length = tokens.shape[1] - response.shape[1]
-    real = inputs.get("attention_mask", torch.ones_like(tokens)).bool()
-    advantages = targets["advantages"].flatten()
-    rows = []
-    for row in range(len(tokens)):
-        prompt = tokens[row, :prompt_length][real[row, :prompt_length]].tolist()
-        kept = padding_mask[row]
-        blank = [0.0] * len(prompt)
-        sequence = TokenSequence(
-            prompt + response[row][kept].tolist(),
-            [False] * len(prompt) + [True] * int(kept.sum()),
-            [*blank, *targets["logprobs"][row][kept].tolist()] if "logprobs" in targets else [],
-            float(advantages[row]),
-        )
-        if "ref_logprobs" in targets:
-            sequence.ref_logprobs = [*blank, *targets["ref_logprobs"][row][kept].tolist()]
-        rows.append(sequence)
-    return rows
+    response = targets["response"]
+    start = inputs["tokens"].shape[1] - response.shape[1]
+    real = inputs.get("attention_mask", torch.ones_like(inputs["tokens"])).bool()
+    real = torch.cat([real[:, :start], targets["padding_mask"].bool()], 1)
+    ids = torch.cat([inputs["tokens"][:, :start], response], 1)
+
+    def rows(values: torch.Tensor) -> list[Any]:
+        """What a response's tokens have, [B, R], with 0 for the prompt's and without padding."""
+        whole = torch.nn.functional.pad(values.float(), (start, 0))
+        return [row[kept].numpy() for row, kept in zip(whole, real, strict=True)]
+
+    learned = rows(torch.ones_like(response))
+    advantages = rows(targets["advantages"].reshape(-1, 1).expand(response.shape))
+    found = [
+        Segment(row[kept].numpy(), mask, advantages=own)
+        for row, kept, mask, own in zip(ids, real, learned, advantages, strict=True)
+    ]
+    for name in ("logprobs", "ref_logprobs"):
+        if name in targets:
+            for segment, values in zip(found, rows(targets[name]), strict=True):
+                setattr(segment, name, values)
+    return found
 
 
 def _check(inputs: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> None:

@@ -1,64 +1,119 @@
-"""Log-probabilities of given tokens under a model that is not being trained."""
+"""A model that says how likely tokens are: what the trainer, the reference model and a proximal policy share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from forge_env.trajectory import Segment
+from trainers.buffer.sequences import BatchSizes, targets
+from trainers.buffer.types import GroupBuffer
 from trainers.losses.primitives import token_logprobs_and_entropy
-from trainers.titan.batch import TokenSequence, collate
+from trainers.titan.batch import Microbatch, collate
+from trainers.titan.device import Device
 from trainers.titan.model import TitanModel
+from trainers.titan.packing import Budget, Run, plan
+
+Segments = Sequence[Segment] | Mapping[int, Segment]
+"""Token sequences by their number; a rank may have only those that it computes."""
 
 
-def target_logprobs(
-    model: TitanModel,
-    sequences: Sequence[TokenSequence],
-    device: torch.device,
-    *,
-    microbatch_tokens: int,
-    temperature: float = 1.0,
-    threads: int = 1,
-) -> list[list[float]]:
-    """Log-probabilities of each sequence's target tokens, in order.
+class Scorer:
+    """Log-probabilities under a model, computed over packed microbatches, threads and ranks.
 
     Args:
-        microbatch_tokens: padded tokens in one forward pass.
+        model: whole, or this rank's part of it.
+        device: where it computes.
+        microbatch_tokens: tokens in one pass.
         temperature: the one that the tokens were sampled at.
-        threads: forward passes side by side.
+        threads: passes side by side, on a CPU and with one rank.
     """
 
-    @torch.no_grad()
-    def score(rows: list[int]) -> list[list[float]]:
-        batch = collate([sequences[row] for row in rows], device)
-        logits = model.logits(batch) / temperature
-        logprobs, _ = token_logprobs_and_entropy(logits, batch.target_ids)
-        sizes = [len(sequences[row].target_positions) for row in rows]
-        return [part.tolist() for part in torch.split(logprobs, sizes)]
+    def __init__(
+        self,
+        model: TitanModel,
+        *,
+        device: Device,
+        microbatch_tokens: int,
+        temperature: float = 1.0,
+        threads: int = 1,
+    ) -> None:
+        self.model = model
+        self.device = device
+        self.budget = Budget(microbatch_tokens, device.packed or not model.ranks.alone)
+        self.temperature = temperature
+        self.threads = threads
 
-    chunks = list(_chunks([len(sequence.token_ids) for sequence in sequences], microbatch_tokens))
-    result: list[list[float]] = [[] for _ in sequences]
-    with ThreadPoolExecutor(threads) as pool:
-        for rows, values in zip(chunks, pool.map(score, chunks), strict=True):
-            for row, value in zip(rows, values, strict=True):
-                result[row] = value
-    return result
+    @property
+    def side_by_side(self) -> bool:
+        """Whether threads run microbatches side by side; not over ranks, whose passes meet in collectives."""
+        return self.threads > 1 and self.device.side_by_side and self.model.ranks.alone
+
+    def microbatches(self, lengths: Sequence[int]) -> list[Run]:
+        """This rank's microbatches of sequences of these lengths, the same every time; some for each thread.
+
+        Where a rank has fewer sequences than others have microbatches, empty ones keep up the count.
+        """
+        ranks = self.model.ranks
+        at_least = self.threads if self.side_by_side else 1
+        quadratic = self.model.quadratic_cost
+        planned = plan(lengths, self.budget, ranks=ranks.data_degree, at_least=at_least, quadratic=quadratic)
+        return planned[ranks.data_rank]
+
+    def collate(self, run: Run, segments: Segments) -> Microbatch:
+        """The tensors of a microbatch; of an empty one, those of a sequence without targets."""
+        rows = [segments[number] for number in run] or [_nothing()]
+        multiple = self.model.ranks.row_multiple
+        return collate(rows, self.device.torch, packed=self.budget.packed, multiple=multiple)
+
+    def forward(self, batch: Microbatch, *, entropy_gradient: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probability and entropy of a microbatch's target tokens, [N] each."""
+        context = self.model.ranks.context
+        part = batch if context is None else context.part(batch)
+        logits = self.model.logits(part) / self.temperature
+        values = token_logprobs_and_entropy(logits, part.target_ids, entropy_gradient=entropy_gradient)
+        if context is None:
+            return values
+        logprobs, entropy = (context.whole(own, batch) for own in values)
+        return logprobs, entropy
+
+    def score(self, runs: Sequence[Run], segments: Segments) -> dict[int, NDArray[np.float32]]:
+        """Log-probabilities of the target tokens of each sequence of these microbatches, in order, by its number.
+
+        A collective: every rank scores as many microbatches.
+        """
+
+        @torch.no_grad()  # a thread has its own
+        def one(run: Run) -> dict[int, NDArray[np.float32]]:
+            logprobs, _ = self.forward(self.collate(run, segments))
+            ends = np.cumsum([len(targets(segments[number])) for number in run], dtype=np.int64)[:-1]
+            return dict(zip(run, np.split(logprobs.cpu().numpy(), ends), strict=False))
+
+        if not self.side_by_side:
+            found = [one(run) for run in runs]
+        else:
+            with ThreadPoolExecutor(self.threads) as pool:
+                found = list(pool.map(one, runs))
+        return {number: values for part in found for number, values in part.items()}
+
+    def logprobs(self, segments: Sequence[Segment]) -> list[NDArray[np.float32]]:
+        """Log-probabilities of each sequence's target tokens, in order; a collective with the same on all ranks."""
+        own = self.score(self.microbatches([len(segment.token_ids) for segment in segments]), segments)
+        everywhere = {number: values for part in self.model.ranks.gather(own) for number, values in part.items()}
+        return [everywhere[number] for number in range(len(segments))]
 
 
-@torch.no_grad()
-def next_token_logprobs(model: TitanModel, tokens: torch.Tensor, *, temperature: float = 1.0) -> torch.Tensor:
-    """Log-probability of every token but the first, [B, T] int64 -> [B, T - 1] float32; padding is on the right."""
-    logits = model.all_logits(tokens)[:, :-1] / temperature
-    logprobs, _ = token_logprobs_and_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-    return logprobs.view(tokens.shape[0], tokens.shape[1] - 1)
+async def fetch(buffer: GroupBuffer[Any], step: int, sizes: BatchSizes, runs: Sequence[Run]) -> dict[int, Segment]:
+    """The sequences of `runs` from the buffer, each once, by their place among those that are computed."""
+    places = sorted({place for run in runs for place in run})
+    found = await buffer.sequences(step, sizes.numbers[places].tolist())
+    return dict(zip(places, found, strict=True))
 
 
-def _chunks(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Rows that go together: at most `max_tokens` with their padding, similar lengths."""
-    ordered = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
-    start = 0
-    while start < len(ordered):
-        rows = max(1, max_tokens // lengths[ordered[start]])
-        yield ordered[start : start + rows]
-        start += rows
+def _nothing() -> Segment:
+    return Segment(np.zeros(2, np.int32), np.zeros(2, np.bool_))

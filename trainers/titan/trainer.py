@@ -121,11 +121,22 @@ class TitanTrainer(RankedActor):
 
     @endpoint
     async def train(self, sequences: list[Any]) -> dict[str, float]:
-        """Update the weights from one batch of `TokenSequence`s; returns its metrics."""
+        """Update the weights from one batch of segments; returns its metrics."""
         # In a thread, so that weights under way to the store go on.
         metrics: dict[str, float] = await asyncio.to_thread(
             self._engine.train, sequences, self._loss, minibatches=self._minibatches
         )
+        return metrics
+
+    @endpoint
+    async def train_on(self, buffer: Any, step: int) -> dict[str, float]:
+        """Update the weights from what the buffer holds for `step`; every rank fetches the sequences it computes."""
+        from trainers.titan.score import fetch
+
+        sizes = await buffer.batch_sizes(step)
+        share = self._engine.share(sizes, self._minibatches)
+        segments = await fetch(buffer, step, sizes, share.runs)
+        metrics: dict[str, float] = await asyncio.to_thread(self._engine.train_share, share, segments, self._loss)
         return metrics
 
     @endpoint
@@ -134,19 +145,18 @@ class TitanTrainer(RankedActor):
 
         Rows without the log-probabilities they were sampled with are taken to be on-policy.
         """
+        from trainers.buffer.sequences import targets as positions
         from trainers.titan.rows import from_rows
 
         sequences = from_rows(inputs, targets)
-        if not all(sequence.logprobs for sequence in sequences):
+        if not all("logprobs" in item for item in targets):
             for sequence, values in zip(sequences, self._engine.logprobs(sequences), strict=True):
-                sequence.logprobs = [0.0] * len(sequence.token_ids)
-                for position, value in zip(sequence.target_positions, values, strict=True):
-                    sequence.logprobs[position] = value
+                sequence.logprobs[positions(sequence)] = values
         return float(self._engine.train(sequences, self._loss)["loss"])
 
     @endpoint
     async def forward_backward(self, batch: list[Any]) -> dict[str, float]:
-        """Add the gradients of a batch of `TokenSequence`s to those that are there; returns its metrics."""
+        """Add the gradients of a batch of segments to those that are there; returns its metrics."""
         metrics: dict[str, float] = self._engine.forward_backward(batch, self._loss)
         return metrics
 
@@ -196,9 +206,9 @@ class TitanTrainer(RankedActor):
         return await self._put(self._store.snapshot(weights), version, started)
 
     @endpoint
-    async def logprobs(self, sequences: list[Any]) -> list[list[float]]:
-        """Log-probabilities of each sequence's target tokens under the current weights."""
-        return cast("list[list[float]]", self._engine.logprobs(sequences))
+    async def logprobs(self, sequences: list[Any]) -> list[Any]:
+        """Log-probabilities of each segment's target tokens under the current weights, float32 arrays."""
+        return cast("list[Any]", self._engine.logprobs(sequences))
 
     @endpoint
     async def save(self, folder: str) -> None:

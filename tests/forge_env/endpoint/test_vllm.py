@@ -15,8 +15,8 @@ from forge_env.trajectory import Trajectory
 from forge_env.types import FunctionCall, ToolCall
 
 if TYPE_CHECKING:
+    from forge_env.trajectory import Segment
     from trainers.model.chat import Chat
-    from trainers.titan.batch import TokenSequence
 
 pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(1500)]
 RECIPE = ["model.max_length=1024"]  # room for the other environment's instructions; the rest is as trained
@@ -61,15 +61,15 @@ def checkpoint(recipe: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> P
     return models / "small"
 
 
-def look_around(chat: Chat, index: int) -> TokenSequence:
+def look_around(chat: Chat, index: int) -> Segment:
     """A task of the other environment, and `ls`."""
-    from trainers.titan.batch import TokenSequence
+    from forge_env.trajectory import Segment
 
     environment = fe.make("terminal")
     call = ToolCall(id="call_0", function=FunctionCall(name="bash", arguments='{"command": "ls"}'))
     question = environment.prompt(environment.task("train", index))  # type: ignore[attr-defined]
     answer = fe.Message(role="assistant", tool_calls=[call])
-    return TokenSequence(*chat.render_training([*question, answer], environment.tools))
+    return Segment(*chat.render_training([*question, answer], environment.tools))
 
 
 @pytest.fixture(scope="module")

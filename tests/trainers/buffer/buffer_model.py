@@ -7,7 +7,9 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainers.buffer import state
+import numpy as np
+
+from forge_env.trajectory import Segment
 from trainers.buffer.core import BufferCore
 from trainers.buffer.types import BufferSettings, Outcome, Reservation, Ticket
 
@@ -23,9 +25,27 @@ class FakeGroup:
     priority: float = 0.5
     members: tuple[str, ...] = ()
 
+    @property
+    def record(self) -> tuple[str, ...]:
+        return self.members
+
+    def segments(self) -> list[Segment]:
+        """A sequence for each member; the first has no advantage."""
+        return [segment(100 * self.index + place, float(place)) for place in range(len(self.members))]
+
     @classmethod
     def of(cls, index: int, version: int, **fields: Any) -> FakeGroup:
         return cls(index, version, members=tuple(f"{index}-{member}" for member in range(3)), **fields)
+
+
+def segment(first: int, advantage: float) -> Segment:
+    """Three tokens, the last two of them sampled."""
+    return Segment(
+        token_ids=np.arange(first, first + 3, dtype=np.int32),
+        mask=np.array([False, True, True]),
+        logprobs=np.array([0, -1, -2], np.float32),
+        advantages=np.array([0, advantage, advantage], np.float32),
+    )
 
 
 class World:
@@ -154,12 +174,12 @@ class World:
     def save(self) -> None:
         """From here on a restored copy goes along; the copy before it has."""
         if self.twin is not None:
-            assert state.state_dict(self.twin) == state.state_dict(self.core)
-        saved = state.state_dict(self.core)
+            assert self.twin.state_dict() == self.core.state_dict()
+        saved = self.core.state_dict()
         memo = {id(group): group for group in self.groups.values()}  # the copy holds the very groups, as `is` asks
         self.twin = BufferCore(replace(self.settings, seed=self.settings.seed + 1, first_index=99))
-        state.load_state_dict(self.twin, _copy(saved, memo))
-        assert state.stats(self.twin) == state.stats(self.core)
+        self.twin.load_state_dict(_copy(saved, memo))
+        assert self.twin.stats() == self.core.stats()
 
     def restart(self, choice: int) -> None:
         """Everything but the weights of some version is lost; the buffer comes from its state."""
@@ -168,16 +188,16 @@ class World:
             if step >= version:
                 for own in held:
                     self.uses[own.index] -= 1
-        state.restart(self.core, version)
+        self.core.restart(version)
         if self.twin is not None:
-            state.restart(self.twin, version)
+            self.twin.restart(version)
         self.rolling = []
         assert not self.core.rolling
         assert self.generators == self.trainer == version
 
     def undo(self, choice: int) -> None:
         """A caller went away just when it was granted what it asked for."""
-        before = state.stats(self.core)
+        before = self.core.stats()
         if choice % 2:
             ticket = self.core.admit()
             if ticket is not None:
@@ -186,7 +206,7 @@ class World:
             reserved = self.core.take(self.trainer)
             if reserved is not None:
                 self.core.undo_take(reserved.step)
-        after = state.stats(self.core)
+        after = self.core.stats()
         assert after.ready == before.ready
         assert after.rolling == before.rolling
         self.twin = None  # the draws of the rules went on
@@ -194,7 +214,7 @@ class World:
     # --- what always holds
 
     def check(self) -> None:
-        settings, core, stats = self.settings, self.core, state.stats(self.core)
+        settings, core, stats = self.settings, self.core, self.core.stats()
         bound, per_step = settings.max_off_policy_steps, settings.per_step
         waiting = [*(held.version for held in core.ready), *(ticket.version for ticket in core.rolling.values())]
         assert sorted(waiting) == sorted(core.window.pending.elements())

@@ -19,7 +19,6 @@ from forge_env.policy import Reply
 from forge_env.trajectory import Trajectory, Turn
 from forge_env.types import Message
 from tests.trainers.buffer.buffer_model import FakeGroup
-from trainers.buffer import state
 from trainers.buffer.core import PATIENCE, BufferCore
 from trainers.buffer.packed import PackedGroup, pack
 from trainers.buffer.rules import make_rules
@@ -81,7 +80,7 @@ def test_used_groups_fill_the_places_of_those_not_rolled_out() -> None:
     assert core.take(1) is None, "less than one new group in two"
     fill(core, 0.6)
     assert step(core) == [0, 1, 4, 5]
-    stats = state.stats(core)
+    stats = core.stats()
     assert (stats.trained, stats.reused, stats.kept) == (6, 2, 4)
     fill(core, 0.7, 0.8, 0.9, 1.0)
     assert step(core) == [6, 7, 8, 9], "new groups come first"
@@ -108,7 +107,7 @@ def test_beyond_the_capacity_used_groups_leave(eviction: str, left: set[int]) ->
     fill(core, 0.9, 0.2, 0.8, 0.3)
     step(core)
     if eviction == "least_advantage":
-        assert {held.index for held in core.used.pool} == left
+        assert {held.index for held in core.used} == left
     assert core.counters.evicted == 2
 
 
@@ -129,7 +128,7 @@ def test_nothing_but_groups_without_signal_ends_the_run_also_after_a_restore() -
     core: BufferCore[FakeGroup] = BufferCore(own)
     for _ in range(2 * PATIENCE - 1):
         restored: BufferCore[FakeGroup] = BufferCore(own)
-        state.load_state_dict(restored, state.state_dict(core))
+        restored.load_state_dict(core.state_dict())
         core = restored
         [ticket] = admit(core, 1)
         core.add(FakeGroup.of(ticket.index, 0, has_signal=False), ticket)
@@ -143,10 +142,10 @@ def test_more_steps_and_a_smaller_bound_after_a_restore() -> None:
     fill(core, 0.1, 0.2)
     assert core.admit() is None, "the run has two steps"
     longer: BufferCore[FakeGroup] = BufferCore(settings(1, 2, steps=5))
-    state.load_state_dict(longer, state.state_dict(core))
+    longer.load_state_dict(core.state_dict())
     fill(longer, 0.3)
     tighter: BufferCore[FakeGroup] = BufferCore(settings(1, 0, steps=5))
-    state.load_state_dict(tighter, state.state_dict(longer))
+    tighter.load_state_dict(longer.state_dict())
     assert tighter.counters.discarded_stale == 2
     assert step(tighter) == [0]
 
@@ -257,13 +256,13 @@ def test_a_packed_group_gives_back_every_segment(
     assert again.oldest_version == min(
         (episode.oldest_version for episode in episodes if episode.num_sampled_tokens), default=-1
     )
-    assert again.column("reward").tolist() == [episode.reward for episode in episodes]
-    assert again.column("tokens").tolist() == [episode.num_sampled_tokens for episode in episodes]
+    assert again.record.column("reward").tolist() == [episode.reward for episode in episodes]
+    assert again.record.column("tokens").tolist() == [episode.num_sampled_tokens for episode in episodes]
     means = [values.mean() if len(values) else 0.0 for values in advantages]
-    assert again.column("advantage") == pytest.approx(means, abs=1e-6)
+    assert again.record.column("advantage") == pytest.approx(means, abs=1e-6)
     assert again.has_signal == (np.abs(given_advantages[learned.astype(bool)]) > 1e-8).any()
     if episodes:
-        assert again.metrics["tokens"].tolist() == [3.0] * len(episodes)
+        assert again.record.metrics["tokens"].tolist() == [3.0] * len(episodes)
         sizes = [np.abs(values[mask]) for values, mask in zip(advantages, masks, strict=True)]
         assert again.priority == pytest.approx(np.mean([size.mean() if len(size) else 0.0 for size in sizes]), abs=1e-6)
 

@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from forge_env.config.recipe import ReplaySection
 from forge_env.errors import UsageError
+from forge_env.trajectory import Segment
 from tests.trainers.buffer.buffer_model import FakeGroup
 from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.types import BufferSettings, GroupBuffer, Outcome, Ticket
@@ -168,6 +170,46 @@ async def test_a_restart_hands_out_again_what_was_lost(make: Make) -> None:
     stats = await buffer.stats()
     assert (stats.trained, stats.ready, stats.rolling, stats.first_open, stats.admitted) == (2, 1, 0, 2, 4)
     assert await buffer.admit() == Ticket(lost.index, 1)
+
+
+async def test_sequences_are_fetched_by_whoever_computes_them(make: Make) -> None:
+    buffer = await make(BufferSettings(per_step=2, max_off_policy_steps=1))
+    await fill(buffer, 3)
+    reservation = await buffer.reserve(0)
+    assert reservation.groups == [tuple(f"{index}-{member}" for member in range(3)) for index in range(2)]
+    sizes = await buffer.batch_sizes(0)
+    assert sizes.numbers.tolist() == [1, 2, 4, 5], "the first of each group has no advantage"
+    assert (sizes.lengths.tolist(), sizes.targets.tolist()) == ([3] * 4, [2] * 4)
+    assert (sizes.total_tokens, sizes.total_sequences, sizes.not_finite) == (12, 6, 0)
+    await buffer.set_reference(0, {4: np.array([-3, -4], np.float32)})
+    one, other = await buffer.sequences(0, [4, 1])
+    assert one.token_ids.tolist() == [101, 102, 103]
+    assert one.advantages.tolist() == [0, 1, 1]
+    assert one.ref_logprobs is not None
+    assert one.ref_logprobs.tolist() == [0, -3, -4]
+    assert other.ref_logprobs is None
+    await buffer.release(1)
+    with pytest.raises(UsageError, match="no groups are in training for step 0"):
+        await buffer.sequences(0, [1])
+
+
+async def test_sequences_with_logprobs_that_are_not_finite_are_left_out_and_counted(make: Make) -> None:
+    buffer = await make(BufferSettings(per_step=2, max_off_policy_steps=1))
+    await fill(buffer, 1)
+    await buffer.add(SpoiledGroup.of(1, 0), await buffer.admit())
+    await buffer.reserve(0)
+    sizes = await buffer.batch_sizes(0)
+    assert sizes.numbers.tolist() == [1, 2, 5]
+    assert (sizes.total_tokens, sizes.total_sequences, sizes.not_finite) == (8, 4, 2)
+
+
+class SpoiledGroup(FakeGroup):
+    """Two of its three members hold a log-probability that is none."""
+
+    def segments(self) -> list[Segment]:
+        found = super().segments()
+        found[0].logprobs[1], found[1].logprobs[2] = float("nan"), float("-inf")
+        return found
 
 
 async def test_eviction_and_clear_drop_and_count(make: Make) -> None:

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from safetensors.numpy import save_file
 
 from trainers.buffer.local import LocalReplayBuffer
-from trainers.buffer.types import Batch
+from trainers.buffer.types import Reservation
 from trainers.generator.types import Completion
 
 Events = list[tuple[float, str, str]]
@@ -62,6 +62,8 @@ class Trace:
             return value
         if isinstance(value, Actor):
             return value.name
+        if isinstance(value, Buffer):
+            return "buffer"
         names = getattr(value, "__slots__", None) or vars(value)
         return type(value).__name__, {name: self._plain(getattr(value, name)) for name in names}
 
@@ -126,8 +128,17 @@ class TitanTrainer(Actor):
 
     async def do_train(self, sequences: Sequence[Any]) -> dict[str, float]:
         await asyncio.sleep(1.0)
-        total = sum(sequence.advantage * sum(sequence.token_ids) for sequence in sequences)
-        return {"loss": total / 1000, "entropy": 1.0, "tokens_per_s": 100.0}
+        return {"loss": sum(int(sequence.token_ids.sum()) for sequence in sequences), "tokens_per_s": 100.0}
+
+    async def do_train_on(self, buffer: Buffer, step: int) -> dict[str, float]:
+        sizes = await buffer.batch_sizes(step)
+        await asyncio.sleep(1.0)
+        sequences = await buffer.sequences(step, sizes.numbers.tolist())
+        total = sum(float(sequence.advantages.sum()) * int(sequence.token_ids.sum()) for sequence in sequences)
+        reference = sum(
+            float(sequence.ref_logprobs.sum()) for sequence in sequences if sequence.ref_logprobs is not None
+        )
+        return {"loss": total / 1000 + reference, "entropy": 1.0, "tokens_per_s": 100.0}
 
     async def do_begin_push(self, version: int) -> dict[str, float]:
         return {"snapshot_s": 0.0}
@@ -183,8 +194,10 @@ class Generator(Actor):
 class ReferenceModel(Actor):
     """Finds everything equally likely."""
 
-    async def do_logprobs(self, sequences: Sequence[Any]) -> list[list[float]]:
-        return [[-1.0] * len(sequence.target_positions) for sequence in sequences]
+    async def do_score(self, buffer: Buffer, step: int) -> None:
+        sizes = await buffer.batch_sizes(step)
+        found = zip(sizes.numbers.tolist(), sizes.targets.tolist(), strict=True)
+        await buffer.set_reference(step, {number: np.full(count, -1, np.float32) for number, count in found})
 
 
 class ReplayBuffer(Actor):
@@ -198,10 +211,10 @@ class Buffer(LocalReplayBuffer[Any]):
         super().__init__(*actor.arguments)
         self._trace = trace
 
-    async def sample(self, curr_policy_version: int) -> Batch[Any]:
-        batch = await super().sample(curr_policy_version)
-        self._trace.add("batch", batch.reservation.indices, batch.reservation.versions)
-        return batch
+    async def reserve(self, curr_policy_version: int) -> Reservation:
+        reserved = await super().reserve(curr_policy_version)
+        self._trace.add("batch", reserved.indices, reserved.versions)
+        return reserved
 
 
 Actors = Mapping[str, type[Actor]]

@@ -9,7 +9,8 @@ pytest.importorskip("torch")
 from forge_env.policy import Reply
 from forge_env.trajectory import Trajectory, Turn
 from forge_env.types import Message
-from trainers.loop.advantages import Group, advantages, packed, training_sequences
+from trainers.buffer.sequences import BatchSizes
+from trainers.loop.advantages import Group, advantages, packed
 
 pytestmark = pytest.mark.stack
 
@@ -28,17 +29,20 @@ def test_advantages_sum_to_zero() -> None:
 def test_infrastructure_failures_leave_the_baseline_alone() -> None:
     group = Group([episode(1.0), episode(0.0), episode(0.0, valid=False), episode(0.0, valid=False)])
     assert group.mean_reward == 0.5
-    sequences = training_sequences([packed(group, normalize_std=False)])
-    assert [sequence.advantage for sequence in sequences] == [0.5, -0.5]
+    sequences = packed(group, normalize_std=False).segments()
+    assert [sequence.advantages[-1] for sequence in sequences] == [0.5, -0.5]
 
 
-def test_groups_without_signal_are_left_out() -> None:
-    assert training_sequences([packed(Group([episode(1.0), episode(1.0)]), normalize_std=False)]) == []
-    assert training_sequences([packed(Group([episode(1.0), episode(0.0, valid=False)]), normalize_std=False)]) == []
+@pytest.mark.parametrize("members", [(episode(1.0), episode(1.0)), (episode(1.0), episode(0.0, valid=False))])
+def test_groups_without_signal_are_not_computed(members: tuple[Trajectory, ...]) -> None:
+    sizes = BatchSizes.with_signal(packed(Group(list(members)), normalize_std=False).segments())
+    assert len(sizes.numbers) == 0
+    assert sizes.total_tokens > 0
 
 
 def test_only_sampled_tokens_are_learned() -> None:
-    (first, _) = training_sequences([packed(Group([episode(1.0), episode(0.0)]), normalize_std=False)])
-    assert first.token_ids == [1, 2, 10, 11, 12]
-    assert first.mask == [False, False, True, True, True]
-    assert first.logprobs == [0, 0, -0.5, -0.5, -0.5]
+    (first, _) = packed(Group([episode(1.0), episode(0.0)]), normalize_std=False).segments()
+    assert first.token_ids.tolist() == [1, 2, 10, 11, 12]
+    assert first.mask.tolist() == [False, False, True, True, True]
+    assert first.logprobs.tolist() == [0, 0, -0.5, -0.5, -0.5]
+    assert first.advantages.tolist() == [0, 0, 0.5, 0.5, 0.5]

@@ -18,12 +18,12 @@ import forge_env as fe
 from forge_env.config import RunConfig
 from forge_env.config.recipe import EnvironmentSection, GeneratorSection, OptimizerSection
 from forge_env.errors import GeneratorError
+from forge_env.trajectory import Segment
 from trainers.actors.remote import result
 from trainers.generator.types import Completion, SamplingOptions
 from trainers.loop.stack import Stack, prepare_controller
 from trainers.losses.sft import SFTLoss
 from trainers.model.tiny import build_tiny_folder
-from trainers.titan.batch import TokenSequence
 from trainers.weights.store import WeightStore
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -31,12 +31,10 @@ UPDATES = 24
 MISMATCH = 1e-5
 
 
-def sequence(completion: Completion) -> TokenSequence:
+def sequence(completion: Completion) -> Segment:
     sampled = len(completion.token_ids)
-    return TokenSequence(
-        [*completion.prompt_ids.tolist(), *completion.token_ids.tolist()],
-        [False] * len(completion.prompt_ids) + [True] * sampled,
-    )
+    ids = np.array([*completion.prompt_ids, *completion.token_ids])
+    return Segment(ids, np.arange(len(ids)) >= len(ids) - sampled)
 
 
 def segments() -> set[str]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -24,12 +25,14 @@ from trainers.loop.stack import prepare_controller
 
 prepare_controller()
 
+from forge_env.trajectory import Segment  # noqa: E402
 from tests.trainers.loop.dry_run import Sums, dry_run, make_config, shade  # noqa: E402
-from tests.trainers.loop.stand_ins import STAND_INS, Actor, Events  # noqa: E402
+from tests.trainers.loop.stand_ins import STAND_INS, Actor, Buffer, Events  # noqa: E402
+from trainers.buffer.sequences import BatchSizes  # noqa: E402
 from trainers.generator.types import Completion  # noqa: E402
 from trainers.losses.load import make_loss  # noqa: E402
 from trainers.model.chat import Chat, FolderTokenizer  # noqa: E402
-from trainers.titan.batch import TokenSequence  # noqa: E402
+from trainers.titan.batch import collate  # noqa: E402
 from trainers.titan.device import use_device  # noqa: E402
 from trainers.titan.engine import TitanEngine  # noqa: E402
 from trainers.titan.model import TitanModel  # noqa: E402
@@ -84,7 +87,8 @@ class Sampler:
     @torch.no_grad()
     def token(self, ids: list[int], dice: random.Random) -> tuple[int, float]:
         """The next token and its log-probability."""
-        logprobs = self.model.all_logits(torch.tensor([ids]))[0, -1].log_softmax(-1)
+        whole = Segment(np.array([*ids, 0]), np.array([False] * len(ids) + [True]))
+        logprobs = self.model.logits(collate([whole], torch.device("cpu")))[0].log_softmax(-1)
         [token] = dice.choices(range(len(logprobs)), logprobs.exp().tolist())
         return token, float(logprobs[token])
 
@@ -101,9 +105,11 @@ class Trainer(Actor):
         self._loss, self._minibatches = loss, minibatches
         self._engine = engine(self._model, make_config(RECIPE, self.trace.root))
 
-    async def do_train(self, sequences: list[TokenSequence]) -> dict[str, float]:
+    async def do_train_on(self, buffer: Buffer, step: int) -> dict[str, float]:
         await asyncio.sleep(1.0)
-        return self._engine.train(sequences, self._loss, minibatches=self._minibatches)
+        sizes = await buffer.batch_sizes(step)
+        share = self._engine.share(sizes, self._minibatches)
+        return self._engine.train_share(share, await buffer.sequences(step, sizes.numbers.tolist()), self._loss)
 
     async def do_begin_push(self, version: int) -> dict[str, float]:
         self.published[version] = {name: tensor.clone() for name, tensor in self._model.state_dict_hf().items()}
@@ -155,7 +161,7 @@ def synchronous(config: RunConfig, folder: Path) -> dict[str, torch.Tensor]:
     trained, sampler = model(folder), Sampler(folder)
     trainer, order = engine(trained, config), make_order(config.tasks, environment, "train", seed=config.seed)
     for step in range(STEPS):
-        batch: list[TokenSequence] = []
+        batch: list[Segment] = []
         for position in range(step * GROUPS, (step + 1) * GROUPS):
             task = environment.task("train", order[position])
             prompt, group, rewards = chat.render(environment.prompt(task), []), [], []
@@ -167,12 +173,13 @@ def synchronous(config: RunConfig, folder: Path) -> dict[str, torch.Tensor]:
                     logprobs.append(logprob)
                 answer = chat.parse(ids[len(prompt) :], [], prompt).content
                 rewards.append(shade(task, answer, environment))
-                group.append(TokenSequence(ids, [place >= len(prompt) for place in range(len(ids))], logprobs))
+                mask = [place >= len(prompt) for place in range(len(ids))]
+                group.append(Segment(np.array(ids), np.array(mask), np.array(logprobs, np.float32)))
             for sequence, reward in zip(group, rewards, strict=True):
-                sequence.advantage = reward - sum(rewards) / MEMBERS
-            batch += [sequence for sequence in group if sequence.advantage]
-        if batch:
-            trainer.train(batch, loss, minibatches=config.trainer.minibatches)
+                sequence.advantages = sequence.mask * np.float32(reward - sum(rewards) / MEMBERS)
+            batch += group
+        sizes = BatchSizes.with_signal(batch)
+        trainer.train_share(trainer.share(sizes, config.trainer.minibatches), sizes.pick(batch), loss)
         sampler.load(trained.state_dict_hf(), step + 1)
     return trained.state_dict_hf()
 

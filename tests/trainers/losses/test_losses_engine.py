@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -20,17 +21,18 @@ from forge_env.config.recipe import (  # noqa: E402
     TinyModel,
 )
 from forge_env.run.account import Account  # noqa: E402
+from forge_env.trajectory import Segment  # noqa: E402
+from trainers.buffer.sequences import BatchSizes, at_targets, targets  # noqa: E402
 from trainers.loop.metrics import named  # noqa: E402
 from trainers.loop.reference import Reference  # noqa: E402
 from trainers.losses import Loss, LossOutput, Needs, TokenBatch  # noqa: E402
 from trainers.losses.load import make_loss  # noqa: E402
 from trainers.losses.primitives import largest  # noqa: E402
 from trainers.model.tiny import hf_config  # noqa: E402
-from trainers.titan.batch import TokenSequence  # noqa: E402
 from trainers.titan.device import use_device  # noqa: E402
 from trainers.titan.engine import TitanEngine  # noqa: E402
 from trainers.titan.model import TitanModel  # noqa: E402
-from trainers.titan.score import next_token_logprobs, target_logprobs  # noqa: E402
+from trainers.titan.score import Scorer  # noqa: E402
 
 pytestmark = pytest.mark.stack
 VOCABULARY = 320
@@ -53,20 +55,18 @@ def engine(folder: Path, *, threads: int = 1, microbatch_tokens: int = 256, lr: 
     )
 
 
-def sequences(scored_by: TitanEngine, count: int = 10, seed: int = 0, noise: float = 0.3) -> list[TokenSequence]:
+def sequences(scored_by: TitanEngine, count: int = 10, seed: int = 0, noise: float = 0.3) -> list[Segment]:
     """Random tokens with the engine's own log-probs and some noise, as a generator a few updates behind has them."""
     rng = random.Random(seed)
     result = []
     for _ in range(count):
         length = rng.randrange(8, 60)
-        ids = [rng.randrange(VOCABULARY) for _ in range(length)]
-        result.append(
-            TokenSequence(ids, [False] * 4 + [True] * (length - 4), [0.0] * length, advantage=rng.gauss(0, 1))
-        )
-    for sequence, values in zip(result, scored_by.logprobs(result), strict=True):
-        for position, value in zip(sequence.target_positions, values, strict=True):
-            sequence.logprobs[position] = value + rng.gauss(0, noise)
-        sequence.set_reference([value - 0.5 for value in values])
+        ids = np.array([rng.randrange(VOCABULARY) for _ in range(length)])
+        mask = np.arange(length) >= 4
+        result.append(Segment(ids, mask, advantages=mask * np.float32(rng.gauss(0, 1))))
+    for segment, values in zip(result, scored_by.logprobs(result), strict=True):
+        noisy = values + np.array([rng.gauss(0, noise) for _ in values], np.float32)
+        segment.logprobs, segment.ref_logprobs = at_targets(segment, noisy), at_targets(segment, values - 0.5)
     return result
 
 
@@ -162,27 +162,56 @@ def test_without_a_reference_the_divergence_is_from_the_policy_that_sampled() ->
     assert names == {"grpo_loss/kl_k3": 0.25, "grpo_loss/kl_divergence_mean": 0.25}
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"aggregation": "sequence"}, {"aggregation": "fixed_horizon", "horizon": 50}], ids=str
+)
+def test_sequences_without_signal_are_in_every_mean_and_are_not_computed(folder: Path, options: dict[str, Any]) -> None:
+    trained = engine(folder)
+    data = sequences(trained, count=12)
+    for segment in data[3:]:
+        segment.advantages[:] = 0
+    everything, admitted = BatchSizes.of(data), BatchSizes.with_signal(data)
+    assert admitted.numbers.tolist() == [0, 1, 2]
+    gradients = []
+    for sizes in (everything, admitted):
+        [minibatch] = trained.share(sizes).minibatches
+        trained._add_gradients(minibatch, sizes.pick(data), loss(**options), None)
+        gradients.append({name: p.grad.clone() for name, p in trained.model.module.named_parameters()})
+        trained.clear_gradients()
+    for name, gradient in gradients[0].items():
+        assert torch.allclose(gradient, gradients[1][name], atol=1e-7), name
+    assert max(float(gradient.abs().max()) for gradient in gradients[0].values()) > 1e-4
+
+
+def test_minibatches_share_what_is_not_computed_evenly(folder: Path) -> None:
+    trained = engine(folder)
+    data = sequences(trained, count=12)
+    for segment in data[3:]:
+        segment.advantages[:] = 0
+    sizes = BatchSizes.with_signal(data)
+    shares = trained.share(sizes, 3).minibatches
+    assert sum(minibatch.targets for minibatch in shares) == sum(len(targets(segment)) for segment in data[:3])
+    assert sum(minibatch.total_tokens for minibatch in shares) == pytest.approx(sizes.total_tokens)
+    assert {minibatch.total_sequences for minibatch in shares} == {4}
+
+
 def test_a_sequence_with_nothing_to_learn_spoils_no_metric(folder: Path) -> None:
     trained = engine(folder, microbatch_tokens=32)
-    data = [*sequences(trained), TokenSequence([1] * 100, [False] * 100, [0.0] * 100)]
-    data[-1].set_reference([])
+    data = [*sequences(trained), Segment(np.ones(100, np.int32), np.zeros(100, np.bool_))]
+    data[-1].ref_logprobs = np.zeros(100, np.float32)
     metrics = trained.train(data, loss(beta=0.1, correction="tis"))
     assert all(value == value for value in metrics.values())
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_scores_are_the_engines(folder: Path, threads: int) -> None:
-    trained = engine(folder)
+def test_scores_are_those_of_a_sequence_alone(folder: Path, threads: int) -> None:
+    trained = engine(folder, microbatch_tokens=100)
     data = sequences(trained)
-    scored = target_logprobs(
-        trained.model, data, trained.device.torch, microbatch_tokens=100, temperature=0.7, threads=threads
-    )
-    for mine, theirs in zip(scored, trained.logprobs(data), strict=True):
-        assert mine == pytest.approx(theirs, abs=1e-5)
-    tokens = torch.tensor([data[0].token_ids])
-    values = next_token_logprobs(trained.model, tokens, temperature=0.7)
-    assert values.shape == (1, tokens.shape[1] - 1)
-    assert values[0, 3:].tolist() == pytest.approx(scored[0], abs=1e-5)
+    scorer = Scorer(trained.model, device=trained.device, microbatch_tokens=256, temperature=0.7, threads=threads)
+    for segment, scored in zip(data, scorer.logprobs(data), strict=True):
+        [alone] = trained.logprobs([segment])
+        assert scored.tolist() == pytest.approx(alone.tolist(), abs=1e-5)
+        assert len(scored) == len(targets(segment))
 
 
 class Endpoint:
@@ -194,13 +223,10 @@ class Endpoint:
         self.calls.append(argument)
         return self.answer
 
-    call_one = call
-
 
 class FakeActor:
     def __init__(self) -> None:
         self.load_version = Endpoint(None)
-        self.logprobs = Endpoint([[-1.0, -2.0], [-3.0]])
 
 
 @pytest.mark.parametrize(
@@ -223,35 +249,21 @@ async def test_a_lagging_reference_is_renewed_in_time(
     assert actor.load_version.calls == loaded
 
 
-async def test_reference_logprobs_are_put_at_their_tokens() -> None:
-    data = [TokenSequence([1, 2, 3, 4], [True, False, True, True]), TokenSequence([5, 6], [False, True])]
-    reference = Reference(FakeActor(), ReferenceSection(source="initial"), Account("reference", "wait for calls"))
-    metrics = await reference.attach(data)
-    assert {"score", "wait for calls"} <= set(reference.account.seconds())
-    assert data[0].ref_logprobs == [0, 0, -1, -2]  # a first token has no prediction
-    assert data[1].ref_logprobs == [0, -3]
-    assert set(metrics) == {"reference_s"}
-
-
 async def test_a_reference_that_is_asked_while_it_loads_accounts_for_one_thing_at_a_time() -> None:
     loaded, doing = asyncio.Event(), []
 
     class Slow:
         load_version = property(lambda self: self)
-        logprobs = property(lambda self: self)
+        score = property(lambda self: self)
 
-        async def call(self, version: int) -> None:
+        async def call(self, *args: Any) -> None:
             doing.append(reference.account.doing)
             await loaded.wait()
-
-        async def call_one(self, sequences: list[TokenSequence]) -> list[list[float]]:
-            doing.append(reference.account.doing)
-            return []
 
     reference = Reference(Slow(), ReferenceSection(source="lagging", every=1), Account("reference", "wait for calls"))
     following = asyncio.ensure_future(reference.follow(1))
     await asyncio.sleep(0)
-    attaching = asyncio.ensure_future(reference.attach([]))
+    attaching = asyncio.ensure_future(reference.score(None, 0))
     await asyncio.sleep(0)
     loaded.set()
     await asyncio.gather(following, attaching)

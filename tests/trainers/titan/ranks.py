@@ -8,15 +8,16 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from forge_env.config.recipe import OptimizerSection, ParallelismSection
+from forge_env.trajectory import Segment
 from trainers.actors.ranks import join, leave
 from trainers.losses.grpo import GSPOLoss
 from trainers.losses.sft import SFTLoss
 from trainers.losses.types import Loss, LossOutput, TokenBatch
-from trainers.titan.batch import TokenSequence
 from trainers.titan.device import use_device
 from trainers.titan.engine import TitanEngine
 from trainers.titan.model import TitanModel
@@ -29,15 +30,16 @@ TENSOR = {"tensor_parallel_degree": 2}
 CONTEXT = {"context_parallel_degree": 2}
 
 
-def sequences(count: int = 13, seed: int = 0) -> list[TokenSequence]:
+def sequences(count: int = 13, seed: int = 0) -> list[Segment]:
     """Random tokens; the first four of a sequence are not to be learned."""
     rng = random.Random(seed)
     result = []
     for _ in range(count):
         length = rng.randrange(8, 60)
-        ids = [rng.randrange(VOCABULARY) for _ in range(length)]
-        mask = [False] * 4 + [True] * (length - 4)
-        result.append(TokenSequence(ids, mask, [-5.8] * length, rng.uniform(-1, 1)))
+        ids = np.array([rng.randrange(VOCABULARY) for _ in range(length)])
+        advantage = rng.uniform(-1, 1)
+        mask = np.arange(length) >= 4
+        result.append(Segment(ids, mask, mask * np.float32(-5.8), advantages=mask * np.float32(advantage)))
     return result
 
 
@@ -50,9 +52,7 @@ def engine(folder: Path, dims: dict[str, int] | None = None, **sharding: Any) ->
     return TitanEngine(model, section, device=device, steps=20, microbatch_tokens=256)
 
 
-def observe(
-    trained: TitanEngine, *, data: list[TokenSequence] | None = None, loss: Loss | None = None
-) -> dict[str, Any]:
+def observe(trained: TitanEngine, *, data: list[Segment] | None = None, loss: Loss | None = None) -> dict[str, Any]:
     """Gradients of one batch, then metrics and weights of `STEPS` steps, then log-probabilities."""
     data, loss = data or sequences(), loss or SFTLoss()
     trained.forward_backward(data, loss)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,7 +12,9 @@ torch = pytest.importorskip("torch")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from trainers.titan.batch import TokenSequence, collate  # noqa: E402
+from forge_env.trajectory import Segment  # noqa: E402
+from trainers.buffer.sequences import targets  # noqa: E402
+from trainers.titan.batch import collate  # noqa: E402
 from trainers.titan.layout import PackedLayout  # noqa: E402
 from trainers.titan.packing import ATTENTION_GRID, Budget, cost, plan, shares, split  # noqa: E402
 from trainers.weights.flat import Layout  # noqa: E402
@@ -22,25 +25,25 @@ CPU = torch.device("cpu")
 lengths = st.lists(st.integers(2, 60), min_size=1, max_size=40)
 
 
-def sequence(length: int, first: int = 0) -> TokenSequence:
-    ids = list(range(first, first + length))
-    return TokenSequence(ids, [False] + [True] * (length - 1), [-float(token) for token in ids], advantage=float(first))
+def sequence(length: int, first: int = 0) -> Segment:
+    ids = np.arange(first, first + length)
+    return Segment(ids, np.arange(length) > 0, -ids.astype(np.float32), advantages=np.full(length, first, np.float32))
 
 
 @settings(max_examples=80, deadline=None)
 @given(lengths=lengths, budget=st.integers(16, 400), packed=st.booleans(), ranks=st.integers(1, 4))
 def test_a_plan_keeps_every_target_and_the_budget(lengths: list[int], budget: int, packed: bool, ranks: int) -> None:
     sequences = [sequence(length, 100 * index) for index, length in enumerate(lengths)]
-    chunks = plan(sequences, Budget(budget, packed), ranks=ranks)
-    assert len({len(share) for share in chunks}) == 1, "ranks must make the same number of passes"
-    kept = [item for share in chunks for chunk in share for item in chunk]
-    assert sorted(map(id, kept)) == sorted(map(id, sequences))
-    for chunk in (chunk for share in chunks for chunk in share if chunk):
+    planned = plan(lengths, Budget(budget, packed), ranks=ranks)
+    assert len({len(share) for share in planned}) == 1, "ranks must make the same number of passes"
+    assert sorted(number for share in planned for run in share for number in run) == list(range(len(lengths)))
+    for run in (run for share in planned for run in share if run):
+        chunk = [sequences[number] for number in run]
         batch = collate(chunk, CPU, packed=packed)
         assert batch.tokens.numel() <= budget or len(chunk) == 1
         grid = len(chunk) * max(len(item.token_ids) for item in chunk)  # what attention pads to
         assert grid <= ATTENTION_GRID * budget or len(chunk) == 1
-        assert len(batch.target_ids) == sum(item.num_targets for item in chunk)
+        assert len(batch.target_ids) == sum(len(targets(item)) for item in chunk)
         # Token ids were chosen so that log-prob and advantage can be told from the id.
         assert torch.equal(batch.behavior_logprobs, -batch.target_ids.float())
         assert torch.equal(batch.advantages, (batch.target_ids // 100 * 100).float())
@@ -51,10 +54,7 @@ def test_a_plan_keeps_every_target_and_the_budget(lengths: list[int], budget: in
 @settings(max_examples=50, deadline=None)
 @given(lengths=lengths, ranks=st.integers(1, 5), quadratic=st.sampled_from([0.0, 0.01, 1.0]))
 def test_shares_differ_by_no_more_than_one_sequence(lengths: list[int], ranks: int, quadratic: float) -> None:
-    costs = [
-        sum(cost(len(item.token_ids), quadratic) for item in share)
-        for share in shares([sequence(length) for length in lengths], ranks, quadratic)
-    ]
+    costs = [sum(cost(lengths[number], quadratic) for number in share) for share in shares(lengths, ranks, quadratic)]
     assert max(costs) - min(costs) <= cost(max(lengths), quadratic) + 1e-9
 
 
@@ -73,9 +73,12 @@ def test_a_packed_row_has_no_padding_but_to_its_multiple(lengths: list[int], mul
 
 def test_long_and_short_sequences_in_a_row_leave_no_padding() -> None:
     rng = random.Random(0)
-    sequences = [sequence(rng.choice([20, 60, 90])) for _ in range(100)]
+    lengths = [rng.choice([20, 60, 90]) for _ in range(100)]
     padded, packed = (
-        [collate(chunk, CPU, packed=packed) for chunk in plan(sequences, Budget(2048, packed))[0]]
+        [
+            collate([sequence(lengths[number]) for number in run], CPU, packed=packed)
+            for run in plan(lengths, Budget(2048, packed))[0]
+        ]
         for packed in (False, True)
     )
     assert max(batch.padding for batch in packed) == 0
@@ -83,17 +86,16 @@ def test_long_and_short_sequences_in_a_row_leave_no_padding() -> None:
 
 
 def test_a_first_token_is_never_a_target() -> None:
-    batch = collate([TokenSequence([5, 6], [True, True])], CPU)
+    batch = collate([Segment(np.array([5, 6]), np.array([True, True]))], CPU)
     assert batch.target_ids.tolist() == [6]
 
 
 @settings(max_examples=30, deadline=None)
 @given(count=st.integers(1, 30), parts=st.integers(1, 6))
 def test_a_split_is_a_partition(count: int, parts: int) -> None:
-    sequences = [sequence(2, index) for index in range(count)]
-    pieces = split(sequences, parts, random.Random(0))
+    pieces = split(count, parts, random.Random(0))
     assert all(pieces)
-    assert sorted(id(item) for piece in pieces for item in piece) == sorted(map(id, sequences))
+    assert sorted(number for piece in pieces for number in piece) == list(range(count))
 
 
 def test_flat_buffers_give_back_every_tensor() -> None:

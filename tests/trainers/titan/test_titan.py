@@ -13,16 +13,19 @@ import pytest
 
 pytest.importorskip("torch")
 
+import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from forge_env.config.recipe import ModelSection, OptimizerSection, TinyModel
 from forge_env.errors import ForgeError
+from forge_env.trajectory import Segment
+from trainers.buffer.sequences import BatchSizes, targets
 from trainers.losses.grpo import GRPOLoss
 from trainers.losses.sft import SFTLoss
 from trainers.losses.types import LossOutput, TokenBatch
 from trainers.model.tiny import hf_config
-from trainers.titan.batch import TokenSequence, collate
+from trainers.titan.batch import Microbatch, collate
 from trainers.titan.device import use_device
 from trainers.titan.engine import MAX_SKIPPED_UPDATES, TitanEngine
 from trainers.titan.layout import PackedLayout
@@ -62,15 +65,18 @@ def engine(
     return TitanEngine(model, section, device=device, steps=20, microbatch_tokens=256, threads=threads, seed=seed)
 
 
-def sequences(count: int, seed: int = 0) -> list[TokenSequence]:
+def sequences(count: int, seed: int = 0) -> list[Segment]:
     rng = random.Random(seed)
     result = []
     for _ in range(count):
         length = rng.randrange(8, 60)
-        result.append(
-            TokenSequence([rng.randrange(VOCABULARY) for _ in range(length)], [False] * 4 + [True] * (length - 4))
-        )
+        ids = np.array([rng.randrange(VOCABULARY) for _ in range(length)])
+        result.append(Segment(ids, np.arange(length) >= 4))
     return result
+
+
+def microbatches(trained: TitanEngine, data: list[Segment]) -> list[Microbatch]:
+    return [trained.collate(run, data) for run in trained.microbatches([len(item.token_ids) for item in data])]
 
 
 def weights(trained: TitanEngine) -> dict[str, torch.Tensor]:
@@ -91,7 +97,7 @@ def test_microbatches_side_by_side_give_the_gradients_of_one_after_another(folde
         assert many["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
 
 
-def gradients(trained: TitanEngine, data: list[TokenSequence]) -> dict[str, torch.Tensor]:
+def gradients(trained: TitanEngine, data: list[Segment]) -> dict[str, torch.Tensor]:
     trained.forward_backward(data, SFTLoss())
     named = trained.model.module.named_parameters()
     return {name.replace("_checkpoint_wrapped_module.", ""): parameter.grad for name, parameter in named}
@@ -105,11 +111,12 @@ def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tens
 @pytest.mark.parametrize("count", [1, 2, 11])
 def test_packed_rows_give_the_logprobs_and_gradients_of_single_ones(folder: Path, count: int) -> None:
     padded, packed, data = engine(folder), engine(folder, packed=True), sequences(count, seed=5)
-    together = list(packed._microbatches(data))
+    lengths = [len(item.token_ids) for item in data]
+    together = microbatches(packed, data)
     assert count == 1 or any(isinstance(batch.layout, PackedLayout) and batch.layout.rows > 1 for batch in together)
     with torch.no_grad():
-        logprobs = torch.cat([packed._logprobs(batch) for batch in together])
-    alone = [value for item in longest_first(data) for value in padded.logprobs([item])[0]]
+        logprobs = torch.cat([packed.forward(batch)[0] for batch in together])
+    alone = [value for number in longest_first(range(count), lengths) for value in padded.logprobs([data[number]])[0]]
     assert logprobs.tolist() == pytest.approx(alone, abs=2e-6)
     assert largest_difference(gradients(padded, data), gradients(packed, data)) < 1e-6
 
@@ -117,8 +124,8 @@ def test_packed_rows_give_the_logprobs_and_gradients_of_single_ones(folder: Path
 def test_a_sequence_in_a_packed_row_does_not_see_its_neighbours(folder: Path) -> None:
     packed = engine(folder, packed=True)
     one, other, same = sequences(3, seed=1)
-    logprobs = [packed._logprobs(collate(row, CPU, packed=True)) for row in ([one, same], [other, same])]
-    tail = same.num_targets
+    logprobs = [packed.forward(collate(row, CPU, packed=True))[0] for row in ([one, same], [other, same])]
+    tail = len(targets(same))
     assert torch.allclose(logprobs[0][-tail:], logprobs[1][-tail:], atol=2e-6)
 
 
@@ -128,7 +135,7 @@ def test_packing_leaves_no_padding(folder: Path) -> None:
     assert engine(folder, packed=True).train(data, SFTLoss())["padding"] == 0
 
 
-def saved_bytes(trained: TitanEngine, data: list[TokenSequence]) -> int:
+def saved_bytes(trained: TitanEngine, data: list[Segment]) -> int:
     """Memory of what the forward pass keeps for the backward pass."""
     kept: dict[int, int] = {}
 
@@ -136,14 +143,14 @@ def saved_bytes(trained: TitanEngine, data: list[TokenSequence]) -> int:
         kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    batch = next(iter(trained._microbatches(data)))
+    batch = microbatches(trained, data)[0]
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        tokens = trained.forward(batch, total_tokens=1, total_sequences=1)
-    assert tokens.logprobs.requires_grad
+        logprobs, _ = trained.forward(batch)
+    assert logprobs.requires_grad
     return sum(kept.values())
 
 
-def operations(trained: TitanEngine, data: list[TokenSequence]) -> int:
+def operations(trained: TitanEngine, data: list[Segment]) -> int:
     """Floating-point operations of a forward and backward pass, recomputation included."""
     with FlopCounterMode(display=False) as counter:
         trained.forward_backward(data, SFTLoss())
@@ -348,9 +355,9 @@ def test_throughput_counts_the_work_of_parameters_and_attention(folder: Path) ->
     everything = sum(parameter.numel() for parameter in trained.model.module.parameters())
     head = trained.model.module.lm_head.weight.numel()  # tied: the embedding is the same, and looking up is no work
     attention = 2 * 2 * 32  # layers * heads * head size
-    sequence = TokenSequence(list(range(10)), [False] * 6 + [True] * 4)
+    sequence = Segment(np.arange(10), np.arange(10) >= 6)
     work = 6 * ((everything - head) * 10 + head * 4 + attention * 100)
-    assert trained.throughput.flops([sequence]) == pytest.approx(work)
+    assert trained.throughput.flops(BatchSizes.of([sequence])) == pytest.approx(work)
     metrics = trained.train(sequences(4), SFTLoss())
     assert metrics["tokens"] == sum(len(item.token_ids) for item in sequences(4))
     assert metrics["tokens_per_s"] == pytest.approx(metrics["tokens"] / metrics["train_s"])
