@@ -172,7 +172,7 @@ async def rates(sizes: list[int], repeats: int, checkout: Path | None) -> list[l
 
 
 async def memory(groups: int) -> tuple[float, float, float]:
-    """Bytes an episode of the tensors alone, of the buffer that holds them, and of Python lists in its place."""
+    """Bytes an episode of the tensors alone, of the buffer that holds them, and of trajectories in its place."""
     rng = random.Random(0)
     buffer: LocalReplayBuffer[PackedGroup] = LocalReplayBuffer(BufferSettings(groups, 0))
     warm = group_of(rng, 0)
@@ -230,8 +230,8 @@ def main() -> None:
     lines += [
         "",
         f"Memory of an episode with {PROMPT} prompt and {SAMPLED} sampled tokens: {tensors:.0f} bytes of tensors, "
-        f"{held:.0f} bytes in the buffer ({100 * (held / tensors - 1):.1f} % more), {lists:.0f} as lists of numbers. "
-        f"On the wire {wire:.0f} bytes, as pickled lists {wire_lists:.0f}.",
+        f"{held:.0f} bytes in the buffer ({100 * (held / tensors - 1):.1f} % more), {lists:.0f} as trajectories. "
+        f"On the wire {wire:.0f} bytes, as pickled trajectories {wire_lists:.0f}.",
     ]
     if args.actor:
         adding, sampling = asyncio.run(actor_step(10_240, 15))

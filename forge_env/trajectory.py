@@ -134,6 +134,11 @@ class Trajectory:
     """What else whoever played it records, JSON-ready: sample, usage, cost, ..."""
 
     @property
+    def messages(self) -> list[Message]:
+        """All messages of the episode in order."""
+        return [item for turn in self.turns for item in [*turn.observation, turn.message]] + self.final_observation
+
+    @property
     def num_sampled_tokens(self) -> int:
         """Tokens the policy sampled in this episode."""
         return sum(len(turn.reply.token_ids) for turn in self.turns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from typing import Any
 
 from forge_env.cli.command import Parser, add_environment, environment_options
@@ -13,7 +14,7 @@ from forge_env.registry import make
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.tasks.splits import check_split, count_tasks
 from forge_env.types import Message
-from forge_env.validation.checks import conversation, example_episode
+from forge_env.validation.checks import example_episode
 
 
 def add_arguments(parser: Parser) -> None:
@@ -80,14 +81,16 @@ async def _print_example(name: str, options: dict[str, Any], sandbox: str) -> No
         trajectory = await example_episode(
             lambda: make(name, sandboxes=engine, **options), check_split(make(name, **options), None)
         )
-    for message in conversation(trajectory):
+    for message in trajectory.messages:
         print(show(message))
     print(f"  reward {trajectory.reward:g}  {json.dumps(trajectory.metrics)}")
 
 
-def show(message: Message, *, limit: int = 1500) -> str:
-    """A message as indented text."""
+def show(message: Message, *, limit: int | None = 1500) -> str:
+    """A message as indented text. What would move a terminal's cursor, or can't be printed, is spelled out."""
     calls = [f"-> {call.function.name}({call.function.arguments})" for call in message.tool_calls]
     text = "\n".join(filter(None, [message.content, *calls]))
-    text = text if len(text) <= limit else f"{text[:limit]} [... {len(text) - limit} more characters]"
+    if limit is not None and len(text) > limit:
+        text = f"{text[:limit]} [... {len(text) - limit} more characters]"
+    text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", lambda found: ascii(found[0])[1:-1], text)
     return "\n".join(f"  {line}" for line in f"[{message.role}] {text}".splitlines())

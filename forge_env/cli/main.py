@@ -28,6 +28,7 @@ COMMANDS = {
     "eval": "evaluate a model or policy on environments",
     "score": "score stored transcripts again, without the model",
     "compare": "compare two evaluations, paired by task",
+    "trajectories": "list the recorded episodes of a run or an evaluation, or show one in full",
     "sandbox": "run code in a sandbox, and look after sandboxes",
     "doctor": "check what is installed and what this machine can do",
 }

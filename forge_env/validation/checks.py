@@ -18,7 +18,7 @@ from forge_env.rollout.episode import EpisodeLimits, run_episode
 from forge_env.rollout.scripted import GoldPolicy, RandomPolicy, ReplayPolicy
 from forge_env.tasks.splits import count_tasks
 from forge_env.trajectory import Trajectory
-from forge_env.types import Message, Task
+from forge_env.types import Task
 from forge_env.validation.leaks import SHORTEST_TEXT, SearchPolicy, hidden_texts, is_looked_for, shown_hidden
 
 WRONG_ANSWERS = ("I don't know.", "0", "```python\npass\n```")
@@ -271,9 +271,3 @@ async def example_episode(make_env: Callable[[], Environment], split: str, index
     task = env.resolve_task(None, {"split": split, "index": index})
     known = env.gold_actions(task) is not None
     return await run_episode(make_env, GoldPolicy() if known else ReplayPolicy(), task=task)
-
-
-def conversation(trajectory: Trajectory) -> list[Message]:
-    """All messages of an episode in order."""
-    messages = [message for turn in trajectory.turns for message in [*turn.observation, turn.message]]
-    return messages + trajectory.final_observation

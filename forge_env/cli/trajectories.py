@@ -1,0 +1,60 @@
+"""`forge-env trajectories`: the episodes of a run or an evaluation, or one of them in full."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from forge_env.cli.command import Parser
+from forge_env.cli.info import show
+from forge_env.errors import UsageError
+from forge_env.interrupts import say
+from forge_env.trajectory import Trajectory, read_trajectories
+
+
+def add_arguments(parser: Parser) -> None:
+    """Describe the command."""
+    parser.add_argument("path", metavar="PATH", help="a file of trajectories, or the folder of a run or an evaluation")
+    parser.add_argument(
+        "id", metavar="ID", nargs="?", help="show this episode in full (default: list all in a line each)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """List the episodes, or show those with an id."""
+    found = False
+    for path in _files(Path(args.path)):
+        for trajectory in read_trajectories(path, on_damage=lambda damage: say(f"forge-env: {damage}")):
+            if args.id is None:
+                print(_line(trajectory))
+            elif trajectory.id == args.id:
+                print("\n".join([f"{path}:", *(show(item, limit=None) for item in trajectory.messages)]))
+                print(f"  {_line(trajectory)}  {trajectory.metrics}")
+            found |= args.id in (None, trajectory.id)
+    if not found:
+        what = "no trajectory yet" if args.id is None else f"no trajectory {args.id!r}"
+        raise UsageError(f"{args.path} holds {what}", fix=f"forge-env trajectories {args.path} lists those there are")
+    return 0
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """The files of trajectories that a path means."""
+    folder = path / "trajectories"
+    files = [path] if path.is_file() else sorted((folder if folder.is_dir() else path).glob("*.jsonl"))
+    if not files:
+        raise UsageError(
+            f"{path} holds no trajectories", fix="give a .jsonl file, or the folder of a run or an evaluation"
+        )
+    yield from files
+
+
+def _line(trajectory: Trajectory) -> str:
+    end = f"truncated ({trajectory.truncation})" if trajectory.truncated else "ended"
+    if not trajectory.valid:
+        end = f"lost ({' '.join((trajectory.error or '').split())[:200]})"
+    tokens = f", {trajectory.num_sampled_tokens} sampled tokens" if trajectory.num_sampled_tokens else ""
+    return (
+        f"{trajectory.id}  {trajectory.environment} {trajectory.task_id}  reward {trajectory.reward:g}  "
+        f"{len(trajectory.turns)} turns{tokens}  {end}"
+    )
