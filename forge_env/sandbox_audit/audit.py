@@ -105,7 +105,6 @@ class Finding:
     """Empty: it was contained."""
 
 
-@dataclass
 class Neighbour:
     """An innocent user of the same engine, with a file, a session and a process that must all survive."""
 
@@ -114,14 +113,31 @@ class Neighbour:
     process: Process
     usual: dict[str, Any]
     """How a clean sandbox looks from inside."""
-    turns: int = 0
+
+    def __init__(self, engine: SandboxEngine) -> None:
+        self._engine = engine
+        self._turns = 0
+
+    async def settle(self) -> None:
+        """Take a sandbox and begin to work in it."""
+        self.sandbox = await self._engine.acquire()
+        self.usual = json.loads((await self.sandbox.run_python(LOOK, limits=_PATIENT)).stdout)
+        await self.sandbox.write_file("mine", b"untouched")
+        self.session = await self.sandbox.python()
+        await self.session.run("turns = 0")
+        self._turns = 0
+        self.process = await self.sandbox.spawn(["cat"])
+
+    async def leave(self) -> None:
+        """Give the sandbox back."""
+        await self._engine.release(self.sandbox)
 
     async def work(self) -> list[str]:
-        """Go on with its work. Returns what disturbed it."""
-        self.turns += 1
+        """Go on with its work. Returns what disturbed it; then it has begun anew, so that this is told once."""
+        self._turns += 1
         problems = []
         try:
-            if (await self.session.run("turns += 1; turns", limits=_PATIENT)).stdout != f"{self.turns}\n":
+            if (await self.session.run("turns += 1; turns", limits=_PATIENT)).stdout != f"{self._turns}\n":
                 problems.append("the neighbour's session lost its state")
             if await self.process.wait(0.001) is not None:
                 problems.append("the neighbour's process ended")
@@ -131,18 +147,21 @@ class Neighbour:
                 problems.append("the neighbour's program went wrong")
         except (ForgeError, OSError) as error:
             problems.append(f"the neighbour lost its sandbox: {error}")
+        if problems:
+            await self.leave()
+            await self.settle()
         return problems
 
 
 @asynccontextmanager
 async def neighbour(engine: SandboxEngine) -> AsyncIterator[Neighbour]:
     """A neighbour at work in `engine`, for as long as the block lasts."""
-    async with engine.session() as sandbox:
-        usual = json.loads((await sandbox.run_python(LOOK, limits=_PATIENT)).stdout)
-        await sandbox.write_file("mine", b"untouched")
-        session = await sandbox.python()
-        await session.run("turns = 0")
-        yield Neighbour(sandbox, session, await sandbox.spawn(["cat"]), usual)
+    found = Neighbour(engine)
+    await found.settle()
+    try:
+        yield found
+    finally:
+        await found.leave()
 
 
 async def audit(engine: SandboxEngine, attacks: Iterable[Attack]) -> AsyncIterator[Finding]:
