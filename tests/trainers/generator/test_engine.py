@@ -13,7 +13,7 @@ import pytest
 
 from forge_env.errors import GeneratorError, UsageError
 from trainers.generator.engine import AsyncEngine
-from trainers.generator.types import Completion, EngineFailedError, SamplingOptions
+from trainers.generator.types import Completion, EngineFailedError, SamplingOptions, WeightsDroppedError
 
 
 class RefusedError(Exception):
@@ -212,3 +212,26 @@ async def test_closing_ends_the_thread_after_the_step_under_way(fake: Fake, engi
     assert [type(error) for error in errors] == [GeneratorError] * 2
     engine._thread.shutdown()  # waits: it would not come back from steps without end
     assert fake.admitted == [("a", "v0")]
+
+
+async def test_weights_that_the_store_has_dropped_are_told_from_a_store_that_fails() -> None:
+    class Store:
+        """A weight store that gives nothing."""
+
+        def __init__(self, versions: set[int]) -> None:
+            self._versions = versions
+
+        async def pull(self, version: int) -> None:
+            raise KeyError(version)
+
+        async def versions(self) -> set[int]:
+            return self._versions
+
+    pytest.importorskip("monarch")
+    from trainers.generator.generator import Generator
+
+    actor: Any = SimpleNamespace(_store=Store({4}))
+    with pytest.raises(WeightsDroppedError, match="version 3 are not in the store any more"):
+        await Generator._pull(actor, 3)
+    with pytest.raises(KeyError):
+        await Generator._pull(actor, 4)

@@ -168,6 +168,19 @@ async def test_recomputed_requests_go_on_with_exactly_the_new_policy(tmp_path: P
         narrow = await generators.generate(prompts[0], SamplingOptions(max_tokens=20, shaping={"top_k": 1}))
         assert narrow.logprobs.tolist() == [0.0] * len(narrow.token_ids)
 
+        # Weights that are held stay until they are released.
+        await trainer.train_step(taught)
+        await trainer.push_weights(2)
+        async with generators.held() as held:
+            update = asyncio.ensure_future(generators.update_weights(2))
+            scored = await asyncio.gather(
+                *(held.generate(prompt, SamplingOptions(max_tokens=20)) for prompt in prompts)
+            )
+            assert not update.done()
+            assert {version for completion in scored for version in completion.versions} == {held.version} == {1}
+        await update
+        assert set((await generators.generate(prompts[0], SamplingOptions(max_tokens=20))).versions) == {2}
+
         # A cancelled caller's request ends in the engine too.
         call = asyncio.ensure_future(generators.generate(prompts[0], options))
         while not (stats := await generators.stats())["in_flight"]:
