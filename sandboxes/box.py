@@ -315,10 +315,11 @@ def surroundings(env: Mapping[str, str] | None, cwd: str | None) -> Header:
     for name, value in (env or {}).items():
         if not _text(name) or not name or "=" in name or not _text(value):
             raise UsageError(
-                f"environment variable {name!r} = {value!r}", fix="use strings without NUL, and no '=' in the name"
+                f"environment variable {name!r} = {value!r} is not valid",
+                fix="use strings without NUL, and no '=' in the name",
             )
     if cwd is not None and not _text(cwd):
-        raise UsageError(f"working directory {cwd!r}", fix="use a string without NUL")
+        raise UsageError(f"working directory {cwd!r} is not valid", fix="use a string without NUL")
     return {"env": dict(env or {}), "cwd": cwd}
 
 
@@ -328,14 +329,14 @@ def command(argv: Sequence[str], env: Mapping[str, str] | None, cwd: str | None)
         raise UsageError("argv must be a non-empty list", fix="for a shell line use ['bash', '-c', line]")
     for item in argv:
         if not _text(item):
-            raise UsageError(f"argument {item!r} of {argv[0]!r}", fix="use strings without NUL")
+            raise UsageError(f"argument {item!r} of {argv[0]!r} is not valid", fix="use strings without NUL")
     return {"argv": list(argv), **surroundings(env, cwd)}
 
 
 def encoded(text: str, what: str) -> bytes:
     """Program text or input as the runner reads it. Raises `UsageError` unless it is a string."""
     if not isinstance(text, str):
-        raise UsageError(f"{what} is {type(text).__name__}", fix="use a string")
+        raise UsageError(f"{what} is of type {type(text).__name__}", fix="use a string")
     return text.encode("utf-8", "surrogatepass")
 
 

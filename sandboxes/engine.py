@@ -33,7 +33,7 @@ class PooledEngine(SandboxEngine):
         cpus = len(os.sched_getaffinity(0))
         size = SANDBOXES_PER_CPU * cpus if concurrency is None else concurrency
         if not 1 <= size <= MAX_SANDBOXES:
-            raise UsageError(f"concurrency is {size}", fix=f"use 1 to {MAX_SANDBOXES}")
+            raise UsageError(f"concurrency={size} is out of range", fix=f"use 1 to {MAX_SANDBOXES}")
         self.concurrency = size
         self.warm = min(size, cpus if warm is None else warm)
         self._max_uses = max_uses

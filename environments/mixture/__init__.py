@@ -77,7 +77,7 @@ class Mixture(Environment):
     def _component_of(self, task: Task) -> tuple[Environment, Task]:
         name = task.tags[0] if task.tags else ""
         if name not in self.components:
-            raise UsageError(f"task {task.id!r} is of no environment of this mixture")
+            raise UsageError(f"task {task.id!r} does not belong to this mixture")
         own = task.model_copy(update={"id": task.id.removeprefix(f"{name}/"), "tags": task.tags[1:]})
         return self.components[name], own
 

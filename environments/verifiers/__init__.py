@@ -181,7 +181,7 @@ def load(config: VerifiersConfig) -> tuple[Any, list[Any]]:
     try:
         from verifiers.v1.utils.loaders import harness_class, load_environment, resolve_env_config
     except ImportError as error:
-        raise UsageError("this needs verifiers", fix='pip install "forge-env[verifiers]"') from error
+        raise UsageError("the package verifiers is not installed", fix='pip install "forge-env[verifiers]"') from error
     seat = {"harness": {"id": config.harness}, "runtime": {"type": config.runtime}, "max_turns": config.max_turns}
     try:
         if harness_class(config.harness).EXECUTES_CODE and config.runtime == "subprocess":

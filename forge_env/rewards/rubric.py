@@ -192,7 +192,7 @@ def _scorer(function: RewardFunction, weight: float, injected: tuple[str, ...] =
     if inspect.isclass(function):
         raise UsageError(f"reward function {name!r} is a class", fix=f"write {name}()")
     if not math.isfinite(_as_float(weight)):
-        raise UsageError(f"the weight of {name!r} is {weight!r}", fix="give a finite number")
+        raise UsageError(f"the weight {weight!r} of {name!r} is not valid", fix="give a finite number")
     wanted: list[str] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:

@@ -77,12 +77,12 @@ class SandboxSpec:
 
     def __post_init__(self) -> None:
         if isinstance(self.allow, str):
-            raise UsageError(f"allow is the text {self.allow!r}", fix="pass a tuple of hosts")
+            raise UsageError(f"allow={self.allow!r} is a single string", fix="pass a tuple of hosts")
         object.__setattr__(self, "allow", tuple(self.allow))
         _check_size("disk_mb", self.disk_mb)  # 0 would be boundless to the kernel
         _check_size("memory_mb", self.memory_mb)
         if self.network and self.allow:
-            raise UsageError("network=True reaches everything, allow only some", fix="choose one of them")
+            raise UsageError("network=True reaches every host, allow only some", fix="choose one of them")
 
 
 @dataclass(frozen=True, slots=True)

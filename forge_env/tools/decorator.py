@@ -31,9 +31,9 @@ class ToolOptions:
             raise UsageError(f"a tool can't be named {self.name!r}", fix="use letters, digits, _ and -, at most 64")
         seconds = self.timeout_s
         if seconds is not None and not (_is_number(seconds, float) and 0 < seconds < math.inf):
-            raise UsageError(f"timeout_s of a tool is {seconds!r}", fix="give seconds above 0")
+            raise UsageError(f"timeout_s={seconds!r} of a tool is not valid", fix="give seconds above 0")
         if self.max_calls is not None and not (_is_number(self.max_calls, int) and self.max_calls >= 0):
-            raise UsageError(f"max_calls of a tool is {self.max_calls!r}", fix="give a whole number")
+            raise UsageError(f"max_calls={self.max_calls!r} of a tool is not valid", fix="give a whole number")
 
 
 def _is_number(value: Any, kind: type) -> bool:
@@ -68,7 +68,7 @@ def tool(function: Any = None, /, **options: Any) -> Any:
         plain = getattr(function, "__func__", function)  # of a staticmethod or classmethod
         if not (inspect.isroutine(plain) and callable(plain)):
             kind = "property" if isinstance(function, property) else type(function).__name__
-            raise UsageError(f"@fe.tool on a {kind}", fix="put it on a method")
+            raise UsageError(f"@fe.tool can't be put on a {kind}", fix="put it on a method")
         setattr(plain, MARK, checked)
         return function
 

@@ -80,7 +80,9 @@ class Tool:
         self.timeout_s = options.timeout_s
         self.max_calls = options.max_calls
         if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
-            raise UsageError(f"tool {options.name or function.__name__!r} yields", fix="return its whole answer")
+            raise UsageError(
+                f"tool {options.name or function.__name__!r} is a generator", fix="return its whole answer"
+            )
         self.is_async = inspect.iscoroutinefunction(function)
         self.in_thread = options.thread and not self.is_async
         self._method = method

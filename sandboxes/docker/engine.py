@@ -78,7 +78,7 @@ class DockerEngine(PooledEngine):
     ) -> None:
         super().__init__(concurrency=concurrency, warm=warm, max_uses=max_uses)
         if seccomp not in ("own", "docker"):
-            raise UsageError(f"seccomp is {seccomp!r}", fix="use 'own' or 'docker'")
+            raise UsageError(f"seccomp={seccomp!r} is not a valid profile", fix="use 'own' or 'docker'")
         self.base_image = base_image
         self.runtime = runtime
         self.cpus = cpus

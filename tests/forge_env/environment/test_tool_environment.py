@@ -353,7 +353,7 @@ def test_what_can_be_no_tool_never_vanishes() -> None:
     async def yielding(self: Any) -> Any:
         yield 1
 
-    with pytest.raises(UsageError, match="'yielding' yields"):
+    with pytest.raises(UsageError, match="'yielding' is a generator"):
         tools_of(tool_in({"yielding": fe.tool(yielding)}))
 
 
@@ -383,12 +383,12 @@ async def test_a_tool_may_be_called_submit() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"timeout_s": 0}, "timeout_s of a tool is 0"),
-        ({"timeout_s": "5"}, "timeout_s of a tool is '5'"),
-        ({"timeout_s": float("nan")}, "timeout_s of a tool is nan"),
-        ({"timeout_s": True}, "timeout_s of a tool is True"),
-        ({"max_calls": -1}, "max_calls of a tool is -1"),
-        ({"max_calls": 1.5}, "max_calls of a tool is 1.5"),
+        ({"timeout_s": 0}, "timeout_s=0 of a tool"),
+        ({"timeout_s": "5"}, "timeout_s='5' of a tool"),
+        ({"timeout_s": float("nan")}, "timeout_s=nan of a tool"),
+        ({"timeout_s": True}, "timeout_s=True of a tool"),
+        ({"max_calls": -1}, "max_calls=-1 of a tool"),
+        ({"max_calls": 1.5}, "max_calls=1.5 of a tool"),
         ({"name": "two words"}, "can't be named 'two words'"),
         ({"name": ""}, "can't be named ''"),
     ],

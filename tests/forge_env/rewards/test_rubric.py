@@ -97,7 +97,7 @@ def test_wrong_rubrics_are_refused_early() -> None:
     with pytest.raises(UsageError, match="1 reward functions but 2 weights"):
         fe.Rubric([length], [1, 2])
     for weight in (math.nan, math.inf, "much", None):
-        with pytest.raises(UsageError, match=f"the weight of 'length' is {weight!r}"):
+        with pytest.raises(UsageError, match=f"the weight {weight!r} of 'length'"):
             fe.Rubric([length], [weight])  # type: ignore[list-item]
     with pytest.raises(UsageError, match=r"'Judge' is a class \(write Judge\(\)\)"):
         fe.Rubric(Judge)

@@ -39,15 +39,3 @@ async def test_no_memory_of_earlier_programs(engine: SandboxEngine, witness: Nei
             await sandbox.run_python("x = 'NEEDLE' + '-77'", stdin="NEEDLE-77")
             assert (await sandbox.run_python(scan)).stdout == "True\n"
     assert await witness.work() == []
-
-
-async def test_a_disturbed_neighbour_says_so_once(engine: SandboxEngine, witness: Neighbour) -> None:
-    await witness.session.close()
-    await witness.process.kill()
-    assert await witness.work() == [
-        "the neighbour lost its sandbox: this session has ended (check 'alive' and open another one)"
-    ]
-    assert await witness.work() == []
-    await engine.release(witness.sandbox)
-    assert "was released" in (await witness.work())[0]
-    assert await witness.work() == []
