@@ -45,7 +45,7 @@ def told(value: Any) -> dict[str, int]:
 
 
 def fill_in(reply: Reply, body: dict[str, Any]) -> None:
-    """Complete `reply.metadata["usage"]`; `estimated` is 1 in it where a figure is none of the endpoint's."""
+    """Complete `reply.metadata["usage"]`; `estimated` is 1 in it where a figure does not come from the endpoint."""
     usage: dict[str, int] = reply.metadata["usage"]
     written = len(reply.token_ids) or _tokens(_words(reply.message))
     if usage.get("prompt") and (usage.get("completion") or ("completion" in usage and not written)):
@@ -70,7 +70,7 @@ def _tokens(text: str) -> int:
 # A chat completion as JSON, read into a `Reply`.
 #
 # What the *endpoint* does wrong (no choices, tool calls of a wrong shape) is a `MalformedAnswerError`; what the
-# *model* wrote wrong (arguments that are no JSON, a tool that isn't there) stays in the message, for the environment
+# *model* wrote wrong (arguments that are not JSON, a tool that isn't there) stays in the message, for the environment
 # to answer. Texts are freed of lone surrogates, which JSON allows and UTF-8 does not.
 
 FAILED = ("error", "abort", "network_error", "insufficient_system_resource")
@@ -191,7 +191,7 @@ def assemble(content: bytes) -> dict[str, Any]:
 
     Raises:
         TruncatedAnswerError: the stream ended before the answer did.
-        MalformedAnswerError: an event is no JSON, or no piece of a chat completion.
+        MalformedAnswerError: an event is not JSON, or not a piece of a chat completion.
         EndpointFailureError: an event reports an error.
     """
     whole: dict[str, Any] = {}
@@ -232,7 +232,7 @@ def _joined(pieces: list[str]) -> str:
     try:
         return "".join(pieces)
     except TypeError as error:
-        raise MalformedAnswerError(f"a piece of an event is no text: {str(pieces)[:200]}") from error
+        raise MalformedAnswerError(f"a piece of an event is not text: {str(pieces)[:200]}") from error
 
 
 @dataclass(slots=True)

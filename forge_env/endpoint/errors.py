@@ -1,4 +1,7 @@
-"""What can go wrong between us and a model endpoint. Every error is a `GeneratorError`: never the model's zero."""
+"""What can go wrong between us and a model endpoint. Every error is a `GeneratorError`: never the model's zero.
+
+The name of the class is the kind that displays and summaries count.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,6 @@ import re
 from typing import Any, ClassVar
 
 from forge_env.errors import GeneratorError
-
-# ---
-# What can go wrong between us and a model endpoint. Every one is a `GeneratorError`: never the model's zero.
-#
-# The class name is the kind that displays and summaries count.
 
 
 class EndpointError(GeneratorError):
@@ -62,7 +60,7 @@ class TruncatedAnswerError(EndpointError):
 
 
 class MalformedAnswerError(EndpointError):
-    """The answer is no JSON, or not shaped as a chat completion."""
+    """The answer is not JSON, or not shaped as a chat completion."""
 
 
 class AnswerTooLargeError(EndpointError):

@@ -129,7 +129,7 @@ class Connections:
         if "complete message body" in str(error) or "incomplete" in str(error) or isinstance(error, _Interrupted):
             return TruncatedAnswerError("the connection ended in the middle of the answer")
         if isinstance(error, httpx.RemoteProtocolError) and "disconnected" not in str(error):
-            return MalformedAnswerError(f"the answer is no HTTP: {error}")
+            return MalformedAnswerError(f"the answer is not HTTP: {error}")
         return EndpointUnreachableError(f"the connection broke: {error or type(error).__name__}")
 
     async def close(self) -> None:
@@ -140,7 +140,7 @@ class Connections:
 
 
 def _no_connection(url: httpx.URL, error: httpx.ConnectError) -> EndpointError:
-    """Why there is none, as exactly as the causes tell."""
+    """Why there is no connection, as exactly as the causes tell."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ssl.SSLError):
         cause = cause.__cause__ or cause.__context__
@@ -158,15 +158,15 @@ class _Interrupted(httpx.ReadError):
 
 
 def address(base_url: str) -> httpx.URL:
-    """An endpoint's address, which paths can be joined to; `UsageError` when it is none."""
+    """An endpoint's address, which paths can be joined to; `UsageError` when it is not one."""
     try:
         url = httpx.URL(base_url.strip().rstrip("/") + "/")
     except httpx.InvalidURL as error:
-        raise UsageError(f"{base_url!r} is no address of an endpoint: {error}") from error
+        raise UsageError(f"{base_url!r} is not the address of an endpoint: {error}") from error
     if url.scheme not in ("http", "https") or not url.host:
         bare = re.fullmatch(r"([\w.-]+(?::\d+)?)(/.*)?", base_url.strip())
         meant = f"did you mean http://{bare[1]}{bare[2] or '/v1'}?" if bare else "for example http://localhost:8000/v1"
-        raise UsageError(f"{base_url!r} is no address of an endpoint", fix=meant)
+        raise UsageError(f"{base_url!r} is not the address of an endpoint", fix=meant)
     if url.userinfo:
         raise UsageError(
             f"the address of {url.host} holds a name or password, which would be recorded and not sent",
@@ -198,7 +198,7 @@ def parse_json(content: bytes) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        raise MalformedAnswerError(f"the answer is no JSON: {excerpt(content)}") from error
+        raise MalformedAnswerError(f"the answer is not JSON: {excerpt(content)}") from error
 
 
 def refusal(status: int, headers: Mapping[str, str], content: bytes) -> EndpointError:
@@ -224,9 +224,10 @@ def refusal(status: int, headers: Mapping[str, str], content: bytes) -> Endpoint
 
 
 def redirected(status: int, headers: Mapping[str, str], url: httpx.URL, path: str) -> EndpointError | None:
-    """The error for an answer that only points elsewhere, naming where; None where it is none.
+    """The error for an answer that only points elsewhere, naming where; None for any other answer.
 
-    It is not followed: a request that is repeated as GET, or sent with its key to another host, is none of the user's.
+    It is not followed: a request that is repeated as GET, or sent with its key to another host, is not what the user
+    asked for.
     """
     if status not in REDIRECTS:
         return None

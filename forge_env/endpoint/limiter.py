@@ -1,4 +1,4 @@
-"""How many requests an endpoint gets at once, found out while asking: does a larger load pay?"""
+"""How many requests an endpoint gets at once, found out while asking (`AdaptiveLimiter`)."""
 
 from __future__ import annotations
 

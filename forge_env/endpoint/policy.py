@@ -1,4 +1,11 @@
-"""A model behind an OpenAI-compatible chat endpoint (vLLM's server, hosted ones) as a policy."""
+"""A model behind an OpenAI-compatible chat endpoint (vLLM's server, hosted ones) as a policy.
+
+    async with EndpointPolicy(EndpointOptions(model="qwen3", base_url="http://localhost:8000/v1")) as policy:
+        trajectory = await fe.run_episode(make_env, policy, task=task)
+
+A request that fails for a passing reason is asked again with growing, jittered delays; what still fails, and what
+can't succeed, is a `GeneratorError` of a class that names it (`forge_env.endpoint.errors`), never an empty answer.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +52,9 @@ from forge_env.types import Message, Observation, ToolSpec
 if TYPE_CHECKING:
     from forge_env.policy import IntArray
 
-# ---
-# One conversation with an endpoint: what is sent of it, and what is known of the answer under way.
-
 
 class EndpointSession(PolicySession):
-    """One conversation: the messages, and the last turn's tokens where the endpoint gives them."""
+    """One conversation with an endpoint: what is sent of it, and what is known of the answer under way."""
 
     def __init__(self, policy: EndpointPolicy, tools: list[ToolSpec], seed: int | None) -> None:
         self._policy = policy
@@ -162,17 +166,6 @@ def _arguments(text: str) -> str:
         readable = False
     return text if readable else json.dumps({"arguments": text})
 
-
-# ---
-# A model behind an OpenAI-compatible chat endpoint (vLLM's server, hosted ones) as a policy.
-#
-# async with EndpointPolicy(EndpointOptions(model="qwen3", base_url="http://localhost:8000/v1")) as policy:
-# trajectory = await fe.run_episode(make_env, policy, task=task)
-#
-# A request that fails for a passing reason is asked again with growing, jittered delays; what still fails, and what
-# can't succeed, is a `GeneratorError` of a class that names it (`forge_env.endpoint.errors`), never an empty answer.
-
-__all__ = ["EndpointOptions", "EndpointPolicy"]
 
 CHECK_S = 30.0
 
@@ -367,7 +360,7 @@ def _api_key(variable: str) -> str:
     key = os.environ.get(variable, "").strip()
     if not (key.isascii() and key.isprintable()):
         raise UsageError(
-            f"the API key in {variable} holds characters that are no printable ASCII",
+            f"the API key in {variable} has characters that are not printable ASCII",
             fix="copy the key again: a line break, a quote of a word processor or a hidden character is in it",
         )
     return key

@@ -27,7 +27,7 @@ READY_POLL_S = 0.2
 """How often the server is asked whether it is up; it has no event that says so."""
 STOP_S = 20.0
 DEPTH = 3
-"""How far below a folder that does not hold a model one is looked for."""
+"""How many levels below a folder without a model one is looked for."""
 
 
 class VLLMServer:
@@ -154,7 +154,7 @@ def check_checkpoint(model: str) -> str:
     if folder.exists() and not (folder / "config.json").is_file():
         inside = newest_model(folder)
         fix = f"use vllm:{inside}" if inside else "give a Hugging Face checkpoint folder"
-        raise UsageError(f"{model} holds no model: there is no config.json in it", fix=fix)
+        raise UsageError(f"{model} is not a model folder: there is no config.json in it", fix=fix)
     if not folder.exists() and (model.startswith(("/", ".", "~")) or model.count("/") != 1):
         raise UsageError(f"there is no checkpoint folder {model}", fix="check the path, or give a name at the hub")
     return str(folder) if folder.exists() else model

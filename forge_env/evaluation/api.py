@@ -93,7 +93,7 @@ async def evaluate_async(
 
 
 def _named_policy(model: Any) -> tuple[str, Policy | None]:
-    """Name for the record, and the policy where `model` is none by name.
+    """Name for the record, and the policy where `model` is not a name.
 
     Raises:
         UsageError: it is nothing that plays.

@@ -17,9 +17,6 @@ from forge_env.evaluation.record import open_folder
 from forge_env.evaluation.tables import Table
 from forge_env.registry import environment_class, make, make_config
 
-# ---
-# Whether two evaluations played the same tasks. Their ids don't tell: options change what is behind them.
-
 Played = tuple[EvaluationConfig, str]
 """An evaluation, and the split of the environment that it played."""
 
@@ -27,6 +24,7 @@ Played = tuple[EvaluationConfig, str]
 def other_tasks(label: str, a: Played, b: Played) -> str | None:
     """In what the environment `label` differed so that its tasks were others; None where they were the same.
 
+    The tasks' ids don't tell, for options change what is behind them.
     Options that change no task (a limit of turns, say) may differ: where options do, both environments are made and
     their tasks compared.
     """
@@ -76,10 +74,6 @@ def _tasks_agree(a: EnvironmentChoice, b: EnvironmentChoice, split: str, number:
             return all(one.task(split, index) == other.task(split, index) for index in range(most))
     except ForgeError:  # what can't be compared is not the same
         return False
-
-
-# ---
-# Two evaluations side by side: paired by task, so that the tasks' own difficulty cancels out.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""One evaluation from its configuration to its summary."""
+"""One evaluation from its configuration to its summary.
+
+folder (locked, perhaps resumed) --> plan less what is done --> policy, sandboxes --> runner --> summary, report
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ from forge_env.endpoint.policy import EndpointPolicy
 from forge_env.endpoint.vllm_server import VLLMServer, check_checkpoint
 from forge_env.environment.base import Environment
 from forge_env.errors import ForgeError, UsageError
-from forge_env.evaluation.metering import Meter, Usage, read_price
+from forge_env.evaluation.metering import Meter, TokenUsage, read_price
 from forge_env.evaluation.plan import Sample, SampleResult, check_score, plan, planned
 from forge_env.evaluation.progress import EnvironmentProgress, EvaluationProgress, EvaluationView
 from forge_env.evaluation.record import EvaluationResult, ResultsFolder
-from forge_env.evaluation.runner import Runner, Source, WatchedEngine, collecting_seldom
+from forge_env.evaluation.runner import Runner, TaskSource, WatchedEngine, collecting_seldom
 from forge_env.files import DiskFullError, unused, write_whole
 from forge_env.logs import log_to
 from forge_env.policy import Policy
@@ -38,42 +41,9 @@ if TYPE_CHECKING:
     from forge_env.sandbox.protocol import SandboxEngine
 
 
-# ---
-# What the key `model` stands for: a scripted policy, a checkpoint for vLLM, or else an endpoint's model.
-
-VLLM = "vllm:"
-
-
-def scripted(config: EvaluationConfig) -> Policy | None:
-    """The scripted policy that the model names; `name:tag` of an endpoint's model is none."""
-    model = config.model
-    if model.startswith(VLLM):
-        return None
-    module, colon, attribute = model.partition(":")
-    if not colon or (attribute.isidentifier() and "/" not in module and _importable(module)):
-        return scripted_policy(model)
-    path = "." in module and all(part.isidentifier() for part in [*module.split("."), attribute])
-    if path and "base_url" not in config.model_fields_set and "OPENAI_BASE_URL" not in os.environ:
-        raise UsageError(
-            f"there is no module {module!r} for the policy {model!r}",
-            fix="give package.module:function; where it is an endpoint's model, add --base-url",
-        )
-    return None
-
-
-def _importable(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
-
-
-# ---
-# One evaluation from its configuration to its summary.
-#
-# folder (locked, perhaps resumed) --> plan less what is done --> policy, sandboxes --> runner --> summary, report
-
 log = logging.getLogger(__name__)
+VLLM = "vllm:"
+"""Begins the name of a model that is a checkpoint folder, for a vLLM server of our own."""
 RESERVE_BYTES = 4 * 2**20
 """Set aside on the disk for the samples under way when it runs full."""
 
@@ -116,7 +86,7 @@ class Evaluation:
         self._meter = Meter(read_price(config.prices, config.model) if config.prices else None, config.budget)
         self._engine = WatchedEngine(self.sandboxes or LazyEngine(config.sandbox))
         self._sources = {
-            choice.label: Source(self._maker(choice, index)) for index, choice in enumerate(config.environments)
+            choice.label: TaskSource(self._maker(choice, index)) for index, choice in enumerate(config.environments)
         }
         self.samples = plan(config, {label: source.environment for label, source in self._sources.items()})
         for label, source in self._sources.items():
@@ -289,7 +259,7 @@ class Evaluation:
         results: dict[str, SampleResult] = {}
         wanted = {sample.id for sample in self.samples}
         for trajectory, result in self.folder.results(self.config.score):
-            self._meter.total.add(Usage(**trajectory.info.get("usage", {})))
+            self._meter.total.add(TokenUsage(**trajectory.info.get("usage", {})))
             if trajectory.id in wanted:
                 results[trajectory.id] = result
         for damage in self.folder.damage:
@@ -334,3 +304,27 @@ def _new_folder(config: EvaluationConfig) -> Path:
     words = [*(choice.label for choice in config.environments), config.model.rstrip("/").rpartition("/")[2]]
     stem = "-".join("".join(c if c.isalnum() or c in "._" else "_" for c in word) for word in words)[:80]
     return unused(Path("runs") / f"eval-{stem}")
+
+
+def scripted(config: EvaluationConfig) -> Policy | None:
+    """The scripted policy that the model names; None for an endpoint's model, also one called `name:tag`."""
+    model = config.model
+    if model.startswith(VLLM):
+        return None
+    module, colon, attribute = model.partition(":")
+    if not colon or (attribute.isidentifier() and "/" not in module and _importable(module)):
+        return scripted_policy(model)
+    path = "." in module and all(part.isidentifier() for part in [*module.split("."), attribute])
+    if path and "base_url" not in config.model_fields_set and "OPENAI_BASE_URL" not in os.environ:
+        raise UsageError(
+            f"there is no module {module!r} for the policy {model!r}",
+            fix="give package.module:function; where it is an endpoint's model, add --base-url",
+        )
+    return None
+
+
+def _importable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False

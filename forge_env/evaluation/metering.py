@@ -39,7 +39,7 @@ def read_price(path: Path, model: str) -> Price:
 
 
 @dataclass(slots=True)
-class Usage:
+class TokenUsage:
     """Tokens and their cost."""
 
     prompt: int = 0
@@ -51,7 +51,7 @@ class Usage:
     estimated: int = 0
     """Of the requests, those whose tokens are estimated: the endpoint did not tell them."""
 
-    def add(self, other: Usage) -> None:
+    def add(self, other: TokenUsage) -> None:
         """Add another's figures."""
         self.prompt += other.prompt
         self.completion += other.completion
@@ -71,7 +71,7 @@ class Meter:
 
     price: Price | None = None
     budget: float | None = None
-    total: Usage = field(default_factory=Usage)
+    total: TokenUsage = field(default_factory=TokenUsage)
     asking: int = 0
     """Replies awaited."""
     early: int = 0
@@ -82,10 +82,10 @@ class Meter:
         """Whether the budget is used up."""
         return self.budget is not None and self.total.cost >= self.budget
 
-    def of(self, reply: Reply) -> Usage:
+    def of(self, reply: Reply) -> TokenUsage:
         """What one reply used; where the policy doesn't say, its tokens are counted."""
         told = reply.metadata.get("usage") or {}
-        usage = Usage(
+        usage = TokenUsage(
             prompt=told.get("prompt", reply.prompt_length),
             completion=told.get("completion", len(reply.token_ids)),
             cached=told.get("cached", 0),
@@ -110,7 +110,7 @@ class MeteredPolicy(Policy):
         self.config = config
         self.on_turn = on_turn
         """Called before and after every reply."""
-        self.usage = Usage()
+        self.usage = TokenUsage()
         """Of all tries of the sample."""
         self.turns: list[Turn] = []
         """Of the last try: what is recorded when the environment's own code fails."""
@@ -135,7 +135,7 @@ class _MeteredSession(PolicySession):
     def __init__(self, owner: MeteredPolicy, inner: PolicySession) -> None:
         self._owner = owner
         self._inner = inner
-        self._usage = Usage()
+        self._usage = TokenUsage()
         self._tool_calls = 0
         owner.turns = []
 

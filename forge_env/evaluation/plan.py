@@ -10,7 +10,7 @@ from forge_env.config.evaluation import ENDLESS_N, EnvironmentChoice, Evaluation
 from forge_env.environment.base import Environment
 from forge_env.environment.tool_environment import ToolEnvironment
 from forge_env.errors import UsageError
-from forge_env.evaluation.metering import Usage
+from forge_env.evaluation.metering import TokenUsage
 from forge_env.trajectory import Trajectory
 
 
@@ -118,7 +118,7 @@ class SampleResult:
 
 
 class NoSuchMetricError(UsageError):
-    """What should be reported is no metric of the environment's."""
+    """What should be reported is not a metric of the environment."""
 
 
 def check_score(score: str, label: str, env: Environment) -> None:
@@ -137,7 +137,7 @@ def check_score(score: str, label: str, env: Environment) -> None:
         raise NoSuchMetricError(f"{label} has no metric {score!r}", fix=f"its metrics: {', '.join(known)}")
 
 
-USAGE = Usage.__slots__
+USAGE = TokenUsage.__slots__
 INFO = ("index", "epoch", "max_reward", "usage")
 
 
@@ -145,17 +145,17 @@ def check_record(trajectory: Trajectory) -> None:
     """Whether the runner can have written it: a damaged line may still be a trajectory by its form.
 
     Raises:
-        ValueError, TypeError, KeyError, AttributeError: it is none of its records.
+        ValueError, TypeError, KeyError, AttributeError: it is not one of its records.
     """
     info = trajectory.info
     usage = info.get("usage", {})
     if unknown := [*(info.keys() - set(INFO)), *(usage.keys() - set(USAGE))]:
         raise ValueError(f"there is no figure {unknown[0]!r}")
     if not all(isinstance(figure, int | float) for figure in [trajectory.reward, info["max_reward"], *usage.values()]):
-        raise ValueError("a figure is no number")
+        raise ValueError("a figure is not a number")
     index, epoch = info["index"], info["epoch"]
     if not (trajectory.id.startswith(f"{trajectory.environment}/") and trajectory.id.endswith(f"/{index}/{epoch}")):
-        raise ValueError(f"{trajectory.id!r} is no sample {epoch} of task {index} of {trajectory.environment!r}")
+        raise ValueError(f"{trajectory.id!r} is not sample {epoch} of task {index} of {trajectory.environment!r}")
     "".join([trajectory.task_id, trajectory.split, *trajectory.tags, *trajectory.metrics]).encode()  # or half a pair
     result_of(trajectory, "reward")
 

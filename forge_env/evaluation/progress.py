@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from forge_env.display.terminal import duration
 from forge_env.endpoint.limiter import AdaptiveLimiter
 from forge_env.evaluation.estimates import clustered
-from forge_env.evaluation.metering import Usage
+from forge_env.evaluation.metering import TokenUsage
 from forge_env.evaluation.plan import SampleResult
 from forge_env.evaluation.tables import counts
 
@@ -57,7 +57,7 @@ class EvaluationProgress:
     model: str
     confidence: float = 0.95
     environments: dict[str, EnvironmentProgress] = field(default_factory=dict)
-    usage: Usage = field(default_factory=Usage)
+    usage: TokenUsage = field(default_factory=TokenUsage)
     """Of the whole run, resumed parts included."""
     lost: Counter[str] = field(default_factory=Counter)
     """Samples of this process that were lost, by kind of error."""

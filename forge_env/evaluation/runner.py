@@ -1,4 +1,9 @@
-"""Playing the samples of an evaluation: as many at once as endpoint, sandboxes and configuration allow."""
+"""Playing the samples of an evaluation: as many at once as endpoint, sandboxes and configuration allow.
+
+A sample starts when the endpoint has room for another request (its window less what is in flight and what has started
+but not yet asked), when the queue for sandboxes is short, and while fewer than `max_samples` are under way. Whoever
+changes one of these sets one event; nothing is polled.
+"""
 
 from __future__ import annotations
 
@@ -65,15 +70,15 @@ def collecting_seldom() -> Iterator[None]:
                 gc.set_threshold(*_before)
 
 
-# ---
-# A sandbox engine that says how many sandboxes are out and how many are waited for.
-
 QUEUE = 2
 """Sandboxes waited for, however few are out, that don't yet hold anything up."""
 
 
 class WatchedEngine(SandboxEngine):
-    """Passes everything on to `engine`. Waiting for a sandbox is no working time."""
+    """Passes everything on to `engine`; knows how many sandboxes are out, and how many are waited for.
+
+    Waiting for a sandbox is not working time.
+    """
 
     def __init__(self, engine: SandboxEngine, *, on_change: Callable[[], object] = lambda: None) -> None:
         self.engine = engine
@@ -127,13 +132,6 @@ class WatchedEngine(SandboxEngine):
         return self.engine.stats()
 
 
-# ---
-# Playing the samples of an evaluation: as many at once as endpoint, sandboxes and configuration allow.
-#
-# A sample starts when the endpoint has room for another request (its window less what is in flight and what has
-# started but not yet asked), when the queue for sandboxes is short, and while fewer than `max_samples` are under way.
-# Whoever changes one of these sets one event; nothing is polled.
-
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 REFUSED_SAMPLES = 3
@@ -146,7 +144,7 @@ class RunAbortedError(ForgeError):
     """The run was given up: every sample would fail in the same way."""
 
 
-class Source:
+class TaskSource:
     """Where the samples of one environment come from."""
 
     def __init__(self, make: Callable[[], Environment]) -> None:
@@ -165,7 +163,7 @@ class Runner:
         self,
         config: EvaluationConfig,
         policy: Policy,
-        sources: dict[str, Source],
+        sources: dict[str, TaskSource],
         engine: WatchedEngine,
         writer: TrajectoryWriter,
         meter: Meter,
@@ -322,7 +320,7 @@ class Runner:
         }
         try:
             await self._writing(self.writer.write, trajectory)
-        except (TypeError, ValueError, RecursionError) as error:  # a policy or an environment put in what is no JSON
+        except (TypeError, ValueError, RecursionError) as error:  # a policy or an environment put in what is not JSON
             trajectory = _unrecordable(trajectory, error)
             log.error("sample %s: %s", sample.id, trajectory.error)
             await self._writing(self.writer.write, trajectory)

@@ -5,7 +5,7 @@
 
 The observation is shown as text, the agent answers with `<action>right</action>` (or that word alone), rewards pass
 through. A task is a seed of the wrapped environment. Subclass it to show observations in better words (`describe`).
-An answer that is no action is told so; it costs a turn and changes nothing.
+The agent is told when its answer is not an action; it costs a turn and changes nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GymnasiumConfig(EnvironmentConfig):
     instructions: str = ""
     """What the game is about, shown first."""
     max_turns: int = Field(100, ge=1)
-    """Messages in one episode, those that are no action too."""
+    """Messages in one episode, also those that are not actions."""
 
 
 class GymnasiumEnvironment(Environment):
@@ -103,7 +103,7 @@ class GymnasiumEnvironment(Environment):
         return [Message(role="user", content=text)], {"task_id": task.id, "split": task.split}
 
     async def step(self, action: Action) -> StepResult:
-        """One move; a message that is no move is told so."""
+        """One move; the agent is told when its message is not a move."""
         if not self._running:
             raise UsageError("step() without a running episode", fix="call reset() first")
         self._turns += 1
@@ -142,7 +142,7 @@ class GymnasiumEnvironment(Environment):
         space = self.game.action_space
         if isinstance(space, spaces.Text):
             ok = space.contains(given)
-            return (given, "") if ok else (None, "That is no valid text here.")
+            return (given, "") if ok else (None, "That is not a valid text here.")
         word = given.strip().casefold()
         if self.config.actions:
             names = [name.casefold() for name in self.config.actions]
@@ -150,7 +150,7 @@ class GymnasiumEnvironment(Environment):
                 return names.index(word) + int(space.start), ""  # type: ignore[attr-defined]
         elif re.fullmatch(r"[+-]?\d{1,9}", word, re.ASCII) and space.contains(int(word)):
             return int(word), ""
-        return None, f"{given.strip()[:40]!r} is no action." if given.strip() else "There is no action in that."
+        return None, f"{given.strip()[:40]!r} is not an action." if given.strip() else "There is no action in that."
 
 
 def make_game(env_id: str, options: dict[str, Any], actions: list[str]) -> gymnasium.Env[Any, Any]:

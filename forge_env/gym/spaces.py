@@ -26,7 +26,7 @@ class Messages(Space[tuple[Message, ...]]):
 
     @property
     def is_np_flattenable(self) -> bool:
-        """Messages are no arrays."""
+        """Messages are not arrays."""
         return False
 
     def sample(self, mask: Any = None, probability: Any = None) -> tuple[Message, ...]:
@@ -62,7 +62,7 @@ class AssistantMessage(Space[Action]):
 
     @property
     def is_np_flattenable(self) -> bool:
-        """Messages are no arrays."""
+        """Messages are not arrays."""
         return False
 
     def sample(self, mask: Any = None, probability: Any = None) -> Action:

@@ -25,7 +25,7 @@ from forge_env.interrupts import INTERRUPTED, run_until_interrupted
 from forge_env.logs import captured_output, log_to
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import open_loggers, read_metrics
-from forge_env.run.outcome import Outcome, failed, read_summary, write_summary
+from forge_env.run.outcome import RunOutcome, failed, read_summary, write_summary
 from forge_env.run.run import Run
 
 Trainer = Callable[[Run], Awaitable[None]]
@@ -41,7 +41,7 @@ def launch(
     *,
     resume: bool = False,
     debug: bool = False,
-) -> Outcome:
+) -> RunOutcome:
     """Run the trainer to its end and leave a complete run folder; everything it says goes to the terminal.
 
     Args:
@@ -83,7 +83,7 @@ def _open_run(config: RunConfig, folder: RunFolder, state: RunState, resume: boo
     return run
 
 
-def _play(run: Run, load_trainer: Callable[[], Trainer], earlier_s: float) -> Outcome:
+def _play(run: Run, load_trainer: Callable[[], Trainer], earlier_s: float) -> RunOutcome:
     """Run, then write what came of it, whatever that was."""
     try:
         outcome = _outcome(run, load_trainer)
@@ -98,7 +98,7 @@ def _play(run: Run, load_trainer: Callable[[], Trainer], earlier_s: float) -> Ou
     return outcome
 
 
-def _outcome(run: Run, load_trainer: Callable[[], Trainer]) -> Outcome:
+def _outcome(run: Run, load_trainer: Callable[[], Trainer]) -> RunOutcome:
     async def train() -> None:
         async with kept_up_to_date(run.display):
             await load_trainer()(run)
@@ -110,12 +110,12 @@ def _outcome(run: Run, load_trainer: Callable[[], Trainer]) -> Outcome:
     try:
         run_until_interrupted(train(), finish=finish, tell=run.note)
     except KeyboardInterrupt:
-        return Outcome("interrupted", INTERRUPTED)
+        return RunOutcome("interrupted", INTERRUPTED)
     except asyncio.CancelledError:
         return failed(RuntimeError("the trainer was cancelled from within"))
     except Exception as error:  # noqa: BLE001 - the boundary of the run: whatever it was is reported and recorded
         return failed(_full_disk(run) or error, error)
-    return Outcome("interrupted", INTERRUPTED) if run.stop.is_set() else Outcome("success", 0)
+    return RunOutcome("interrupted", INTERRUPTED) if run.stop.is_set() else RunOutcome("success", 0)
 
 
 def _full_disk(run: Run) -> ForgeError | None:
@@ -128,7 +128,7 @@ def _full_disk(run: Run) -> ForgeError | None:
     )
 
 
-def _write_results(run: Run, outcome: Outcome, earlier_s: float) -> None:
+def _write_results(run: Run, outcome: RunOutcome, earlier_s: float) -> None:
     from forge_env.display.report import write_report, write_reward_curve
 
     wall_s = earlier_s + run.state.elapsed

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from forge_env.config.recipe import RunConfig
 from forge_env.errors import PluginError, UsageError
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 GROUP = "forge_env.loggers"
 
 
+@runtime_checkable
 class MetricsLogger(Protocol):
-    """Receives every row of metrics."""
+    """Receives every row of metrics. A plug-in is a class with these methods."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Keep one row."""
@@ -143,7 +144,7 @@ def check_loggers(config: RunConfig) -> None:
 
     Raises:
         UsageError: one isn't installed, or has nobody to log for.
-        PluginError: one can't be imported, or is no logger.
+        PluginError: one can't be imported, or is not a logger.
     """
     for name in config.logging.loggers:
         _logger_class(name)
@@ -165,8 +166,9 @@ def check_loggers(config: RunConfig) -> None:
 
 def _logger_class(name: str) -> Callable[[RunFolder, RunConfig], MetricsLogger]:
     found = load_plugin(GROUP, name)
-    if not (callable(found) and hasattr(found, "log") and hasattr(found, "close")):
-        raise PluginError(f"logger {name!r}: {found!r} is no logger", fix="it needs the methods log and close")
+    if not (isinstance(found, type) and issubclass(found, MetricsLogger)):
+        fix = "it must be a class with the methods log and close"
+        raise PluginError(f"logger {name!r}: {found!r} is not a logger", fix=fix)
     logger_class: Callable[[RunFolder, RunConfig], MetricsLogger] = found
     return logger_class
 

@@ -29,7 +29,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """The end of a run."""
 
     exit: Exit
@@ -47,10 +47,10 @@ class Outcome:
         return str(self.error) if isinstance(self.error, ForgeError) else _describe(self.error)
 
 
-def failed(error: BaseException, raised: BaseException | None = None) -> Outcome:
+def failed(error: BaseException, raised: BaseException | None = None) -> RunOutcome:
     """The outcome of an exception; of a group, its cause."""
     cause = root_cause(error)
-    return Outcome("failed", cause.exit_code if isinstance(cause, ForgeError) else 1, cause, raised or error)
+    return RunOutcome("failed", cause.exit_code if isinstance(cause, ForgeError) else 1, cause, raised or error)
 
 
 def _describe(error: BaseException) -> str:

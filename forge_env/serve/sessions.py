@@ -117,7 +117,7 @@ def parse_message(text: str) -> dict[str, Any]:
     """One message of a client.
 
     Raises:
-        WireError: it is no JSON object with a `type`.
+        WireError: it is not a JSON object with a `type`.
     """
     try:
         message = json.loads(text)

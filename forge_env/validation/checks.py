@@ -13,7 +13,6 @@ from forge_env.environment.base import API_VERSION, Environment
 from forge_env.environment.tool_environment import ToolEnvironment
 from forge_env.errors import ForgeError, UsageError, environment_code
 from forge_env.policy import Policy
-from forge_env.rewards.rubric import Rubric
 from forge_env.rollout.episode import EpisodeLimits, run_episode
 from forge_env.rollout.scripted import GoldPolicy, RandomPolicy, ReplayPolicy
 from forge_env.tasks.splits import count_tasks
@@ -241,8 +240,7 @@ class Validator:
 
 
 def _has_group_rewards(env: Environment) -> bool:
-    rubric = getattr(env, "rubric", None)
-    if isinstance(rubric, Rubric) and rubric.scores_groups:
+    if isinstance(env, ToolEnvironment) and env.rubric.scores_groups:
         return True
     return type(env).score_group not in (Environment.score_group, ToolEnvironment.score_group)
 

@@ -58,7 +58,7 @@ async def test_a_hand() -> None:
     assert "<action>...</action>: stick, hit." in observation[0].content
     observation, reward, terminated, truncated, _ = await env.step("I would fold")
     assert (reward, terminated, truncated) == (0.0, False, False)
-    assert observation[0].content.startswith("'I would fold' is no action.")
+    assert observation[0].content.startswith("'I would fold' is not an action.")
     observation, reward, terminated, _, info = await env.step("<action>Stick</action>")
     assert terminated
     assert reward in (-1.0, 0.0, 1.0)
@@ -114,7 +114,7 @@ async def test_text_spaces_and_nested_observations() -> None:
     env = fe.make(ADAPTER, env_id="Echo-v0")
     observation, _ = await env.reset(seed=0)
     assert observation[0].content.endswith("say: hello, seen: [1, 2]")
-    assert (await env.step("ei\u00df"))[0][0].content.startswith("That is no valid text here.")
+    assert (await env.step("ei\u00df"))[0][0].content.startswith("That is not a valid text here.")
     assert (await env.step("<action>hello</action>"))[1] == 1.0
     await env.reset(seed=0)
     with pytest.raises(EnvironmentBugError, match="ZeroDivisionError"):

@@ -18,7 +18,7 @@ from forge_env.errors import ForgeError, SandboxError, UsageError
 from forge_env.run import Run, RunFolder
 from forge_env.run.launch import launch
 from forge_env.run.metrics import read_metrics
-from forge_env.run.outcome import Outcome, read_summary, save_progress
+from forge_env.run.outcome import RunOutcome, read_summary, save_progress
 from forge_env.trajectory import Trajectory, read_trajectories
 
 
@@ -37,7 +37,7 @@ async def learn(run: Run) -> None:
 
 
 def test_success_leaves_a_complete_folder(config: RunConfig, folder: RunFolder) -> None:
-    assert launch(config, folder, lambda: learn) == Outcome("success", 0)
+    assert launch(config, folder, lambda: learn) == RunOutcome("success", 0)
     for path in (folder.config, folder.metrics, folder.summary, folder.report, folder.reward_curve, folder.log):
         assert path.stat().st_size > 0
     assert list(folder.tensorboard.iterdir())
@@ -114,7 +114,7 @@ def test_a_full_disk_ends_no_run_and_loses_nothing_that_room_is_made_for(config:
     padding = {f"metric/{number}": 0.0 for number in range(200)}
     config.logging.tensorboard, config.logging.timeline, config.logging.trajectories = True, True, "all"
     outcome = launch(config, folder, lambda: learn_meanwhile)
-    assert outcome == Outcome("success", 0)
+    assert outcome == RunOutcome("success", 0)
     assert [row["step"] for row in read_metrics(folder.metrics)] == [1, 2, 2, 3, 3, 4]
     assert [item.id for item in read_trajectories(folder.trajectories / "eval-0003.jsonl")] == ["2", "3"]
     assert (summary(folder)["exit"], summary(folder)["steps"]) == ("success", 4)

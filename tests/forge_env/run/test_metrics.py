@@ -62,7 +62,8 @@ def test_loggers_are_plugins(config: RunConfig, folder: RunFolder) -> None:
     assert Kept.rows == [(1, {"a": 2.0})]
     for logger in loggers:
         logger.close()
-    for wrong, said in [("nothing", "no logger 'nothing'"), ("json:dumps", "is no logger"), ("nowhere:X", "nowhere")]:
+    wrongs = [("nothing", "no logger 'nothing'"), ("json:dumps", "is not a logger"), ("nowhere:X", "nowhere")]
+    for wrong, said in wrongs:
         config.logging.loggers = [wrong]
         with pytest.raises(ForgeError, match=said):
             check_loggers(config)

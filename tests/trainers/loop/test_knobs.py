@@ -25,7 +25,7 @@ from forge_env.config.recipe import ModelSection, TinyModel
 from forge_env.errors import ConfigError
 from forge_env.run import RunFolder
 from forge_env.run.metrics import open_loggers
-from forge_env.run.outcome import Outcome
+from forge_env.run.outcome import RunOutcome
 from trainers.loop.stack import prepare_controller
 
 prepare_controller()
@@ -76,10 +76,10 @@ def command(overrides: Mapping[str, Any], root: Path) -> Any:
     """What `forge-env train` would launch, and where."""
     seen: list[Any] = []
 
-    def launch(config: RunConfig, folder: RunFolder, load_trainer: Callable[[], Any], **options: Any) -> Outcome:
+    def launch(config: RunConfig, folder: RunFolder, load_trainer: Callable[[], Any], **options: Any) -> RunOutcome:
         where = re.sub(r"\d", "0", str(folder.root.relative_to(root)))
         seen.append((where, load_trainer().__module__))
-        return Outcome("success", 0)
+        return RunOutcome("success", 0)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
