@@ -60,6 +60,9 @@ class AsyncEngine:
         recompute_on_update: after new weights, compute the keys and values of requests in flight anew, so that
             every further token is sampled from exactly the new policy. Off, they are kept, which costs nothing.
         followers: the other processes of a tensor-parallel replica; one of those is itself only asked to `follow`.
+
+    Raises:
+        UsageError: vLLM refuses `engine_args`.
     """
 
     def __init__(
@@ -67,9 +70,11 @@ class AsyncEngine:
     ) -> None:
         from vllm import EngineArgs, LLMEngine
 
-        self.engine = LLMEngine.from_engine_args(
-            EngineArgs(**{"skip_tokenizer_init": True, "disable_log_stats": True, **engine_args})
-        )
+        try:
+            arguments = EngineArgs(**{"skip_tokenizer_init": True, "disable_log_stats": True, **engine_args})
+            self.engine = LLMEngine.from_engine_args(arguments)
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"vLLM refuses its arguments: {error}", fix="see generator.engine_args") from error
         self._set_version(0)
         self._recompute_on_update = recompute_on_update
         self._followers = followers

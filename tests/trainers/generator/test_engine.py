@@ -235,3 +235,13 @@ async def test_weights_that_the_store_has_dropped_are_told_from_a_store_that_fai
         await Generator._pull(actor, 3)
     with pytest.raises(KeyError):
         await Generator._pull(actor, 4)
+
+
+async def test_arguments_that_vllm_refuses_are_named(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: Any) -> None:
+        raise ValueError("block_size: 7 is not allowed")
+
+    monkeypatch.setattr(sys.modules["vllm"], "EngineArgs", refuse)
+    with pytest.raises(UsageError, match="block_size: 7 is not allowed") as refused:
+        AsyncEngine({"block_size": 7})
+    assert refused.value.fix == "see generator.engine_args"
