@@ -74,7 +74,9 @@ class AsyncEngine:
             arguments = EngineArgs(**{"skip_tokenizer_init": True, "disable_log_stats": True, **engine_args})
             self.engine = LLMEngine.from_engine_args(arguments)
         except (ValueError, TypeError) as error:
-            raise UsageError(f"vLLM refuses its arguments: {error}", fix="see generator.engine_args") from error
+            raise UsageError(
+                f"vLLM refuses its arguments: {error}", fix="see the generator section of the recipe"
+            ) from error
         self._set_version(0)
         self._recompute_on_update = recompute_on_update
         self._followers = followers

@@ -244,4 +244,4 @@ async def test_arguments_that_vllm_refuses_are_named(fake: Fake, monkeypatch: py
     monkeypatch.setattr(sys.modules["vllm"], "EngineArgs", refuse)
     with pytest.raises(UsageError, match="block_size: 7 is not allowed") as refused:
         AsyncEngine({"block_size": 7})
-    assert refused.value.fix == "see generator.engine_args"
+    assert refused.value.fix == "see the generator section of the recipe"
