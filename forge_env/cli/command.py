@@ -30,12 +30,18 @@ class Word(NamedTuple):
     required: bool
 
 
+class Formatter(argparse.HelpFormatter):
+    """Wraps a description; text of several lines stays as it is."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+
 class Parser(argparse.ArgumentParser):
     """argparse without abbreviations, with keys that are set as `--a.b VALUE`, `--a.b=VALUE` or `a.b=VALUE`."""
 
     def __init__(self, **options: Any) -> None:
-        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        super().__init__(**options, allow_abbrev=False)
+        super().__init__(**options, formatter_class=Formatter, allow_abbrev=False)
         self._words: list[Word] = []
         self._any_number = False
         self._model: type[BaseModel] | None = None
@@ -68,10 +74,8 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Usage, the command's own flags, and every key with its documentation."""
-        if self._words:
-            group = self.add_argument_group("arguments")
-            for word in self._words:
-                group.add_argument(word.name, metavar=word.name, help=_escaped(word.help))
+        for word in self._words:
+            self.add_argument(word.name, metavar=word.name, help=_escaped(word.help))
         self._words = []
         for title, flags in (_groups(self._model) if self._model else {}).items():
             group = self.add_argument_group(_escaped(title))

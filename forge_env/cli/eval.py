@@ -35,10 +35,11 @@ Ctrl-C once finishes the samples under way, twice stops now; neither loses a fin
 def add_arguments(parser: Parser) -> None:
     """Describe the command."""
     parser.usage = "forge-env eval ENV[,ENV...]|FILE [key=value ...] --model M [-n N] [--out DIR] [--resume] [...]"
-    parser.description = """\
-Evaluate a model or policy on environments, or as a YAML file says. Every key below may stand in the file, and can be
-set as --key VALUE, --key=VALUE or key=VALUE. Any other key is an option of the environment; of several environments,
-write ENV.key=VALUE."""
+    parser.description = (
+        "Evaluate a model or policy on environments, or as a YAML file says. Every key below may stand in the file, "
+        "and can be set as --key VALUE, --key=VALUE or key=VALUE. Any other key is an option of the environment; with "
+        "several environments, write ENV.key=VALUE."
+    )
     parser.epilog = EPILOG
     parser.word(
         "ENV", "environments (`forge-env list`, or module:Class), or a YAML file", required=False, any_number=True

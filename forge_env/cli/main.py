@@ -23,7 +23,7 @@ COMMANDS = {
     "info": "show an environment: tasks, tools, options, an example episode",
     "validate": "check that an environment is sound, without a model",
     "play": "be the agent in an environment yourself",
-    "serve": "serve an environment over OpenEnv's protocol",
+    "serve": "serve an environment to clients of OpenEnv and MCP",
     "new": "write an installable package with a new environment",
     "eval": "evaluate a model or policy on environments",
     "score": "score stored transcripts again, without the model",

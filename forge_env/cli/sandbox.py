@@ -10,7 +10,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from forge_env.cli.command import Parser
 from forge_env.config.reader import construct, parse_overrides
@@ -18,9 +17,7 @@ from forge_env.errors import ForgeError, UsageError
 from forge_env.plugins import installed
 from forge_env.sandbox import ExecResult, Limits, SandboxEngine, SandboxSpec, open_engine
 from forge_env.sandbox.engines import GROUP, load_engine
-
-if TYPE_CHECKING:
-    from forge_env.sandbox_audit.attacks import Attack
+from forge_env.sandbox_audit.attacks import ATTACKS, GROUPS, Attack
 
 TIMED_OUT = 124
 _SIGNALLED = 128
@@ -69,9 +66,7 @@ def add_arguments(parser: Parser) -> None:
         "another sandbox that must not notice, and print which were contained. Ends with 1 if one was not. Run it "
         "after changing the kernel, Docker or an image, as the user who will run sandboxes.",
     )
-    audit.add_argument(
-        "--group", action="append", metavar="GROUP", help="only escape, starvation, leftovers, network or cheating"
-    )
+    audit.add_argument("--group", action="append", metavar="GROUP", help=f"only this group: {', '.join(GROUPS)}")
     audit.add_argument("--attack", action="append", metavar="NAME", help="only this program; --list shows the names")
     audit.add_argument("--list", action="store_true", help="list the programs and what they try; run nothing")
     _finish(audit, run_audit)
@@ -161,8 +156,6 @@ def run_reap(args: argparse.Namespace) -> int:
 
 def run_audit(args: argparse.Namespace) -> int:
     """`sandbox audit`: 0 when every attack was contained."""
-    from forge_env.sandbox_audit.attacks import ATTACKS, GROUPS
-
     groups, names = args.group or GROUPS, args.attack
     if unknown := sorted(set(groups) - set(GROUPS)):
         raise UsageError(f"there is no group {unknown[0]!r}", fix=f"use one of: {', '.join(GROUPS)}")
