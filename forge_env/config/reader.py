@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass, replace
 from importlib.resources.abc import Traversable
@@ -42,6 +42,8 @@ MAX_VALUES = 100_000
 """Keys and values in one file, aliases written out."""
 WIDTH = 110
 """Columns of the YAML that is written."""
+MOST_LISTED = 40
+"""Known keys that are listed beside an unknown one."""
 
 
 class Loader(yaml.SafeLoader):
@@ -387,22 +389,27 @@ def validate(model: type[M], data: Any, source: Source, at: KeyPath = ()) -> M:
         raise source.refuse(problems(error, model, data, at), error) from error
 
 
-def construct(make: Callable[..., Any], options: dict[str, Any], at: str) -> Any:
-    """`make(**options)`: how plug-ins whose options are arguments (losses, rules) get theirs.
+def construct(make: Callable[..., Any], options: dict[str, Any], at: str = "", owner: str = "") -> Any:
+    """`make(**options)`: how plug-ins whose options are arguments (losses, rules, engines) get theirs.
 
     Args:
         make: a class or function; its signature says which options there are.
         options: what was configured.
-        at: dotted key that the options stand at.
+        at: dotted key that the options stand at, where they come from a file.
+        owner: whose options they are, where they don't.
 
     Raises:
         InvalidConfigError: an option is unknown, missing or wrong.
         UsageError: the class refuses them in words of its own.
     """
-    path, source = tuple(at.split(".")), Source("", {})
+    path, source = tuple(filter(None, at.split("."))), Source(owner, {})
     known, accepts_any = arguments(make)
-    if not accepts_any and (unknown := [name for name in options if name not in known]):
-        raise source.refuse([_unknown((*path, name), known or ["none"]) for name in unknown])
+    found = [] if accepts_any else unknown(options, known, path)
+    found += [
+        _missing((*path, name)) for name in known if known[name] is inspect.Parameter.empty and name not in options
+    ]
+    if found:
+        raise source.refuse(found)
     try:
         return make(**options)
     except ValidationError as error:
@@ -411,7 +418,7 @@ def construct(make: Callable[..., Any], options: dict[str, Any], at: str) -> Any
         raise
     except Exception as error:  # whatever somebody's constructor says about its options
         shown = ", ".join(known) or "none"
-        raise UsageError(f"{at}: {options} is refused: {error}", fix=f"its options: {shown}") from error
+        raise UsageError(f"{at or owner}: {options} is refused: {error}", fix=f"its options: {shown}") from error
 
 
 def arguments(make: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
@@ -420,8 +427,17 @@ def arguments(make: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
         parameters = inspect.signature(make).parameters.values()
     except (TypeError, ValueError):  # built in, without a signature
         return {}, True
-    named = {item.name: item.default for item in parameters if item.kind is not item.VAR_KEYWORD}
-    return named, len(named) < len(parameters)
+    named = {item.name: item.default for item in parameters if item.kind not in (item.VAR_KEYWORD, item.VAR_POSITIONAL)}
+    return named, any(item.kind is item.VAR_KEYWORD for item in parameters)
+
+
+def unknown(given: Iterable[str], known: Collection[str], at: KeyPath) -> list[Problem]:
+    """Problems with the names that are given below the key `at` and not known there."""
+    return [_unknown((*at, name), known or ["none"]) for name in given if name not in known]
+
+
+def _missing(path: KeyPath, example: str = "VALUE") -> Problem:
+    return Problem(path, f"missing (add it, for example `{path[-1]}: {example}`)")
 
 
 def problems(error: ValidationError, model: Any, data: Any, at: KeyPath = ()) -> Iterator[Problem]:
@@ -435,7 +451,7 @@ def problems(error: ValidationError, model: Any, data: Any, at: KeyPath = ()) ->
             yield _unknown(path, known, model if not at else None)
         elif text == "missing":
             examples = [example for each in _at(model, inner) for example in each.examples or ()]
-            yield Problem(path, f"missing (add it, for example `{path[-1]}: {(*examples, 'VALUE')[0]}`)")
+            yield _missing(path, *examples[:1])
         else:
             yield Problem(path, text)
 
@@ -448,7 +464,8 @@ def _unknown(path: KeyPath, known: Iterable[str], model: Any = None) -> Problem:
     elsewhere = {key.rpartition(".")[2]: key for key in reversed(list(keys(model)))} if model is not None else {}
     if guess := did_you_mean(path[-1], elsewhere):
         return Problem(path, "unknown key", tuple(elsewhere[guess].split(".")))
-    return Problem(path, f"unknown key (known here: {', '.join(known)})" if known else "unknown key")
+    listed = 0 < len(known) <= MOST_LISTED
+    return Problem(path, f"unknown key (known here: {', '.join(known)})" if listed else "unknown key")
 
 
 def _written(loc: Sequence[int | str], data: Any) -> KeyPath:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from typing import Any
 
-from forge_env.errors import PluginError, SandboxUnavailableError, UsageError
+from forge_env.config.reader import arguments, construct
+from forge_env.errors import PluginError, SandboxUnavailableError
 from forge_env.plugins import installed, load_plugin
 from forge_env.sandbox.protocol import Sandbox, SandboxEngine, SandboxSpec
 
@@ -80,17 +80,10 @@ def open_engine(name: str = "auto", **options: Any) -> SandboxEngine:
 
 
 def _made(engine: type[SandboxEngine], name: str, options: dict[str, Any]) -> SandboxEngine:
-    signature = inspect.signature(engine)
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
-    known = {option: value for option, value in options.items() if takes_any or option in signature.parameters}
-    if unknown := set(options) - set(known) - _WISHES:
-        names = ", ".join(sorted(set(signature.parameters))) or "none"
-        raise UsageError(f"sandbox engine {name!r} has no option {', '.join(sorted(unknown))}", fix=f"it has: {names}")
-    try:
-        signature.bind(**known)
-    except TypeError as error:
-        raise UsageError(f"sandbox engine {name!r} can't be made: {error}", fix="give every option a default") from None
-    return engine(**known)
+    known, takes_any = arguments(engine)
+    kept = {option: value for option, value in options.items() if takes_any or option in known or option not in _WISHES}
+    made: SandboxEngine = construct(engine, kept, owner=f"sandbox engine {name!r}")
+    return made
 
 
 class LazyEngine(SandboxEngine):

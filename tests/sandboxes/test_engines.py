@@ -66,11 +66,11 @@ def test_a_third_partys_engine_takes_what_it_knows() -> None:
     engine = open_engine(FOREIGN, concurrency=3, warm=1, region="there")
     assert isinstance(engine, Foreign)
     assert engine.region == "there"
-    with pytest.raises(UsageError, match="no option base_image"):
+    with pytest.raises(UsageError, match="base_image: unknown key"):
         open_engine(FOREIGN, base_image="x")
-    with pytest.raises(UsageError, match="can't be made"):
+    with pytest.raises(UsageError, match="Demanding': key: missing"):
         open_engine(DEMANDING)
-    with pytest.raises(UsageError, match="no option base_image"):
+    with pytest.raises(UsageError, match="base_image: unknown key"):
         open_engine("local", base_image="x")
 
 

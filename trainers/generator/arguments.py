@@ -14,8 +14,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from forge_env.config.reader import Source, unknown
 from forge_env.config.recipe import RunConfig, SamplingSection
-from forge_env.errors import UsageError, did_you_mean
+from forge_env.errors import UsageError
 
 _KEYS = {
     "model": "model.path",
@@ -90,12 +91,10 @@ def check_engine_args(config: RunConfig) -> None:
     """
     given = config.generator.engine_args
     known = _engine_arg_names() if given else []
+    if known and (found := unknown(given, known, ("generator", "engine_args"))):
+        raise Source("", {}).refuse(found)
     for name in given:
         key = f"generator.engine_args.{name}"
-        if known and name not in known:
-            guess = did_you_mean(name, known)
-            fix = f"did you mean {guess!r}?" if guess else "see the arguments of `vllm serve`, with _ in place of -"
-            raise UsageError(f"{key}: vLLM has no such argument", fix=fix)
         if name in _KEYS:
             raise UsageError(f"{key} can't be set: it is a key of the recipe", fix=f"use {_KEYS[name]}")
         refused = _REFUSED if config.generator.with_gpus else _REFUSED | _REFUSED_ON_CPU
