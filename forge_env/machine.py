@@ -13,6 +13,8 @@ from pathlib import Path
 from forge_env.errors import UsageError
 
 GIB = 1024**3
+FULL_GB = 0.01
+"""With less free space a disk counts as full."""
 TRAINING_MODULES = {
     "torch": "torch",
     "vllm": "vLLM",
@@ -50,6 +52,11 @@ def existing_parent(path: Path) -> Path:
 def free_disk_gb(path: Path) -> float:
     """Free space where `path` is or would be, GiB."""
     return shutil.disk_usage(existing_parent(path)).free / GIB
+
+
+def disk_is_full(path: Path) -> bool:
+    """Whether the disk of `path` has next to no space left: the likely cause of any failure to write there."""
+    return free_disk_gb(path) <= FULL_GB
 
 
 def free_memory_gb() -> float:

@@ -29,8 +29,6 @@ from forge_env.run.outcome import RunOutcome, failed, read_summary, write_summar
 from forge_env.run.run import Run
 
 Trainer = Callable[[Run], Awaitable[None]]
-FULL_GB = 0.01
-"""A disk with less free space can't take another checkpoint."""
 logger = logging.getLogger("forge_env.run")
 
 
@@ -120,7 +118,7 @@ def _outcome(run: Run, load_trainer: Callable[[], Trainer]) -> RunOutcome:
 
 def _full_disk(run: Run) -> ForgeError | None:
     """The likely cause of any failure on a full disk, which every library words differently."""
-    if machine.free_disk_gb(run.folder.root) > FULL_GB:
+    if not machine.disk_is_full(run.folder.root):
         return None
     return ForgeError(
         f"the disk of {run.folder.root} is full",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pickle
@@ -10,9 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forge_env import machine
 from forge_env.files import write_whole, written_whole
 from forge_env.run import Run
 from trainers.loop.trainer import TrainerHandle
+
+ROOM_S = 5.0
+"""How often the last checkpoint is tried again on a full disk; no event tells when there is room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,7 @@ class Checkpoints:
     """The run's checkpoints: `step-N/` folders with weights, training state, data position and replay buffer."""
 
     def __init__(self, run: Run) -> None:
+        self._run = run
         self._root = run.folder.checkpoints
         self._keep = run.config.checkpoint.keep
 
@@ -62,8 +68,32 @@ class Checkpoints:
                 _link(file, staging / file.name)
         return self._root / "resumed"
 
-    async def save(self, trainer: TrainerHandle, saved: Saved) -> Path:
-        """Save the trainer and what goes with it."""
+    async def save(self, trainer: TrainerHandle, saved: Saved) -> Path | None:
+        """Save the trainer and what goes with it.
+
+        A full disk ends no run: a checkpoint on the way is then left out (None), and the last one waits for room.
+        """
+        while (folder := await self._save_where_there_is_room(trainer, saved)) is None:
+            self._run.warn("the disk is full: no checkpoint can be saved. Free some space")
+            if saved.step < self._run.config.grpo.steps and not self._run.stop.is_set():
+                return None
+            await asyncio.sleep(ROOM_S)
+        return folder
+
+    async def _save_where_there_is_room(self, trainer: TrainerHandle, saved: Saved) -> Path | None:
+        newest = self.newest()  # the next one will be about as large: better not begun than torn
+        size = sum(file.stat().st_size for file in newest.rglob("*") if file.is_file()) if newest else 0
+        if machine.free_disk_gb(self._root) * machine.GIB < size:
+            return None
+        try:
+            return await self._save(trainer, saved)
+        except Exception:  # every library words a full disk differently
+            if not machine.disk_is_full(self._root):
+                raise
+            shutil.rmtree(self._root / f"step-{saved.step:06d}", ignore_errors=True)
+            return None
+
+    async def _save(self, trainer: TrainerHandle, saved: Saved) -> Path:
         folder = self._root / f"step-{saved.step:06d}"
         progress = folder / "progress.json"
         if progress.is_file():  # the same step of the same run: saved before, or resumed from

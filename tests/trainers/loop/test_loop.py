@@ -110,6 +110,36 @@ async def test_a_step_is_saved_once(run: Run) -> None:
     assert [path.name for path in sorted(run.folder.checkpoints.iterdir())] == ["step-000002", "step-000003"]
 
 
+async def test_a_full_disk_leaves_a_checkpoint_out_and_the_last_one_waits_for_room(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free: list[float] = []
+
+    class FullDisk(Writer):
+        async def save(self, folder: str) -> None:
+            await super().save(folder)
+            if free[0] == 0:
+                raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
+
+    monkeypatch.setattr("forge_env.machine.free_disk_gb", lambda path: free[0] if len(free) == 1 else free.pop(0))
+    monkeypatch.setattr("trainers.loop.checkpoints.ROOM_S", 0.0)
+    writer, checkpoints, last = FullDisk(), Checkpoints(run), run.config.grpo.steps
+    free[:] = [0.0]
+    assert await checkpoints.save(writer, Saved(1, {}, {})) is None  # type: ignore[arg-type]
+    assert list(run.folder.checkpoints.glob("*")) == []
+    free[:] = [0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+    assert await checkpoints.save(writer, Saved(last, {}, {})) is not None  # type: ignore[arg-type]
+    assert (checkpoints.step, len(run.state.warnings)) == (last, 1)
+    free[:] = [1.0]
+
+    class Broken(Writer):
+        async def save(self, folder: str) -> None:
+            raise RuntimeError("CUDA error")
+
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        await checkpoints.save(Broken(), Saved(2, {}, {}))  # type: ignore[arg-type]
+
+
 def checkpointed(config: RunConfig, root: Path) -> Run:
     """A run to be resumed, with one checkpoint."""
     folder = RunFolder(root / "run")
