@@ -99,7 +99,7 @@ def torchforge(checkout: Path) -> Any:
         "forge.controller": {"ForgeActor": type("ForgeActor", (), {})},
         "forge.observability.metrics": {
             "record_metric": lambda *_: None,
-            "Reduce": type("Reduce", (), dict.fromkeys(("SUM", "MEAN", "MAX"))),
+            "Reduce": type("Reduce", (), dict.fromkeys(("SUM", "MEAN", "MAX", "MIN"))),
         },
         "forge.observability.perf_tracker": {"trace": lambda *_, **__: same},
     }
