@@ -9,7 +9,6 @@ from typing import Any
 
 from forge_env.cli.command import Parser, add_environment, environment_options
 from forge_env.environment.base import Environment
-from forge_env.environment.tool_environment import ToolEnvironment
 from forge_env.interrupts import run_until_interrupted
 from forge_env.registry import make
 from forge_env.sandbox.engines import LazyEngine
@@ -57,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 def describe(name: str, env: Environment) -> dict[str, Any]:
     """Everything `info` shows but the example, JSON-ready."""
     fields = type(env.config).model_fields
-    rubric = env.rubric if isinstance(env, ToolEnvironment) else None
+    rubric = env.rubric
     return {
         "name": name,
         "summary": ((type(env).__doc__ or "").strip().splitlines() or [""])[0],

@@ -24,6 +24,7 @@ from forge_env.errors import EnvironmentBugError, UsageError, environment_code
 from forge_env.types import Action, Message, Observation, StepResult, Task, ToolSpec
 
 if TYPE_CHECKING:
+    from forge_env.rewards.rubric import Rubric
     from forge_env.sandbox import SandboxEngine
     from forge_env.trajectory import Trajectory
 
@@ -55,6 +56,8 @@ class Environment(ABC):
     splits: ClassVar[tuple[str, ...]] = ("train", "eval")
     max_reward: ClassVar[float] = 1.0
     """What a perfect episode earns; validation holds gold solutions to it."""
+    rubric: Rubric | None = None
+    """How episodes are scored, where a rubric does it; `forge-env info` and `validate` show it."""
 
     def __init__(self, config: EnvironmentConfig | None = None, *, sandboxes: SandboxEngine | None = None) -> None:
         self.config: Any = config if config is not None else self.config_class()

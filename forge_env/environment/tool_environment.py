@@ -77,8 +77,8 @@ class ToolEnvironment(Environment):
         self._submitted: str | None = None
         self._state = "new"  # new -> running -> ended
         self._holds_resources = False
-        if not isinstance(getattr(self, "rubric", None), Rubric):
-            has = f".rubric is a {type(self.rubric).__name__}" if hasattr(self, "rubric") else " has no rubric"
+        if not isinstance(self.rubric, Rubric):
+            has = " has no rubric" if self.rubric is None else f".rubric is a {type(self.rubric).__name__}"
             raise UsageError(f"{type(self).__name__}{has}", fix="set `rubric = fe.Rubric([...])`")
 
     # What an author may override.
@@ -162,7 +162,7 @@ class ToolEnvironment(Environment):
         await self._release()
         await self._running_calls.wait_for_straggler(self.config.tool_timeout_s)
         given = (options or {}).get("task")
-        with environment_code(f"{type(self).__name__}.task", str(getattr(given, "id", seed))):
+        with environment_code(f"{type(self).__name__}.task", str(given.id if isinstance(given, Task) else seed)):
             task = self.resolve_task(seed, options)
         self.current_task = task
         self.messages = []

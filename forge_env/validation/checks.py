@@ -240,7 +240,7 @@ class Validator:
 
 
 def _has_group_rewards(env: Environment) -> bool:
-    if isinstance(env, ToolEnvironment) and env.rubric.scores_groups:
+    if env.rubric is not None and env.rubric.scores_groups:
         return True
     return type(env).score_group not in (Environment.score_group, ToolEnvironment.score_group)
 
