@@ -5,19 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import pickle
 import shutil
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
 from forge_env import machine
+from forge_env.errors import UsageError
 from forge_env.files import write_whole, written_whole
 from forge_env.run import Run
+from trainers.buffer.packed import PackedGroup
 from trainers.loop.trainer import TrainerHandle
 
 ROOM_S = 5.0
 """How often the last checkpoint is tried again on a full disk; no event tells when there is room."""
+BUFFER = "buffer.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +108,7 @@ class Checkpoints:
             return folder
         folder.mkdir(parents=True, exist_ok=True)
         await trainer.save(str(folder))
-        (folder / "buffer.pickle").write_bytes(pickle.dumps(saved.buffer))
+        await asyncio.to_thread(save_buffer, saved.buffer, folder / BUFFER)
         # Written last: a checkpoint without it is not one.
         write_whole(progress, json.dumps({"step": saved.step, "order": saved.order}))
         for old in self._all()[: -self._keep]:
@@ -114,8 +122,55 @@ class Checkpoints:
             return None
         await trainer.load(str(folder))
         progress = json.loads((folder / "progress.json").read_text())
-        buffer = pickle.loads((folder / "buffer.pickle").read_bytes())
-        return Saved(int(progress["step"]), progress["order"], buffer)
+        return Saved(int(progress["step"]), progress["order"], load_buffer(folder / BUFFER))
+
+
+def save_buffer(state: dict[str, Any], file: Path) -> None:
+    """Write a replay buffer's state: a safetensors file of the groups' bytes, with all else as JSON in its header.
+
+    Reading it runs no code, whoever wrote it.
+    """
+    blocks: dict[str, NDArray[np.uint8]] = {}
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, PackedGroup):
+            name = str(len(blocks))
+            blocks[name] = np.frombuffer(value.data, np.uint8)
+            return {"group": name, "task_id": value.task_id, "columns": value.columns}
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        return [plain(item) for item in value] if isinstance(value, list) else value
+
+    save_file(blocks, file, metadata={"state": json.dumps(plain(state))})
+
+
+def load_buffer(file: Path) -> dict[str, Any]:
+    """Read what `save_buffer` wrote; the numbers of steps, which are keys, come back as strings.
+
+    Raises:
+        UsageError: there is no such file, or it is damaged.
+    """
+    if not file.is_file():
+        raise UsageError(
+            f"{file.parent} was saved by an older version, whose replay buffer can't be read safely",
+            fix=f"start a new run from its model: model.path={file.parent / 'model'}",
+        )
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, dict) and "group" in value:
+            return PackedGroup(value["task_id"], tuple(value["columns"]), blocks.get_tensor(value["group"]).tobytes())
+        if isinstance(value, dict):
+            return {key: whole(item) for key, item in value.items()}
+        return [whole(item) for item in value] if isinstance(value, list) else value
+
+    try:
+        with safe_open(file, framework="np") as blocks:
+            state: dict[str, Any] = whole(json.loads(blocks.metadata()["state"]))
+    except (SafetensorError, ValueError, KeyError, TypeError, struct.error) as error:  # whatever is missing
+        raise UsageError(
+            f"{file} is damaged: {error}", fix="delete this checkpoint's folder to go on from the one before"
+        ) from error
+    return state
 
 
 def _link(file: Path, target: Path) -> None:

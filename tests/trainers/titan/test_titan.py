@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -281,6 +282,28 @@ def test_a_checkpoint_continues_as_if_nothing_had_happened(folder: Path, tmp_pat
         )
     for name, tensor in weights(whole).items():
         assert torch.equal(tensor, weights(resumed)[name])
+
+
+class Hostile:
+    """Pickled, it writes a file when it is read."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.file,)
+
+
+@pytest.mark.parametrize("place", ["state.pt", "optimizer/.metadata"])
+def test_a_checkpoint_that_somebody_else_wrote_runs_no_code(folder: Path, tmp_path: Path, place: str) -> None:
+    engine(folder).save(tmp_path)
+    if place == "state.pt":
+        torch.save({"schedule": Hostile(tmp_path / "run")}, tmp_path / place)
+    else:
+        (tmp_path / place).write_bytes(pickle.dumps(Hostile(tmp_path / "run")))
+    with pytest.raises((ForgeError, pickle.UnpicklingError)):
+        engine(folder).load(tmp_path)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_saved_folder_is_a_hugging_face_checkpoint(folder: Path, tmp_path: Path) -> None:

@@ -121,5 +121,5 @@ def test_one_rank_goes_on_where_two_left_off(folders: dict[str, Path], seen: dic
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(folders: dict[str, Path]) -> None:
-    with pytest.raises(UsageError, match="no checkpoint"):
+    with pytest.raises(UsageError, match="not a checkpoint"):
         engine(folders["tied"]).load(folders["tied"])
