@@ -64,11 +64,12 @@ class Segment:
     def __post_init__(self) -> None:
         import numpy as np
 
-        length = len(self.token_ids)
+        def whole(values: NDArray[Any], kind: Any, missing: int) -> NDArray[Any]:
+            return np.asarray(values, kind) if len(values) else np.full(len(self.token_ids), missing, kind)
+
         self.token_ids, self.mask = np.asarray(self.token_ids, np.int32), np.asarray(self.mask, np.bool_)
-        self.logprobs = np.asarray(self.logprobs if len(self.logprobs) else np.zeros(length), np.float32)
-        self.versions = np.asarray(self.versions if len(self.versions) else np.full(length, -1), np.int32)
-        self.advantages = np.asarray(self.advantages if len(self.advantages) else np.zeros(length), np.float32)
+        self.logprobs, self.versions = whole(self.logprobs, np.float32, 0), whole(self.versions, np.int32, -1)
+        self.advantages = whole(self.advantages, np.float32, 0)
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -344,6 +345,9 @@ def _floats_from_text(text: str) -> FloatArray:
 # A process killed while writing leaves at most one incomplete last line: readers skip it, and the next writer
 # cuts it off.
 
+DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, zlib.error)
+"""What reading a line raises that is not a trajectory, by whatever is wrong with its shape."""
+
 
 class TrajectoryWriter(LineWriter):
     """Appends trajectories to a file; every record is handed to the operating system as it is written.
@@ -388,13 +392,7 @@ def read_trajectories(
             try:
                 trajectory = Trajectory.from_dict(json.loads(line))
                 check(trajectory)
-            except (
-                ValueError,
-                TypeError,
-                KeyError,
-                AttributeError,
-                zlib.error,
-            ) as error:  # by whatever is wrong with its shape
+            except DAMAGE as error:
                 damage = f"{path}, line {number} is not a trajectory: {' '.join(str(error).split())[:200]}"
                 if on_damage is None:
                     raise UsageError(damage, fix="delete that line") from error

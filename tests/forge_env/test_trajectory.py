@@ -257,3 +257,22 @@ def test_the_program_in_the_docs_works(tmp_path: Path, capsys: pytest.CaptureFix
     path.write_text(OLD)
     exec(program.replace("runs/first/trajectories/train.jsonl", str(path)), {})
     assert capsys.readouterr().out == "1.0 3\n1.0 1\n"
+
+
+def record() -> str:
+    reply = Reply(Message(role="assistant"), [1, 70_000], [2, 3], [-0.5] * 2, [3] * 2)
+    return json.dumps(Trajectory("e", "env", "task", turns=[Turn([Message(role="user")], reply)]).to_dict())
+
+
+@given(
+    start=st.integers(len('{"schema": 2, '), len(record())),
+    length=st.integers(0, 12),
+    text=st.text(st.sampled_from('"{}[],:0123456789.-eutzf=A'), max_size=6),
+)
+def test_a_damaged_record_is_read_or_named(
+    start: int, length: int, text: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path, whole = tmp_path_factory.mktemp("damage") / "a.jsonl", record()
+    path.write_text(f"{whole[:start]}{text}{whole[start + length :]}\n{whole}\n")
+    damage: list[str] = []
+    assert len(list(read_trajectories(path, on_damage=damage.append))) + len(damage) == 2
