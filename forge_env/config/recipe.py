@@ -257,12 +257,12 @@ class ReferenceSection(Section):
         if (self.source == "lagging") != (self.every is not None):
             raise ValueError("every goes with source=lagging: set both or neither")
         if self.with_gpus and self.source == "none":
-            raise ValueError("with_gpus: there is no reference model while source is none")
+            raise ValueError("with_gpus is for a reference model: set source")
         return self
 
 
 class ReplaySection(Section):
-    """Which complete groups a training step is given. Any choice keeps within `grpo.max_off_policy_steps`."""
+    """Which complete groups a training step gets; no choice makes tokens older than `grpo.max_off_policy_steps`."""
 
     sampling: str = "fifo"
     """Which groups come first: `fifo`, `freshest`, `prioritized` (drawn in proportion to the mean size of their \
@@ -275,8 +275,8 @@ one in `max_uses` groups of a step is new, more where more are complete, and use
     capacity: Positive | None = None
     """Groups kept for another use; unset: all that are young enough."""
     eviction: str = "oldest"
-    """Which of them leave first beyond the capacity: `oldest`, `least_advantage`, `most_used`; another installed \
-rule, or `module:Class`."""
+    """Which of them are dropped first when there are more than `capacity`: `oldest`, `least_advantage`, `most_used`; \
+another installed rule, or `module:Class`."""
 
     @model_validator(mode="after")
     def _capacity(self) -> ReplaySection:
@@ -305,7 +305,7 @@ class GRPOSection(Section):
     max_tokens_per_turn: Positive = 160
     """Sampled tokens in one assistant message."""
     group_timeout_s: Annotated[float, Field(gt=0)] = 120.0
-    """So long after the model's first answer in it a group trains with the members that finished."""
+    """Seconds after the model's first answer in a group; it then trains with the episodes that have finished."""
     filter_groups: bool = False
     """Leave out groups whose rewards are all equal, and roll out others in their place: every step trains on \
 `groups_per_step` groups with signal."""
@@ -320,7 +320,7 @@ class GRPOSection(Section):
     def _reuse(self) -> GRPOSection:
         young_enough = self.max_off_policy_steps + 1
         if self.replay.max_uses > young_enough:
-            raise ValueError(f"replay.max_uses: a group is young enough for max_off_policy_steps + 1 = {young_enough}")
+            raise ValueError(f"replay.max_uses is at most max_off_policy_steps + 1 = {young_enough}")
         return self
 
 
@@ -403,7 +403,7 @@ class EvaluationSection(Section):
 
 
 class CheckpointSection(Section):
-    """Saving model and optimizer."""
+    """When model and optimizer are saved."""
 
     every: NonNegative = 0
     """Training steps between checkpoints; 0: only at the end."""
@@ -437,7 +437,7 @@ class WatchdogSection(Section):
     @model_validator(mode="after")
     def _order(self) -> WatchdogSection:
         if 0 < self.end_s < self.warn_s:
-            raise ValueError("end_s below warn_s: the run would end before the warning; lower warn_s too")
+            raise ValueError("end_s is below warn_s: the run would end before the warning; lower warn_s too")
         return self
 
 
@@ -475,7 +475,7 @@ class RunConfig(Section):
     logging: LoggingSection = LoggingSection()
     """Logs."""
     watchdog: WatchdogSection = WatchdogSection()
-    """Noticing that nothing moves."""
+    """What to do when nothing moves."""
 
 
 # ---

@@ -52,7 +52,7 @@ def load(text: str, *overrides: str) -> RunConfig:
         (MINIMAL + "model: {dtype: float16}\n", "should be 'float32' or 'bfloat16', not 'float16'"),
         (MINIMAL + "grpo: {temperature: 3}\n", "grpo.temperature: should be less than or equal to 2, not 3"),
         (MINIMAL + "tasks: {explore: 0.3}\n", "tasks: explore is for a curriculum: set order to curriculum"),
-        (MINIMAL + "watchdog: {end_s: 10}\n", "watchdog: end_s below warn_s"),
+        (MINIMAL + "watchdog: {end_s: 10}\n", "watchdog: end_s is below warn_s"),
         (
             MINIMAL + "sandbox: {engine: local, base_image: debian}\n",
             "sandbox: base_image is for Docker: set engine to docker",
