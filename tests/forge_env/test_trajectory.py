@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -276,3 +278,18 @@ def test_a_damaged_record_is_read_or_named(
     path.write_text(f"{whole[:start]}{text}{whole[start + length :]}\n{whole}\n")
     damage: list[str] = []
     assert len(list(read_trajectories(path, on_damage=damage.append))) + len(damage) == 2
+
+
+def test_without_tokens_no_numpy_is_loaded() -> None:
+    """Evaluating starts quickly where the endpoint gives no tokens."""
+    program = (
+        "import sys, forge_env.endpoint.policy, forge_env.rollout.episode\n"
+        "from forge_env.trajectory import *\nfrom forge_env.policy import Reply\nfrom forge_env.types import Message\n"
+        "reply = Reply(Message(role='assistant'))\nassert reply.follow(()) == ()\n"
+        "played = Trajectory('e', 'env', 'task', turns=[Turn([], reply)])\n"
+        "assert Trajectory.from_dict(played.to_dict()) == played and not played.segments()\n"
+        "print(played.oldest_version, 'numpy' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == (
+        "-1 False\n"
+    )
