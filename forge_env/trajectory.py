@@ -195,8 +195,8 @@ class Trajectory:
             ids = [ids for reply in replies for ids in (reply.prompt_ids, reply.token_ids)]
             versions = runs(np.concatenate([reply.versions for reply in replies]))
             data["tokens"] = {
-                "ids": _ids_to_text(np.concatenate(ids)),
-                "logprobs": _floats_to_text(np.concatenate([reply.logprobs for reply in replies])),
+                "ids": _to_text(np.concatenate(ids), "i4"),
+                "logprobs": _to_text(np.concatenate([reply.logprobs for reply in replies]), "f4"),
                 "versions": np.stack(versions, 1).tolist(),
             }
         return with_schema(data, SCHEMA)
@@ -215,10 +215,11 @@ class Trajectory:
 # Record format: one JSON object, in which messages are plain text and the tokens of all turns are three values.
 #
 # schema 2   turns[i].tokens = [continues, prompt, sampled], numbers of tokens; a turn without tokens has none.
-#            tokens.ids       prompt and sampled ids turn by turn, as "uW:BASE64": W bytes an id, little-endian.
-#            tokens.logprobs  of the sampled tokens, as "f4:BASE64": float32, the lowest byte of all, then the next, ...
+#            tokens.ids       prompt and sampled ids, turn by turn, as "i4:BASE64"
+#            tokens.logprobs  of the sampled tokens, as "f4:BASE64"
 #            tokens.versions  of the sampled tokens, as runs: [version, how often], ...
-#            A "z" before the colon: the bytes are compressed with zlib.
+#            "i4" is int32, "f4" float32: first the lowest byte of all values, then the next of all, and so on. Where
+#            it is smaller so, the bytes are compressed with zlib: "i4z", "f4z".
 # schema 1   (without a "schema") each turn holds its whole prompt, its tokens, log-probs and versions, as lists.
 
 SCHEMA = 2
@@ -258,9 +259,9 @@ def _turns(data: dict[str, Any]) -> list[Turn]:
 
         lengths = np.array(counts, np.int64).reshape(-1, 3)
         values, repeats = np.array(tokens["versions"], np.int64).reshape(-1, 2).T
-        ids = np.split(_ids_from_text(tokens["ids"]), np.cumsum(lengths[:, 1:].ravel())[:-1])
+        ids = np.split(_from_text(tokens["ids"], "i4"), np.cumsum(lengths[:, 1:].ravel())[:-1])
         ends = np.cumsum(lengths[:, 2])[:-1]
-        logprobs = np.split(_floats_from_text(tokens["logprobs"]), ends)
+        logprobs = np.split(_from_text(tokens["logprobs"], "f4"), ends)
         versions = np.split(np.repeat(values, repeats), ends)
         parts = list(zip(ids[::2], ids[1::2], logprobs, versions, strict=True))
     taken = iter(zip(counts, parts, strict=True))
@@ -293,50 +294,26 @@ def _turns_of_version_1(data: dict[str, Any]) -> list[Turn]:
     return turns
 
 
-def _to_text(kind: str, content: bytes) -> str:
-    packed = zlib.compress(content, 1)  # higher levels save a tenth, and take four times as long
-    if len(packed) < len(content):
-        kind, content = f"{kind}z", packed
-    return f"{kind}:{base64.b64encode(content).decode()}"
+def _to_text(values: NDArray[Any], kind: str) -> str:
+    import numpy as np
+
+    content = values.astype(f"<{kind}").view(np.uint8).reshape(-1, 4).T.tobytes()
+    packed = zlib.compress(content, 1)  # higher levels save a twentieth, and take twice as long
+    zipped = len(packed) < len(content)
+    return f"{kind}{'z' if zipped else ''}:{base64.b64encode(packed if zipped else content).decode()}"
 
 
-def _from_text(text: str, kind: str) -> tuple[str, bytes]:
-    """`(kind, content)`, where the kind begins as named."""
+def _from_text(text: str, kind: str) -> NDArray[Any]:
+    import numpy as np
+
     found, _, coded = text.partition(":")
-    if not found.startswith(kind):
-        raise ValueError(f"tokens are {found[:20]!r} where {kind!r} is expected")
     content = base64.b64decode(coded, validate=True)
-    return found, zlib.decompress(content) if found.endswith("z") else content
-
-
-def _ids_to_text(ids: IntArray) -> str:
-    import numpy as np
-
-    width = max(1, -(-int(ids.view(np.uint32).max(initial=0)).bit_length() // 8))
-    return _to_text(f"u{width}", ids.astype("<i4").view(np.uint8).reshape(-1, 4)[:, :width].tobytes())
-
-
-def _ids_from_text(text: str) -> IntArray:
-    import numpy as np
-
-    kind, content = _from_text(text, "u")
-    width = int(kind[1])
-    whole = np.zeros((len(content) // width, 4), np.uint8)
-    whole[:, :width] = np.frombuffer(content, np.uint8).reshape(-1, width)
-    return whole.view("<i4").ravel()
-
-
-def _floats_to_text(values: FloatArray) -> str:
-    import numpy as np
-
-    return _to_text("f4", values.astype("<f4").view(np.uint8).reshape(-1, 4).T.tobytes())
-
-
-def _floats_from_text(text: str) -> FloatArray:
-    import numpy as np
-
-    planes = np.frombuffer(_from_text(text, "f4")[1], np.uint8).reshape(4, -1)
-    return np.ascontiguousarray(planes.T).view("<f4").ravel()
+    if found == f"{kind}z":
+        content = zlib.decompress(content)
+    elif found != kind:
+        raise ValueError(f"tokens are {found[:20]!r} where {kind!r} is expected")
+    planes = np.frombuffer(content, np.uint8).reshape(4, -1)
+    return np.ascontiguousarray(planes.T).view(f"<{kind}").ravel()
 
 
 # ---

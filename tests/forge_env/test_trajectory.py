@@ -163,7 +163,7 @@ def test_people_can_read_a_record(tmp_path: Path) -> None:
     assert line.startswith('{"schema":2,"id":"e",')
     assert '{"role":"user","content":"wie groß?"}' in line
     assert '"content":"Größe: 4 \U0001f40d"' in line
-    assert json.loads(line)["tokens"] == {"ids": "u3:cBEBAQAAAgAA", "logprobs": "f4:AAAAvw==", "versions": [[3, 1]]}
+    assert json.loads(line)["tokens"] == {"ids": "i4:cAECEQAAAQAAAAAA", "logprobs": "f4:AAAAvw==", "versions": [[3, 1]]}
 
 
 def test_a_record_is_linear_in_the_episode(tmp_path: Path) -> None:
@@ -224,10 +224,10 @@ def test_the_old_form_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda record: record["tokens"].update(ids="u3:!"), "not a trajectory"),
-        (lambda record: record["tokens"].update(ids="u3z:AAAA"), "not a trajectory"),
+        (lambda record: record["tokens"].update(ids="i4:!"), "not a trajectory"),
+        (lambda record: record["tokens"].update(ids="i4z:AAAA"), "not a trajectory"),
         (lambda record: record["tokens"].update(ids="f4:AAAA"), "is expected"),
-        (lambda record: record["tokens"].update(ids="u1:AA=="), "fewer or more tokens"),
+        (lambda record: record["tokens"].update(ids="i4:AAAAAA=="), "fewer or more tokens"),
         (lambda record: record["tokens"].update(versions=[[3, 2]]), "fewer or more|log-probs and versions"),
         (lambda record: record.pop("tokens"), "not a trajectory"),
         (lambda record: record["turns"][0].pop("tokens"), "not a trajectory"),
