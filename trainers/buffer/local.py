@@ -31,8 +31,8 @@ class LocalReplayBuffer(Generic[G]):
         self._core: BufferCore[G] = BufferCore(settings)
         self._account = Account("buffer", "wait for calls")
         self._waiting: dict[asyncio.Future[None], None] = {}  # in order of arrival
-        self._opened: dict[int, list[Segment]] = {}
-        """Token sequences of steps in training."""
+        self._opened: dict[int, tuple[BatchSizes, list[Segment]]] = {}
+        """Token sequences of steps in training, unpacked once for all who ask."""
 
     async def _change(self) -> None:
         """Wait until something has changed."""
@@ -108,23 +108,24 @@ class LocalReplayBuffer(Generic[G]):
 
     async def batch_sizes(self, step: int) -> BatchSizes:
         """See `GroupBuffer`; raises as `fetch` does."""
-        return BatchSizes.with_signal(self._open(step))
+        return self._open(step)[0]
 
     async def sequences(self, step: int, numbers: Sequence[int]) -> list[Segment]:
         """See `GroupBuffer`; raises as `fetch` does."""
-        opened = self._open(step)
-        return [opened[number] for number in numbers]
+        _, segments = self._open(step)
+        return [segments[number] for number in numbers]
 
     async def set_reference(self, step: int, logprobs: Mapping[int, NDArray[np.float32]]) -> None:
         """See `GroupBuffer`; raises as `fetch` does."""
-        opened = self._open(step)
+        _, segments = self._open(step)
         for number, values in logprobs.items():
-            opened[number].ref_logprobs = at_targets(opened[number], values)
+            segments[number].ref_logprobs = at_targets(segments[number], values)
 
-    def _open(self, step: int) -> list[Segment]:
+    def _open(self, step: int) -> tuple[BatchSizes, list[Segment]]:
         if step not in self._opened:
             with self._account.during("sample"):
-                self._opened[step] = [own for group in self._core.batch(step).groups for own in group.segments()]
+                segments = [own for group in self._core.batch(step).groups for own in group.segments()]
+                self._opened[step] = BatchSizes.with_signal(segments), segments
         return self._opened[step]
 
     async def release(self, version: int) -> None:
