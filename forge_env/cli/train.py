@@ -22,10 +22,10 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train; the exit code of the run."""
-    from forge_env.plugins import load_plugin
     from forge_env.run import preflight
     from forge_env.run.folder import choose_folder
     from forge_env.run.launch import launch
+    from forge_env.run.trainer import load_trainer
 
     overrides = values(args.overrides, RunConfig)
     source = read_recipe(args.words[0]).with_overrides(overrides)
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     outcome = launch(
         config,
         folder,
-        lambda: load_plugin("forge_env.trainers", config.method),
+        lambda: load_trainer(config.method),
         resume=args.resume,
         debug=args.debug,
     )

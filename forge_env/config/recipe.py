@@ -233,6 +233,15 @@ class TrainerSection(Section):
 # The sections of a recipe about the reinforcement learning itself.
 
 
+class PartSection(Section):
+    """A part of the algorithm, by its registered name, with its options."""
+
+    name: str
+    """Name of an entry point, or `module:Class`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Its options."""
+
+
 class LossSection(Section):
     """Which policy-gradient loss, by its registered name, with its options."""
 
@@ -245,8 +254,11 @@ class LossSection(Section):
 class ReferenceSection(Section):
     """The model that a loss with `beta` keeps the policy close to."""
 
-    source: Literal["none", "initial", "lagging"] = "none"
-    """`initial`: the policy as it was before RL; `lagging`: a copy of the policy, renewed every `every` steps."""
+    source: Literal["none", "initial", "lagging", "path"] = "none"
+    """`initial`: the policy as it was before RL; `lagging`: a copy of the policy, renewed every `every` steps; \
+`path`: another checkpoint with the same vocabulary, and the teacher of `method: distillation`."""
+    path: str | None = None
+    """Folder or hub name of that checkpoint."""
     every: Positive | None = None
     """Training steps between two renewals of a lagging copy."""
     with_gpus: bool = False
@@ -256,6 +268,8 @@ class ReferenceSection(Section):
     def _lagging(self) -> ReferenceSection:
         if (self.source == "lagging") != (self.every is not None):
             raise ValueError("every goes with source=lagging: set both or neither")
+        if (self.source == "path") != (self.path is not None):
+            raise ValueError("path goes with source=path: set both or neither")
         if self.with_gpus and self.source == "none":
             raise ValueError("with_gpus is for a reference model: set source")
         return self
@@ -294,21 +308,27 @@ class GRPOSection(Section):
     """Training steps."""
     groups_per_step: Positive = 24
     """Prompts in one training step."""
-    group_size: Annotated[int, Field(ge=2)] = 8
+    group_size: Positive = 8
     """Episodes of one prompt; their mean reward is the baseline."""
     max_off_policy_steps: NonNegative = 2
     """Bound on the age of every trained token, in policy updates. 0: synchronous, on-policy."""
-    normalize_std: bool = False
-    """Divide advantages by the group's standard deviation (GRPO); off: Dr. GRPO."""
+    advantage: PartSection = PartSection(name="group_mean")
+    """From rewards to advantages: `group_mean` (Dr. GRPO), `group_normalized` (GRPO; `epsilon`), `leave_one_out` \
+(RLOO), `reinforce_plus_plus` (`half_life`, `epsilon`), `turn_returns` (credit by turn; `gamma`); another installed \
+one (entry points `forge_env.advantages`), or `module:Class`."""
+    mask: PartSection = PartSection(name="none")
+    """What of an episode is left out of the loss: `none`; `truncated`, of episodes that a limit ended (`limits`: \
+which ones); another installed one (entry points `forge_env.masks`), or `module:Class`."""
+    filter: PartSection = PartSection(name="all")
+    """Which groups are trained on, others being rolled out in the place of the rest: `all`; `with_signal`, whose \
+rewards differ; `reward_range`, whose mean reward is within `low` and `high`; another installed one (entry points \
+`forge_env.group_filters`), or `module:Class`."""
     temperature: Annotated[float, Field(ge=0.01, le=2)] = 1.0
     """Sampling temperature of rollouts, within what vLLM samples at."""
     max_tokens_per_turn: Positive = 160
     """Sampled tokens in one assistant message."""
     group_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     """Seconds after the model's first answer in a group; it then trains with the episodes that have finished."""
-    filter_groups: bool = False
-    """Leave out groups whose rewards are all equal, and roll out others in their place: every step trains on \
-`groups_per_step` groups with signal."""
     replay: ReplaySection = ReplaySection()
     """Order, re-use and eviction of complete groups."""
     loss: LossSection = LossSection()
@@ -335,14 +355,24 @@ class EnvironmentSection(Section):
     """Registered name of the environment (`forge-env list`)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment's own config class (`forge-env info NAME`)."""
+    max_bug_rate: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """Share of the last 100 tasks on which the environment's own code may raise until the run ends. Below it such \
+episodes are left out, and their tasks are not played again."""
+
+
+ORDERS = ("shuffled", "sequential", "curriculum")
+"""Orders of tasks that come with forge-env."""
 
 
 class TasksSection(Section):
     """Which training task comes when."""
 
-    order: Literal["shuffled", "sequential", "curriculum"] = "shuffled"
+    order: str = "shuffled"
     """`shuffled`: every task once an epoch (a generator's own order is as good); `sequential`: as they are; \
-`curriculum`: the levels of `difficulty` on which about half of the attempts succeed come most often."""
+`curriculum`: the levels of `difficulty` on which about half of the attempts succeed come most often; another \
+installed one (entry points `forge_env.task_orders`), or `module:Class`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of an order of your own; the keys below are those of the three that come with forge-env."""
     weights: dict[int, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     """Level of difficulty -> its relative frequency, with a curriculum a factor on it; levels not named are left out. \
 Empty: all alike."""
@@ -355,8 +385,10 @@ Empty: all alike."""
     def _weights(self) -> TasksSection:
         if self.weights and not any(self.weights.values()):
             raise ValueError("weights: one of them must be above 0")
-        if self.weights and self.order == "sequential":
+        if self.weights and self.order not in ("shuffled", "curriculum"):
             raise ValueError("weights draw tasks at random: set order to shuffled or curriculum")
+        if self.options and self.order in ORDERS:
+            raise ValueError("options are for an order of your own: weights, explore and half_life are keys of tasks")
         defaults = type(self).model_fields
         for name in ("explore", "half_life"):
             if self.order != "curriculum" and getattr(self, name) != defaults[name].default:
@@ -394,6 +426,10 @@ class EvaluationSection(Section):
     """Sampling temperature; 0: greedy."""
     sampling: SamplingSection = SamplingSection()
     """What else decides how held-out replies are sampled: top_p, top_k, ..."""
+    pinned: bool = True
+    """Score one policy version: the weights that serve an evaluation stay as they are until it is done. With one \
+generator, new weights wait for it; with several, one of them serves it. Off: nothing waits, and a score mixes the \
+versions that come and go meanwhile."""
     metric: str = "solved"
     """Metric of the environment that is the score (pass@1 for `solved`); the reward where it has no such metric."""
     extra_splits: list[str] = Field(default_factory=list)
@@ -406,7 +442,9 @@ class CheckpointSection(Section):
     """When model and optimizer are saved."""
 
     every: NonNegative = 0
-    """Training steps between checkpoints; 0: only at the end."""
+    """Training steps between checkpoints; 0: by time alone."""
+    minutes: Annotated[float, Field(ge=0)] = 5.0
+    """Minutes after which a checkpoint is due in any case; 0: never. One is always saved at the end."""
     keep: Positive = 2
     """Most recent checkpoints kept."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -121,6 +122,13 @@ class Environment(ABC):
     def gold_actions(self, task: Task) -> list[Action] | None:
         """Actions that score full marks, for `forge-env validate`; None when none are known."""
         return None if task.gold is None else [task.gold]
+
+    def demonstrate(self, task: Task, rng: random.Random) -> list[Message] | None:
+        """A conversation to learn from before RL: prompt, replies, observations; None where there are none.
+
+        Supervised warm-up trains on the assistant's messages of it. It may err on purpose, as `rng` says.
+        """
+        return None
 
     def resolve_task(self, seed: int | None, options: dict[str, Any] | None) -> Task:
         """The task that `reset(seed=..., options=...)` asks for."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 from forge_env import machine, registry
 from forge_env.config.reader import read_as
 from forge_env.config.recipe import RunConfig
-from forge_env.errors import ForgeError, PluginError, SandboxUnavailableError, UsageError
-from forge_env.plugins import check_registered, installed, load_plugin
+from forge_env.errors import ForgeError, SandboxUnavailableError, UsageError
+from forge_env.plugins import check_registered, installed
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import check_loggers
+from forge_env.run.trainer import load_trainer
 
 PROCESS_GB = 1.0
 """Resident memory of a process that has imported torch and vLLM or TorchTitan."""
@@ -182,13 +182,8 @@ def check_sandbox(config: RunConfig) -> str:
 
 
 def check_trainer(config: RunConfig) -> None:
-    """What only the trainer knows to be wrong: it is asked by `check(config)` in its module, where there is one."""
-    trainer = load_plugin("forge_env.trainers", config.method)
-    if not callable(trainer):
-        raise PluginError(f"method: {config.method!r} is not a function")
-    ask = getattr(sys.modules.get(getattr(trainer, "__module__", "")), "check", None)
-    if ask is not None:
-        ask(config)
+    """What only the trainer knows to be wrong."""
+    load_trainer(config.method).check(config)
 
 
 def changed_keys(config: RunConfig, saved: Path) -> list[str]:

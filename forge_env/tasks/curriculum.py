@@ -19,11 +19,14 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from forge_env.config.recipe import TasksSection
+from forge_env.config.reader import construct
+from forge_env.config.recipe import ORDERS, TasksSection
 from forge_env.environment.base import Environment
-from forge_env.errors import UsageError
+from forge_env.errors import PluginError, UsageError
+from forge_env.plugins import check_registered, load_plugin
 from forge_env.tasks.order import Order, TaskOrder
 from forge_env.types import Task
 
@@ -35,7 +38,7 @@ MOST_WAITING = 1_000
 """Tasks of one level that wait to be drawn; further ones are passed over."""
 
 
-class Curriculum:
+class Curriculum(Order):
     """Position -> index of a task; which one depends on how the tasks before went.
 
     Args:
@@ -134,7 +137,13 @@ class Curriculum:
 
 
 def make_order(config: TasksSection, env: Environment, split: str, *, seed: int) -> Order:
-    """The order that a recipe asks for."""
+    """The order that a recipe asks for; one of your own is called with environment, split, seed and its options.
+
+    Raises:
+        NotRegisteredError: there is none of that name.
+        PluginError: it can't be imported, or is not an `Order`.
+        UsageError: it doesn't take these options.
+    """
     count = env.num_tasks(split)
     if config.order == "curriculum" or config.weights:
         return Curriculum(
@@ -146,7 +155,16 @@ def make_order(config: TasksSection, env: Environment, split: str, *, seed: int)
             weights=config.weights,
             adaptive=config.order == "curriculum",
         )
-    return TaskOrder(count, seed=seed, shuffle=config.order == "shuffled")
+    if config.order in ORDERS:
+        return TaskOrder(count, seed=seed, shuffle=config.order == "shuffled")
+    check_registered("forge_env.task_orders", config.order, ORDERS)
+    make = partial(load_plugin("forge_env.task_orders", config.order), env, split, seed=seed)
+    order = construct(make, config.options, "tasks.options")
+    if not isinstance(order, Order):
+        raise PluginError(
+            f"tasks.order: {config.order!r} is not an order of tasks", fix="derive it from forge_env.tasks.order.Order"
+        )
+    return order
 
 
 class _Finite:

@@ -9,31 +9,37 @@ task = env.task("train", order[position])
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from bisect import bisect
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 from forge_env.errors import UsageError
 
 
-class Order(Protocol):
+class Order(ABC):
     """Which task comes at a position, and what may be learned from how it went (`forge_env.tasks.curriculum`)."""
 
-    def __getitem__(self, position: int) -> int: ...
+    @abstractmethod
+    def __getitem__(self, position: int) -> int:
+        """Index of the task at a position; the same again for the same position, until it is done with."""
 
     def record(self, position: int, success: float) -> None:
-        """How the attempts at a position went, 0 to 1."""
+        """How the attempts at a position went, 0 to 1; by default nothing is learned from it."""
+        return
 
     def state_dict(self, first: int = 0) -> dict[str, Any]:
-        """What is needed, beside the position, to go on from `first`; JSON."""
+        """What is needed, beside the position, to go on from `first`, as JSON; by default nothing."""
+        return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Go on from there; by default there is nothing to load."""
+        return
 
 
-class TaskOrder:
+class TaskOrder(Order):
     """Position -> index of a task.
 
     Without weights every epoch is a permutation of its own; with weights each position draws with replacement.
@@ -65,16 +71,6 @@ class TaskOrder:
             return min(bisect(self._cumulative, drawn), self.num_tasks - 1)
         epoch, offset = divmod(position, self.num_tasks)
         return _permutation(self.num_tasks, f"{self.seed}/{epoch}")[offset] if self.shuffle else offset
-
-    def record(self, position: int, success: float) -> None:
-        """Nothing is learned from it."""
-
-    def state_dict(self, first: int = 0) -> dict[str, Any]:
-        """Nothing: the position says it all."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing to load."""
 
 
 @lru_cache(maxsize=4)

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from forge_env.trajectory import read_trajectories
 from sandboxes.docker import DockerEngine
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -156,7 +157,47 @@ def test_a_run_to_its_end(engine: str, tmp_path: Path, cache: Path) -> None:
     assert "WARNING" not in log
     assert "Pushing weights for policy version 3" in log
     assert "Reached training limit (3 steps)" in training.output.read_text()
+    assert versions_of_scores(training) == {0: {0}, 2: {2}, 3: {3}}
     assert_nothing_left(training, [], shm)
+
+
+def versions_of_scores(training: Training) -> dict[int, set[int]]:
+    """Which policy versions sampled the tokens of each held-out score, by training step."""
+    found: dict[int, set[int]] = {}
+    for path in (training.run / "trajectories").glob("eval-*.jsonl"):
+        versions = {
+            version
+            for episode in read_trajectories(path)
+            for turn in episode.turns
+            for version in turn.reply.versions.tolist()
+        }
+        found[int(path.stem.split("-")[1])] = versions
+    return found
+
+
+def test_a_student_comes_closer_to_its_teacher(tmp_path: Path, cache: Path) -> None:
+    teacher = Training(tmp_path, cache, "teacher", "sandbox.engine=local", "grpo.steps=1", "evaluation.every=0")
+    assert teacher.wait() == 0, teacher.output.read_text()
+    [folder] = cache.glob("models/warm-*")
+    student = Training(
+        tmp_path,
+        cache,
+        "student",
+        "sandbox.engine=local",
+        "method=distillation",
+        "warmup.steps=20",
+        "grpo.steps=8",
+        "grpo.group_size=1",
+        "grpo.groups_per_step=16",
+        "trainer.optimizer.lr=1e-3",
+        "evaluation.every=0",
+        f"grpo.reference={{source: path, path: {folder}}}",
+    )
+    assert student.wait() == 0, student.output.read_text()
+    rows = [json.loads(line) for line in (student.run / "metrics.jsonl").read_text().splitlines()]
+    divergence = [-row["advantage/mean"] for row in rows if "advantage/mean" in row]
+    assert len(divergence) == 8
+    assert sum(divergence[-2:]) < 0.7 * sum(divergence[:2])
 
 
 def test_held_out_tasks_are_never_trained_on(tmp_path: Path, cache: Path) -> None:

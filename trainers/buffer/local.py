@@ -31,8 +31,8 @@ class LocalReplayBuffer(Generic[G]):
         self._core: BufferCore[G] = BufferCore(settings)
         self._account = Account("buffer", "wait for calls")
         self._waiting: dict[asyncio.Future[None], None] = {}  # in order of arrival
-        self._opened: dict[int, tuple[BatchSizes, list[Segment]]] = {}
-        """Token sequences of steps in training, unpacked once for all who ask."""
+        self._opened: dict[int, list[Segment]] = {}
+        """Token sequences of steps in training."""
 
     async def _change(self) -> None:
         """Wait until something has changed."""
@@ -108,24 +108,23 @@ class LocalReplayBuffer(Generic[G]):
 
     async def batch_sizes(self, step: int) -> BatchSizes:
         """See `GroupBuffer`; raises as `fetch` does."""
-        return self._open(step)[0]
+        return BatchSizes.with_signal(self._open(step))
 
     async def sequences(self, step: int, numbers: Sequence[int]) -> list[Segment]:
         """See `GroupBuffer`; raises as `fetch` does."""
-        _, segments = self._open(step)
-        return [segments[number] for number in numbers]
+        opened = self._open(step)
+        return [opened[number] for number in numbers]
 
     async def set_reference(self, step: int, logprobs: Mapping[int, NDArray[np.float32]]) -> None:
         """See `GroupBuffer`; raises as `fetch` does."""
-        _, segments = self._open(step)
+        opened = self._open(step)
         for number, values in logprobs.items():
-            segments[number].ref_logprobs = at_targets(segments[number], values)
+            opened[number].ref_logprobs = at_targets(opened[number], values)
 
-    def _open(self, step: int) -> tuple[BatchSizes, list[Segment]]:
+    def _open(self, step: int) -> list[Segment]:
         if step not in self._opened:
             with self._account.during("sample"):
-                segments = [own for group in self._core.batch(step).groups for own in group.segments()]
-                self._opened[step] = BatchSizes.with_signal(segments), segments
+                self._opened[step] = [own for group in self._core.batch(step).groups for own in group.segments()]
         return self._opened[step]
 
     async def release(self, version: int) -> None:

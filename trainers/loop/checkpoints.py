@@ -34,12 +34,12 @@ class Saved:
 
     Attributes:
         step: training steps done.
-        order: of the tasks, with what a curriculum has learned.
+        state: of the order of tasks (`order`), of tasks set aside (`set_aside`), of the algorithm (`algorithm`); JSON.
         buffer: of the replay buffer: which groups are done with, and those that wait to be trained on.
     """
 
     step: int
-    order: dict[str, Any]
+    state: dict[str, Any]
     buffer: dict[str, Any]
 
 
@@ -110,7 +110,7 @@ class Checkpoints:
         await trainer.save(str(folder))
         await asyncio.to_thread(save_buffer, saved.buffer, folder / BUFFER)
         # Written last: a checkpoint without it is not one.
-        write_whole(progress, json.dumps({"step": saved.step, "order": saved.order}))
+        write_whole(progress, json.dumps({"step": saved.step, **saved.state}))
         for old in self._all()[: -self._keep]:
             shutil.rmtree(old, ignore_errors=True)
         return folder
@@ -122,7 +122,7 @@ class Checkpoints:
             return None
         await trainer.load(str(folder))
         progress = json.loads((folder / "progress.json").read_text())
-        return Saved(int(progress["step"]), progress["order"], load_buffer(folder / BUFFER))
+        return Saved(int(progress.pop("step")), progress, load_buffer(folder / BUFFER))
 
 
 def save_buffer(state: dict[str, Any], file: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 
 import forge_env as fe
-from forge_env.config.recipe import RunConfig, Section
+from forge_env.config.recipe import ORDERS, RunConfig, Section
 from forge_env.environment.base import Environment
 from forge_env.errors import UsageError, did_you_mean
+from forge_env.tasks.curriculum import make_order
 from trainers.buffer.rules import make_rules
 from trainers.generator.arguments import check_engine_args, check_sampling
 from trainers.model.folder import check_folder, check_generator_heads, check_heads, local_folder, read_hf_config
@@ -138,11 +140,18 @@ def check_environment(config: RunConfig) -> None:
             f"evaluation.split={evaluation.split} is the split that is trained on",
             fix=f"choose a held-out one: {', '.join(environment.splits[1:]) or 'the environment has none'}",
         )
-    if config.model.path == TINY and not hasattr(environment, "demonstrate"):
+    if config.tasks.order not in ORDERS:
+        make_order(config.tasks, environment, environment.splits[0], seed=config.seed)
+    if config.model.path == TINY and _has_no_demonstrations(environment):
         raise UsageError(
             f"{section.name} gives no demonstrations to build a model from",
             fix="define `demonstrate(task, rng)`, or use a trained model: model.path=Qwen/Qwen3-0.6B warmup=null",
         )
+
+
+def _has_no_demonstrations(environment: Environment) -> bool:
+    task = environment.resolve_task(None, {"split": environment.splits[0], "index": 0})
+    return environment.demonstrate(task, random.Random(0)) is None
 
 
 def check_renderer(config: RunConfig) -> None:

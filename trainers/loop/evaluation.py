@@ -1,26 +1,56 @@
-"""Held-out scores during the run: episodes beside the training rollouts, nothing stops for them."""
+"""Held-out scores during the run: episodes beside the training rollouts."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from forge_env.errors import ForgeError
 from forge_env.evaluation.estimates import Estimate, score
 from forge_env.policy import Policy
 from forge_env.run import Run
+from forge_env.trajectory import Trajectory
+from trainers.generator.policy import GenerateFunction
+from trainers.generator.pool import GeneratorPool
 from trainers.loop.rollouts import Rollouts
 
 
 class Evaluator:
-    """Scores held-out splits and reports them to the run."""
+    """Scores held-out splits and reports them to the run.
 
-    def __init__(self, run: Run, rollouts: Rollouts, policy: Policy) -> None:
+    A score is that of one policy version (`evaluation.pinned`): the weights that serve it are held meanwhile.
+
+    Args:
+        run: the run.
+        rollouts: plays the episodes.
+        generators: what serves them.
+        make_policy: a policy over a way to generate.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        rollouts: Rollouts,
+        generators: GeneratorPool,
+        make_policy: Callable[[GenerateFunction], Policy],
+    ) -> None:
         self._run = run
         self._rollouts = rollouts
-        self._policy = policy
+        self._generators = generators
+        self._make_policy = make_policy
 
     async def evaluate(self, step: int, split: str, count: int) -> Estimate:
-        """Score `count` tasks of `split` after training step `step`."""
+        """Score `count` tasks of `split` after training step `step`; pinned, after the step that is held."""
+        if not self._run.config.evaluation.pinned:
+            return self._report(step, split, await self._play(split, count, self._generators.generate))
+        async with self._generators.held() as weights:
+            trajectories = await self._play(split, count, weights.generate)
+        return self._report(weights.version, split, trajectories)
+
+    async def _play(self, split: str, count: int, generate: GenerateFunction) -> list[Trajectory]:
+        return await self._rollouts.evaluate(split, count, self._make_policy(generate))
+
+    def _report(self, step: int, split: str, trajectories: list[Trajectory]) -> Estimate:
         section = self._run.config.evaluation
-        trajectories = await self._rollouts.evaluate(split, count, self._policy)
         result = score(trajectories, section.metric)
         if result is None:  # a score of nothing would be a made-up zero
             reason = next((trajectory.error for trajectory in trajectories if trajectory.error), "there are no tasks")
@@ -31,7 +61,7 @@ class Evaluator:
             self._run.warn(f"evaluation.metric={section.metric}: no episode has it, so the reward is the score")
         valid = sum(trajectory.valid for trajectory in trajectories)
         if lost := len(trajectories) - valid:
-            self._run.warn(f"evaluation after step {step}: {lost} episodes lost to infrastructure, left out")
+            self._run.warn(f"evaluation after step {step}: {lost} episodes were lost and are left out")
         for trajectory in trajectories:
             self._run.trajectory(trajectory, f"{split}-{step:05d}")
         self._run.evaluation(step, split, result.value, valid, result.stderr)

@@ -1,14 +1,11 @@
-"""Figures of a training step and of the whole run, under the names that displays and the report know."""
+"""Figures of a training step, under the names that displays and the report know."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
 
 from trainers.buffer.packed import GroupRecord
 from trainers.buffer.types import BufferStats
-from trainers.loop.advantages import Group
 
 _METRIC_NAMES = {
     "loss": "grpo_loss/total_loss",
@@ -34,43 +31,11 @@ def _default(name: str) -> str:
     return f"grpo_{name}" if name.startswith("loss/") else f"trainer/{name}"
 
 
-@dataclass(slots=True)
-class Totals:
-    """Counts since the start of the run."""
-
-    tokens_generated: int = 0
-    episodes: int = 0
-    episodes_invalid: int = 0
-    episodes_late: int = 0
-    forks: int = 0
-
-    @classmethod
-    def since(cls, earlier: Mapping[str, Any]) -> Totals:
-        """Counts that go on from the summary of an earlier session of the run."""
-        return cls(**{field.name: int(earlier.get(field.name) or 0) for field in fields(cls)})
-
-    def count(self, group: Group, group_size: int) -> None:
-        """Add a group that has been rolled out."""
-        self.episodes += len(group.episodes)
-        self.episodes_late += group_size - len(group.episodes)
-        self.episodes_invalid += sum(not episode.valid for episode in group.episodes)
-        self.tokens_generated += sum(episode.num_sampled_tokens for episode in group.episodes)
-        self.forks += sum(turn.reply.forked for episode in group.episodes for turn in episode.turns)
-
-    def summary(self) -> dict[str, int]:
-        """For summary.json."""
-        return asdict(self)
-
-    def metrics(self) -> dict[str, float]:
-        """What went wrong so far."""
-        counts = {"invalid": self.episodes_invalid, "late": self.episodes_late, "forks": self.forks}
-        return {f"episode/{name}": float(count) for name, count in counts.items()}
-
-
 def batch_metrics(groups: Sequence[GroupRecord]) -> dict[str, float]:
     """Rewards, signal and lengths of the groups of one training step; means over valid episodes."""
     metrics = {
         "reward/mean": _mean(groups, "reward"),
+        "advantage/mean": _mean(groups, "advantage"),
         "groups/with_signal": sum(group.has_signal for group in groups) / len(groups),
         "episode/turns": _mean(groups, "turns"),
         "episode/tokens": _mean(groups, "tokens"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,8 +72,27 @@ async def prepare_model(run: Run, stack: Stack, environment: Environment, found:
             await serving
             run.stage("generator", "loading the warmed-up model")
             await generators.setup()
-    trainer.reference = await stack.start_reference(warm or start, run.account("reference", "wait for calls"))
+    other = await _other_reference(run.config, start)
+    trainer.reference = await stack.start_reference(other or warm or start, run.account("reference", "wait for calls"))
     return Actors(trainer, generators, buffer.result())
+
+
+async def _other_reference(config: RunConfig, own: Path) -> Path | None:
+    """The folder of `grpo.reference.path`, which must know the same tokens as the model in `own`."""
+    name = config.grpo.reference.path
+    if name is None:
+        return None
+    folder = local_folder(name)
+    if folder is None:
+        folder = await asyncio.to_thread(_from_hub, name)
+    check_folder(folder, config.model.max_length)
+    vocabularies = [json.loads((path / "tokenizer.json").read_text())["model"]["vocab"] for path in (own, folder)]
+    if vocabularies[0] != vocabularies[1]:
+        raise UsageError(
+            f"grpo.reference.path={name} has another vocabulary than the model that is trained",
+            fix="use a checkpoint of the same model family",
+        )
+    return folder
 
 
 def _resumed_model(run: Run) -> Path | None:

@@ -6,8 +6,12 @@ import asyncio
 import time
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from forge_env.config.recipe import ReferenceSection
 from forge_env.run.account import Account
+from forge_env.trajectory import Segment
 from trainers.actors.remote import result
 from trainers.buffer.types import GroupBuffer
 
@@ -38,6 +42,13 @@ class Reference:
             with self.account.during("score"):
                 await result(self._actor.score.call(buffer, step))
         return {"reference_s": time.perf_counter() - started}
+
+    async def logprobs(self, segments: list[Segment]) -> list[NDArray[np.float32]]:
+        """Log-probabilities of the target tokens of each segment, float32 [N] each."""
+        async with self._turn:
+            with self.account.during("score"):
+                found: list[NDArray[np.float32]] = await result(self._actor.logprobs.call_one(segments))
+        return found
 
     async def follow(self, version: int) -> None:
         """Policy `version` is published, and held by the store until the next one is."""

@@ -122,7 +122,6 @@ class Stack:
             per_step=config.grpo.groups_per_step,
             max_off_policy_steps=config.grpo.max_off_policy_steps,
             steps=config.grpo.steps,
-            filter_groups=config.grpo.filter_groups,
             replay=config.grpo.replay,
             seed=config.seed,
         )

@@ -15,6 +15,7 @@ from forge_env.environment.base import Environment
 from forge_env.errors import UsageError
 from forge_env.run import Run
 from forge_env.trajectory import Segment
+from forge_env.types import Message, Task
 from trainers.loop.watchdog import Watchdog
 from trainers.losses.sft import SFTLoss
 from trainers.model.chat import Chat
@@ -44,14 +45,14 @@ def cache_key(config: RunConfig, environment: Environment, *, warm: bool) -> str
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _demonstrate(environment: Environment, task: Any, rng: random.Random) -> Any:
-    demonstrate = getattr(environment, "demonstrate", None)
-    if demonstrate is None:
+def _demonstrate(environment: Environment, task: Task, rng: random.Random) -> list[Message]:
+    messages = environment.demonstrate(task, rng)
+    if messages is None:
         raise UsageError(
             f"{type(environment).__name__} gives no demonstrations to warm up on",
             fix="define `demonstrate(task, rng)`, or use a trained model: model.path=Qwen/Qwen3-0.6B warmup=null",
         )
-    return demonstrate(task, rng)
+    return messages
 
 
 class Demonstrations:

@@ -1,6 +1,6 @@
 """GRPO and its closest relatives: PPO's clip on the ratio of each token, or of a sequence.
 
-Advantages come from the loop (`grpo.normalize_std`): a loss takes them as they are. Every option of `PolicyLoss`
+Advantages come from the algorithm (`grpo.advantage`): a loss takes them as they are. Every option of `PolicyLoss`
 goes with every class here.
 """
 
@@ -53,7 +53,7 @@ class DrGRPOLoss(GRPOLoss):
 
     Different from GRPO: one clip for both sides, and a constant H in place of lengths, so that neither a long wrong
     answer nor a batch of long ones counts less per token. Its other half, advantages that are not divided by the
-    group's deviation, is `grpo.normalize_std: false`.
+    group's deviation, is `grpo.advantage.name: group_mean`.
     """
 
     clip_high: NonNegative = 0.2

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 from trainers.actors.actor import ForgeActor, endpoint
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
+
+    from forge_env.trajectory import Segment
 
 
 class ReferenceModel(ForgeActor):
@@ -88,6 +92,12 @@ class ReferenceModel(ForgeActor):
         found = await asyncio.to_thread(self._scorer.score, runs, segments)
         if self._model.ranks.counts:
             await buffer.set_reference(step, {int(sizes.numbers[place]): values for place, values in found.items()})
+
+    @endpoint
+    async def logprobs(self, segments: list[Segment]) -> list[NDArray[np.float32]]:
+        """Log-probabilities of the target tokens of each segment, float32 [N] each."""
+        found: list[NDArray[np.float32]] = await asyncio.to_thread(self._scorer.logprobs, segments)
+        return found
 
     @endpoint
     async def load_version(self, version: int) -> None:

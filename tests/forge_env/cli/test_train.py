@@ -77,7 +77,7 @@ def test_debug_shows_the_traceback(recipe: Path, capfd: Capture) -> None:
         (["output_dir=~no_such_user/runs"], 2, ["this home folder is not known"]),
         (["--name", "two\nlines"], 2, ["can't be the name of a run"]),
         (["method=tests.forge_env.cli.fake_trainer:RECIPE_KEYS"], 1, ["is not a function"]),
-        (["method=tests.forge_env.cli.fake_trainer:train", "seed=13"], 2, ["seed 13 brings bad luck", "use another"]),
+        (["method=tests.forge_env.cli.fake_trainer:careful", "seed=13"], 2, ["seed 13 brings bad luck", "use another"]),
     ],
 )
 def test_what_is_refused(recipe: Path, capfd: Capture, arguments: list[str], code: int, said: list[str]) -> None:

@@ -46,7 +46,7 @@ def load(text: str, *overrides: str) -> RunConfig:
         (MINIMAL + "warmup:\n  stepps: 4\n", "r.yaml:4: warmup.stepps: unknown key (did you mean warmup.steps?)"),
         ("seed: 1\n", "r.yaml: environment: missing (add it, for example `environment: {name: coding_rlvr}`)"),
         ("environment: {}\n", "r.yaml:1: environment.name: missing"),
-        (MINIMAL + "grpo: {group_size: 1}\n", "grpo.group_size: should be greater than or equal to 2, not 1"),
+        (MINIMAL + "grpo: {group_size: 0}\n", "grpo.group_size: should be greater than 0, not 0"),
         (MINIMAL + "grpo: {steps: many}\n", "grpo.steps: should be a valid integer"),
         (MINIMAL + "model: {tiny: {heads: 3}}\n", "model.tiny: heads must be a multiple of kv_heads"),
         (MINIMAL + "model: {dtype: float16}\n", "should be 'float32' or 'bfloat16', not 'float16'"),

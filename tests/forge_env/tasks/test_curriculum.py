@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 import forge_env as fe
 from forge_env.config.recipe import TasksSection
-from forge_env.errors import UsageError
+from forge_env.errors import NotRegisteredError, UsageError
 from forge_env.tasks.curriculum import Curriculum, make_order
-from forge_env.tasks.order import TaskOrder
+from forge_env.tasks.order import Order, TaskOrder
 
 NUM_TASKS = st.sampled_from([None, 9, 40])
 
@@ -120,7 +120,30 @@ def test_what_a_recipe_can_ask_for() -> None:
         {"weights": {1: 0}},
         {"order": "sequential", "weights": {1: 1}},
         {"weights": {1: -1}},
-        {"order": "x"},
+        {"options": {"stride": 2}},
     ):
         with pytest.raises(ValidationError):
             TasksSection.model_validate(wrong)
+
+
+class Backwards(Order):
+    """The last task first."""
+
+    def __init__(self, environment: Levels, split: str, *, seed: int, first: int = 0) -> None:
+        self._last, self._first = 99, first
+
+    def __getitem__(self, position: int) -> int:
+        return self._last - self._first - position
+
+
+def test_an_order_of_ones_own() -> None:
+    own = TasksSection(order=f"{__name__}:Backwards", options={"first": 1})
+    assert make_order(own, Levels(), "train", seed=0)[0] == 98
+    for order, options, error, said in (
+        ("shufled", {}, NotRegisteredError, "there is no task order 'shufled'.*did you mean 'shuffled'"),
+        (f"{__name__}:Backwards", {"last": 1}, UsageError, "tasks.options.last: unknown key"),
+        (f"{__name__}:Levels", {}, UsageError, "is refused"),
+        ("builtins:print", {"sep": " "}, UsageError, "is refused"),
+    ):
+        with pytest.raises(error, match=said):
+            make_order(TasksSection(order=order, options=options), Levels(), "train", seed=0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from forge_env.config import RunConfig, load_config
+from forge_env.config import RunConfig
 from forge_env.config.reader import build, parse
 from forge_env.policy import Reply
 from forge_env.trajectory import Trajectory, Turn
@@ -23,7 +23,7 @@ def test_the_recipe_is_valid() -> None:
     (recipe,) = re.findall(r"```yaml\n(.*?)```", TEXT, re.S)
     config = build(RunConfig, parse("environment: {name: coding_rlvr}\n" + recipe, "page.yaml"))
     make_rules(config.grpo.replay)
-    assert config.grpo.filter_groups is not load_config("coding_rlvr", []).grpo.filter_groups
+    assert config.grpo.filter.name == "with_signal"
 
 
 async def test_the_programs_work() -> None:

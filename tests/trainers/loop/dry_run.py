@@ -30,10 +30,12 @@ from forge_env.environment.single_turn import SingleTurnConfig
 from forge_env.errors import ForgeError, root_cause
 from forge_env.run import Run, RunFolder
 from forge_env.run.metrics import open_loggers
+from forge_env.run.trainer import load_trainer
+from forge_env.tasks.order import Order
 from forge_env.types import Message
 from tests.trainers.buffer import virtual_time
 from tests.trainers.loop.stand_ins import STAND_INS, Actor, Actors, Buffer, Events, Trace
-from trainers.loop import grpo
+from trainers.loop.system import Method
 
 TASKS = 12
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
@@ -51,11 +53,15 @@ class SumsConfig(SingleTurnConfig):
 
     shades: int = Field(3, ge=2)
     """Different rewards."""
+    buggy: bool = False
+    """The reward function raises on one task."""
 
 
 def shade(task: fe.Task, answer: str, env: Any) -> float:
     """A number drawn from the answer; rarely above 0 where the task is difficult."""
     drawn = zlib.crc32(answer.encode())
+    if env.config.buggy and task.id == "train-3":
+        raise ZeroDivisionError("nobody can score this")
     shades: int = env.config.shades
     return 0.0 if task.difficulty == 3 and drawn % 7 else (drawn % shades) / (shades - 1)
 
@@ -91,6 +97,26 @@ class Differences(Sums):
     def task(self, split: str, index: int) -> fe.Task:
         task = super().task(split, index)
         return task.model_copy(update={"prompt": task.prompt.replace("and", "less")})
+
+
+class ShortAnswers:
+    """Only short answers are learned."""
+
+    def __init__(self, tokens: int = 6) -> None:
+        self._tokens = tokens
+
+    def __call__(self, episode: fe.Trajectory) -> bool:
+        return episode.num_sampled_tokens < self._tokens
+
+
+class Strides(Order):
+    """Every so manieth task."""
+
+    def __init__(self, environment: fe.Environment, split: str, *, seed: int, stride: int = 2) -> None:
+        self._stride, self._count = stride, environment.num_tasks(split) or 1
+
+    def __getitem__(self, position: int) -> int:
+        return position * self._stride % self._count
 
 
 class Listener:
@@ -158,7 +184,7 @@ def stand_ins(trace: Trace, actors: Actors) -> Iterator[None]:
         patch.setattr("trainers.loop.stack.Stack.open_store", open_store)
         patch.setattr(machine, "gpus", lambda: [machine.GPU(str(n), f"GPU-{n}", "none", 1.0) for n in range(8)])
         patch.setattr("trainers.buffer.actor.RemoteReplayBuffer", partial(Buffer, trace))
-        patch.setattr("trainers.loop.grpo.open_engine", open_engine)
+        patch.setattr("trainers.loop.system.open_engine", open_engine)
         patch.setattr(asyncio, "to_thread", inline)
         yield
 
@@ -168,7 +194,9 @@ def dry_run(overrides: Mapping[str, Any], root: Path, actors: Actors = STAND_INS
     trace = Trace(root)
     try:
         config = make_config(overrides, root)
-        grpo.check(config)
+        method = load_trainer(config.method)
+        method.check(config)
+        assert isinstance(method, Method)
     except ForgeError as error:
         return [(-1.0, "refused", error.message)]
     for warm in root.glob("*/models/warm-*"):
@@ -179,7 +207,7 @@ def dry_run(overrides: Mapping[str, Any], root: Path, actors: Actors = STAND_INS
     run = Run(config, folder, loggers=open_loggers(config, folder, lambda: 0.0))
     try:
         with stand_ins(trace, actors):
-            virtual_time.run(grpo._train(run))
+            virtual_time.run(method.play(run))
     except* ForgeError as errors:
         trace.add("failed", [str(root_cause(error)) for error in errors.exceptions])
     finally:

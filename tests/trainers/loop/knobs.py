@@ -79,6 +79,8 @@ SERVED = ("run", "vllm")
 WARM = {"warmup.steps": 12, "warmup.optimizer.warmup_steps": 2}
 QUICK_WARMUP = {"trainer.optimizer.warmup_steps": 2, "grpo.steps": 12}
 TWO = {"trainer.procs": 2}
+SHORT = "tests.trainers.loop.dry_run:ShortAnswers"
+BUGGY = {"environment.options": {"buggy": True}, "grpo.steps": 20}
 CURRICULUM = {**LONG_RUN, "tasks.order": "curriculum"}
 REUSE = {**LONG_RUN, "grpo.replay.max_uses": 2}
 FULL = {**LONG_RUN, "grpo.replay": {"max_uses": 3, "capacity": 1}, "grpo.groups_per_step": 3, "grpo.steps": 10}
@@ -90,13 +92,18 @@ KNOBS: dict[str, Change] = {
     "seed": Change(1),
     **_below(
         "environment",
-        {"name": Change("tests.trainers.loop.dry_run:Differences"), "options": Change({"shades": 5})},
+        {
+            "name": Change("tests.trainers.loop.dry_run:Differences"),
+            "options": Change({"shades": 5}),
+            "max_bug_rate": Change(0.0, BUGGY),
+        },
     ),
     **_below(
         "tasks",
         {
             "order": Change("sequential"),
             "weights": Change({1: 1.0, 2: 3.0}),
+            "options": Change({"stride": 3}, {"tasks.order": "tests.trainers.loop.dry_run:Strides"}),
             "explore": Change(1.0, CURRICULUM),
             "half_life": Change(0.1, CURRICULUM),
         },
@@ -193,15 +200,20 @@ KNOBS: dict[str, Change] = {
             "groups_per_step": Change(3),
             "group_size": Change(3),
             "max_off_policy_steps": Change(0),
-            "normalize_std": Change(True),
             "temperature": Change(0.7),
             "max_tokens_per_turn": Change(7),
             "group_timeout_s": Change(20.0),
-            "filter_groups": Change(True),
+            "advantage.name": Change("leave_one_out"),
+            "advantage.options": Change({"epsilon": 1.0}, {"grpo.advantage.name": "group_normalized"}),
+            "mask.name": Change(SHORT),
+            "mask.options": Change({"tokens": 8}, {"grpo.mask.name": SHORT}),
+            "filter.name": Change("with_signal"),
+            "filter.options": Change({"high": 0.4}, {"grpo.filter.name": "reward_range"}),
             "loss.name": Change("cispo"),
             "loss.options": Change({"clip_high": 0.3}),
             "reference.source": Change("initial"),
             "reference.every": Change(2, {"grpo.reference": {"source": "lagging", "every": 1}}),
+            "reference.path": Change("{root}/model", refused=True),
             "reference.with_gpus": Change(True, {"grpo.reference.source": "initial"}),
         },
     ),
@@ -222,12 +234,13 @@ KNOBS: dict[str, Change] = {
             "num_tasks": Change(2),
             "split": Change("unseen"),
             "temperature": Change(0.3),
+            "pinned": Change(False),
             "metric": Change("reward"),
             "extra_splits": Change(["unseen"]),
             "extra_tasks": Change(2, {"evaluation.extra_splits": ["unseen"]}),
         },
     ),
-    **_below("checkpoint", {"every": Change(2), "keep": Change(1, {"checkpoint.every": 1})}),
+    **_below("checkpoint", {"every": Change(2), "minutes": Change(0.2), "keep": Change(1, {"checkpoint.every": 1})}),
     **_below(
         "logging",
         {

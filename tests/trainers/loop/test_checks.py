@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 
 from forge_env.config import load_config
 from forge_env.errors import ForgeError, PluginError, UsageError
+from trainers.algorithms.grpo import train
 from trainers.generator.arguments import engine_arguments
-from trainers.loop.grpo import check
 from trainers.model.folder import NEEDED
 
 
@@ -30,19 +30,19 @@ class Silent:
 
 def refusal(*overrides: str) -> ForgeError:
     with pytest.raises(ForgeError) as caught:
-        check(load_config("coding_rlvr", overrides))
+        train.check(load_config("coding_rlvr", overrides))
     return caught.value
 
 
 @pytest.mark.parametrize("recipe", ["coding_rlvr", "qwen3_0_6b"])
 def test_bundled_recipes_are_sound(recipe: str) -> None:
-    check(load_config(recipe))
+    train.check(load_config(recipe))
 
 
 def test_arguments_of_vllm_are_passed_on() -> None:
-    check(load_config("coding_rlvr", ["generator.engine_args={max_num_batched_tokens: 4096, block_size: 32}"]))
+    train.check(load_config("coding_rlvr", ["generator.engine_args={max_num_batched_tokens: 4096, block_size: 32}"]))
     on_gpus = load_config("qwen3_0_6b", ["generator.engine_args={enable_chunked_prefill: false}"])
-    check(on_gpus)
+    train.check(on_gpus)
     arguments = engine_arguments(on_gpus, Path("folder"))
     assert (arguments["enable_chunked_prefill"], arguments["enforce_eager"]) == (False, False)
 
@@ -119,7 +119,7 @@ def test_usage_is_refused_with_its_fix(override: str, message: str, fix: str) ->
 
 
 def test_what_a_schedule_does_not_use_may_be_at_its_default() -> None:
-    check(load_config("coding_rlvr", ["warmup.optimizer.schedule=constant", "evaluation.extra_splits=[]"]))
+    train.check(load_config("coding_rlvr", ["warmup.optimizer.schedule=constant", "evaluation.extra_splits=[]"]))
 
 
 @pytest.mark.parametrize("name", [f"{__name__}:Absent", f"{__name__}:Silent", f"{__name__}:json", "no.module:Loss"])
@@ -152,11 +152,11 @@ def test_a_checkpoint_that_the_trainer_would_compute_otherwise_is_refused(
     tmp_path: Path, changes: dict[str, Any], feature: str
 ) -> None:
     with pytest.raises(UsageError, match=f"{feature}.* which the trainer lacks"):
-        check(load_config("coding_rlvr", [f"model.path={sound(tmp_path, **changes)}", "warmup=null"]))
+        train.check(load_config("coding_rlvr", [f"model.path={sound(tmp_path, **changes)}", "warmup=null"]))
 
 
 def test_a_sound_folder_is_taken(tmp_path: Path) -> None:
-    check(load_config("coding_rlvr", [f"model.path={sound(tmp_path)}", "warmup=null"]))
+    train.check(load_config("coding_rlvr", [f"model.path={sound(tmp_path)}", "warmup=null"]))
 
 
 def test_an_unsound_folder_is_refused(tmp_path: Path) -> None:

@@ -20,18 +20,15 @@ from forge_env.config import RunConfig, load_config
 from forge_env.errors import ForgeError
 from forge_env.run import Run, RunFolder
 from forge_env.trajectory import Trajectory
+from trainers.algorithms.grpo import train
 from trainers.generator.pool import GeneratorPool
 from trainers.generator.types import SamplingOptions
-from trainers.loop.advantages import Group
 from trainers.loop.checkpoints import Checkpoints, Saved
 from trainers.loop.evaluation import Evaluator
-from trainers.loop.feeder import why_nothing
-from trainers.loop.grpo import train
-from trainers.loop.metrics import Totals
 from trainers.loop.prepare import _cached, _resumed_model, check_prompts
 from trainers.loop.publisher import Publisher
-from trainers.loop.session import Session
-from trainers.loop.stopping import unless_stopped
+from trainers.loop.rollouts import Group, Totals
+from trainers.loop.system import System, unless_stopped, why_nothing
 from trainers.model.chat import Chat, FolderTokenizer
 from trainers.model.tiny import build_tiny_folder
 
@@ -57,7 +54,7 @@ class Lost:
 
 async def test_a_score_of_nothing_is_an_error_and_no_zero(run: Run) -> None:
     with pytest.raises(ForgeError, match=r"no episode of the evaluation on eval could be played.*no sandbox"):
-        await Evaluator(run, Lost(), None).evaluate(0, "eval", 3)  # type: ignore[arg-type]
+        await Evaluator(run, Lost(), GeneratorPool([None]), lambda generate: None).evaluate(0, "eval", 3)  # type: ignore[arg-type]
     assert run.state.evaluations == []
 
 
@@ -227,8 +224,8 @@ async def test_a_prompt_that_fills_the_model_is_refused_before_anything_starts(t
 
 
 async def test_one_evaluation_at_a_time(run: Run) -> None:
-    session = Session.__new__(Session)
-    session.run, session.config, session.step, session._evaluation = run, run.config, 10, None
+    system = System.__new__(System)
+    system.run, system.config, system.step, system._evaluation = run, run.config, 10, None
     begun: list[int] = []
     end = asyncio.Event()
 
@@ -237,12 +234,13 @@ async def test_one_evaluation_at_a_time(run: Run) -> None:
             begun.append(step)
             await end.wait()
 
-    session.evaluator = Slow()  # type: ignore[assignment]
-    publisher = Publisher(None, None, None, None)  # type: ignore[arg-type]
+    system.evaluator = Slow()  # type: ignore[assignment]
+    system._publisher = Publisher(None, None, None, None)  # type: ignore[arg-type]
     async with asyncio.TaskGroup() as group:
+        system._tasks = group
         for step in (10, 20):
-            session.step = step
-            session._evaluate_beside(group, publisher)
+            system.step = step
+            system._evaluate_beside()
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         end.set()

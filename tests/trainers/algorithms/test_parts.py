@@ -1,0 +1,177 @@
+"""Advantage estimators, masks, filters: what they give, and how it reaches the tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_env.config.recipe import PartSection
+from forge_env.errors import NotRegisteredError, PluginError, UsageError
+from forge_env.plugins import installed
+from forge_env.policy import Reply
+from forge_env.trajectory import Trajectory, Turn
+from forge_env.types import Message
+from trainers.algorithms.parts import (
+    AdvantageEstimator,
+    Group,
+    GroupMean,
+    GroupNormalized,
+    LeaveOneOut,
+    MaskTruncated,
+    ReinforcePlusPlus,
+    RewardRange,
+    TurnReturns,
+    WithSignal,
+    learned,
+    make_advantage,
+    make_filter,
+    make_mask,
+    token_advantages,
+)
+from trainers.buffer.packed import pack
+
+
+def episode(reward: float, turns: tuple[int, ...] = (3,), rewards: tuple[float, ...] = (), **fields: Any) -> Trajectory:
+    """An episode of turns with so many sampled tokens; what the environment gave for each of them."""
+    played, before = [], 0
+    for number, tokens in enumerate(turns):
+        reply = Reply(
+            Message(role="assistant", content="x"),
+            prompt_ids=[1, 2],  # type: ignore[arg-type]
+            token_ids=list(range(10, 10 + tokens)),  # type: ignore[arg-type]
+            logprobs=[-0.5] * tokens,  # type: ignore[arg-type]
+            versions=[0] * tokens,  # type: ignore[arg-type]
+            continues=before,
+        )
+        before += 2 + tokens
+        played.append(Turn([], reply, reward=rewards[number] if rewards else 0.0))
+    return Trajectory("e", "t", "t", turns=played, reward=reward, **fields)
+
+
+def per_episode(estimator: AdvantageEstimator, rewards: list[float]) -> list[float]:
+    return [float(np.asarray(weight)) for weight in estimator(Group([episode(reward) for reward in rewards]))]
+
+
+def test_formulas() -> None:
+    rewards = [1.0, 0.0, 0.0, 1.0]
+    assert per_episode(GroupMean(), rewards) == [0.5, -0.5, -0.5, 0.5]
+    assert per_episode(GroupNormalized(), rewards) == pytest.approx([1, -1, -1, 1], abs=1e-3)
+    assert per_episode(LeaveOneOut(), rewards) == pytest.approx([2 / 3, -2 / 3, -2 / 3, 2 / 3])
+    assert per_episode(LeaveOneOut(), [0.7]) == [0.0]
+
+
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=12))
+def test_baselines_leave_no_sum(rewards: list[float]) -> None:
+    for estimator in (GroupMean(), GroupNormalized(), LeaveOneOut(), ReinforcePlusPlus()):
+        assert sum(per_episode(estimator, rewards)) == pytest.approx(0, abs=1e-3)
+
+
+def test_reinforce_plus_plus_divides_by_the_deviation_of_many_groups_and_remembers_it() -> None:
+    estimator = ReinforcePlusPlus(half_life=1e9)
+    per_episode(estimator, [0.0, 0.0])
+    assert per_episode(estimator, [2.0, -2.0]) == pytest.approx([2**0.5, -(2**0.5)], rel=1e-3)
+    again = ReinforcePlusPlus(half_life=1e9)
+    again.load_state_dict(estimator.state_dict())
+    assert per_episode(again, [1.0, -1.0]) == per_episode(estimator, [1.0, -1.0])
+
+
+def test_returns_give_credit_by_turn() -> None:
+    first = episode(1.5, (2, 1), (0.5, 0.0))  # a rubric's 1.0 on top counts for the last turn
+    second = episode(0.0, (1, 3), (0.0, 0.0))
+    assert TurnReturns()(Group([first, second])) == [[0.75, 0.5], [-0.75, -0.5]]
+    advantages = token_advantages(TurnReturns(gamma=0.5), Group([first, second]))
+    assert [values.tolist() for values in advantages] == [[0.5, 0.5, 0.5], [-0.5, -0.5, -0.5, -0.5]]
+    longer = TurnReturns()(Group([episode(1.0, (1,)), episode(0.0, (1, 1, 1))]))
+    assert longer == [[0.5], [-0.5, -0.5, -0.5]]  # nobody else has those turns
+
+
+class ByToken(AdvantageEstimator):
+    """Every token its place."""
+
+    def __call__(self, group: Group) -> list[Any]:
+        return [np.arange(item.num_sampled_tokens, dtype=np.float32) for item in group.valid]
+
+
+class Wrong(AdvantageEstimator):
+    def __init__(self, answer: str = "count") -> None:
+        self.answer = answer
+
+    def __call__(self, group: Group) -> list[Any]:
+        return {"count": [1.0], "shape": [[1.0, 2.0]] * 2, "nan": [float("nan"), 0.0]}[self.answer]
+
+
+def test_weights_reach_their_tokens() -> None:
+    group = Group([episode(1.0, (2, 3)), episode(0.0, (1,), valid=False), episode(0.0, (1,))])
+    first, second = token_advantages(ByToken(), group)
+    assert (first.tolist(), second.tolist()) == ([0, 1, 2, 3, 4], [0])
+    (one, two) = pack(group.valid, [first, second]).segments()
+    assert one.advantages.tolist() == [0, 0, 0, 1, 0, 0, 2, 3, 4]
+    assert (one.token_ids[one.mask].tolist(), two.advantages.tolist()) == ([10, 11, 10, 11, 12], [0, 0, 0])
+
+
+def test_episodes_that_infrastructure_spoiled_leave_the_baseline_alone() -> None:
+    group = Group([episode(1.0), episode(0.0), episode(0.0, valid=False), episode(0.0, turns=())])
+    assert group.mean_reward == 0.5
+    assert [values[0] for values in token_advantages(GroupMean(), group)] == [0.5, -0.5]
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"), [("count", "1 weights for 2"), ("shape", "2 values.*1 turns and 3"), ("nan", "not finite")]
+)
+def test_an_estimator_that_errs_is_named(answer: str, said: str) -> None:
+    with pytest.raises(PluginError, match=f"Wrong gave.*{said}"):
+        token_advantages(Wrong(answer), Group([episode(1.0), episode(0.0)]))
+
+
+def test_what_is_masked_stays_context() -> None:
+    cut = episode(0.0, truncated=True, truncation="tokens")
+    late = episode(0.0, truncated=True, truncation="turns")
+    assert [MaskTruncated()(item) for item in (episode(1.0), cut, late)] == [True, False, False]
+    assert [MaskTruncated(["tokens", "context"])(item) for item in (cut, late)] == [False, True]
+    group = Group([episode(1.0, (2, 1)), cut])
+    masks = [learned([False, True], group.valid[0]), learned(MaskTruncated()(cut), cut)]
+    packed = pack(group.valid, token_advantages(GroupMean(), group), masks)
+    first, second = packed.segments()
+    assert first.token_ids[first.mask].tolist() == [10]
+    assert not second.mask.any()
+    assert packed.num_tokens == 6  # sampled all the same
+
+
+def test_filters() -> None:
+    alike, mixed = Group([episode(1.0), episode(1.0)]), Group([episode(1.0), episode(0.0)])
+    assert [WithSignal()(group) for group in (alike, mixed)] == [False, True]
+    assert [RewardRange(0.2, 0.8)(group) for group in (alike, mixed)] == [False, True]
+
+
+def test_a_recipe_names_its_parts() -> None:
+    assert isinstance(make_advantage(PartSection(name=f"{__name__}:ByToken")), ByToken)
+    made = make_filter(PartSection(name="reward_range", options={"low": 0.1}))
+    assert (made.low, made.high) == (0.1, 1.0)  # type: ignore[attr-defined]
+    for name in installed("forge_env.advantages"):
+        assert make_advantage(PartSection(name=name)).state_dict() is not None
+    for name in installed("forge_env.masks"):
+        assert make_mask(PartSection(name=name))(episode(1.0)) is True
+
+
+@pytest.mark.parametrize(
+    ("section", "error", "said"),
+    [
+        (PartSection(name="group_means"), NotRegisteredError, "no advantage 'group_means'.*did you mean 'group_mean'"),
+        (
+            PartSection(name="turn_returns", options={"gama": 1}),
+            UsageError,
+            "options.gama: unknown key .did you mean grpo.advantage.options.gamma",
+        ),
+        (PartSection(name="turn_returns", options={"gamma": 2}), UsageError, "gamma=2 is not within"),
+        (PartSection(name=f"{__name__}:episode", options={"reward": 1.0}), PluginError, "can't be called"),
+        (PartSection(name="forge_env.masks:nothing"), PluginError, "can't be loaded"),
+        (PartSection(name="trainers.algorithms.parts:KeepAll"), PluginError, "derive its class from"),
+    ],
+)
+def test_mistakes_in_a_recipe(section: PartSection, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        make_advantage(section)

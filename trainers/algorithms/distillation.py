@@ -1,0 +1,77 @@
+"""On-policy distillation: the student samples, the teacher says how likely it would have been to say the same.
+
+    A_t = log p_teacher(x_t) - log p_student(x_t)        for every token x_t that the student sampled
+
+Its mean over the student's own tokens is the negative reverse KL divergence, so raising what the teacher finds likelier
+and lowering what it finds less likely moves the student towards it where the student goes: dense credit, a token at a
+time, without rewards (GKD, arXiv 2306.13649; MiniLLM, arXiv 2306.08543). The environment still plays, limits and
+records the episodes, and its reward is logged as ever.
+
+    method: distillation
+    grpo:
+      group_size: 1
+      reference: {source: path, path: a/checkpoint/with/the/same/vocabulary}
+
+All around it (rollouts, buffer, staleness bound, importance-corrected loss) is GRPO's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forge_env.config.recipe import RunConfig
+from forge_env.errors import UsageError
+from forge_env.trajectory import Trajectory
+from trainers.algorithms.grpo import GRPO
+from trainers.algorithms.parts import learned, make_mask
+from trainers.buffer.packed import pack
+from trainers.buffer.types import Ticket
+from trainers.loop.system import Method, System
+
+
+class Distillation(GRPO):
+    """Towards a teacher, on what the student itself does."""
+
+    def __init__(self, system: System) -> None:
+        super().__init__(system)
+        # the teacher is asked when an episode is done, so the trainer has nobody to compare with
+        self.teacher, system.trainer.reference = system.trainer.reference, None
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        """Refuse a recipe without a teacher, or with parts that mean nothing here."""
+        section, usual = config.grpo, type(config.grpo).model_fields
+        if section.reference.source == "none":
+            raise UsageError(
+                "method=distillation has no teacher",
+                fix="use grpo.reference.source=path grpo.reference.path=CHECKPOINT",
+            )
+        for name in ("advantage", "filter"):
+            if getattr(section, name) != usual[name].default:
+                raise UsageError(
+                    f"grpo.{name} means nothing to method=distillation: the teacher gives the advantages",
+                    fix=f"leave grpo.{name} out",
+                )
+        make_mask(section.mask)
+
+    async def roll_out(self, ticket: Ticket) -> None:
+        """One task: play it, ask the teacher about every token, hand it to the buffer."""
+        group = await self.rollouts.group(ticket.index)
+        if not group.valid:
+            await self.system.replace(ticket, group)
+            return
+        advantages = [await self.preference(episode) for episode in group.valid]
+        masks = [learned(self.mask(episode), episode) for episode in group.valid]
+        await self.system.add(pack(group.valid, advantages, masks), ticket)
+
+    async def preference(self, episode: Trajectory) -> NDArray[np.float32]:
+        """By how much the teacher prefers each sampled token of an episode, float32 [sampled]."""
+        assert self.teacher is not None
+        segments = episode.segments()
+        theirs = np.concatenate(await self.teacher.logprobs(segments))
+        preferred: NDArray[np.float32] = theirs - np.concatenate([own.logprobs[own.mask] for own in segments])
+        return preferred
+
+
+train = Method(Distillation)

@@ -1,0 +1,106 @@
+"""Asynchronous off-policy GRPO.
+
+    tasks --> rollouts --> ReplayBuffer --> TitanTrainer --> WeightStore --> Generators
+                 ^              ^                |                              |
+                 |              +-- slots freed when the weights have arrived --+
+                 +------------------ generation goes on meanwhile --------------+
+
+Two loops run side by side: `generate` rolls out groups wherever the buffer has room, `learn` trains on batch after
+batch. Back-pressure: rollouts wait for a slot, the trainer waits for a batch, and a slot is free again only when the
+weights trained on it are in the generators. `grpo.max_off_policy_steps` bounds the age of every trained token
+(`trainers.buffer.window`); with 0 the same code is synchronous and on-policy.
+
+What is often changed is a plug-in each (`trainers.algorithms.parts`, docs/algorithms.md): the advantage estimator,
+which groups are kept, what of an episode is learned, the order of tasks, the loss. Accounts, status, checkpoints and
+evaluations are the `System`'s (`trainers.loop.system`). Source: DeepSeekMath (arXiv 2402.03300) for the algorithm,
+Dr. GRPO (arXiv 2503.20783) for the defaults.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from forge_env.config.recipe import RunConfig
+from forge_env.errors import ForgeError, UsageError
+from trainers.algorithms.parts import learned, make_advantage, make_filter, make_mask, token_advantages
+from trainers.buffer.packed import pack
+from trainers.buffer.types import Ticket
+from trainers.loop.rollouts import Group
+from trainers.loop.system import Algorithm, Method, System
+
+PATIENCE = 20
+"""Batches of groups that the filter drops, in a row, after which there is nothing to learn from."""
+
+
+class GRPO(Algorithm):
+    """Group relative policy optimisation: an episode is as good as its reward is above that of its group."""
+
+    def __init__(self, system: System) -> None:
+        section = system.config.grpo
+        self.system = system
+        self.rollouts, self.buffer = system.rollouts, system.buffer
+        self.keeps = make_filter(section.filter)
+        self.advantage = make_advantage(section.advantage)
+        self.mask = make_mask(section.mask)
+        self._dropped_in_a_row = 0
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        """Refuse a recipe whose parts can't be made."""
+        make_filter(config.grpo.filter)
+        make_advantage(config.grpo.advantage)
+        make_mask(config.grpo.mask)
+        if config.grpo.group_size < 2:
+            raise UsageError("grpo.group_size=1: a group of one has no mean to be above", fix="use 2 or more")
+
+    async def generate(self) -> None:
+        """Roll out a group wherever the buffer has room for one, until cancelled; their rollouts are then too."""
+        async with asyncio.TaskGroup() as rollouts:
+            while True:
+                ticket = await self.buffer.admit()  # waits for a slot
+                rollouts.create_task(self.roll_out(ticket))
+
+    async def roll_out(self, ticket: Ticket) -> None:
+        """One group: sample a task, play its episodes, score them, weigh them, hand them to the buffer."""
+        group = await self.rollouts.group(ticket.index)
+        if not group.valid:
+            await self.system.replace(ticket, group)  # infrastructure or the environment failed: never a zero
+            return
+        if not self.keeps(group):
+            await self._drop(ticket, group)
+            return
+        self._dropped_in_a_row = 0
+        advantages = token_advantages(self.advantage, group)
+        masks = [learned(self.mask(episode), episode) for episode in group.valid]
+        await self.system.add(pack(group.valid, advantages, masks), ticket)
+
+    async def learn(self) -> None:
+        """Train on batch after batch; the new weights travel while the next batch is trained on."""
+        async for batch in self.system.batches():  # waits until one can be given within the staleness bound
+            metrics = await self.system.train(batch)  # reference, loss, gradients, update
+            await self.system.publish(batch.step + 1)  # pushed, pulled, swapped; then the batch's slots are free
+            await self.system.finish_step(batch, metrics)  # logs, held-out score, checkpoint
+
+    async def _drop(self, ticket: Ticket, group: Group) -> None:
+        """A group that isn't wanted makes room for another."""
+        self.rollouts.totals.drop(group)
+        self._dropped_in_a_row += 1
+        if self._dropped_in_a_row >= PATIENCE * self.system.config.grpo.groups_per_step:
+            raise ForgeError(
+                f"{self._dropped_in_a_row} groups in a row were dropped by grpo.filter "
+                f"({self.system.config.grpo.filter.name}): there is nothing to learn from",
+                fix="choose tasks that are sometimes solved (tasks.order=curriculum), or set grpo.filter.name=all",
+            )
+        await self.buffer.discard(ticket)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the order of tasks."""
+        return {"advantage": self.advantage.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.advantage.load_state_dict(state.get("advantage") or {})
+
+
+train = Method(GRPO)

@@ -1,0 +1,294 @@
+"""What researchers change without touching an algorithm: how episodes are weighed, what is learned, which groups.
+
+Each is a class whose constructor takes its options, chosen in the recipe by name or as `module:Class`:
+
+    grpo.advantage   entry points `forge_env.advantages`      group -> advantages
+    grpo.filter      entry points `forge_env.group_filters`   group -> is it trained on?
+    grpo.mask        entry points `forge_env.masks`           episode -> what of it is learned?
+
+docs/algorithms.md has an example of each. The order of tasks is `tasks.order` (`forge_env.tasks.order`), the loss is
+`grpo.loss` (`trainers.losses`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forge_env.config.recipe import PartSection
+from forge_env.errors import PluginError
+from forge_env.plugins import make_plugin
+from forge_env.trajectory import Trajectory
+from trainers.loop.rollouts import Group
+
+Weight = float | Sequence[float] | NDArray[np.float32]
+"""Of one episode: one number, one for each turn, or one for each sampled token in the order of the turns."""
+
+
+# --- advantages
+
+
+class AdvantageEstimator:
+    """From the rewards of a group to the weights of what was sampled in it."""
+
+    def __call__(self, group: Group) -> Sequence[Weight]:
+        """The advantage of each of `group.valid`, in order: of the episode, of each turn, or of each token."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is remembered from group to group, as JSON; nothing by default."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+
+
+class GroupMean(AdvantageEstimator):
+    """A_i = r_i - mean(r): Dr. GRPO (arXiv 2503.20783), without the bias towards tasks whose rewards are alike."""
+
+    def __call__(self, group: Group) -> Sequence[Weight]:
+        """One number an episode."""
+        return list(group.rewards - group.rewards.mean())
+
+
+class GroupNormalized(AdvantageEstimator):
+    """A_i = (r_i - mean(r)) / (std(r) + epsilon): GRPO (arXiv 2402.03300)."""
+
+    def __init__(self, epsilon: float = 1e-4) -> None:
+        if epsilon <= 0:
+            raise ValueError(f"epsilon={epsilon} must be above 0")
+        self.epsilon = epsilon
+
+    def __call__(self, group: Group) -> Sequence[Weight]:
+        """One number an episode."""
+        rewards = group.rewards
+        return list((rewards - rewards.mean()) / (rewards.std() + self.epsilon))
+
+
+class LeaveOneOut(AdvantageEstimator):
+    """A_i = r_i - mean of the others: RLOO (arXiv 2402.14740), unbiased. A group of one has no others: 0."""
+
+    def __call__(self, group: Group) -> Sequence[Weight]:
+        """One number an episode."""
+        rewards = group.rewards
+        return list((rewards - rewards.mean()) * (len(rewards) / max(len(rewards) - 1, 1)))
+
+
+class ReinforcePlusPlus(AdvantageEstimator):
+    """A_i = (r_i - mean(r)) / std over many groups: REINFORCE++ with a group baseline (arXiv 2501.03262).
+
+    The paper normalises over the batch. Groups come one by one here, so the variance is that of recent groups: a mean
+    in which a group `half_life` groups ago counts half.
+    """
+
+    def __init__(self, half_life: float = 100.0, epsilon: float = 1e-4) -> None:
+        if half_life <= 0 or epsilon <= 0:
+            raise ValueError(f"half_life={half_life} and epsilon={epsilon} must be above 0")
+        self.epsilon = epsilon
+        self._decay = 0.5 ** (1.0 / half_life)
+        self._sum = self._weight = 0.0
+
+    def __call__(self, group: Group) -> Sequence[Weight]:
+        """One number an episode."""
+        centred = group.rewards - group.rewards.mean()
+        self._sum = self._sum * self._decay + float((centred**2).mean())
+        self._weight = self._weight * self._decay + 1.0
+        return list(centred / ((self._sum / self._weight) ** 0.5 + self.epsilon))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The variance so far."""
+        return {"sum": self._sum, "weight": self._weight}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with that variance."""
+        self._sum, self._weight = float(state.get("sum", 0.0)), float(state.get("weight", 0.0))
+
+
+class TurnReturns(AdvantageEstimator):
+    """A_{i,t} = G_{i,t} - mean over the group of G_{.,t}, G_t = r_t + gamma G_{t+1}: credit by turn, without a critic.
+
+    `Turn.reward` is what each step of the environment gave. What the episode earned beside that (a rubric's score, what
+    `score_group` added) counts for its last turn. The mean is over the episodes that have a turn t; the last turns of
+    the longest episode have nothing to be compared with but the group's mean return.
+    """
+
+    def __init__(self, gamma: float = 1.0) -> None:
+        if not 0.0 <= gamma <= 1.0:
+            raise ValueError(f"gamma={gamma} is not within [0, 1]")
+        self.gamma = gamma
+
+    def __call__(self, group: Group) -> Sequence[Weight]:
+        """One number a turn."""
+        returns = [self._returns(episode) for episode in group.valid]
+        longest = max(map(len, returns))
+        overall = float(np.mean([own[0] for own in returns]))
+        baselines = []
+        for turn in range(longest):
+            there = [own[turn] for own in returns if len(own) > turn]
+            baselines.append(float(np.mean(there)) if len(there) > 1 else overall)
+        return [[value - baselines[turn] for turn, value in enumerate(own)] for own in returns]
+
+    def _returns(self, episode: Trajectory) -> list[float]:
+        rewards = [turn.reward for turn in episode.turns]
+        rewards[-1] += episode.reward - sum(rewards)
+        total, result = 0.0, []
+        for reward in reversed(rewards):
+            total = reward + self.gamma * total
+            result.append(total)
+        return result[::-1]
+
+
+def token_advantages(estimator: AdvantageEstimator, group: Group) -> list[NDArray[np.float32]]:
+    """The estimator's weights spread over the sampled tokens of each valid episode, each float32 [sampled].
+
+    Raises:
+        PluginError: it gave another number of weights than there are episodes, turns or tokens, or one not finite.
+    """
+    name, episodes = type(estimator).__name__, group.valid
+    weights = list(estimator(group))
+    if len(weights) != len(episodes):
+        raise PluginError(f"grpo.advantage: {name} gave {len(weights)} weights for {len(episodes)} episodes")
+    result = []
+    for weight, episode in zip(weights, episodes, strict=True):
+        spread = over_tokens(np.asarray(weight, np.float32), episode, f"grpo.advantage: {name}")
+        if not np.isfinite(spread).all():
+            raise PluginError(f"grpo.advantage: {name} gave a weight that is not finite on task {episode.task_id!r}")
+        result.append(spread)
+    return result
+
+
+def over_tokens(values: NDArray[Any], episode: Trajectory, whose: str) -> NDArray[Any]:
+    """One value for each sampled token of an episode, from one value, one a turn, or one a token."""
+    counts = [len(turn.reply.token_ids) for turn in episode.turns]
+    total = sum(counts)
+    if values.ndim == 0:
+        return np.full(total, values)
+    if values.shape == (total,):
+        return values
+    if values.shape == (len(counts),):
+        return np.repeat(values, counts)
+    raise PluginError(
+        f"{whose} gave {len(values)} values for an episode of {len(counts)} turns and {total} sampled tokens",
+        fix="give one number, one for each turn, or one for each sampled token",
+    )
+
+
+# --- what is learned of an episode
+
+
+class Mask(Protocol):
+    """What of an episode is learned. The rest stays context, and its reward stays in the group's baseline."""
+
+    def __call__(self, episode: Trajectory) -> bool | Sequence[bool]:
+        """Of the episode, of each turn, or of each sampled token: is it learned?"""
+
+
+class LearnAll:
+    """Everything that was sampled."""
+
+    def __call__(self, episode: Trajectory) -> bool:
+        """Always."""
+        return True
+
+
+class MaskTruncated:
+    """Episodes that a limit ended teach nothing: what they lacked was room, and their reward says little.
+
+    Args:
+        limits: which limits ("tokens", "context", "turns", "time", ...); empty: any. `["tokens", "context"]` is the
+            overlong filter of DAPO (arXiv 2503.14476).
+    """
+
+    def __init__(self, limits: Sequence[str] = ()) -> None:
+        self.limits = frozenset(limits)
+
+    def __call__(self, episode: Trajectory) -> bool:
+        """Unless it was truncated by one of these limits."""
+        return not episode.truncated or bool(self.limits and episode.truncation not in self.limits)
+
+
+def learned(mask: bool | Sequence[bool], episode: Trajectory) -> NDArray[np.bool_]:
+    """A mask's answer spread over the sampled tokens of an episode, bool [sampled]."""
+    return over_tokens(np.asarray(mask, np.bool_), episode, "grpo.mask")
+
+
+# --- which groups are trained on
+
+
+class GroupFilter(Protocol):
+    """Which groups are trained on; another is rolled out in the place of one that isn't."""
+
+    def __call__(self, group: Group) -> bool:
+        """Whether it is."""
+
+
+class KeepAll:
+    """Every group; those without signal have no gradient and cost nothing."""
+
+    def __call__(self, group: Group) -> bool:
+        """Always."""
+        return True
+
+
+class WithSignal:
+    """Groups whose rewards differ: every step has `groups_per_step` of them (dynamic sampling, DAPO, 2503.14476)."""
+
+    def __call__(self, group: Group) -> bool:
+        """Whether two rewards differ."""
+        return bool(np.ptp(group.rewards) > 1e-8)
+
+
+class RewardRange:
+    """Groups whose mean reward is within [low, high]: not too hard, not too easy."""
+
+    def __init__(self, low: float = 0.0, high: float = 1.0) -> None:
+        if not low <= high:
+            raise ValueError(f"low={low} is above high={high}")
+        self.low, self.high = low, high
+
+    def __call__(self, group: Group) -> bool:
+        """Whether the mean is within."""
+        return self.low <= group.mean_reward <= self.high
+
+
+# --- from the recipe
+
+
+def make_advantage(section: PartSection) -> AdvantageEstimator:
+    """The estimator that a recipe names.
+
+    Raises:
+        NotRegisteredError: there is none of that name.
+        PluginError: it can't be imported, or is not an estimator.
+        UsageError: it doesn't take these options.
+    """
+    made = _make("advantage", "forge_env.advantages", section)
+    if not isinstance(made, AdvantageEstimator):
+        raise PluginError(
+            f"grpo.advantage.name: {section.name!r} is not an advantage estimator",
+            fix="derive its class from trainers.algorithms.parts.AdvantageEstimator",
+        )
+    return made
+
+
+def make_filter(section: PartSection) -> GroupFilter:
+    """The filter of groups that a recipe names; raises as `make_advantage` does."""
+    made: GroupFilter = _make("filter", "forge_env.group_filters", section)
+    return made
+
+
+def make_mask(section: PartSection) -> Mask:
+    """The mask that a recipe names; raises as `make_advantage` does."""
+    made: Mask = _make("mask", "forge_env.masks", section)
+    return made
+
+
+def _make(key: str, group: str, section: PartSection) -> Any:
+    key = f"grpo.{key}"
+    made = make_plugin(group, section.name, section.options, name_at=f"{key}.name", options_at=f"{key}.options")
+    if not callable(made):
+        raise PluginError(f"{key}.name: {section.name!r} makes a {type(made).__name__}, which can't be called")
+    return made

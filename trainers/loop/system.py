@@ -1,0 +1,412 @@
+"""What goes on around an algorithm: actors, accounts, held-out scores, checkpoints, the run's record, its end.
+
+An algorithm (`trainers.algorithms.grpo`) is two loops, `generate` and `learn`, and calls what is here by plain verbs.
+Both are children of one task group with evaluations and status: the first failure cancels the others and ends the run
+with its cause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, TypeVar
+
+import forge_env as fe
+from forge_env.config.recipe import RunConfig
+from forge_env.environment.base import Environment
+from forge_env.errors import ForgeError
+from forge_env.evaluation.estimates import Estimate
+from forge_env.run import Run
+from forge_env.run.outcome import save_progress
+from forge_env.run.scratch import scratch_folder
+from forge_env.run.trainer import Trainer
+from forge_env.sandbox import SandboxEngine, open_engine
+from trainers.buffer.packed import PackedGroup
+from trainers.buffer.types import BufferStats, Outcome, Reservation, Ticket
+from trainers.generator.arguments import held_out_sampling
+from trainers.generator.policy import GenerateFunction, GeneratorPolicy
+from trainers.loop import checks
+from trainers.loop.checkpoints import Checkpoints, Saved
+from trainers.loop.evaluation import Evaluator
+from trainers.loop.metrics import batch_metrics, buffer_metrics, named
+from trainers.loop.prepare import Actors, find_model, prepare_model
+from trainers.loop.publisher import Publisher
+from trainers.loop.rollouts import Group, MakeEnvironment, Rollouts
+from trainers.loop.stack import Stack, prepare_controller
+from trainers.loop.status import Status
+
+MAX_DISCARDED_IN_A_ROW = 20
+LAST_SAVE_S = 60.0
+"""How long saving may take when a failure ends the run."""
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+class Algorithm(ABC):
+    """What is sampled and what is learned; made anew for every session of a run."""
+
+    @abstractmethod
+    def __init__(self, system: System) -> None: ...
+
+    @classmethod
+    def check(cls, config: RunConfig) -> None:
+        """Refuse a recipe that the algorithm can't run, before anything is started."""
+        return
+
+    @abstractmethod
+    async def generate(self) -> None:
+        """Fill the buffer until cancelled."""
+
+    @abstractmethod
+    async def learn(self) -> None:
+        """Train until `System.batches` ends."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it, as JSON."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        return
+
+
+class Method(Trainer):
+    """An algorithm as what `method` in a recipe names (entry points `forge_env.trainers`)."""
+
+    def __init__(self, algorithm: type[Algorithm]) -> None:
+        self.algorithm = algorithm
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse a recipe that can't work, before anything is started."""
+        prepare_controller()
+        checks.check(config)
+        self.algorithm.check(config)
+
+    async def __call__(self, run: Run) -> None:
+        """Run the recipe `run.config` to its end, or until `run.stop`."""
+        with scratch_folder():
+            prepare_controller()
+            from trainers.actors.faults import unless_a_process_dies
+
+            await unless_a_process_dies(self.play(run))
+
+    async def play(self, run: Run) -> None:
+        """Start everything that the recipe names, and let the algorithm run on it."""
+        config = run.config
+        if run.resume and _complete(run, Checkpoints(run).step):
+            run.note(f"All {config.grpo.steps} steps are done: nothing to resume. More: --grpo.steps N")
+            return
+        run.stage("model", config.model.path)
+        found = await find_model(run)
+        run.stage("sandbox", config.sandbox.engine)
+        options = config.sandbox.model_dump(include={"concurrency", "base_image"}, exclude_none=True)
+        engine = open_engine(config.sandbox.engine, **options)
+        stack = Stack(config)
+        async with engine, stack:
+            run.summary["engine"] = engine.name
+            run.note(f"Sandbox engine: {engine.name}")
+            environment = _make_environment(run, engine)
+            actors = await unless_stopped(run, prepare_model(run, stack, environment, found))
+            if actors is None:
+                run.note("stopped before training began: nothing to save")
+                return
+            system = System(run, actors, lambda: _make_environment(run, engine))
+            await system.run_to_end(self.algorithm(system))
+            run.stage("shutdown")
+            await actors.generators.halt()
+
+
+class System:
+    """What an algorithm works with, from its first rollout to its last step.
+
+    Attributes:
+        config: the recipe.
+        rollouts: plays episodes.
+        buffer: holds what waits to be trained on.
+        trainer: trains.
+        step: training steps done, which is the trainer's policy version.
+    """
+
+    def __init__(self, run: Run, actors: Actors, make_env: MakeEnvironment) -> None:
+        from trainers.model.chat import Chat  # takes seconds: the tokenizers
+
+        config = run.config
+        self.run = run
+        self.config = config
+        self.trainer, self.generators, self.buffer = actors
+        chat = Chat.of(self.trainer.folder, config.model)
+
+        length, limit = config.model.max_length, config.grpo.max_tokens_per_turn
+        own, held_out = config.generator.sampling, held_out_sampling(config)
+
+        def held_out_policy(generate: GenerateFunction) -> GeneratorPolicy:
+            return GeneratorPolicy(chat, generate, length, limit, config.evaluation.temperature, held_out)
+
+        policy = GeneratorPolicy(chat, self.generators.generate, length, limit, config.grpo.temperature, own)
+        self.rollouts = Rollouts(run, make_env, policy)
+        self.evaluator = Evaluator(run, self.rollouts, self.generators, held_out_policy)
+        self.step = 0
+        self._checkpoints = Checkpoints(run)
+        self._account = run.account("trainer", "start")
+        reference = self.trainer.reference.account if self.trainer.reference else None
+        self._status = Status(run, self.generators, self.rollouts, self._account, reference)
+        self._counters = BufferStats()
+        self._trained_at: list[float] = []
+        self._saved_at = asyncio.get_running_loop().time()
+        self._training = False
+        self._discarded_in_a_row = 0
+        self._evaluation: asyncio.Task[Estimate] | None = None
+
+    # --- what an algorithm calls
+
+    async def add(self, group: PackedGroup, ticket: Ticket) -> None:
+        """A group is complete: hand it to the buffer."""
+        self._discarded_in_a_row = 0
+        if await self.buffer.add(group, ticket) == Outcome.STALE:
+            self.run.warn("a group was dropped as stale: this should not happen, please report it")
+
+    async def replace(self, ticket: Ticket, group: Group) -> None:
+        """A group came to nothing: another is rolled out in its place.
+
+        Raises:
+            ForgeError: so did group after group.
+        """
+        self._discarded_in_a_row += 1
+        self.run.warn("a whole group came to nothing and is replaced")
+        if self._discarded_in_a_row >= MAX_DISCARDED_IN_A_ROW:
+            reason, fix = why_nothing(group)
+            text = f"{MAX_DISCARDED_IN_A_ROW} groups in a row came to nothing, the last because: {reason}"
+            raise ForgeError(text, fix=fix)
+        await self.buffer.discard(ticket)
+
+    async def batches(self) -> AsyncIterator[Reservation]:
+        """What to train on, step by step, until the recipe's last step or until the run is asked to stop."""
+        steps = self.config.grpo.steps
+        while self.step < steps and not self.run.stop.is_set():
+            self._account.enter("wait for episodes")
+            self.run.status(waiting={"trainer": "episodes"})
+            batch = await unless_stopped(self.run, self.buffer.reserve(self.step))
+            if batch is None:
+                return
+            self.run.status(waiting={})
+            yield batch
+        if self.step >= steps:
+            self.run.note(f"Reached training limit ({steps} steps)")
+
+    async def train(self, batch: Reservation) -> dict[str, float]:
+        """Update the weights from a batch, which goes from the buffer to the processes that compute it; metrics."""
+        self._training = True
+        metrics = named(await self.trainer.train_on(self.buffer, batch, self._account))
+        self.step, self._training = batch.step + 1, False
+        self._account.enter("book-keeping")
+        for what, name in (("updates", "skipped_updates"), ("sequences", "sequences_not_finite")):
+            if count := int(metrics.get(f"trainer/{name}", 0)):
+                self.run.warn(f"{count} {what} of step {batch.step + 1} were left out: something was not finite")
+        return metrics
+
+    async def publish(self, version: int) -> None:
+        """Send the weights off to the generators as `version`; the version before must have arrived."""
+        await self._settled()
+        self._account.enter("push weights")
+        await self._publisher.publish(version)
+        self._account.enter("book-keeping")
+
+    async def finish_step(self, batch: Reservation, metrics: dict[str, float]) -> None:
+        """A step is done: log it; score the held-out split and save where that is due."""
+        await self._log(batch, metrics)
+        every, last = self.config.evaluation.every, self.step >= self.config.grpo.steps
+        if every and self.step % every == 0 and not last:
+            self._evaluate_beside()
+        if not last and self._save_is_due():
+            await self._settled()
+            await self._save()
+            self._summarise()
+            save_progress(self.run)
+
+    # --- a session
+
+    async def run_to_end(self, algorithm: Algorithm) -> None:
+        """Run an algorithm until the recipe's last step or until the run is asked to stop; save; report."""
+        self._algorithm = algorithm
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(self._status.report(self.buffer))
+            await self._run_to_end()
+            watching.cancel()
+
+    async def _run_to_end(self) -> None:
+        from trainers.losses.load import make_loss  # takes seconds: torch
+
+        config = self.config
+        await self.trainer.configure(
+            config.trainer.optimizer,
+            loss=make_loss(config.grpo.loss),
+            steps=config.grpo.steps,
+            microbatch_tokens=config.trainer.microbatch_tokens,
+            minibatches=config.trainer.minibatches,
+            temperature=config.grpo.temperature,
+            threads=config.trainer.threads,
+        )
+        if self.run.resume:
+            await self._resume()
+        if self.step < config.grpo.steps:
+            when = f"after step {self.step}" if self.step else "before training"
+            await self._evaluate_all(f"held-out score {when}")
+        self.run.stage("training", f"{config.grpo.steps} steps")
+        try:
+            await self._loops()
+        finally:
+            self._summarise()
+        if self.step >= config.grpo.steps:
+            await self._evaluate_all("held-out score after training")
+
+    async def _loops(self) -> None:
+        """Rollouts and evaluations run beside the training loop; a failure ends all of them."""
+        try:
+            await self._side_by_side()
+        except BaseException:  # whatever ended it: what is trained is kept, where the trainer is between two steps
+            if not self._training and self.step > self._checkpoints.step:
+                try:
+                    async with asyncio.timeout(LAST_SAVE_S):
+                        await self._save()
+                except Exception:  # boundary: it must not hide what ended the run
+                    logger.exception("step %d could not be saved", self.step)
+            raise
+
+    async def _side_by_side(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            self._tasks = group
+            self._publisher = Publisher(self.trainer, self.generators, self.buffer, group)
+            generating = group.create_task(self._algorithm.generate())
+            await self._algorithm.learn()
+            generating.cancel()
+            await asyncio.wait([generating])
+            await self._save()  # now: an evaluation that never ends must not cost what was trained
+            if self.run.stop.is_set() and self._evaluation is not None:
+                self._evaluation.cancel()
+            await self._settled()
+
+    async def _settled(self) -> None:
+        self._account.enter("wait for generators")
+        await self._publisher.settled()
+        self._account.enter("book-keeping")
+
+    async def _evaluate_all(self, what: str) -> None:
+        self.run.stage("evaluation", what)
+        await unless_stopped(self.run, self.evaluator.evaluate_all(self.step))
+
+    def _evaluate_beside(self) -> None:
+        """Score the held-out split while training goes on; one evaluation at a time, in order."""
+        section, step = self.config.evaluation, self.step
+        if self._evaluation is not None and not self._evaluation.done():
+            self.run.warn("an evaluation was left out: the one before it was still going. Raise evaluation.every")
+            return
+
+        async def evaluate() -> Estimate:
+            await self._publisher.settled()
+            return await self.evaluator.evaluate(step, section.split, section.num_tasks)
+
+        self._evaluation = self._tasks.create_task(evaluate())
+
+    # --- the record
+
+    async def _log(self, batch: Reservation, metrics: dict[str, float]) -> None:
+        self._counters = await self.buffer.stats()
+        ages = batch.staleness
+        row = {
+            "staleness/max": float(max(ages)),
+            "staleness/mean": sum(ages) / len(ages),
+            **metrics,
+            **self._publisher.take_metrics(),
+            **self._status.time_metrics(),
+            **batch_metrics(batch.groups),
+            **self.rollouts.totals.metrics(),
+            **buffer_metrics(self._counters),
+        }
+        self._trained_at.append(time.perf_counter())
+        self.run.log(self.step, row)
+        self.run.status(reward=row["reward/mean"], staleness=row["staleness/max"], eta_s=self._seconds_left())
+        self.run.progress(self.step, self.config.grpo.steps)
+
+    def _seconds_left(self) -> float | None:
+        recent = self._trained_at[-10:]
+        if len(recent) < 2:
+            return None
+        pace = (recent[-1] - recent[0]) / (len(recent) - 1)
+        return pace * (self.config.grpo.steps - self.step)
+
+    def _summarise(self) -> None:
+        self.run.summary |= {
+            "steps": self.step,
+            "tokens_discarded_stale": self._counters.tokens_discarded_stale,
+            "max_staleness": self._counters.max_staleness,
+            "max_off_policy_steps": self.config.grpo.max_off_policy_steps,
+            **self.rollouts.totals.summary(),
+        }
+
+    # --- checkpoints
+
+    def _save_is_due(self) -> bool:
+        section = self.config.checkpoint
+        if section.every and self.step % section.every == 0:
+            return True
+        return bool(section.minutes) and asyncio.get_running_loop().time() - self._saved_at >= section.minutes * 60
+
+    async def _save(self) -> None:
+        with self._account.during("save"):
+            state = {
+                "order": self.rollouts.order.state_dict((await self.buffer.stats()).first_open),
+                "set_aside": sorted(self.rollouts.set_aside),
+                "algorithm": self._algorithm.state_dict(),
+            }
+            await self._checkpoints.save(self.trainer, Saved(self.step, state, await self.buffer.state_dict()))
+        self._saved_at = asyncio.get_running_loop().time()
+
+    async def _resume(self) -> None:
+        saved = await self._checkpoints.restore(self.trainer)
+        if saved is None:
+            return
+        self.step = saved.step
+        self.run.note(f"Resuming after step {self.step}")
+        self.rollouts.order.load_state_dict(saved.state["order"])
+        self.rollouts.set_aside.update(saved.state["set_aside"])
+        self._algorithm.load_state_dict(saved.state["algorithm"])
+        await self.buffer.load_state_dict(saved.buffer)
+        await self.buffer.restart(self.step)
+        await self.trainer.push_weights(self.step)
+        await self.generators.update_weights(self.step)
+
+
+def why_nothing(group: Group) -> tuple[str, str]:
+    """Why a group has no episode to train on, and what to do about it."""
+    if error := next((episode.error for episode in group.episodes if not episode.valid), None):
+        return error, "run.log has the errors of all episodes"
+    if group.episodes:
+        return "the first prompt leaves no room for a token", "raise model.max_length"
+    return "no episode finished in time", "raise grpo.group_timeout_s, or lower grpo.max_tokens_per_turn"
+
+
+async def unless_stopped(run: Run, work: Coroutine[Any, Any, T]) -> T | None:
+    """What `work` returns, or None when `run` is asked to stop first: then it is cancelled, and has ended."""
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(run.stop.wait())
+    try:
+        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        stopping.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
+
+
+def _complete(run: Run, step: int) -> bool:
+    """Every step is trained, and the final held-out score is there."""
+    steps, split = run.config.grpo.steps, run.config.evaluation.split
+    return step >= steps and any(item.step >= steps and item.split == split for item in run.state.evaluations)
+
+
+def _make_environment(run: Run, engine: SandboxEngine) -> Environment:
+    section = run.config.environment
+    environment: Environment = fe.make(section.name, sandboxes=engine, **section.options)
+    return environment
