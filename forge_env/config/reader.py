@@ -132,7 +132,7 @@ class Problem(NamedTuple):
 class InvalidConfigError(ConfigError):
     """Configuration that doesn't fit its model. Every problem is on a line of its own."""
 
-    source: Source
+    source: Source | None = None
     problems: tuple[Problem, ...] = ()
 
 
@@ -196,7 +196,7 @@ class Source:
         try:
             yield
         except InvalidConfigError as error:
-            if error.source.name:  # of something else
+            if error.source is None or error.source.name:  # of something else
                 raise
             raise self.refuse(error.problems, error) from error.__cause__
 
