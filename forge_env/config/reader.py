@@ -405,9 +405,8 @@ def construct(make: Callable[..., Any], options: dict[str, Any], at: str = "", o
     path, source = tuple(filter(None, at.split("."))), Source(owner, {})
     known, accepts_any = arguments(make)
     found = [] if accepts_any else unknown(options, known, path)
-    found += [
-        _missing((*path, name)) for name in known if known[name] is inspect.Parameter.empty and name not in options
-    ]
+    needed = [name for name, default in known.items() if default is inspect.Parameter.empty]
+    found += [_missing((*path, name)) for name in needed if name not in options]
     if found:
         raise source.refuse(found)
     try:
@@ -433,7 +432,8 @@ def arguments(make: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
 
 def unknown(given: Iterable[str], known: Collection[str], at: KeyPath) -> list[Problem]:
     """Problems with the names that are given below the key `at` and not known there."""
-    return [_unknown((*at, name), known or ["none"]) for name in given if name not in known]
+    wrong = [(*at, name) for name in given if name not in known]
+    return [_unknown(path, known) if known else Problem(path, "unknown key (known here: none)") for path in wrong]
 
 
 def _missing(path: KeyPath, example: str = "VALUE") -> Problem:
