@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from forge_env.cli.main import main
-from forge_env.sandbox_audit import attacks
 from forge_env.sandbox_audit.attacks import ATTACKS, LEAK, Attack
 from tests.sandboxes.conftest import require
 
@@ -27,7 +26,7 @@ def test_what_holds_and_what_does_not(capsys: pytest.CaptureFixture[str], monkey
     assert main(["sandbox", "audit", "--engine", "local", "--attack", "ptrace", "--attack", "exits"]) == 0
     assert "2 of 2 held" in capsys.readouterr().out
     leak = Attack("leak", "escape", "Reach what it must not.", f"print('{LEAK} of all')")
-    monkeypatch.setattr(attacks, "ATTACKS", (leak,))
+    monkeypatch.setattr("forge_env.cli.sandbox.ATTACKS", (leak,))
     assert main(["sandbox", "audit", "--engine", "local"]) == 1
     printed = capsys.readouterr().out
     assert "LEAK of all" in printed
