@@ -123,12 +123,7 @@ class McpEndpoint:
 
     async def _begin(self, query: dict[str, str]) -> _Episode:
         options = {key: int(text) if text.lstrip("-").isdigit() else text for key, text in query.items()}
-        session = await self.sessions.open()
-        try:
-            reply = await self.sessions.use(session, session.reset(options))
-        except BaseException:  # cancelled too: the session is nobody's yet
-            await self.sessions.close(session.id)
-            raise
+        session, reply = await self.sessions.begin(options)
         messages = [
             types.PromptMessage(
                 role="assistant" if message["role"] == "assistant" else "user",
@@ -224,12 +219,7 @@ async def _dispatch(request: RpcRequest, sessions: HttpSessions, own: Session | 
         case "openenv/session/create":
             if own is not None:
                 return {"session_id": own.id}
-            session = await sessions.open()
-            try:
-                await sessions.use(session, session.reset(params))
-            except BaseException:  # cancelled too: the session is nobody's yet
-                await sessions.close(session.id)
-                raise
+            session, _ = await sessions.begin(params)
             return {"session_id": session.id}
         case "openenv/session/close":
             if not isinstance(session_id, str):

@@ -415,6 +415,15 @@ class HttpSessions:
         self._wait(session)
         return session
 
+    async def begin(self, data: Mapping[str, Any]) -> tuple[Session, dict[str, Any]]:
+        """A new session with an episode, and what its reset answered."""
+        session = await self.open()
+        try:
+            return session, await self.use(session, session.reset(data))
+        except BaseException:  # cancelled too: the session is nobody's yet
+            await self.close(session.id)
+            raise
+
     def find(self, session_id: str) -> Session:
         """The session of this id. `WireError` when there is none (any more)."""
         session = self.sessions.get(session_id) if session_id in self._turns else None
