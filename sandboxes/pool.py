@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from forge_env.concurrency import to_its_end
 from forge_env.errors import ForgeError, SandboxError
 from forge_env.sandbox import SandboxSpec
 from sandboxes.box import Box
@@ -277,7 +278,7 @@ class Pool:
         if not self._closed:
             self.counters[why] += 1
         self._dying += 1
-        self._background.start(self._destroy(box), to_its_end=True)
+        self._background.start(self._destroy(box), whole=True)
 
     async def _destroy(self, box: Box) -> None:
         try:
@@ -401,11 +402,11 @@ class Background:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Future[None]] = set()
 
-    def start(self, work: Coroutine[Any, Any, None], *, to_its_end: bool = False) -> None:
-        """Run `work`; with `to_its_end`, `cancel` does not stop it."""
+    def start(self, work: Coroutine[Any, Any, None], *, whole: bool = False) -> None:
+        """Run `work`; with `whole`, `cancel` does not stop it."""
         task: asyncio.Future[None] = asyncio.get_running_loop().create_task(work)
-        if to_its_end:
-            task = asyncio.ensure_future(_finish(task))
+        if whole:
+            task = asyncio.ensure_future(to_its_end(task))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -419,12 +420,3 @@ class Background:
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await asyncio.sleep(0)  # their callbacks
-
-
-async def _finish(task: asyncio.Future[None]) -> None:
-    """Wait for `task` even when cancelled: a destruction is never left half done."""
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            continue

@@ -13,6 +13,7 @@ from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
+from forge_env.concurrency import to_its_end
 from forge_env.errors import SandboxError, UsageError
 from forge_env.sandbox import RunningSandbox, SandboxSpec
 from sandboxes import owner
@@ -168,7 +169,7 @@ class DockerEngine(PooledEngine):
             )
             container = f"{FOLDER_PREFIX}{os.urandom(6).hex()}"
             try:
-                await _finish(asyncio.to_thread(self._start_container, container, options))
+                await to_its_end(asyncio.ensure_future(asyncio.to_thread(self._start_container, container, options)))
             except _ImageGoneError:
                 self._images.pop(spec.image, None)  # pruned behind our back: the next attempt builds it again
                 raise
@@ -227,16 +228,6 @@ async def _meet(server: socket.socket, box: Box) -> None:
     """Wait until the runner has connected and said that it is ready."""
     channel, _ = await asyncio.get_running_loop().sock_accept(server)
     await box.join(channel)
-
-
-async def _finish(work: Any) -> Any:
-    """Await `work` to its end even when cancelled, so that what it makes is never lost track of."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
 
 
 @contextlib.contextmanager
