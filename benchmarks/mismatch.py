@@ -66,7 +66,7 @@ async def measure(counts: Sequence[int], scratch: Path) -> list[Row]:
         for count in sorted(counts):
             in_flight = asyncio.ensure_future(sample(generators))
             for version in range(done + 1, count + 1):
-                await trainer.train_step([sequence(Completion(prompts()[0], [7] * 20, [], [], "stop", 0))])
+                await trainer.train_step([Segment(np.array([*prompts()[0], *[7] * 20]), np.arange(80) >= 60)])
                 await trainer.push_weights(version)
                 await generators.update_weights(version)
             done = count
