@@ -10,11 +10,13 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from trainers.actors.actor import ForgeActor, concurrent_endpoint
 from trainers.actors.remote import result
 from trainers.buffer.local import LocalReplayBuffer
-from trainers.buffer.types import Batch, BufferSettings, G, Reservation, Ticket
+from trainers.buffer.types import BufferSettings, G
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Buffer = LocalReplayBuffer[Any]
+GRANTS = ("admit", "sample", "reserve")
+"""Methods that hand something out, which is taken back when nobody waits for it any more."""
 
 
 def _served(method: Callable[..., Coroutine[Any, Any, T]]) -> Any:
@@ -98,7 +100,7 @@ def _remote(
         except asyncio.CancelledError:
             await result(self._actor.withdraw.call_one(name))
             granted = await pending
-            if isinstance(granted, Ticket | Reservation | Batch):
+            if granted is not None and method.__name__ in GRANTS:
                 await result(self._actor.undo.call_one(granted))
             raise
 

@@ -105,6 +105,18 @@ async def test_a_cancelled_call_takes_nothing(make: Make) -> None:
     assert await buffer.admit() == Ticket(1, 1)
 
 
+async def test_whoever_stops_asking_for_data_takes_no_step_back(make: Make) -> None:
+    buffer = await make(BufferSettings(per_step=1, max_off_policy_steps=0))
+    await fill(buffer, 1)
+    await buffer.reserve(0)
+    asking = [asyncio.ensure_future(buffer.fetch(0)) for _ in range(8)]
+    for fetching in asking:
+        await asyncio.sleep(0)
+        fetching.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+    assert (await buffer.fetch(0)).reservation.indices == [0]
+
+
 async def test_mistakes_are_named(make: Make) -> None:
     buffer = await make(BufferSettings(per_step=1, max_off_policy_steps=1, steps=2))
     [ticket, _] = await fill(buffer, 2)
