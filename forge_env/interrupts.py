@@ -16,6 +16,7 @@ T = TypeVar("T")
 INTERRUPTED = 130
 """Exit code of what was interrupted."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SHOW_CURSOR = b"\x1b[?25h"
 HINT_AFTER_S = 1.0
 """Seconds in which what was cancelled should have ended."""
 
@@ -67,9 +68,7 @@ def run_until_interrupted(
             nonlocal received
             received += 1
             if cancelled or received > steps:
-                with suppress(OSError):
-                    os.write(2, b"stopped\n")
-                os._exit(INTERRUPTED)
+                _end_the_process()
             if received == steps:
                 hint.start()
             loop.call_soon_threadsafe(end)
@@ -91,3 +90,11 @@ def run_until_interrupted(
         if cancelled:
             raise KeyboardInterrupt from None
         raise
+
+
+def _end_the_process() -> None:
+    with suppress(OSError):
+        os.write(2, b"stopped\n")
+    with suppress(OSError):  # a live display may have hidden it; our own descriptors may lead to a log
+        os.write(os.open("/dev/tty", os.O_WRONLY | os.O_NOCTTY), SHOW_CURSOR)
+    os._exit(INTERRUPTED)
