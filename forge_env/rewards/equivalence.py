@@ -1,7 +1,7 @@
 """Whether two mathematical expressions mean the same, as math-verify decides it (`pip install 'forge-env[math]'`).
 
 An answer is text that a model wrote, and algebra on it may take any time and memory. So it is done in processes of
-this file's own (`main`), each limited in memory, given short texts only, and ended when an answer takes too long.
+this file's own (`main`), each limited in memory, given short texts only, and ended when a comparison takes too long.
 Texts are read by a grammar of LaTeX; nothing in them is evaluated as Python.
 """
 
@@ -25,9 +25,10 @@ from typing import Any
 
 MAX_CHARS = 1_000
 """Longer answers are wrong."""
-TIMEOUT_S = 5.0
-"""Wall seconds for one comparison; one that takes longer counts as different."""
-START_S = 120.0
+CPU_S = 4
+"""CPU seconds for one comparison, so that a busy machine scores as a quiet one; what takes longer is different."""
+WALL_S = 120.0
+"""For one that waits instead, and for a process to start."""
 MEMORY_MB = 2_048
 _PROCESSES = 4
 _WORDS = re.compile(r"(?<![\\A-Za-z])(sqrt|sin|cos|tan|log|ln|exp|pi)(?![A-Za-z])")
@@ -56,13 +57,11 @@ async def equivalent(target: str, given: str) -> bool:
     loop = asyncio.get_running_loop()
     answer = await loop.run_in_executor(_threads(), _ask, target, given)
     if answer is None:  # too slow, or too large: whose fault is it?
-        answer = await loop.run_in_executor(_threads(), _ask, target, target)
-        return False if answer == "same" else _raise_unreadable(target)
-    return answer == "same" if answer != "unreadable" else _raise_unreadable(target)
-
-
-def _raise_unreadable(target: str) -> bool:
-    raise UnreadableError(target)
+        again = await loop.run_in_executor(_threads(), _ask, target, target)
+        answer = "different" if again == "same" else "unreadable"
+    if answer == "unreadable":
+        raise UnreadableError(target)
+    return answer == "same"
 
 
 # --- the calling side: one thread for each process
@@ -90,10 +89,9 @@ def _ask(target: str, given: str) -> str | None:
             _OWN.process = subprocess.Popen(
                 command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, start_new_session=True
             )
-        _OWN.channel.settimeout(START_S)
+        _OWN.channel.settimeout(WALL_S)
         _answer(_OWN.channel)
     try:
-        _OWN.channel.settimeout(TIMEOUT_S)
         _OWN.channel.sendall(json.dumps([target, given]).encode() + b"\n")
         return _answer(_OWN.channel)
     except (OSError, EOFError):  # a time-out too
@@ -128,8 +126,8 @@ def main() -> None:
     with contextlib.suppress(OSError), socket.socket(fileno=0) as channel, channel.makefile("r") as lines:
         channel.sendall(b"ready\n")
         for line in lines:
-            cpu_s = int(time.process_time() + TIMEOUT_S) + 2  # then it ends, also when nobody is left to end it
-            resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, resource.RLIM_INFINITY))
+            limit_s = int(time.process_time()) + 1 + CPU_S  # then the kernel ends it, also when nobody waits any more
+            resource.setrlimit(resource.RLIMIT_CPU, (limit_s, resource.RLIM_INFINITY))
             try:
                 said = compare(*json.loads(line))
             except (MemoryError, RecursionError):

@@ -67,10 +67,9 @@ async def test_what_does_not_is_wrong(target: str, answer: str) -> None:
     assert await score(target, answer) == 0.0
 
 
+@pytest.mark.slow
 @needs_math_verify
-async def test_an_answer_that_never_ends_costs_its_time_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert await score(r"\sqrt{8}", r"\boxed{2\sqrt{2}}") == 1.0  # the process is there
-    monkeypatch.setattr(equivalence, "TIMEOUT_S", 1.0)
+async def test_an_answer_that_never_ends_costs_its_time_and_nothing_else() -> None:
     tower = r"\boxed{9^{9^{9^{9^{9}}}}!}"
     steps = 0
 
@@ -84,15 +83,14 @@ async def test_an_answer_that_never_ends_costs_its_time_and_nothing_else(monkeyp
     assert await score(r"\sqrt{8}", tower) == 0.0
     counting.cancel()
     assert steps > 10  # the event loop went on
-    monkeypatch.undo()
     assert await score(r"\sqrt{8}", r"\boxed{2\sqrt{2}}") == 1.0
 
 
 @needs_math_verify
 async def test_many_at_once() -> None:
     started = time.monotonic()
-    found = await asyncio.gather(*(score("x^2 - 1", rf"\boxed{{x^2 - {number}}}") for number in range(40)))
-    assert found == [float(number == 1) for number in range(40)]
+    found = await asyncio.gather(*(score("x^2 - 1", rf"\boxed{{x^2 - {number}}}") for number in range(12)))
+    assert found == [float(number == 1) for number in range(12)]
     assert time.monotonic() - started < 100
 
 
