@@ -39,9 +39,9 @@ def log_to(path: Path, *, level: int = logging.INFO, debug: bool = False) -> Ite
         handler.setFormatter(logging.Formatter(FORMAT))
         handler.setLevel(level)
         root.addHandler(handler)
-    root.setLevel(logging.INFO if debug else logging.WARNING)
-    for name in OWN:
-        logging.getLogger(name).setLevel(level)
+    for name, wanted in (("", logging.INFO if debug else logging.WARNING), *((name, level) for name in OWN)):
+        named = logging.getLogger(name)  # never less than its owner wants to see
+        named.setLevel(min(wanted, named.getEffectiveLevel()))
     try:
         yield
     finally:
