@@ -19,7 +19,9 @@ Over a WebSocket (`/mcp`, or messages of type "mcp" on `/ws`) the connection's o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +41,7 @@ from forge_env.serve.sessions import HttpSessions, Session, WireError, tool_entr
 SERVER_ERROR = -32000
 MOST_REMEMBERED = 10_000
 """As many sessions as the SDK keeps."""
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
 _CODES = {
     "VALIDATION_ERROR": types.INVALID_PARAMS,
     "SESSION_ERROR": types.INVALID_PARAMS,
@@ -84,8 +87,7 @@ class McpEndpoint:
         idle_s = sessions.sessions.limits.idle_s
         self._manager = StreamableHTTPSessionManager(server, json_response=True, session_idle_timeout=idle_s)
         self.run = self._manager.run
-        self._episodes: dict[str, _Episode] = {}
-        self._opening = asyncio.Lock()
+        self._episodes: dict[str, asyncio.Task[_Episode]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -93,8 +95,7 @@ class McpEndpoint:
         version = request.headers.get("mcp-protocol-version", HANDSHAKE_PROTOCOL_VERSIONS[0])
         if request.method == "DELETE":
             await self._manager.handle_request(scope, receive, send)
-            if (episode := self._episodes.pop(request.headers.get("mcp-session-id", ""), None)) is not None:
-                await self.sessions.close(episode.session_id)
+            await self._end(request.headers.get("mcp-session-id", ""))
         elif "text/event-stream" not in request.headers.get("accept", ""):
             await (await self._answer_openenv(request))(scope, receive, send)
         elif version not in HANDSHAKE_PROTOCOL_VERSIONS:
@@ -111,18 +112,29 @@ class McpEndpoint:
         """That of the MCP session that a request belongs to, begun when it is first needed."""
         request: Request = context.request
         of = request.headers["mcp-session-id"]
+        if (begun := self._episodes.get(of)) is None:
+            begun = self._episodes[of] = asyncio.create_task(self._begin(dict(request.query_params)))
+            while len(self._episodes) > MOST_REMEMBERED:
+                del self._episodes[next(iter(self._episodes))]
         try:
-            async with self._opening:
-                if (episode := self._episodes.get(of)) is None:
-                    episode = self._episodes[of] = await self._begin(dict(request.query_params))
-                    while len(self._episodes) > MOST_REMEMBERED:
-                        del self._episodes[next(iter(self._episodes))]
+            episode = await asyncio.shield(begun)
             return self.sessions.find(episode.session_id), episode
         except WireError as error:
+            if begun.exception() is not None:
+                self._episodes.pop(of, None)  # the next request may try again
             raise _as_mcp(error) from error
 
+    async def _end(self, of: str) -> None:
+        if (begun := self._episodes.pop(of, None)) is None:
+            return
+        begun.cancel()  # which closes what it has opened
+        await asyncio.wait([begun])
+        if not begun.cancelled() and begun.exception() is None:
+            with contextlib.suppress(WireError):  # it has ended by itself
+                await self.sessions.close(begun.result().session_id)
+
     async def _begin(self, query: dict[str, str]) -> _Episode:
-        options = {key: int(text) if text.lstrip("-").isdigit() else text for key, text in query.items()}
+        options = {key: int(text) if _INTEGER.fullmatch(text) else text for key, text in query.items()}
         session, reply = await self.sessions.begin(options)
         messages = [
             types.PromptMessage(

@@ -90,6 +90,29 @@ async def test_a_silent_session_ends() -> None:
             await client.call_tool("up", {})
 
 
+async def test_a_slow_start_holds_up_nobody_else() -> None:
+    from mcp import Client
+
+    gate = asyncio.Event()
+
+    class Slow(Counter):
+        async def setup(self, task: fe.Task) -> None:
+            await super().setup(task)
+            if task.id == "train-7":
+                await gate.wait()
+
+    async with serving(Slow) as (url, sessions):
+        async with Client(f"{url}/mcp?index=7") as slow, Client(f"{url}/mcp?index=1") as quick:
+            waiting = [asyncio.create_task(slow.call_tool("up", {})) for _ in range(2)]
+            await until(lambda: Slow.opened == 1)
+            assert (await quick.call_tool("up", {})).content[0].text == "1"  # type: ignore[union-attr]
+            gate.set()
+            answers = [(await task).content[0].text for task in waiting]  # type: ignore[union-attr]
+            assert answers == ["1", "2"]  # of one episode
+        await until(lambda: len(sessions) == 0)
+    assert Slow.opened == 0
+
+
 async def test_the_protocol_over_plain_http() -> None:
     import httpx
 
