@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from forge_env.config.reader import Source, validate
 from forge_env.environment.base import API_VERSION, Environment, EnvironmentConfig
-from forge_env.errors import NotRegisteredError, PluginError, UsageError, did_you_mean, environment_code
-from forge_env.plugins import installed, load_plugin, source_of
+from forge_env.errors import PluginError, UsageError, environment_code
+from forge_env.plugins import check_registered, installed, load_plugin, source_of
 
 if TYPE_CHECKING:
     from forge_env.sandbox import SandboxEngine
@@ -90,11 +90,7 @@ def environment_class(name: str) -> type[Environment]:
     target = _REGISTERED.get(name, name)
     if not isinstance(target, str):
         return target
-    if target == name and ":" not in name and name not in installed(GROUP):
-        known = names()
-        guess = did_you_mean(name, known)
-        fix = f"did you mean {guess!r}?" if guess else f"installed: {', '.join(known) or 'none'}"
-        raise NotRegisteredError(f"there is no environment {name!r}", fix=fix)
+    check_registered(GROUP, name, _REGISTERED)
     return _checked(name, load_plugin(GROUP, target))
 
 
@@ -110,9 +106,12 @@ def make(name: str, /, *, sandboxes: SandboxEngine | None = None, **options: Any
         UsageError: there is no such environment or option, or it can't be made as asked.
         PluginError: its class is broken.
     """
-    if sandboxes is not None and not hasattr(sandboxes, "session"):
-        text = f"sandboxes={sandboxes!r} is not a started engine"
-        raise UsageError(text, fix="async with fe.open_engine(ENGINE) as engine: fe.make(NAME, sandboxes=engine)")
+    if sandboxes is not None:
+        from forge_env.sandbox.protocol import SandboxEngine
+
+        if not isinstance(sandboxes, SandboxEngine):
+            fix = "async with fe.open_engine(ENGINE) as engine: fe.make(NAME, sandboxes=engine)"
+            raise UsageError(f"sandboxes={sandboxes!r} is not a started engine", fix=fix)
     cls = environment_class(name)
     config = make_config(name, cls, options)
     try:
