@@ -118,7 +118,7 @@ def make_plugin(
 
     Raises:
         NotRegisteredError: there is none of that name.
-        PluginError: it can't be imported, or is not a class.
+        PluginError: it can't be imported, is not a class, or makes what can't be called.
         UsageError: it doesn't take these options.
     """
     from forge_env.config.reader import construct
@@ -128,7 +128,10 @@ def make_plugin(
     make = own[name] if name in own else load_plugin(group, name)
     if not callable(make):
         raise PluginError(f"{name_at}: {name!r} is not a class")
-    return construct(make, options, options_at)
+    made = construct(make, options, options_at)
+    if not callable(made):
+        raise PluginError(f"{name_at}: {name!r} makes a {type(made).__name__}, which can't be called")
+    return made
 
 
 def load_entry(entry: EntryPoint) -> Any:

@@ -78,7 +78,8 @@ class Parser(argparse.ArgumentParser):
             self.add_argument(word.name, metavar=word.name, help=_escaped(word.help))
         self._words = []
         for title, flags in (_groups(self._model) if self._model else {}).items():
-            group = self.add_argument_group(_escaped(title))
+            name, _, text = title.partition(": ")
+            group = self.add_argument_group(name, _escaped(text) or None)
             for key, metavar, text in flags:
                 letters = [f"-{letter}" for letter, name in self._short.items() if name == key]
                 flag = key if "." in key else key.replace("_", "-")
@@ -129,7 +130,7 @@ def _documented(
                 )
     for name, field in model.model_fields.items():
         if inner := section_of(field.annotation):
-            text = f"{prefix}{name}: {field.description}".rstrip(".")
+            text = f"{prefix}{name}: {field.description}"
             yield from _documented(inner, f"{prefix}{name}.", text, getattr(given, name, field.default))
 
 

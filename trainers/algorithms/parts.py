@@ -288,7 +288,4 @@ def make_mask(section: PartSection) -> Mask:
 
 def _make(key: str, group: str, section: PartSection) -> Any:
     key = f"grpo.{key}"
-    made = make_plugin(group, section.name, section.options, name_at=f"{key}.name", options_at=f"{key}.options")
-    if not callable(made):
-        raise PluginError(f"{key}.name: {section.name!r} makes a {type(made).__name__}, which can't be called")
-    return made
+    return make_plugin(group, section.name, section.options, name_at=f"{key}.name", options_at=f"{key}.options")

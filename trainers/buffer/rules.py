@@ -14,7 +14,6 @@ import random
 from typing import Any, Protocol
 
 from forge_env.config.recipe import ReplaySection
-from forge_env.errors import PluginError
 from forge_env.plugins import make_plugin
 from trainers.buffer.types import Held
 
@@ -121,9 +120,5 @@ def make_rules(section: ReplaySection) -> tuple[SamplingRule, EvictionRule]:
 
 
 def _make(key: str, name: str, own: dict[str, Any], options: dict[str, Any]) -> Any:
-    place = f"grpo.replay.{key}"
-    group = f"forge_env.{key}_rules"
-    rule = make_plugin(group, name, options, name_at=place, options_at="grpo.replay.options", own=own)
-    if not callable(rule):
-        raise PluginError(f"{place}: {name!r} makes a {type(rule).__name__}, which can't be called")
-    return rule
+    group, options_at = f"forge_env.{key}_rules", "grpo.replay.options"
+    return make_plugin(group, name, options, name_at=f"grpo.replay.{key}", options_at=options_at, own=own)

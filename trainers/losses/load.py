@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from forge_env.config.recipe import LossSection
-from forge_env.errors import PluginError
 from forge_env.plugins import make_plugin
 from trainers.losses.padded import PaddedLoss, is_padded
 from trainers.losses.types import Loss
@@ -21,9 +20,5 @@ def make_loss(section: LossSection) -> Loss:
     """
     name = section.name
     loss = make_plugin(GROUP, name, section.options, name_at="grpo.loss.name", options_at="grpo.loss.options")
-    if not callable(loss):
-        raise PluginError(
-            f"grpo.loss.name: {name!r} makes a {type(loss).__name__}, which can't be called with a TokenBatch"
-        )
     made: Loss = PaddedLoss(loss, name) if is_padded(loss) else loss
     return made

@@ -31,6 +31,8 @@ class Loss:
     steps: Annotated[int, Field(gt=0)]
     clip: float = 0.2
 
+    def __call__(self) -> None: ...
+
 
 class Counting(fe.EnvironmentConfig):
     """Options of an environment."""
