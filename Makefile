@@ -4,31 +4,31 @@ export STACK PYTHON
 .DEFAULT_GOAL := help
 .PHONY: help setup train test lint format bench pins clean
 
-help: ## what can be made
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
-setup: ## virtual environment in .venv with the pinned packages (STACK=cpu|gpu)
+setup: ## make the virtual environment .venv with the pinned packages (STACK=cpu|gpu)
 	@scripts/setup.sh
 
 train: setup ## train coding_rlvr, e.g. make train ARGS="seed=1 --name first"
 	@.venv/bin/forge-env train coding_rlvr.yaml $(ARGS)
 
-test: setup ## every test, e.g. make test ARGS="-k sandbox -x"
+test: setup ## run every test, e.g. make test ARGS="-k sandbox -x"
 	@scripts/test.sh $(ARGS)
 
-lint: setup ## style, format and types
+lint: setup ## check style, format and types
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
-format: setup ## put the code into its format
+format: setup ## fix style and format
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
 bench: setup ## list the benchmarks, or run one: make bench ARGS=environment_step
 	@.venv/bin/python -m benchmarks $(ARGS)
 
-pins: setup ## resolve requirements/*.txt anew from pyproject.toml
+pins: setup ## resolve requirements/*.txt again from pyproject.toml
 	@scripts/pins.sh $(ARGS)
 
 clean: ## remove .venv, caches and build leftovers; runs/ stays

@@ -1,4 +1,4 @@
-"""What an evaluation is told: the same keys in a YAML file, as flags of `forge-env eval`, and in Python.
+"""Settings of an evaluation: the same keys in a YAML file, as flags of `forge-env eval`, and in Python.
 
 A field's docstring is its documentation, and a class's is the title of its flags in `forge-env eval --help`.
 """
@@ -16,17 +16,17 @@ from forge_env.machine import user_path
 
 LOCAL = "http://localhost:8000/v1"
 ENDLESS_N = 100
-"""Tasks taken from an environment whose tasks never end, when no number is given."""
+"""Tasks taken from an environment with unlimited tasks, when no number is given."""
 FREE_TO_CHANGE = {
     *("n", "epochs", "budget", "prices", "confidence", "success", "score", "out", "sandbox", "max_samples"),
     *("base_url", "uds", "api_key_env", "timeout_s", "retries", "first_delay_s", "longest_delay_s", "vllm_args"),
     *("concurrency", "start_concurrency", "sample_retries", "max_failures", "stream"),
 }
-"""Keys that may differ when a run is resumed: they change no sample's meaning."""
+"""Keys that may differ when a run is resumed: they don't change what a sample means."""
 
 
 class Options(BaseModel):
-    """Keys that are given by name; unknown ones are refused."""
+    """Settings given by name; unknown keys are rejected."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -35,42 +35,42 @@ class EndpointOptions(Options):
     """Asking the model."""
 
     model: str
-    """An endpoint's model, `vllm:PATH` (a checkpoint that is served for the run), or a policy: `gold` (the reference \
-solutions), `random`, `empty`, `module:function`."""
+    """Name of the endpoint's model; `vllm:PATH`, a checkpoint that is served for the run; or a policy: `gold` (the \
+reference solutions), `random`, `empty`, `module:function`."""
     base_url: str = Field(default_factory=lambda: os.environ.get("OPENAI_BASE_URL", LOCAL))
     """Address of the endpoint, up to and including `/v1`; unset: OPENAI_BASE_URL, else port 8000 of this machine."""
     uds: str | None = None
-    """Unix socket to connect to instead of the address's host."""
+    """Unix socket to connect to, instead of the host of `base_url`."""
     api_key_env: str = "OPENAI_API_KEY"
-    """Environment variable that holds the key; none is sent where it is not set."""
+    """Environment variable that holds the API key; if it is not set, no key is sent."""
     tools: Literal["native", "text"] = "native"
-    """`native`: the endpoint's own tool calls; `text`: described in the system message, parsed from the reply."""
+    """`native`: the endpoint's own tool calls; `text`: tools are described in the prompt, calls read from the reply."""
     stream: bool = False
-    """Ask for server-sent events: keeps proxies from closing a connection that is silent for minutes."""
+    """Use server-sent events, so that proxies don't close a connection that sends nothing for minutes."""
     exact_tokens: bool | None = None
-    """Ask for token ids and log-probs as vLLM gives them; unset: where the endpoint says that it is vLLM."""
+    """Ask for token ids and log-probs as vLLM returns them; unset: only if the endpoint reports that it is vLLM."""
     temperature: float | None = Field(None, ge=0)
     """Sampling temperature; unset: the endpoint's default."""
     top_p: float | None = Field(None, gt=0, le=1)
     """Nucleus sampling; unset: the endpoint's default."""
     max_tokens: int | None = Field(None, ge=1)
-    """Tokens of one reply; unset: the endpoint's default."""
+    """Maximum tokens of one reply; unset: the endpoint's default."""
     send_seed: bool = False
-    """Send every sample's own seed."""
+    """Send each sample's seed to the endpoint."""
     extra: dict[str, Any] = Field(default_factory=dict)
-    """More fields of the request, as they are: `{top_k: 4}`, or `extra.top_k=4`."""
+    """Further fields of the request, sent unchanged: `{top_k: 4}`, or `extra.top_k=4`."""
     timeout_s: float = Field(600.0, gt=0)
-    """Seconds until an answer must be complete."""
+    """Maximum seconds until an answer is complete."""
     retries: int = Field(6, ge=0)
-    """Times a request is asked again after a passing failure."""
+    """How often a request is retried after a temporary failure."""
     first_delay_s: float = Field(0.5, ge=0)
-    """Delay before the first of them; doubled each time, varied by half to either side."""
+    """Seconds before the first retry; doubled each time, and varied randomly by up to half."""
     longest_delay_s: float = Field(60.0, ge=0)
-    """Longest such delay, before it is varied."""
+    """Longest delay between retries in seconds, before it is varied."""
     concurrency: int = Field(256, ge=1)
-    """Most requests in flight; how many there are follows the endpoint."""
+    """Maximum requests in flight; the actual number adapts to the endpoint."""
     start_concurrency: int = Field(16, ge=1)
-    """Requests in flight before anything is known of the endpoint."""
+    """Requests in flight at the start, before anything is known about the endpoint."""
 
     @field_validator("base_url")
     @classmethod
@@ -88,21 +88,21 @@ class SampleOptions(Options):
     """Samples."""
 
     n: int | None = Field(None, ge=1)
-    """Number of tasks of each environment, the first ones; unset: all (100 where they never end)."""
+    """Take the first n tasks of each environment; unset: all (100 if the environment has unlimited tasks)."""
     epochs: int = Field(1, ge=1)
     """Samples of each task."""
     split: str | None = None
-    """Split to take tasks from; unset: `eval` where an environment has it, else its first."""
+    """Split to take tasks from; unset: `eval` if the environment has it, else its first split."""
     seed: int = 0
-    """Every sample's own seed follows from this one."""
+    """The seed of every sample is derived from this one."""
     sandbox: str = "auto"
     """Sandbox engine: `auto`, `docker`, `local`, or another installed one."""
     max_samples: int | None = Field(None, ge=1)
-    """Most samples under way at once; unset: twice `concurrency`."""
+    """Maximum samples in progress at once; unset: twice `concurrency`."""
     sample_retries: int = Field(1, ge=0)
-    """Times a sample is played again after an infrastructure failure, besides the endpoint's own retries."""
+    """How often a sample is played again after an infrastructure failure; retries of requests are not counted."""
     max_failures: int = Field(20, ge=1)
-    """Samples lost one after another until the run gives up."""
+    """The run ends after this many lost samples in a row."""
 
     @field_validator("split", mode="before")
     @classmethod
@@ -114,32 +114,32 @@ class LimitOptions(Options):
     """Limits."""
 
     turn_limit: int | None = Field(None, ge=1)
-    """Assistant messages of a sample; an environment's own limit holds as well."""
+    """Maximum assistant messages of a sample; the environment's own limit applies as well."""
     token_limit: int | None = Field(None, ge=1)
-    """Tokens a model may write in a sample."""
+    """Maximum tokens that the model may write in a sample."""
     time_limit: float | None = Field(None, gt=0)
-    """Wall seconds of a sample."""
+    """Maximum wall-clock seconds of a sample."""
     working_limit: float | None = Field(None, gt=0)
-    """Seconds of a sample without waiting for rate limits and free sandboxes."""
+    """Maximum seconds of a sample, not counting waits for rate limits and free sandboxes."""
     tool_call_limit: int | None = Field(None, ge=0)
-    """Tool calls of a sample."""
+    """Maximum tool calls of a sample."""
     cost_limit: float | None = Field(None, gt=0)
-    """Cost of a sample, in the unit of `prices`."""
+    """Maximum cost of a sample, in the unit of `prices`."""
     budget: float | None = Field(None, gt=0)
-    """Cost of the whole run, resumed parts included; reached, the run stops and can be resumed with more."""
+    """Maximum cost of the whole run, resumed parts included. When it is reached the run stops; resume it with more."""
     prices: Path | None = None
-    """YAML file of prices: model -> {input, output, cached_input} for a million tokens."""
+    """YAML file of prices: model -> {input, output, cached_input} per million tokens."""
 
 
 class FigureOptions(Options):
     """Figures."""
 
     score: str = "reward"
-    """What is reported: `reward`, or the name of one of the environment's metrics."""
+    """The reported score: `reward`, or the name of one of the environment's metrics."""
     success: float | None = None
-    """Score from which a sample has solved its task; unset: a perfect episode's."""
+    """A sample with at least this score has solved its task; unset: the score of a perfect episode."""
     confidence: float = Field(0.95, gt=0, lt=1)
-    """Confidence of every interval."""
+    """Confidence level of every interval."""
 
 
 class EnvironmentChoice(Options):
@@ -148,13 +148,13 @@ class EnvironmentChoice(Options):
     name: str
     """Registered name, or import path `module:Class`."""
     label: str = ""
-    """What it is called in the results; unset: the registered name, or that of the class."""
+    """Its name in the results; unset: the registered name, or the name of the class."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment."""
     split: str | None = None
-    """Which of its splits, when another than `split` of the evaluation."""
+    """Its split, if different from the evaluation's `split`."""
     n: int | None = Field(None, ge=1)
-    """Number of tasks, when another than `n` of the evaluation."""
+    """Its number of tasks, if different from the evaluation's `n`."""
 
     @field_validator("split", mode="before")
     @classmethod
@@ -173,9 +173,9 @@ class EvaluationConfig(FigureOptions, LimitOptions, SampleOptions, EndpointOptio
     environments: list[EnvironmentChoice] = Field(min_length=1)
     """What to evaluate on: names, or mappings of `name`, `label`, `options`, `split`, `n`."""
     out: Path | None = None
-    """Folder of the results; unset: a new one under runs/."""
+    """Folder for the results; unset: a new one in runs/."""
     vllm_args: list[str] = Field(default_factory=list)
-    """More arguments of `vllm serve`, for `model: vllm:PATH`."""
+    """Further arguments of `vllm serve`, for `model: vllm:PATH`."""
 
     @field_validator("environments", mode="before")
     @classmethod
@@ -208,7 +208,7 @@ class EvaluationConfig(FigureOptions, LimitOptions, SampleOptions, EndpointOptio
 
     @property
     def running(self) -> int:
-        """Most samples under way at once."""
+        """Maximum samples in progress at once."""
         return self.max_samples or 2 * self.concurrency
 
 

@@ -42,11 +42,11 @@ class TinyModel(Section):
     kv_heads: Positive = 2
     """Key and value heads."""
     head_dim: Positive = 32
-    """Size of one head; vLLM wants a multiple of 32."""
+    """Size of one head; vLLM requires a multiple of 32."""
     hidden_dim: Positive = 384
     """Width of the feed-forward layer."""
     vocab_size: Annotated[int, Field(ge=320)] = 1024
-    """Most tokens in the vocabulary; all 256 bytes, the chat format's tokens and its fixed phrases are among them."""
+    """Maximum size of the vocabulary; it includes all 256 bytes, the chat format's tokens and its fixed phrases."""
     rope_theta: float = 10_000.0
     """Base of the rotary position embedding."""
 
@@ -60,19 +60,19 @@ class TinyModel(Section):
 
 
 class ModelSection(Section):
-    """Which model."""
+    """The model."""
 
     path: str = "tiny"
     """`tiny` builds a small model here; otherwise a checkpoint folder or a hub name such as Qwen/Qwen3-0.6B."""
     renderer: str = "qwen3"
-    """Chat format, by its name in the `renderers` library; a model built here speaks those of Qwen3 and Nemotron 3."""
+    """Chat format, by its name in the `renderers` library; a model built here knows those of Qwen3 and Nemotron 3."""
     thinking: bool = False
-    """Let the model think before it answers, where the chat format leaves that open. What it thought stays in the \
-prompts of the turns after."""
+    """Let the model think before it answers, if the chat format has a switch for it. Its thoughts stay in the prompts \
+of later turns."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the generator's weights and of all arithmetic; the trainer keeps its weights in float32."""
     max_length: Positive = 512
-    """Tokens of a whole conversation; an episode that reaches it is truncated."""
+    """Maximum tokens of a whole conversation; an episode that reaches it is truncated."""
     tiny: TinyModel = TinyModel()
     """Shape of the model that `path: tiny` builds."""
     cache_dir: str | None = None
@@ -80,7 +80,7 @@ prompts of the turns after."""
 
 
 class OptimizerSection(Section):
-    """AdamW with linear warm-up and a decay; `muon` for hidden matrices on request."""
+    """AdamW with linear warm-up and decay; optionally Muon for hidden matrices."""
 
     lr: Annotated[float, Field(gt=0)] = 3e-4
     """Peak learning rate of AdamW."""
@@ -95,11 +95,11 @@ class OptimizerSection(Section):
     warmup_steps: NonNegative = 5
     """Steps of linear warm-up."""
     schedule: Literal["linear", "cosine", "sqrt", "constant"] = "linear"
-    """Shape of the decay from the peak to the rate at the end; `constant`: none after the warm-up."""
+    """Shape of the decay from the peak to the final rate; `constant`: no decay after the warm-up."""
     decay_start: Fraction = 0.5
-    """Fraction of the run after which the rate decays."""
+    """Fraction of the run after which the decay begins."""
     min_lr_ratio: Fraction = 0.1
-    """Rate at the end, as a fraction of the peak."""
+    """Final rate, as a fraction of the peak."""
     max_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients are clipped to this global norm."""
 
@@ -112,51 +112,51 @@ class WarmupSection(Section):
     batch_size: Positive = 16
     """Demonstrations in a step."""
     threads: Positive = 2
-    """CPU threads of a trainer of one process while it has the machine to itself."""
+    """CPU threads of a single-process trainer during the warm-up, when it has the machine to itself."""
     optimizer: OptimizerSection = OptimizerSection(
         lr=3e-3, muon_lr=3e-3, beta2=0.99, weight_decay=0.05, warmup_steps=20, decay_start=0.0, min_lr_ratio=0.02
     )
-    """Its own optimizer."""
+    """Optimizer of the warm-up."""
 
 
 class SamplingSection(Section):
-    """What decides beside the temperature how a reply is sampled.
+    """How a reply is sampled, besides the temperature.
 
-    All but `stop_token_ids` changes the distribution that tokens are drawn from, in ways that the trainer does not \
-compute: ratios of its probabilities to the generator's would be wrong. They are for evaluation.
+    All keys but `stop_token_ids` change the distribution that tokens are sampled from. The trainer does not compute \
+this change, so its importance ratios would be wrong: use these keys for evaluation only.
     """
 
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Sample from the fewest tokens that have this much probability together; 1: from all."""
+    """Sample from the smallest set of tokens whose probabilities sum to this value; 1: from all."""
     top_k: NonNegative = 0
-    """Sample from so many of the likeliest tokens; 0: from all."""
+    """Sample from this many of the most likely tokens; 0: from all."""
     min_p: Fraction = 0.0
-    """Sample from tokens that are at least so likely as this share of the likeliest one; 0: from all."""
+    """Sample from tokens whose probability is at least this share of the most likely token's; 0: from all."""
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
-    """Above 1, tokens that stand in the prompt or the reply become less likely."""
+    """Above 1, tokens that already occur in the prompt or the reply become less likely."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    """Above 0, tokens that stand in the reply become less likely."""
+    """Above 0, tokens that already occur in the reply become less likely."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    """Above 0, tokens become less likely with every time that they stand in the reply."""
+    """Above 0, tokens become less likely each time they occur in the reply."""
     min_tokens: NonNegative = 0
-    """Tokens before a reply may end."""
+    """Minimum tokens of a reply."""
     stop_token_ids: list[NonNegative] = Field(default_factory=list)
     """Tokens that end a reply, besides those of the chat format."""
 
 
 class GeneratorSection(Section):
-    """vLLM, in processes of its own."""
+    """vLLM, in its own processes."""
 
     num_replicas: Positive = 1
-    """Engines that generate."""
+    """Number of engines."""
     procs: Positive = 1
-    """Processes (tensor-parallel ranks) of one engine."""
+    """Processes (tensor-parallel ranks) in one engine."""
     with_gpus: bool = False
     """One GPU per process."""
     max_num_seqs: Positive = 128
     """Sequences decoded together in one engine."""
     gpu_memory_utilization: Fraction = 0.9
-    """GPU only: share of its memory for weights and key-value cache."""
+    """GPU only: share of GPU memory for weights and key-value cache."""
     kv_cache_gb: Positive = 1
     """CPU only: key-value cache of one engine, GiB."""
     threads: Positive = 1
@@ -164,54 +164,54 @@ class GeneratorSection(Section):
     enforce_eager: bool = False
     """GPU only: run without CUDA graphs and compilation, which starts faster and decodes slower."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of vLLM's engine (`EngineArgs`), such as `max_num_batched_tokens`. What the recipe sets \
-elsewhere, and what would make generators and trainer disagree, is refused with the reason."""
+    """Further arguments of vLLM's engine (`EngineArgs`), such as `max_num_batched_tokens`. Arguments that the recipe \
+sets elsewhere, or that would make generators and trainer disagree, are rejected with the reason."""
     sampling: SamplingSection = SamplingSection()
-    """How all replies are sampled. What reshapes the distribution is refused here: it is for evaluation.sampling."""
+    """How all replies are sampled. Keys that change the distribution are rejected here; use evaluation.sampling."""
     recompute_on_update: bool = False
-    """After new weights, compute keys and values of requests in flight anew; off: keep them, which costs nothing."""
+    """After new weights, recompute keys and values of requests in flight; off: keep the old ones, at no cost."""
 
 
 class ParallelismSection(Section):
     """How the trainer's processes share the work; the product of the degrees is `trainer.procs`."""
 
     data_parallel_shard_degree: int = -1
-    """Processes among which the batch, the weights and the optimizer's state are split (FSDP); -1: the rest."""
+    """Processes that split the batch, the weights and the optimizer's state (FSDP); -1: all remaining processes."""
     tensor_parallel_degree: Positive = 1
-    """Processes that split every weight matrix, with the same part of the batch."""
+    """Processes that split every weight matrix and work on the same part of the batch."""
     context_parallel_degree: Positive = 1
     """Processes that split every sequence."""
     pipeline_parallel_degree: Positive = 1
-    """Processes that split the layers among them."""
+    """Processes that split the layers."""
 
     @model_validator(mode="after")
     def _degrees(self) -> ParallelismSection:
         if self.data_parallel_shard_degree < 1 and self.data_parallel_shard_degree != -1:
-            raise ValueError("data_parallel_shard_degree must be at least 1, or -1 for all processes that are left")
+            raise ValueError("data_parallel_shard_degree must be at least 1, or -1 for all remaining processes")
         return self
 
 
 class TrainerSection(Section):
-    """TorchTitan, in processes of its own."""
+    """TorchTitan, in its own processes."""
 
     procs: Positive = 1
     """Processes; `parallelism` says how they share the work."""
     parallelism: ParallelismSection = ParallelismSection()
-    """How they share it; by default each has its part of the batch and of the weights (FSDP)."""
+    """How the processes share the work; by default each has a part of the batch and of the weights (FSDP)."""
     activation_checkpoint: Literal["none", "selective", "full"] = "none"
-    """Activations computed again in the backward pass instead of kept: the cheap ones, or all. Saves memory."""
+    """Recompute activations in the backward pass to save memory: `selective`, the cheap ones; `full`, all of them."""
     compile: bool = False
-    """Compile the transformer blocks (GPU): minutes of start-up, faster steps."""
+    """Compile the transformer blocks (GPU only): start-up takes minutes longer, steps are faster."""
     with_gpus: bool = False
     """One GPU per process."""
     threads: Positive = 1
-    """CPU threads of a trainer of one process, and of the reference model."""
+    """CPU threads of a single-process trainer, and of the reference model."""
     optimizer: OptimizerSection = OptimizerSection()
     """Optimizer of the RL phase."""
     microbatch_tokens: Positive = 8192
     """Tokens in one forward-backward pass, padding included."""
     minibatches: Positive = 1
-    """Optimizer updates made from one batch of groups."""
+    """Optimizer updates per training step: the batch is split into this many parts."""
 
     @model_validator(mode="after")
     def _processes(self) -> TrainerSection:
@@ -243,7 +243,7 @@ class PartSection(Section):
 
 
 class LossSection(Section):
-    """Which policy-gradient loss, by its registered name, with its options."""
+    """The policy-gradient loss, by its registered name, with its options."""
 
     name: str = "grpo"
     """Entry point in `forge_env.losses`, or `module:Class`."""
@@ -255,14 +255,14 @@ class ReferenceSection(Section):
     """The model that a loss with `beta` keeps the policy close to."""
 
     source: Literal["none", "initial", "lagging", "path"] = "none"
-    """`initial`: the policy as it was before RL; `lagging`: a copy of the policy, renewed every `every` steps; \
-`path`: another checkpoint with the same vocabulary, and the teacher of `method: distillation`."""
+    """`initial`: the policy before RL; `lagging`: a copy of the policy, updated every `every` steps; `path`: another \
+checkpoint with the same vocabulary (with `method: distillation`, the teacher)."""
     path: str | None = None
     """Folder or hub name of that checkpoint."""
     every: Positive | None = None
-    """Training steps between two renewals of a lagging copy."""
+    """Training steps between two updates of a lagging copy."""
     with_gpus: bool = False
-    """On a GPU of its own; else on the CPU."""
+    """Run it on its own GPU; off: on the CPU."""
 
     @model_validator(mode="after")
     def _lagging(self) -> ReferenceSection:
@@ -276,7 +276,7 @@ class ReferenceSection(Section):
 
 
 class ReplaySection(Section):
-    """Which complete groups a training step gets; no choice makes tokens older than `grpo.max_off_policy_steps`."""
+    """Which complete groups a training step gets. With every choice, `grpo.max_off_policy_steps` still holds."""
 
     sampling: str = "fifo"
     """Which groups come first: `fifo`, `freshest`, `prioritized` (drawn in proportion to the mean size of their \
@@ -285,19 +285,19 @@ advantages), `random`; another installed rule, or `module:Class`."""
     """Options of that rule (`alpha` of `prioritized`)."""
     max_uses: Positive = 1
     """Training steps that may use a group, at most `max_off_policy_steps` + 1. Above 1, fewer groups are rolled out: \
-one in `max_uses` groups of a step is new, more where more are complete, and used ones fill the other places."""
+at least one in `max_uses` groups of a step is new, more if more are complete; the rest were used before."""
     capacity: Positive | None = None
-    """Groups kept for another use; unset: all that are young enough."""
+    """Maximum number of groups kept for another use; unset: all that are young enough."""
     eviction: str = "oldest"
-    """Which of them are dropped first when there are more than `capacity`: `oldest`, `least_advantage`, `most_used`; \
+    """Which groups are dropped first when there are more than `capacity`: `oldest`, `least_advantage`, `most_used`; \
 another installed rule, or `module:Class`."""
 
     @model_validator(mode="after")
     def _capacity(self) -> ReplaySection:
         if self.capacity is not None and self.max_uses == 1:
-            raise ValueError("capacity is for groups kept for another use: set max_uses above 1")
+            raise ValueError("capacity needs re-use: set max_uses above 1")
         if self.eviction != "oldest" and self.capacity is None:
-            raise ValueError("eviction is for groups beyond the capacity: set capacity")
+            raise ValueError("eviction needs a capacity: set capacity")
         return self
 
 
@@ -307,40 +307,40 @@ class GRPOSection(Section):
     steps: Positive = 60
     """Training steps."""
     groups_per_step: Positive = 24
-    """Prompts in one training step."""
+    """Tasks (prompts) in one training step."""
     group_size: Positive = 8
-    """Episodes of one prompt; their mean reward is the baseline."""
+    """Episodes of one task; their mean reward is the baseline."""
     max_off_policy_steps: NonNegative = 2
-    """Bound on the age of every trained token, in policy updates. 0: synchronous, on-policy."""
+    """Maximum age of every trained token, in policy updates. 0: synchronous, on-policy."""
     advantage: PartSection = PartSection(name="group_mean")
-    """From rewards to advantages: `group_mean` (Dr. GRPO), `group_normalized` (GRPO; `epsilon`), `leave_one_out` \
-(RLOO), `reinforce_plus_plus` (`half_life`, `epsilon`), `turn_returns` (credit by turn; `gamma`); another installed \
-one (entry points `forge_env.advantages`), or `module:Class`."""
+    """Turns rewards into advantages: `group_mean` (Dr. GRPO), `group_normalized` (GRPO; `epsilon`), `leave_one_out` \
+(RLOO), `reinforce_plus_plus` (`half_life`, `epsilon`), `turn_returns` (credit for each turn; `gamma`); another \
+installed one (entry points `forge_env.advantages`), or `module:Class`."""
     mask: PartSection = PartSection(name="none")
-    """What of an episode is left out of the loss: `none`; `truncated`, of episodes that a limit ended (`limits`: \
-which ones); another installed one (entry points `forge_env.masks`), or `module:Class`."""
+    """Which parts of episodes are left out of the loss: `none`; `truncated`, episodes that a limit ended (`limits`: \
+which limits); another installed one (entry points `forge_env.masks`), or `module:Class`."""
     filter: PartSection = PartSection(name="all")
-    """Which groups are trained on, others being rolled out in the place of the rest: `all`; `with_signal`, whose \
-rewards differ; `reward_range`, whose mean reward is within `low` and `high`; another installed one (entry points \
-`forge_env.group_filters`), or `module:Class`."""
+    """Which groups are trained on; a dropped group is replaced by that of another task: `all`; `with_signal`, groups \
+whose rewards differ; `reward_range`, groups whose mean reward is between `low` and `high`; another installed one \
+(entry points `forge_env.group_filters`), or `module:Class`."""
     temperature: Annotated[float, Field(ge=0.01, le=2)] = 1.0
-    """Sampling temperature of rollouts, within what vLLM samples at."""
+    """Sampling temperature of rollouts, within the range that vLLM supports."""
     max_tokens_per_turn: Positive = 160
-    """Sampled tokens in one assistant message."""
+    """Maximum sampled tokens in one assistant message."""
     group_timeout_s: Annotated[float, Field(gt=0)] = 120.0
-    """Seconds after the model's first answer in a group; it then trains with the episodes that have finished."""
+    """Time limit of a group in seconds, from the model's first answer; finished episodes are then trained on."""
     replay: ReplaySection = ReplaySection()
     """Order, re-use and eviction of complete groups."""
     loss: LossSection = LossSection()
-    """The loss."""
+    """The policy-gradient loss."""
     reference: ReferenceSection = ReferenceSection()
-    """The reference model of its KL term. With `source` set, the divergence is logged whether `beta` is 0 or not."""
+    """Reference model of the loss's KL term. If `source` is set, the divergence is logged even if `beta` is 0."""
 
     @model_validator(mode="after")
     def _reuse(self) -> GRPOSection:
         young_enough = self.max_off_policy_steps + 1
         if self.replay.max_uses > young_enough:
-            raise ValueError(f"replay.max_uses is at most max_off_policy_steps + 1 = {young_enough}")
+            raise ValueError(f"replay.max_uses must be at most max_off_policy_steps + 1 = {young_enough}")
         return self
 
 
@@ -356,7 +356,7 @@ class EnvironmentSection(Section):
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment's own config class (`forge-env info NAME`)."""
     max_bug_rate: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """Share of the last 100 tasks on which the environment's own code may raise until the run ends. Below it such \
+    """The run ends if the environment's own code raises on more than this share of the last 100 tasks. Below it, such \
 episodes are left out, and their tasks are not played again."""
 
 
@@ -365,34 +365,34 @@ ORDERS = ("shuffled", "sequential", "curriculum")
 
 
 class TasksSection(Section):
-    """Which training task comes when."""
+    """Order of the training tasks."""
 
     order: str = "shuffled"
-    """`shuffled`: every task once an epoch (a generator's own order is as good); `sequential`: as they are; \
-`curriculum`: the levels of `difficulty` on which about half of the attempts succeed come most often; another \
+    """`shuffled`: every task once per epoch, in random order (generated tasks are random already); `sequential`: in \
+their own order; `curriculum`: mostly levels of `difficulty` on which about half of the attempts succeed; another \
 installed one (entry points `forge_env.task_orders`), or `module:Class`."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Options of an order of your own; the keys below are those of the three that come with forge-env."""
+    """Options of your own order; the keys below are for the three that come with forge-env."""
     weights: dict[int, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
-    """Level of difficulty -> its relative frequency, with a curriculum a factor on it; levels not named are left out. \
-Empty: all alike."""
+    """Level of difficulty -> relative frequency (with a curriculum: a factor on its own frequencies). Levels that are \
+not listed are left out. Empty: all levels have the same weight."""
     explore: Fraction = 0.1
-    """Curriculum: how often levels come that never or always succeed, as a share of the best level's frequency."""
+    """Curriculum: frequency of levels that never or always succeed, as a share of the best level's frequency."""
     half_life: Annotated[float, Field(gt=0)] = 16.0
-    """Curriculum: groups of a level after which an old result counts half."""
+    """Curriculum: number of groups of a level after which an old result counts half."""
 
     @model_validator(mode="after")
     def _weights(self) -> TasksSection:
         if self.weights and not any(self.weights.values()):
-            raise ValueError("weights: one of them must be above 0")
+            raise ValueError("weights: at least one must be above 0")
         if self.weights and self.order not in ("shuffled", "curriculum"):
             raise ValueError("weights draw tasks at random: set order to shuffled or curriculum")
         if self.options and self.order in ORDERS:
-            raise ValueError("options are for an order of your own: weights, explore and half_life are keys of tasks")
+            raise ValueError("options are for your own order: weights, explore and half_life are keys of tasks")
         defaults = type(self).model_fields
         for name in ("explore", "half_life"):
             if self.order != "curriculum" and getattr(self, name) != defaults[name].default:
-                raise ValueError(f"{name} is for a curriculum: set order to curriculum")
+                raise ValueError(f"{name} needs a curriculum: set order to curriculum")
         return self
 
 
@@ -402,14 +402,14 @@ class SandboxSection(Section):
     engine: str = "auto"
     """`docker`, `local`, another installed engine, or `auto`: Docker if it is running, else local."""
     concurrency: Positive | None = None
-    """Sandboxes alive at once; unset: chosen from the CPU count."""
+    """Maximum number of sandboxes at once; unset: chosen from the CPU count."""
     base_image: str | None = None
-    """Public image to build on instead of this machine's own Python (Docker engine)."""
+    """Public base image to use instead of this machine's own Python (Docker engine only)."""
 
     @model_validator(mode="after")
     def _image(self) -> SandboxSection:
         if self.engine == "local" and self.base_image is not None:
-            raise ValueError("base_image is for Docker: set engine to docker")
+            raise ValueError("base_image needs Docker: set engine to docker")
         return self
 
 
@@ -425,15 +425,15 @@ class EvaluationSection(Section):
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     """Sampling temperature; 0: greedy."""
     sampling: SamplingSection = SamplingSection()
-    """What else decides how held-out replies are sampled: top_p, top_k, ..."""
+    """Further sampling options of held-out replies: top_p, top_k, ..."""
     pinned: bool = True
-    """Score one policy version: the weights that serve an evaluation stay as they are until it is done. With one \
-generator, new weights wait for it; with several, one of them serves it. Off: nothing waits, and a score mixes the \
-versions that come and go meanwhile."""
+    """Score a single policy version: the weights that serve an evaluation don't change until it is done. With one \
+generator, new weights wait for the evaluation; with several, one generator serves it. Off: nothing waits, and a \
+score mixes the policy versions that arrive in the meantime."""
     metric: str = "solved"
-    """Metric of the environment that is the score (pass@1 for `solved`); the reward where it has no such metric."""
+    """Metric of the environment used as the score (`solved`: pass@1); if there is no such metric, the reward."""
     extra_splits: list[str] = Field(default_factory=list)
-    """Further splits scored at the start and the end only."""
+    """Further splits, scored only at the start and the end."""
     extra_tasks: Positive = 64
     """Tasks of each extra split."""
 
@@ -442,11 +442,11 @@ class CheckpointSection(Section):
     """When model and optimizer are saved."""
 
     every: NonNegative = 0
-    """Training steps between checkpoints; 0: by time alone."""
+    """Training steps between checkpoints; 0: by time only."""
     minutes: Annotated[float, Field(ge=0)] = 5.0
-    """Minutes after which a checkpoint is due in any case; 0: never. One is always saved at the end."""
+    """Maximum minutes between checkpoints; 0: no limit. A checkpoint is always saved at the end."""
     keep: Positive = 2
-    """Most recent checkpoints kept."""
+    """Number of most recent checkpoints to keep."""
 
 
 class LoggingSection(Section):
@@ -455,7 +455,7 @@ class LoggingSection(Section):
     tensorboard: bool = True
     """Write TensorBoard events."""
     wandb: bool = False
-    """Log to Weights & Biases (honours WANDB_MODE)."""
+    """Log to Weights & Biases (respects WANDB_MODE)."""
     loggers: list[str] = Field(default_factory=list)
     """Further loggers: names of installed ones (entry points `forge_env.loggers`), or `module:Class`."""
     trajectories: Literal["all", "eval", "none"] = "all"
@@ -465,7 +465,7 @@ class LoggingSection(Section):
 
 
 class WatchdogSection(Section):
-    """What to do when nothing moves: no token sampled, no episode ended, no step trained."""
+    """What to do when there is no progress: no token sampled, no episode ended, no step trained."""
 
     warn_s: Annotated[float, Field(gt=0)] = 120.0
     """Seconds without progress until a warning names what is stuck."""
@@ -475,7 +475,7 @@ class WatchdogSection(Section):
     @model_validator(mode="after")
     def _order(self) -> WatchdogSection:
         if 0 < self.end_s < self.warn_s:
-            raise ValueError("end_s is below warn_s: the run would end before the warning; lower warn_s too")
+            raise ValueError("end_s is below warn_s, so the run would end before the warning: lower warn_s too")
         return self
 
 
@@ -483,23 +483,23 @@ class RunConfig(Section):
     """A whole run."""
 
     name: str | None = None
-    """Folder of the run under `output_dir`; unset: the recipe's file name and the time."""
+    """Name of the run's folder in `output_dir`; unset: the recipe's file name and the time."""
     output_dir: str = "runs"
-    """Where run folders are made."""
+    """Where run folders are created."""
     seed: Seed = 0
     """Seed of weights, demonstrations, sampling and minibatches; of tasks: `environment.options.seed`."""
     method: str = "grpo"
-    """Entry point in `forge_env.trainers` that runs the recipe."""
+    """The algorithm that runs the recipe: an entry point in `forge_env.trainers`, or `module:function`."""
     environment: EnvironmentSection = Field(examples=["{name: coding_rlvr}"])
     """What is trained on."""
     tasks: TasksSection = TasksSection()
-    """Which training task comes when."""
+    """Order of the training tasks."""
     sandbox: SandboxSection = SandboxSection()
     """Where model-written code runs."""
     model: ModelSection = ModelSection()
-    """Which model."""
+    """The model."""
     warmup: WarmupSection | None = None
-    """Supervised warm-up before RL; unset: none."""
+    """Supervised warm-up before RL; unset: no warm-up."""
     generator: GeneratorSection = GeneratorSection()
     """The generators."""
     trainer: TrainerSection = TrainerSection()
@@ -513,7 +513,7 @@ class RunConfig(Section):
     logging: LoggingSection = LoggingSection()
     """Logs."""
     watchdog: WatchdogSection = WatchdogSection()
-    """What to do when nothing moves."""
+    """What to do when there is no progress."""
 
 
 # ---

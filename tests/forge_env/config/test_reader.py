@@ -51,11 +51,11 @@ def load(text: str, *overrides: str) -> RunConfig:
         (MINIMAL + "model: {tiny: {heads: 3}}\n", "model.tiny: heads must be a multiple of kv_heads"),
         (MINIMAL + "model: {dtype: float16}\n", "should be 'float32' or 'bfloat16', not 'float16'"),
         (MINIMAL + "grpo: {temperature: 3}\n", "grpo.temperature: should be less than or equal to 2, not 3"),
-        (MINIMAL + "tasks: {explore: 0.3}\n", "tasks: explore is for a curriculum: set order to curriculum"),
+        (MINIMAL + "tasks: {explore: 0.3}\n", "tasks: explore needs a curriculum: set order to curriculum"),
         (MINIMAL + "watchdog: {end_s: 10}\n", "watchdog: end_s is below warn_s"),
         (
             MINIMAL + "sandbox: {engine: local, base_image: debian}\n",
-            "sandbox: base_image is for Docker: set engine to docker",
+            "sandbox: base_image needs Docker: set engine to docker",
         ),
         (MINIMAL + "grpo: 3\n", "r.yaml:3: grpo: should be a mapping of keys to values"),
     ],

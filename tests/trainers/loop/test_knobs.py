@@ -1,4 +1,4 @@
-"""No knob is silent: every key of the recipe is turned once, and something observable has to change."""
+"""Every key has a tested effect: each key of the recipe is changed once, and something observable has to change."""
 
 from __future__ import annotations
 
