@@ -5,7 +5,7 @@ it helped to train have reached the generators; until then its step can be given
 
     admit -> rolling --add--> ready --take--> in training --release--> done, or kept for another use
                |                |
-            discard        filtered, stale
+            discard          stale
 
 `trainers.buffer.window` has the bound on staleness and its proof. What holds at any time, t being the next step:
 
@@ -25,14 +25,12 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, Generic
 
-from forge_env.errors import ForgeError, UsageError
+from forge_env.errors import UsageError
 from trainers.buffer.pool import Pool
 from trainers.buffer.rules import make_rules
 from trainers.buffer.types import Batch, BufferSettings, BufferStats, Counters, G, Held, Outcome, Reservation, Ticket
 from trainers.buffer.window import Window
 
-PATIENCE = 20
-"""Batches of groups without signal in a row after which there is nothing to learn from."""
 FORMAT = 1
 """Of `BufferCore.state_dict`."""
 
@@ -53,7 +51,6 @@ class BufferCore(Generic[G]):
         self.in_training: dict[int, list[Held[G]]] = {}
         self.next_index = settings.first_index
         self.counters = Counters()
-        self.filtered_in_a_row = 0
         self.random = random.Random(settings.seed)
         self._new_per_step = -(-settings.per_step // settings.replay.max_uses)
         self._sampling, self._eviction = make_rules(settings.replay)
@@ -97,19 +94,15 @@ class BufferCore(Generic[G]):
 
         Raises:
             UsageError: it is not under way: added before, discarded, or of another buffer.
-            ForgeError: nothing but groups without signal for a long time.
         """
         if self.late.pop(ticket.index, None) is not None:
             self.counters.completed += 1
             return self._stale(group.num_tokens)
         self._end_rollout(ticket, "added")
         self.counters.completed += 1
-        if self.settings.filter_groups and not group.has_signal:
-            return self._filtered(group)
         held = self._held(group, ticket)
         if held.version < ticket.version and not self.window.fits(held.version):
             return self._stale(held.tokens)
-        self.filtered_in_a_row = 0
         self.put_ready(held)
         return Outcome.KEPT
 
@@ -123,11 +116,8 @@ class BufferCore(Generic[G]):
         self.next_index += 1
         self.counters.admitted += 1
         self.counters.completed += 1
-        if self.settings.filter_groups and not group.has_signal:
-            return self._filtered(group)
         if not self.window.steps_left(held.version):
             return self._stale(held.tokens)
-        self.filtered_in_a_row = 0
         self.put_ready(held)
         return Outcome.KEPT
 
@@ -153,17 +143,6 @@ class BufferCore(Generic[G]):
         """A complete group waits for its step."""
         self.window.add(held.version)
         self.ready.put(self._sampling(held, self.random), held)
-
-    def _filtered(self, group: G) -> Outcome:
-        self.counters.filtered += 1
-        self.counters.tokens_filtered += group.num_tokens
-        self.filtered_in_a_row += 1
-        if self.filtered_in_a_row >= PATIENCE * self.settings.per_step:
-            raise ForgeError(
-                f"{self.filtered_in_a_row} groups in a row had no signal: all rewards of a group were equal",
-                fix="choose tasks that are sometimes solved (tasks.order=curriculum), or set grpo.filter_groups=false",
-            )
-        return Outcome.FILTERED
 
     def _stale(self, tokens: int) -> Outcome:
         self.counters.discarded_stale += 1
@@ -422,7 +401,6 @@ class BufferCore(Generic[G]):
             "kept": _pool_state(self.used),
             "in_training": {step: [_held_state(held) for held in batch] for step, batch in self.in_training.items()},
             "counters": asdict(self.counters),
-            "filtered_in_a_row": self.filtered_in_a_row,
             "random": _as_lists(self.random.getstate()),
         }
 
@@ -448,7 +426,6 @@ class BufferCore(Generic[G]):
         self.ready, self.used = _pool(state["ready"]), _pool(state["kept"])
         self.in_training = {int(step): [Held(*held) for held in batch] for step, batch in state["in_training"].items()}
         self.counters = Counters(**state["counters"])
-        self.filtered_in_a_row = state["filtered_in_a_row"]
         version, internal, gauss = state["random"]
         self.random.setstate((version, tuple(internal), gauss))
         rolling = (ticket.version for ticket in self.rolling.values())

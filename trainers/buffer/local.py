@@ -60,7 +60,6 @@ class LocalReplayBuffer(Generic[G]):
 
         Raises:
             UsageError: the ticket's group is not under way (added twice, discarded, lost in a restart).
-            ForgeError: nothing but groups without signal for a long time.
         """
         if ticket is None:
             while (outcome := self._core.add_unasked(group)) is None:

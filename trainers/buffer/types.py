@@ -28,10 +28,6 @@ class Trainable(Protocol):
         """Sampled tokens."""
 
     @property
-    def has_signal(self) -> bool:
-        """Whether any advantage differs from 0."""
-
-    @property
     def priority(self) -> float:
         """Mean size of the advantages."""
 
@@ -63,8 +59,6 @@ class Outcome(StrEnum):
     """What became of a group that was added."""
 
     KEPT = "kept"
-    FILTERED = "filtered"
-    """No signal; another group is admitted in its place."""
     STALE = "stale"
     """It could not be trained within the bound any more."""
 
@@ -145,8 +139,8 @@ class Batch(Generic[G]):
 class Counters:
     """Groups and tokens since the start of the run.
 
-    admitted = completed + discarded + those under way; completed = trained + filtered + discarded_stale + cleared +
-    those held and not yet trained.
+    admitted = completed + discarded + those under way; completed = trained + discarded_stale + cleared + those
+    held and not yet trained.
     """
 
     admitted: int = 0
@@ -155,8 +149,6 @@ class Counters:
     """Groups trained on, each counted once."""
     reused: int = 0
     """Further times that groups were trained on."""
-    filtered: int = 0
-    tokens_filtered: int = 0
     discarded: int = 0
     """Rollouts that came to nothing."""
     discarded_stale: int = 0
@@ -257,7 +249,6 @@ class BufferSettings:
         steps: the run ends after this many; no group is admitted that could not be trained before. None: endless.
         first_index: index of the first group.
         version: policy version to begin at.
-        filter_groups: drop groups without signal, and admit others in their place.
         replay: order, re-use and eviction.
         seed: of the draws of sampling rules.
     """
@@ -267,7 +258,6 @@ class BufferSettings:
     steps: int | None = None
     first_index: int = 0
     version: int = 0
-    filter_groups: bool = False
     replay: ReplaySection = field(default_factory=ReplaySection)
     seed: int = 0
 

@@ -18,7 +18,7 @@ Admission at g is allowed while all that are pending, the new group among them, 
 The new group is due at g + S, no earlier than any other, so (2) is (1) for its date, and dates before don't count it.
 With the trainer waiting for its weights to arrive (t = g) these are the (S + 1) P slots of a buffer whose groups are
 released when the weights that they helped to train have reached the generators; every step handed out and not
-released (t > g) takes P of them, whatever was in it. A group that is discarded or filtered leaves n at once, so another
+released (t > g) takes P of them, whatever was in it. A group that is discarded leaves n at once, so another
 one is admitted in its place, at the version and the due date of that moment: (2) is asked again, the bound stays.
 A group whose oldest token turns out younger than its ticket is due later, which only helps.
 

@@ -50,7 +50,7 @@ def batch_metrics(groups: Sequence[GroupRecord]) -> dict[str, float]:
 
 def buffer_metrics(stats: BufferStats) -> dict[str, float]:
     """What the buffer has let go of, since the start of the run."""
-    counts = {"filtered": stats.filtered, "reused": stats.reused, "discarded_stale": stats.discarded_stale}
+    counts = {"reused": stats.reused, "discarded_stale": stats.discarded_stale}
     return {f"groups/{name}": float(count) for name, count in counts.items()}
 
 

@@ -90,9 +90,13 @@ class Totals:
         return asdict(self)
 
     def metrics(self) -> dict[str, float]:
-        """What went wrong so far."""
-        counts = {"invalid": self.episodes_invalid, "late": self.episodes_late, "forks": self.forks}
-        return {f"episode/{name}": float(count) for name, count in counts.items()}
+        """What is not trained on so far."""
+        return {
+            "episode/invalid": float(self.episodes_invalid),
+            "episode/late": float(self.episodes_late),
+            "episode/forks": float(self.forks),
+            "groups/filtered": float(self.groups_filtered),
+        }
 
 
 class Rollouts:

@@ -21,7 +21,6 @@ class FakeGroup:
     index: int
     oldest_version: int
     num_tokens: int = 10
-    has_signal: bool = True
     priority: float = 0.5
     members: tuple[str, ...] = ()
 
@@ -64,7 +63,6 @@ class World:
         self.groups: dict[int, FakeGroup] = {}
         self.uses: dict[int, int] = {}
         self.tokens_stale = 0
-        self.filtered: set[int] = set()
 
     # --- events
 
@@ -94,14 +92,14 @@ class World:
             self.rolling.append(ticket)
         return ticket
 
-    def complete(self, choice: int, *, signal: bool = True, younger: int = 0, priority: float = 0.5) -> Outcome | None:
+    def complete(self, choice: int, *, younger: int = 0, priority: float = 0.5) -> Outcome | None:
         if not self.rolling:
             return None
         ticket = self.rolling.pop(choice % len(self.rolling))
         version = min(ticket.version + younger, max(self.generators, ticket.version))
         if self.rough and choice % 7 == 0:
             version = max(0, ticket.version - 1 - choice % 3)
-        group = FakeGroup.of(ticket.index, version, has_signal=signal, priority=priority, num_tokens=1 + choice % 50)
+        group = FakeGroup.of(ticket.index, version, priority=priority, num_tokens=1 + choice % 50)
         outcome: Outcome = self.both("add", group, ticket)
         self._added(group, outcome)
         return outcome
@@ -118,10 +116,6 @@ class World:
 
     def _added(self, group: FakeGroup, outcome: Outcome) -> None:
         self.groups[group.index] = group
-        if outcome is Outcome.FILTERED:
-            assert self.settings.filter_groups
-            assert not group.has_signal
-            self.filtered.add(group.index)
         if outcome is Outcome.STALE:
             self.tokens_stale += group.num_tokens
 
@@ -157,7 +151,6 @@ class World:
         for index, group, uses in zip(reserved.indices, batch.groups, reserved.uses, strict=True):
             assert group is self.groups[index], "another group, or a part of one"
             assert reserved.step - group.oldest_version <= settings.max_off_policy_steps, "older than the bound"
-            assert group.has_signal or not settings.filter_groups
             self.uses[index] = self.uses.get(index, 0) + 1
             assert uses == self.uses[index] <= settings.replay.max_uses
             new += uses == 1
@@ -225,7 +218,7 @@ class World:
         under_way = stats.rolling + len(core.again)
         assert stats.admitted == stats.completed + stats.discarded + under_way
         fresh = sum(held.uses == 1 for batch in core.in_training.values() for held in batch)
-        done = stats.trained + stats.filtered + stats.discarded_stale + stats.cleared
+        done = stats.trained + stats.discarded_stale + stats.cleared
         assert stats.completed == done + stats.ready + fresh
         assert stats.max_staleness <= bound
         assert stats.tokens_discarded_stale == self.tokens_stale
@@ -251,7 +244,7 @@ class World:
         self.check()
         assert self.rough or not self.over or not len(self.core.ready), "rolled out in vain"
         trained = {index for index, uses in self.uses.items() if uses}
-        kept = set(self.groups) - self.filtered - {held.index for held in self.core.ready}
+        kept = set(self.groups) - {held.index for held in self.core.ready}
         assert trained == kept or self.rough
 
 
@@ -273,7 +266,7 @@ def random_event(world: World, rng: random.Random) -> None:
         case 0:
             world.admit()
         case 1:
-            world.complete(choice, signal=choice % 4 > 0, younger=choice % 3, priority=choice % 10 / 10)
+            world.complete(choice, younger=choice % 3, priority=choice % 10 / 10)
         case 2:
             world.discard(choice)
         case 3:

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from forge_env.config import load_config
 from forge_env.config.recipe import ReplaySection
-from forge_env.errors import ConfigError, ForgeError, NotRegisteredError, UsageError
+from forge_env.errors import ConfigError, NotRegisteredError, UsageError
 from forge_env.policy import Reply
 from forge_env.trajectory import Trajectory, Turn
 from forge_env.types import Message
 from tests.trainers.buffer.buffer_model import FakeGroup
-from trainers.buffer.core import PATIENCE, BufferCore
+from trainers.buffer.core import BufferCore
 from trainers.buffer.packed import PackedGroup, pack
 from trainers.buffer.rules import make_rules
-from trainers.buffer.types import BufferSettings, Held, Outcome, Ticket
+from trainers.buffer.types import BufferSettings, Held, Ticket
 
 
 def admit(core: BufferCore[FakeGroup], count: int) -> list[Ticket]:
@@ -109,32 +109,6 @@ def test_beyond_the_capacity_used_groups_leave(eviction: str, left: set[int]) ->
     if eviction == "least_advantage":
         assert {held.index for held in core.used} == left
     assert core.counters.evicted == 2
-
-
-def test_filtered_groups_are_replaced_at_once() -> None:
-    core: BufferCore[FakeGroup] = BufferCore(settings(2, 0, filter_groups=True))
-    first, second = admit(core, 2)
-    assert core.admit() is None
-    assert core.add(FakeGroup.of(0, 0, has_signal=False), first) is Outcome.FILTERED
-    [third] = admit(core, 1)
-    for ticket in (second, third):
-        assert core.add(FakeGroup.of(ticket.index, 0), ticket) is Outcome.KEPT
-    assert step(core) == [1, 2]
-    assert (core.counters.filtered, core.counters.tokens_filtered) == (1, 10)
-
-
-def test_nothing_but_groups_without_signal_ends_the_run_also_after_a_restore() -> None:
-    own = settings(2, 0, filter_groups=True)
-    core: BufferCore[FakeGroup] = BufferCore(own)
-    for _ in range(2 * PATIENCE - 1):
-        restored: BufferCore[FakeGroup] = BufferCore(own)
-        restored.load_state_dict(core.state_dict())
-        core = restored
-        [ticket] = admit(core, 1)
-        core.add(FakeGroup.of(ticket.index, 0, has_signal=False), ticket)
-    [ticket] = admit(core, 1)
-    with pytest.raises(ForgeError, match=f"{2 * PATIENCE} groups in a row had no signal"):
-        core.add(FakeGroup.of(ticket.index, 0, has_signal=False), ticket)
 
 
 def test_more_steps_and_a_smaller_bound_after_a_restore() -> None:

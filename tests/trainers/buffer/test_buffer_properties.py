@@ -38,7 +38,6 @@ def buffer_settings(draw: Callable[[st.SearchStrategy[Any]], Any]) -> BufferSett
         per_step=draw(st.integers(1, 5)),
         max_off_policy_steps=bound,
         steps=draw(st.none() | st.integers(1, 12)),
-        filter_groups=draw(st.booleans()),
         replay=replay,
     )
 
@@ -55,9 +54,9 @@ class Machine(RuleBasedStateMachine):
         for _ in range(count):
             self.world.admit()
 
-    @rule(choice=CHOICE, signal=st.booleans(), younger=st.integers(0, 3), priority=st.floats(0, 2))
-    def complete(self, choice: int, signal: bool, younger: int, priority: float) -> None:
-        self.world.complete(choice, signal=signal, younger=younger, priority=priority)
+    @rule(choice=CHOICE, younger=st.integers(0, 3), priority=st.floats(0, 2))
+    def complete(self, choice: int, younger: int, priority: float) -> None:
+        self.world.complete(choice, younger=younger, priority=priority)
 
     @rule(choices=st.lists(CHOICE, max_size=8))
     def complete_some(self, choices: list[int]) -> None:
@@ -137,7 +136,6 @@ def _random_runs(seed: int, operations: int) -> None:
             per_step=rng.randint(1, 8),
             max_off_policy_steps=bound,
             steps=rng.choice([None, rng.randint(1, 60)]),
-            filter_groups=rng.random() < 0.5,
             replay=replay,
         )
         world = World(own, rough=rng.random() < 0.3)

@@ -57,10 +57,8 @@ class Run:
         if kind < 0.05 or 0.9 < kind < 0.95:
             await self.buffer.discard(ticket)
             return
-        signal = self.rng.random() < 0.7
-        group = FakeGroup.of(ticket.index, version, has_signal=signal, priority=self.rng.random())
-        outcome = await self.buffer.add(group, ticket)
-        assert outcome is (Outcome.FILTERED if self.own.filter_groups and not signal else Outcome.KEPT)
+        group = FakeGroup.of(ticket.index, version, priority=self.rng.random())
+        assert await self.buffer.add(group, ticket) is Outcome.KEPT
 
     async def _train(self) -> None:
         arriving: asyncio.Task[None] | None = None
@@ -94,7 +92,6 @@ def run_settings(draw: st.DrawFn, least_bound: int = 0) -> BufferSettings:
         per_step=draw(st.integers(1, 5)),
         max_off_policy_steps=bound,
         steps=draw(st.integers(1, 15)),
-        filter_groups=draw(st.booleans()),
         replay=ReplaySection(sampling=sampling, max_uses=uses),
     )
 
@@ -122,7 +119,7 @@ def _check_end(run: Run) -> None:
     assert len(run.trained) == run.own.steps * run.own.per_step == stats.trained + stats.reused
     assert len(set(run.trained)) == stats.trained
     if run.own.replay.max_uses == 1:
-        assert stats.admitted == run.rolled_out == stats.trained + stats.filtered + stats.discarded
+        assert stats.admitted == run.rolled_out == stats.trained + stats.discarded
 
 
 @settings(max_examples=60)
@@ -147,7 +144,7 @@ def test_a_run_that_is_stopped_and_resumed_loses_and_repeats_nothing(
     assert max(trained.count(index) for index in set(trained)) <= own.replay.max_uses
     assert stats.tokens_discarded_stale == 0
     assert stats.admitted == stats.completed + stats.discarded
-    assert stats.completed == len(set(trained)) + stats.filtered
+    assert stats.completed == len(set(trained))
     assert stats.first_open == stats.admitted
 
 

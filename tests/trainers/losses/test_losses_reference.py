@@ -46,7 +46,6 @@ class Sequences:
 
     oldest_version: int
     num_tokens: int = 46
-    has_signal: bool = True
     priority: float = 1.0
     record: str = "the group without its tokens"
 
