@@ -158,7 +158,7 @@ class System:
         self._saved_at = asyncio.get_running_loop().time()
         self._training = False
         self._discarded_in_a_row = 0
-        self._evaluation: asyncio.Task[Estimate] | None = None
+        self._evaluation: asyncio.Task[Estimate | None] | None = None
 
     # --- what an algorithm calls
 
@@ -284,8 +284,6 @@ class System:
             generating.cancel()
             await asyncio.wait([generating])
             await self._save()  # now: an evaluation that never ends must not cost what was trained
-            if self.run.stop.is_set() and self._evaluation is not None:
-                self._evaluation.cancel()
             await self._settled()
 
     async def _settled(self) -> None:
@@ -308,7 +306,8 @@ class System:
             await self._publisher.settled()
             return await self.evaluator.evaluate(step, section.split, section.num_tasks)
 
-        self._evaluation = self._tasks.create_task(evaluate())
+        # whoever asks the run to stop must not wait for it: weights that it holds keep new ones from arriving
+        self._evaluation = self._tasks.create_task(unless_stopped(self.run, evaluate()))
 
     # --- the record
 
@@ -375,6 +374,7 @@ class System:
         self._algorithm.load_state_dict(saved.state["algorithm"])
         await self.buffer.load_state_dict(saved.buffer)
         await self.buffer.restart(self.step)
+        self._counters = await self.buffer.stats()
         await self.trainer.push_weights(self.step)
         await self.generators.update_weights(self.step)
 

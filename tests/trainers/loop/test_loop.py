@@ -223,26 +223,48 @@ async def test_a_prompt_that_fills_the_model_is_refused_before_anything_starts(t
     await check_prompts(load_config("coding_rlvr"), environment, chat)
 
 
-async def test_one_evaluation_at_a_time(run: Run) -> None:
+class SlowEvaluator:
+    """Remembers what was begun, and ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.end = asyncio.Event()
+
+    async def evaluate(self, step: int, split: str, count: int) -> None:
+        self.begun.append(step)
+        await self.end.wait()
+
+
+def evaluating(run: Run, evaluator: SlowEvaluator, tasks: asyncio.TaskGroup) -> System:
+    """As much of a system as an evaluation beside training needs."""
     system = System.__new__(System)
     system.run, system.config, system.step, system._evaluation = run, run.config, 10, None
-    begun: list[int] = []
-    end = asyncio.Event()
+    system.evaluator = evaluator  # type: ignore[assignment]
+    system._publisher = Publisher(None, None, None, tasks)  # type: ignore[arg-type]
+    system._tasks = tasks
+    return system
 
-    class Slow:
-        async def evaluate(self, step: int, split: str, count: int) -> None:
-            begun.append(step)
-            await end.wait()
 
-    system.evaluator = Slow()  # type: ignore[assignment]
-    system._publisher = Publisher(None, None, None, None)  # type: ignore[arg-type]
+async def test_one_evaluation_at_a_time(run: Run) -> None:
+    evaluator = SlowEvaluator()
     async with asyncio.TaskGroup() as group:
-        system._tasks = group
+        system = evaluating(run, evaluator, group)
         for step in (10, 20):
             system.step = step
             system._evaluate_beside()
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-        end.set()
-    assert begun == [10]
+            for _ in range(5):
+                await asyncio.sleep(0)
+        evaluator.end.set()
+    assert evaluator.begun == [10]
     assert any("evaluation.every" in text for text in run.state.warnings)
+
+
+async def test_who_asks_a_run_to_stop_waits_for_no_evaluation_beside_training(run: Run) -> None:
+    """The weights that it holds would keep those of the last step from arriving, and so the run from its end."""
+    evaluator = SlowEvaluator()
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        evaluating(run, evaluator, group)._evaluate_beside()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert evaluator.begun == [10]
+        run.request_stop()
