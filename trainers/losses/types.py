@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -69,16 +69,21 @@ class Needs:
 
 
 class Loss(Protocol):
-    """A policy-gradient loss: a plain class whose constructor's keywords are its options.
-
-    It may have an attribute `needs: Needs`.
-    """
+    """A policy-gradient loss: a plain class whose constructor's keywords are its options; it may be `Demanding`."""
 
     def __call__(self, batch: TokenBatch) -> LossOutput:
         """The loss of one microbatch."""
 
 
+@runtime_checkable
+class Demanding(Protocol):
+    """A loss that wants more than every `TokenBatch` holds."""
+
+    @property
+    def needs(self) -> Needs:
+        """What that is."""
+
+
 def needs(loss: object) -> Needs:
     """What `loss` asks for; nothing where it doesn't say."""
-    wanted = getattr(loss, "needs", None)
-    return wanted if isinstance(wanted, Needs) else Needs()
+    return loss.needs if isinstance(loss, Demanding) else Needs()
