@@ -120,7 +120,7 @@ def make(name: str, /, *, sandboxes: SandboxEngine | None = None, **options: Any
         raise PluginError(f"environment {name!r}: {cls.__name__}.__init__: {error}", fix=INIT) from error
     with environment_code(f"environment {name!r}: {cls.__name__}.__init__"):
         env = cls(config, sandboxes=sandboxes)
-    if getattr(env, "config", None) is not config:
+    if vars(env).get("config") is not config:
         raise PluginError(f"environment {name!r}: {cls.__name__}.__init__ does not call its base's", fix=INIT)
     return env
 

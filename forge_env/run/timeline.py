@@ -49,10 +49,6 @@ class Timeline:
         """Figures as a curve."""
         self._event(name, ph="C", name=name, ts=self._us(at), args=values)
 
-    def instant(self, track: str, name: str, at: float) -> None:
-        """A moment."""
-        self._event(track, ph="i", s="t", name=name, ts=self._us(at))
-
     def close(self) -> None:
         """End the file."""
         self._add("\n]\n")

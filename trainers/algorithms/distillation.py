@@ -41,8 +41,11 @@ class Distillation(GRPO):
     @classmethod
     def check(cls, config: RunConfig) -> None:
         """Refuse a recipe without a teacher, or with parts that mean nothing here."""
+        from trainers.losses.load import make_loss  # takes seconds: torch
+        from trainers.losses.types import needs
+
         section, usual = config.grpo, type(config.grpo).model_fields
-        if section.reference.source == "none":
+        if section.reference.source != "path":  # the policy's own copies would teach it to stay as it is
             raise UsageError(
                 "method=distillation has no teacher",
                 fix="use grpo.reference.source=path grpo.reference.path=CHECKPOINT",
@@ -53,6 +56,11 @@ class Distillation(GRPO):
                     f"grpo.{name} means nothing to method=distillation: the teacher gives the advantages",
                     fix=f"leave grpo.{name} out",
                 )
+        if needs(make_loss(section.loss)).reference:
+            raise UsageError(
+                "method=distillation: the reference model is the teacher, so grpo.loss can't be compared with one",
+                fix="use grpo.loss.options.beta=0",
+            )
         make_mask(section.mask)
 
     async def roll_out(self, ticket: Ticket) -> None:

@@ -154,11 +154,6 @@ class Generator(RankedActor):
         await self._engine.follow_load(self._take_pulled, version)
 
     @concurrent_endpoint
-    async def get_version(self) -> int:
-        """The policy version in use."""
-        return int(self._engine.version)
-
-    @concurrent_endpoint
     async def get_stats(self) -> dict[str, float]:
         """Counters since the start (see `EngineStats`), requests in flight, and `time/WHAT`: where the seconds went."""
         stats = self._engine.stats
@@ -166,11 +161,6 @@ class Generator(RankedActor):
         account = {f"time/{doing}": seconds for doing, seconds in self._engine.account.seconds().items()}
         values["tokens"] = float(self._engine.tokens)
         return {**values, "in_flight": float(self._engine.in_flight), **account}
-
-    @concurrent_endpoint
-    async def get_vllm_config(self) -> Any:
-        """The engine's resolved configuration."""
-        return self._engine.engine.vllm_config
 
     @concurrent_endpoint
     async def halt(self) -> None:

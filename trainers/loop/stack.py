@@ -77,7 +77,7 @@ class Stack:
 
         config = self._config
         section = config.trainer
-        actor = await self._placed(TitanTrainer, section, "trainer").launch(
+        actor = await self._placed(TitanTrainer, section, "trainer", section.procs).launch(
             str(folder),
             max_length=config.model.max_length,
             threads=section.threads,
@@ -100,7 +100,7 @@ class Stack:
             return None
         from trainers.titan.reference import ReferenceModel
 
-        actor = await self._placed(ReferenceModel, section, "reference").launch(
+        actor = await self._placed(ReferenceModel, section, "reference", 1).launch(
             str(folder),
             max_length=config.model.max_length,
             microbatch_tokens=config.trainer.microbatch_tokens,
@@ -138,16 +138,16 @@ class Stack:
         engine_args = engine_arguments(config, folder)
         process: dict[str, Any] = section.model_dump(include={"with_gpus", "threads", "kv_cache_gb"})
         for replica in range(section.num_replicas):
-            actor_class = self._placed(Generator, section, f"generator{replica}", **process_environment(**process))
+            environment = process_environment(**process)
+            actor_class = self._placed(Generator, section, f"generator{replica}", section.procs, **environment)
             seeded = {**engine_args, "seed": config.seed * section.num_replicas + replica}
             self._generators.append(await actor_class.launch(seeded, {}, process, section.recompute_on_update))
         return GeneratorPool(self._generators, section.max_num_seqs)
 
-    def _placed(self, actor_class: Any, section: Any, name: str, **environment: str) -> Any:
-        """The class with as many processes as its section of the recipe says, and GPUs of their own."""
-        procs, with_gpus = getattr(section, "procs", 1), section.with_gpus
-        environment |= self._placement.take(procs * with_gpus)
-        return actor_class.options(procs=procs, with_gpus=with_gpus, mesh_name=name, environment=environment)
+    def _placed(self, actor_class: Any, section: Any, name: str, procs: int, **environment: str) -> Any:
+        """The class with its processes, on GPUs of their own where its section of the recipe says so."""
+        environment |= self._placement.take(procs * section.with_gpus)
+        return actor_class.options(procs=procs, with_gpus=section.with_gpus, mesh_name=name, environment=environment)
 
     async def close(self) -> None:
         """End every process, generators first: nothing may be left that waits for another."""

@@ -355,12 +355,13 @@ class System:
 
     async def _save(self) -> None:
         with self._account.during("save"):
-            state = {
-                "order": self.rollouts.order.state_dict((await self.buffer.stats()).first_open),
+            first_open, buffer = (await self.buffer.stats()).first_open, await self.buffer.state_dict()
+            state = {  # taken after the buffer's: every position that it has handed out has its task
+                "order": self.rollouts.order.state_dict(first_open),
                 "set_aside": sorted(self.rollouts.set_aside),
                 "algorithm": self._algorithm.state_dict(),
             }
-            await self._checkpoints.save(self.trainer, Saved(self.step, state, await self.buffer.state_dict()))
+            await self._checkpoints.save(self.trainer, Saved(self.step, state, buffer))
         self._saved_at = asyncio.get_running_loop().time()
 
     async def _resume(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,12 @@ import forge_env as fe
 from forge_env.config import RunConfig, load_config
 from forge_env.errors import ForgeError
 from forge_env.run import Run, RunFolder
+from forge_env.run.account import Account
+from forge_env.tasks.curriculum import Curriculum
 from forge_env.trajectory import Trajectory
 from trainers.algorithms.grpo import train
+from trainers.buffer.local import LocalReplayBuffer
+from trainers.buffer.types import BufferSettings
 from trainers.generator.pool import GeneratorPool
 from trainers.generator.types import SamplingOptions
 from trainers.loop.checkpoints import Checkpoints, Saved
@@ -268,3 +273,29 @@ async def test_who_asks_a_run_to_stop_waits_for_no_evaluation_beside_training(ru
             await asyncio.sleep(0)
         assert evaluator.begun == [10]
         run.request_stop()
+
+
+async def test_a_checkpoint_knows_the_task_of_every_position_that_its_buffer_has_handed_out(run: Run) -> None:
+    """Rollouts go on while it is made; a position that was handed out meanwhile gets the same task after a resume."""
+    environment = fe.make("coding_rlvr")
+    order = Curriculum(lambda index: environment.task("train", index), None)
+    saved: list[Saved] = []
+
+    class Buffer(LocalReplayBuffer[Any]):
+        async def state_dict(self) -> dict[str, Any]:
+            order[(await self.admit()).index]
+            return await super().state_dict()
+
+    class Kept:
+        async def save(self, trainer: Any, state: Saved) -> None:
+            saved.append(state)
+
+    system = System.__new__(System)
+    system.step, system._account, system._checkpoints = 1, Account("trainer"), Kept()  # type: ignore[assignment]
+    system.trainer, system.buffer = None, Buffer(BufferSettings(2, 1))  # type: ignore[assignment]
+    system.rollouts = SimpleNamespace(order=order, set_aside=set())  # type: ignore[assignment]
+    system._algorithm = SimpleNamespace(state_dict=dict)  # type: ignore[assignment]
+    await system._save()
+    [state] = saved
+    assert [index for index, _ in state.buffer["rolling"]] == [0]
+    assert list(state.state["order"]["assigned"]) == ["0"]
