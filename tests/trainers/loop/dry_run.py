@@ -31,6 +31,7 @@ from forge_env.errors import ForgeError, root_cause
 from forge_env.run import Run, RunFolder
 from forge_env.run.metrics import open_loggers
 from forge_env.run.trainer import load_trainer
+from forge_env.sandbox import Sandbox, SandboxEngine, SandboxSpec
 from forge_env.tasks.order import Order
 from forge_env.types import Message
 from tests.trainers.buffer import virtual_time
@@ -132,18 +133,23 @@ class Listener:
         self._file.close()
 
 
-class NoEngine:
+class NoEngine(SandboxEngine):
     """A sandbox engine that nothing is run in."""
 
     name = "none"
 
-    async def __aenter__(self) -> NoEngine:
-        return self
+    @classmethod
+    def unavailable_reason(cls) -> str | None:
+        return None
 
-    async def __aexit__(self, *error: object) -> None:
-        return
+    async def start(self) -> None: ...
 
-    def session(self) -> None:
+    async def close(self) -> None: ...
+
+    async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:
+        raise AssertionError("no environment here runs code")
+
+    async def release(self, sandbox: Sandbox) -> None:
         raise AssertionError("no environment here runs code")
 
 
