@@ -366,9 +366,9 @@ def not_understood(word: str) -> UsageError:
 # Validating, and saying what is wrong.
 
 
-def read_as(model: type[M], file: str | Path, overrides: Sequence[str] = ()) -> M:
-    """Read, override, validate."""
-    return build(model, read_file(file), parse_overrides(overrides, model))
+def read_as(model: type[M], file: str | Path) -> M:
+    """Read and validate."""
+    return build(model, read_file(file))
 
 
 def build(model: type[M], source: Source, overrides: Iterable[tuple[str, Any]] = ()) -> M:

@@ -7,7 +7,6 @@ for the model might have gone on differently.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -185,8 +184,3 @@ def _mark(out: ResultsFolder, source: ResultsFolder, unscored: dict[str, str]) -
     """Tell the new folder from an evaluation of the model's."""
     out.root.mkdir(parents=True, exist_ok=True)
     write_whole(out.rescored, json.dumps({"source": str(source.root), "unscored": unscored}, indent=2) + "\n")
-
-
-def rescore_sync(source: Path | str, out: Path | str) -> Rescored:
-    """`rescore` for programs without an event loop."""
-    return asyncio.run(rescore(source, out))

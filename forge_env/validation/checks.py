@@ -263,9 +263,9 @@ def _task_problems(split: str, tasks: Sequence[Task], again: Sequence[Task]) -> 
             yield f"task {task.id!r} can't be written as JSON: {error}"
 
 
-async def example_episode(make_env: Callable[[], Environment], split: str, index: int = 0) -> Trajectory:
-    """The gold solution of one task played, or where there is none, an empty answer."""
+async def example_episode(make_env: Callable[[], Environment], split: str) -> Trajectory:
+    """The gold solution of the first task played, or where there is none, an empty answer."""
     env = make_env()
-    task = env.resolve_task(None, {"split": split, "index": index})
+    task = env.resolve_task(None, {"split": split, "index": 0})
     known = env.gold_actions(task) is not None
     return await run_episode(make_env, GoldPolicy() if known else ReplayPolicy(), task=task)

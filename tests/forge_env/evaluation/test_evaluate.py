@@ -20,7 +20,7 @@ from forge_env.errors import ConfigError, UsageError
 from forge_env.evaluation.comparison import compare_folders
 from forge_env.evaluation.estimates import Estimate
 from forge_env.evaluation.evaluation import Evaluation
-from forge_env.evaluation.rescoring import rescore_sync
+from forge_env.evaluation.rescoring import rescore
 from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.rollout.scripted import FunctionPolicy
 from forge_env.trajectory import Trajectory, TrajectoryWriter, read_trajectories
@@ -388,10 +388,10 @@ def test_two_processes_cannot_share_a_folder(out: Path) -> None:
 
 def test_scoring_again_and_comparing(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fe.evaluate("tests.forge_env.evaluation.toys:Sums", f"{answer_even.__module__}:answer_even", epochs=2, out=out)
-    same = rescore_sync(out, out.with_name("same"))
+    same = asyncio.run(rescore(out, out.with_name("same")))
     assert (same.changed, same.diverged) == ([], [])
     monkeypatch.setattr(Sums, "rubric", fe.Rubric(lambda answer: float(answer == "no")))
-    other = rescore_sync(out, out.with_name("other"))
+    other = asyncio.run(rescore(out, out.with_name("other")))
     assert len(other.changed) == 24
     found = compare_folders(out, out.with_name("other"))
     difference = found.environments["Sums"]
@@ -403,11 +403,11 @@ def test_scoring_again_keeps_truncations_and_sees_other_tool_answers(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fe.evaluate("tests.forge_env.evaluation.toys:Sums", Counted(5), n=2, turn_limit=3, out=out)
-    same = rescore_sync(out, out.with_name("same"))
+    same = asyncio.run(rescore(out, out.with_name("same")))
     assert [sample.truncation for sample in same.result.samples] == ["turns", "turns"]
     assert same.diverged == []
     monkeypatch.setattr(Sums, "prompt", lambda self, task: [fe.Message(role="user", content="0 what?")])
-    assert len(rescore_sync(out, out.with_name("other")).diverged) == 2
+    assert len(asyncio.run(rescore(out, out.with_name("other"))).diverged) == 2
 
 
 class Moving(Sums):
@@ -439,18 +439,18 @@ def test_scoring_again_names_what_can_no_longer_be_scored(
     fe.evaluate(name, "gold", out=out)
     for attribute, value in change.items():
         monkeypatch.setattr(Moving, attribute, value)
-    again = rescore_sync(out, out.with_name("again"))
+    again = asyncio.run(rescore(out, out.with_name("again")))
     assert reason in again.unscored["Moving/eval/3/0"]
     assert (len(again.unscored), again.result.summary.environments["Moving"].samples) == (4 - left, left)
     assert json.loads((out.with_name("again") / "rescored.json").read_text())["unscored"] == again.unscored
     monkeypatch.setattr(Moving, "task", lambda self, split, index: fe.Task(id="x", prompt="1 + 1 = ?"))
     with pytest.raises(UsageError, match=r"none of the 4 valid samples .* can be scored again"):
-        rescore_sync(out, out.with_name("nothing"))
+        asyncio.run(rescore(out, out.with_name("nothing")))
 
 
 def test_transcripts_scored_again_cannot_be_resumed_with_the_model(out: Path) -> None:
     fe.evaluate("tests.forge_env.evaluation.toys:Sums", "gold", n=2, out=out)
-    rescore_sync(out, out.with_name("again"))
+    asyncio.run(rescore(out, out.with_name("again")))
     with pytest.raises(UsageError, match="scored again"):
         fe.evaluate("tests.forge_env.evaluation.toys:Sums", "gold", n=5, out=out.with_name("again"), resume=True)
 

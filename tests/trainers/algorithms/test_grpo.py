@@ -1,0 +1,37 @@
+"""GRPO around its parts: what becomes of groups that the filter drops."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from forge_env.config import load_config
+from forge_env.errors import ForgeError
+from tests.trainers.algorithms.test_parts import episode
+from trainers.algorithms.grpo import GRPO, PATIENCE
+from trainers.buffer.local import LocalReplayBuffer
+from trainers.buffer.types import BufferSettings
+from trainers.loop.rollouts import Group, Totals
+
+
+async def test_dropped_groups_make_room_and_are_counted_and_nothing_but_them_ends_the_run() -> None:
+    class Rollouts:
+        totals = Totals()
+
+        async def group(self, position: int) -> Group:
+            return Group([episode(1.0, (1, 2)), episode(1.0, (1,))])
+
+    buffer: LocalReplayBuffer[Any] = LocalReplayBuffer(BufferSettings(per_step=1, max_off_policy_steps=0))
+    config = load_config("coding_rlvr", ["grpo.filter.name=with_signal", "grpo.groups_per_step=1"])
+    system: Any = SimpleNamespace(config=config, rollouts=Rollouts(), buffer=buffer)
+    algorithm = GRPO(system)
+    for _ in range(PATIENCE - 1):
+        await algorithm.roll_out(await buffer.admit())  # there is one place, which is free again each time
+    assert Rollouts.totals.metrics()["groups/filtered"] == PATIENCE - 1
+    assert Rollouts.totals.tokens_filtered == 4 * (PATIENCE - 1)
+    with pytest.raises(ForgeError, match=f"{PATIENCE} groups in a row were dropped by grpo.filter"):
+        await algorithm.roll_out(await buffer.admit())
