@@ -51,7 +51,7 @@ class DataAnalysisConfig(fe.SandboxEnvironmentConfig):
     @classmethod
     def _known(cls, kinds: list[str]) -> list[str]:
         if wrong := [name for name in kinds if name not in KINDS]:
-            raise ValueError(f"there is no kind {wrong[0]!r}; there are {', '.join(KINDS)}")
+            raise ValueError(f"{wrong[0]!r} is not a valid kind; use some of {', '.join(KINDS)}")
         return kinds
 
 

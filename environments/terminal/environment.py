@@ -31,7 +31,7 @@ class TerminalConfig(fe.SandboxEnvironmentConfig):
     @classmethod
     def _known(cls, families: list[str]) -> list[str]:
         if wrong := [name for name in families if name not in FAMILIES]:
-            raise ValueError(f"there is no kind {wrong[0]!r}; there are {', '.join(FAMILIES)}")
+            raise ValueError(f"{wrong[0]!r} is not a valid kind; use some of {', '.join(FAMILIES)}")
         return families
 
 

@@ -36,7 +36,7 @@ def add_arguments(parser: Parser) -> None:
     """Describe the command."""
     parser.usage = "forge-env eval ENV[,ENV...]|FILE [key=value ...] --model M [-n N] [--out DIR] [--resume] [...]"
     parser.description = (
-        "Evaluate a model or policy on environments, or as a YAML file says. Every key below may stand in the file, "
+        "Evaluate a model or policy on environments, or as a YAML file says. Every key below can be in the file, "
         "and can be set as --key VALUE, --key=VALUE or key=VALUE. Any other key is an option of the environment; with "
         "several environments, write ENV.key=VALUE."
     )

@@ -21,7 +21,7 @@ def add_arguments(parser: Parser) -> None:
     """Describe the command."""
     add_environment(parser)
     parser.add_argument("--json", action="store_true", help="machine-readable, without the example episode")
-    parser.add_argument("--no-example", action="store_true", help="leave the example episode out")
+    parser.add_argument("--no-example", action="store_true", help="don't show the example episode")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ COMMANDS = {
     "config": "print a recipe with every key explained",
     "list": "list the installed environments",
     "info": "show an environment: tasks, tools, options, an example episode",
-    "validate": "check that an environment is sound, without a model",
+    "validate": "check that an environment is correct, without a model",
     "play": "be the agent in an environment yourself",
     "serve": "serve an environment to clients of OpenEnv and MCP",
     "new": "write an installable package with a new environment",
@@ -29,14 +29,14 @@ COMMANDS = {
     "score": "score stored transcripts again, without the model",
     "compare": "compare two evaluations, paired by task",
     "trajectories": "list the recorded episodes of a run or an evaluation, or show one in full",
-    "sandbox": "run code in a sandbox, and look after sandboxes",
+    "sandbox": "run code in a sandbox, and manage sandboxes",
     "doctor": "check what is installed and what this machine can do",
 }
 """Commands, each a module of this folder, and what they do in a line."""
 DESCRIPTION = "Write an LLM agent environment once: evaluate models on it, train on it, run its code in sandboxes."
 EXAMPLES = """\
 first steps:
-  forge-env doctor                                  what is missing on this machine, and how to get it
+  forge-env doctor                                  what is missing on this machine, and how to install it
   forge-env list                                    the installed environments
   forge-env train coding_rlvr                       train; results go to runs/
   forge-env train coding_rlvr seed=1 --name first   any key of the recipe can be set

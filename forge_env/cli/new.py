@@ -30,7 +30,7 @@ def add_arguments(parser: Parser) -> None:
     kinds = ("tools", "single", "sandbox")
     parser.add_argument("--kind", choices=kinds, default="tools", help="with tools (default), one turn, or a sandbox")
     parser.add_argument("--openenv", action="store_true", help="add openenv.yaml and the application it names")
-    parser.add_argument("--dir", default=".", metavar="DIR", help="where its folder goes (default: here)")
+    parser.add_argument("--dir", default=".", metavar="DIR", help="where to create its folder (default: here)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,7 +56,7 @@ def check_name(name: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         suggestion = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_0123456789") or "my_env"
         suggestion += "_env" if keyword.iskeyword(suggestion) else ""
-        raise UsageError(f"{name!r} can't name a package", fix=f"small letters, digits and _: {suggestion}")
+        raise UsageError(f"{name!r} can't name a package", fix=f"lowercase letters, digits and _: {suggestion}")
     if name in SIBLINGS or name in TAKEN.split() or name in sys.stdlib_module_names or _is_installed(name):
         raise UsageError(f"{name!r} would hide a package of that name", fix="choose another name")
     if name in names():

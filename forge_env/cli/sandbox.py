@@ -1,4 +1,4 @@
-"""`forge-env sandbox run|build|ps|reap|bench|audit`: run code in a sandbox, and look after sandboxes."""
+"""`forge-env sandbox run|build|ps|reap|bench|audit`: run code in a sandbox, and manage sandboxes."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ async def _audit(engine_name: str, attacks: list[Attack]) -> int:
 def run_bench(args: argparse.Namespace) -> int:
     """`sandbox bench`: latency of the parts and throughput, on this machine, now."""
     if args.seconds <= 0:
-        raise UsageError(f"--seconds {args.seconds:g} measures nothing", fix="give a positive number")
+        raise UsageError(f"--seconds {args.seconds:g} is not a valid time", fix="give a positive number")
     concurrency = args.concurrency or 2 * len(os.sched_getaffinity(0))
     asyncio.run(_bench(args.engine, concurrency, args.seconds))
     return 0

@@ -15,7 +15,7 @@ from forge_env.interrupts import INTERRUPTED, run_until_interrupted, say
 
 def add_arguments(parser: Parser) -> None:
     """Describe the command."""
-    parser.description = "Play the recorded messages into the environment as it is now, and score what results."
+    parser.description = "Send the recorded messages to the current version of the environment, and score the result."
     parser.add_argument("folder", metavar="DIR", help="folder of an evaluation")
     parser.add_argument("-o", "--out", metavar="DIR", help="folder of the new scores (default: DIR-rescored)")
 

@@ -15,10 +15,10 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     parser.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default: 8000)")
     for flag, default, text in (
-        ("--max-sessions", 64, "episodes at once"),
+        ("--max-sessions", 64, "maximum episodes at once"),
         ("--step-timeout", 300.0, "seconds that a step may take"),
-        ("--idle-timeout", 1800.0, "seconds of silence after which a session is closed"),
-        ("--reconnect", 60.0, "seconds in which a client may come back to its session"),
+        ("--idle-timeout", 1800.0, "seconds without a request after which a session is closed"),
+        ("--reconnect", 60.0, "seconds in which a client may reconnect to its session"),
     ):
         kind = type(default)
         metavar = "N" if kind is int else "S"

@@ -17,7 +17,7 @@ def add_arguments(parser: Parser) -> None:
     """Describe the command."""
     parser.add_argument("path", metavar="PATH", help="a file of trajectories, or the folder of a run or an evaluation")
     parser.add_argument(
-        "id", metavar="ID", nargs="?", help="show this episode in full (default: list all in a line each)"
+        "id", metavar="ID", nargs="?", help="show this episode in full (default: list all, one per line)"
     )
 
 

@@ -32,7 +32,7 @@ class Options(BaseModel):
 
 
 class EndpointOptions(Options):
-    """Asking the model."""
+    """Model and endpoint."""
 
     model: str
     """Name of the endpoint's model; `vllm:PATH`, a checkpoint that is served for the run; or a policy: `gold` (the \
@@ -132,7 +132,7 @@ class LimitOptions(Options):
 
 
 class FigureOptions(Options):
-    """Figures."""
+    """Results."""
 
     score: str = "reward"
     """The reported score: `reward`, or the name of one of the environment's metrics."""

@@ -417,7 +417,7 @@ def construct(make: Callable[..., Any], options: dict[str, Any], at: str = "", o
         raise
     except Exception as error:  # whatever somebody's constructor says about its options
         shown = ", ".join(known) or "none"
-        raise UsageError(f"{at or owner}: {options} is refused: {error}", fix=f"its options: {shown}") from error
+        raise UsageError(f"{at or owner}: {options} is rejected: {error}", fix=f"its options: {shown}") from error
 
 
 def arguments(make: Callable[..., Any]) -> tuple[dict[str, Any], bool]:

@@ -1,7 +1,7 @@
 """Showing on a terminal, in a pipe or in a log how a run or an evaluation goes on.
 
-Whoever is shown is a `View`: it knows itself as one line and as a panel. A display draws it, live where there is a
-terminal and in sparse lines elsewhere. Only whoever calls draws, never a thread: what is drawn changes in the event
+Everything that is shown is a `View`: it can be drawn as one line and as a panel. A display draws it, live if there is
+a terminal and in sparse lines elsewhere. Only the caller draws, never a thread: what is drawn changes in the event
 loop meanwhile.
 """
 

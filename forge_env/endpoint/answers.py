@@ -103,7 +103,7 @@ def read_answer(data: Any) -> Reply:
         reasoning_content=_text(raw.get("reasoning_content") or raw.get("reasoning"), "reasoning") or None,
     )
     if not raw or (finish is None and message == Message(role="assistant")):
-        raise MalformedAnswerError(f"the answer says nothing, nor why it ends: {str(data)[:200]}")
+        raise MalformedAnswerError(f"the answer has neither content nor a finish reason: {str(data)[:200]}")
     if finish == "content_filter" and not message.content and not message.tool_calls:
         raise ContentFilterError("the endpoint's content filter withheld the whole answer")
     reply = Reply(message=message, stop_reason=finish if finish in ("length", "content_filter") else "stop")

@@ -256,7 +256,7 @@ class EndpointPolicy(Policy):
         name = self.options.api_key_env
         if isinstance(error, AccessDeniedError) and name:
             known = os.environ.get(name)
-            error.fix = f"the key in {name} is refused" if known else f"set {name}, or name another with --api-key-env"
+            error.fix = f"the key in {name} is rejected" if known else f"set {name}, or name another with --api-key-env"
         if isinstance(error, NoSuchModelError) and self._served and self.options.model not in self._served:
             error.fix = self._other_model()
 

@@ -65,7 +65,7 @@ class VLLMServer:
                 await self._ready(self._process)
         except TimeoutError:
             await self._stop()
-            raise GeneratorError(f"vLLM was not up after {self._ready_s:g} s", fix=f"see {self._log}") from None
+            raise GeneratorError(f"vLLM did not start within {self._ready_s:g} s", fix=f"see {self._log}") from None
         except BaseException:  # cancelled too: no server may be left
             await self._stop()
             raise
@@ -84,7 +84,7 @@ class VLLMServer:
         if status - vllm_warden.KILLED in set(signal.Signals):
             how += f" (killed by {signal.Signals(status - vllm_warden.KILLED).name})"
         text = f"vLLM ended during the run with {how}: {self._last_words()}"
-        return GeneratorError(text, fix=f"see {self._log}; when that is mended, --resume plays what is missing")
+        return GeneratorError(text, fix=f"see {self._log}; when that is fixed, --resume plays what is missing")
 
     def _command(self) -> list[str]:
         defaults = {

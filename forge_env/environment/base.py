@@ -140,7 +140,7 @@ class Environment(ABC):
             raise UsageError(f"no split {split!r} in {type(self).__name__}", fix=f"use one of {', '.join(self.splits)}")
         index = int(options.get("index", seed or 0))
         if index < 0:
-            raise UsageError(f"there is no task {index}", fix="`index`, or `seed` in its place, is 0 or more")
+            raise UsageError(f"there is no task {index}", fix="use an `index` (or a `seed`) of 0 or more")
         count = self.num_tasks(split)
         if count == 0:
             raise UsageError(f"{type(self).__name__} has no tasks in split {split!r}")
@@ -188,7 +188,7 @@ async def checked_step(env: Environment, action: Message, task_id: str) -> StepR
         )
     if terminated and truncated:
         fix = "terminated is the task's end, truncated a limit's"
-        raise EnvironmentBugError(f"{what} said terminated and truncated at once on task {task_id!r}", fix=fix)
+        raise EnvironmentBugError(f"{what} returned terminated and truncated together on task {task_id!r}", fix=fix)
     return as_observation(what, observation), number, bool(terminated), bool(truncated), _info(what, info)
 
 

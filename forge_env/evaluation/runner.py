@@ -340,10 +340,10 @@ class Runner:
         return asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
 
     def _note_estimates(self, result: SampleResult) -> None:
-        """Say once, loudly, that limits and budget go by an estimate."""
+        """Warn once that limits and budget use estimated token counts."""
         if result.estimated_requests and not self._estimates_noted:
             self._estimates_noted = True
-            text = f"the endpoint does not count tokens: {ESTIMATED}; limits and budget go by that"
+            text = f"the endpoint does not count tokens: {ESTIMATED}; limits and budget use this estimate"
             log.warning("%s", text)
             self.on_note(text)
 
@@ -367,13 +367,13 @@ class Runner:
         else:
             self.error = RunAbortedError(
                 f"the last {self._lost} samples were all lost; the last one: {result.error}",
-                fix="when that is mended, --resume plays what is missing",
+                fix="when that is fixed, --resume plays what is missing",
             )
         self.stop()
 
 
 def _refused(fatal: EndpointError) -> RunAbortedError:
-    return RunAbortedError(f"the endpoint refuses every request: {fatal.message}", fix=fatal.fix)
+    return RunAbortedError(f"the endpoint rejects every request: {fatal.message}", fix=fatal.fix)
 
 
 def _named(error: Exception) -> str:

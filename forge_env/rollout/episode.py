@@ -3,7 +3,7 @@
     trajectory = await run_episode(lambda: fe.make("coding_rlvr"), policy, task=task, environment_name="coding_rlvr")
 
 Failures keep apart here (`forge_env.errors`): what the agent does wrong is inside the episode; a limit
-truncates it, and what there is by then is scored, unless time ran out on an answer that an endpoint owes; an
+truncates it, and what there is by then is scored, unless time ran out while waiting for an endpoint's answer; an
 `InfrastructureError` is retried on a fresh environment and, if it persists, makes the trajectory invalid, so
 that it enters no statistic. Anything else is a bug and is raised, naming the task. However the episode ends,
 also by cancellation, `env.close()` has been awaited.
@@ -273,7 +273,7 @@ async def _close(env: Environment, *, after: BaseException | None = None) -> Non
             cancelled = error
     if not closing.done():
         closing.cancel()
-        log.warning("%s.close did not end within %g s: what it holds may be left behind", type(env).__name__, CLOSE_S)
+        log.warning("%s.close did not end within %g s: its resources may not be released", type(env).__name__, CLOSE_S)
     failure = None if not closing.done() or closing.cancelled() else closing.exception()
     if failure is not None and (after is not None or isinstance(failure, InfrastructureError)):
         # The episode itself is sound: a sandbox that can't be given back is its engine's to replace.

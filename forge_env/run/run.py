@@ -203,7 +203,7 @@ class Run:
 
     def disk_full(self) -> None:
         """Something could not be written for lack of space; it is held, and the run goes on."""
-        self.warn("the disk is full: metrics and trajectories are held and written when there is room. Free some space")
+        self.warn("the disk is full: metrics and trajectories stay in memory until there is room. Free some space")
 
     def forgive(self, error: OSError) -> None:
         """Warn where `error` is a lack of space, which ends no run; raise any other."""

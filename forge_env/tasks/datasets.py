@@ -35,7 +35,7 @@ def hub_rows(config: DatasetConfig, part: str | None) -> Iterator[Mapping[str, A
         import datasets
     except ImportError as error:
         raise UsageError(
-            f"{config.path!r} is no file; the hub needs `datasets`", fix='pip install "forge-env[data]"'
+            f"{config.path!r} is not a file; the hub needs `datasets`", fix='pip install "forge-env[data]"'
         ) from error
     # Not found, no such configuration or split, a file that can't be read.
     failures = (OSError, ValueError, datasets.exceptions.DatasetsError, _session()[1])
@@ -350,9 +350,11 @@ def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     try:
         rows = json.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:
-        raise UsageError(f"{path}: not valid JSON: {error}", fix="one object a line is .jsonl") from error
+        raise UsageError(
+            f"{path}: not valid JSON: {error}", fix="a file with one object per line must be named .jsonl"
+        ) from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UsageError(f"{path} is no list of objects", fix="one object a line is .jsonl")
+        raise UsageError(f"{path} is not a list of objects", fix="a file with one object per line must be named .jsonl")
     return iter(rows)
 
 

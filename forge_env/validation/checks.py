@@ -204,7 +204,7 @@ class Validator:
             if not made:
                 break
         if not calls:
-            return Check("ok", name, "there is no tool to look with")
+            return Check("ok", name, "there is no tool to search with")
         return Check("ok", name, f"{calls} calls that look through files, variables and processes")
 
     async def _groups(self, tasks: Sequence[Task]) -> Check:

@@ -120,7 +120,9 @@ class LocalEngine(PooledEngine):
         if spec.image != BUNDLED:
             raise UsageError(f"the local engine has no image {spec.image!r}", fix="use the docker engine")
         if spec.network:  # it would be the host's own, with everything that listens on its loopback
-            raise UsageError("the local engine gives no network", fix="list hosts in 'allow', or use the docker engine")
+            raise UsageError(
+                "the local engine has no network access", fix="list hosts in 'allow', or use the docker engine"
+            )
         AllowList(spec.allow)  # a bad entry is told before anything is started
         launched = launch(self._rootfs, self._runner, spec, self.cpus)
         with launched.log:

@@ -21,6 +21,6 @@ class Placement:
         if self._free is None:
             self._free = [gpu.uuid for gpu in machine.gpus()]
         if count > len(self._free):
-            raise ForgeError(f"{count} GPUs are wanted and {len(self._free)} are left", fix="use fewer processes")
+            raise ForgeError(f"{count} GPUs are needed and {len(self._free)} are left", fix="use fewer processes")
         taken, self._free = self._free[:count], self._free[count:]
         return {"CUDA_VISIBLE_DEVICES": ",".join(taken)} if count else {}

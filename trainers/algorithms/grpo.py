@@ -52,7 +52,7 @@ class GRPO(Algorithm):
         make_advantage(config.grpo.advantage)
         make_mask(config.grpo.mask)
         if config.grpo.group_size < 2:
-            raise UsageError("grpo.group_size=1: a group of one has no mean to be above", fix="use 2 or more")
+            raise UsageError("grpo.group_size=1: a single episode has nothing to be compared with", fix="use 2 or more")
 
     async def generate(self) -> None:
         """Roll out a group wherever the buffer has room for one, until cancelled; their rollouts are then too."""

@@ -129,7 +129,7 @@ class BufferCore(Generic[G]):
 
     def _end_rollout(self, ticket: Ticket, what: str) -> None:
         if self.rolling.get(ticket.index) != ticket:
-            raise UsageError(f"group {ticket.index} can't be {what}: it is not under way", fix="once for each ticket")
+            raise UsageError(f"group {ticket.index} can't be {what}: it is not in progress", fix="once for each ticket")
         del self.rolling[ticket.index]
         self.window.remove(ticket.version)
 

@@ -59,7 +59,7 @@ class LocalReplayBuffer(Generic[G]):
         """See `GroupBuffer`.
 
         Raises:
-            UsageError: the ticket's group is not under way (added twice, discarded, lost in a restart).
+            UsageError: the ticket's group is not in progress (added twice, discarded, lost in a restart).
         """
         if ticket is None:
             while (outcome := self._core.add_unasked(group)) is None:

@@ -3,7 +3,7 @@
 Let P be the groups of a training step and S the bound on staleness (`max_off_policy_steps`). Step t is done by the
 trainer at policy version t and makes version t + 1. A group admitted while the generators hold version g samples no
 token older than g. A group whose oldest token is of version v is *due* at v + S: trained there, that token is S
-updates old; trained later it would break the bound. The run's last step is a due date for everybody.
+updates old; trained later it would break the bound. The run's last step is a due date for every group.
 
 Invariant, t being the next step and n(d) the number of pending (admitted and untrained) groups due by d:
 
@@ -24,9 +24,9 @@ A group whose oldest token turns out younger than its ticket is due later, which
 
 Selection: step t takes any P complete groups such that what remains satisfies (1) for t + 1, that is, of the groups due
 by d at least n(d) - P (d - t). These quotas (`Window.quotas`) are nested, so any order of preference can be followed:
-first fill the quotas, oldest date first and each in that order, then the rest. Whoever is not complete is passed over
-exactly as long as that costs nobody his due date; otherwise the step waits for it. By (1) no quota is above P, so when
-all pending groups are complete and there are P of them, there is a batch: nothing waits for ever.
+first fill the quotas, oldest date first and each in that order, then the rest. A group that is not complete is skipped
+exactly as long as all other due dates can still be met; otherwise the step waits for it. By (1) no quota is above P, so
+when all pending groups are complete and there are P of them, there is a batch: no deadlock.
 """
 
 from __future__ import annotations

@@ -121,7 +121,9 @@ class AsyncEngine:
         self._count += 1
         request_id = request_id or str(self._count)
         if request_id in self._requests:
-            raise UsageError(f"a request named {request_id!r} is under way", fix="give every request its own name")
+            raise UsageError(
+                f"a request named {request_id!r} is already in progress", fix="give every request its own name"
+            )
         prompt = np.asarray(prompt_ids, np.int32)
         completion = Completion(prompt, NO_TOKENS, NO_TOKENS, NO_TOKENS, "stop", self.version)
         request = _Request(completion, asyncio.get_running_loop().create_future())

@@ -92,7 +92,7 @@ def check_parallelism(config: RunConfig) -> None:
     section = config.trainer
     dims = section.parallelism
     if section.compile and not section.with_gpus:
-        raise UsageError("trainer.compile is for GPUs", fix="use trainer.compile=false, or trainer.with_gpus=true")
+        raise UsageError("trainer.compile needs GPUs", fix="use trainer.compile=false, or trainer.with_gpus=true")
     if dims.pipeline_parallel_degree > 1:
         raise UsageError(
             "trainer.parallelism.pipeline_parallel_degree: TorchTitan's pipelines take microbatches of one shape and "
@@ -120,7 +120,7 @@ def check_model(config: RunConfig) -> None:
         return
     folder = local_folder(config.model.path)
     if warms_up(config):
-        raise UsageError("warmup is for a model built here", fix="use model.path=tiny, or warmup=null")
+        raise UsageError("warmup works only with a model built here", fix="use model.path=tiny, or warmup=null")
     if folder is not None:
         check_folder(folder, config.model.max_length)
 

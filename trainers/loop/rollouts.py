@@ -261,7 +261,7 @@ class Rollouts:
             raise ForgeError(
                 f"the environment's own code failed on {rate:.0%} of the last {len(self._bugs)} tasks, "
                 f"the last time: {self._last_bug.removeprefix(BUG)}",
-                fix="mend the environment, then --resume; environment.max_bug_rate says how much is too much",
+                fix="fix the environment, then --resume; environment.max_bug_rate is the limit",
             )
 
     def _lost(self, name: str, task_id: str, error: str) -> Trajectory:

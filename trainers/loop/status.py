@@ -47,7 +47,7 @@ class Status:
         """Show live figures until cancelled.
 
         Raises:
-            ForgeError: nothing has moved for longer than the recipe allows, or a generator's engine has failed.
+            ForgeError: no progress for longer than the recipe allows, or a generator's engine has failed.
         """
         at = time.perf_counter()
         while True:

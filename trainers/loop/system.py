@@ -175,7 +175,7 @@ class System:
             ForgeError: so did group after group.
         """
         self._discarded_in_a_row += 1
-        self.run.warn("a whole group came to nothing and is replaced")
+        self.run.warn("no episode of a group can be trained on, so the group is replaced")
         if self._discarded_in_a_row >= MAX_DISCARDED_IN_A_ROW:
             reason, fix = why_nothing(group)
             text = f"{MAX_DISCARDED_IN_A_ROW} groups in a row came to nothing, the last because: {reason}"
@@ -299,7 +299,7 @@ class System:
         """Score the held-out split while training goes on; one evaluation at a time, in order."""
         section, step = self.config.evaluation, self.step
         if self._evaluation is not None and not self._evaluation.done():
-            self.run.warn("an evaluation was left out: the one before it was still going. Raise evaluation.every")
+            self.run.warn("an evaluation was skipped: the previous one was still running. Raise evaluation.every")
             return
 
         async def evaluate() -> Estimate:

@@ -45,7 +45,7 @@ class Watchdog:
         """Compare `progress` with what it was; any change is movement.
 
         Raises:
-            ForgeError: nothing has moved for `end_s`.
+            ForgeError: no progress for `end_s`.
         """
         now = (self._clock or asyncio.get_running_loop().time)()
         if progress != self._progress:
@@ -54,12 +54,12 @@ class Watchdog:
         still = now - self._moved
         if self._end_s and still >= self._end_s:
             raise ForgeError(
-                f"nothing has moved for {duration(still)}: {self._diagnose()}",
+                f"no progress for {duration(still)}: {self._diagnose()}",
                 fix="see run.log and timeline.json; continue with --resume. watchdog.end_s sets how long is too long",
             )
         if not self._warned and still >= self._warn_s:
             self._warned = True
-            self._run.warn(f"nothing has moved for {duration(still)}: {self._diagnose()}")
+            self._run.warn(f"no progress for {duration(still)}: {self._diagnose()}")
 
     async def while_doing(self, work: Awaitable[None], progress: Callable[[], Hashable]) -> None:
         """Do `work`, and look at its progress every second meanwhile; raises as `look` does."""

@@ -59,7 +59,7 @@ async def test_refusing_everything_ends_the_run(status: int, out: Path) -> None:
         short = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out.with_name("b"), n=1, **QUICK)
     assert len(server.requests) == 4
     for error in (result.error, short.error):
-        assert "refuses every request" in str(error)
+        assert "rejects every request" in str(error)
     assert result.error is not None
     assert result.error.fix
 

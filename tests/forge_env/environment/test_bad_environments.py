@@ -205,7 +205,7 @@ class Endless(Whole):
         (StepFour, "StepFour.step returned a tuple, ([], 0.0, True, {})", "(messages, reward"),
         (StepText, "StepText.step gave a str, 'text' as messages", "give a list"),
         (StepNan, "StepNan.step gave the reward a float, nan", "finite"),
-        (StepBoth, "StepBoth.step said terminated and truncated at once", "a limit's"),
+        (StepBoth, "StepBoth.step returned terminated and truncated together", "a limit's"),
         (StepInfo, "StepInfo.step gave a NoneType, None as info", "a dictionary"),
         (Endless, "has not ended after 1000 turns", "config.max_turns"),
     ],

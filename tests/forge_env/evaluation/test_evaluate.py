@@ -257,7 +257,7 @@ def test_a_dying_endpoint_ends_the_run_early(out: Path) -> None:
 async def test_a_refused_key_ends_the_run_at_once(out: Path) -> None:
     async with Server(lambda request, n: http({"error": {"message": "bad key"}}, 401)) as server:
         result = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out, max_samples=2)
-    assert "refuses every request" in str(result.error)
+    assert "rejects every request" in str(result.error)
     assert "OPENAI_API_KEY" in (result.error.fix or "")
     assert len(server.requests) <= 4
 
@@ -274,7 +274,7 @@ async def test_the_address_is_recorded_wherever_it_came_from(out: Path, monkeypa
         monkeypatch.delenv("OPENAI_BASE_URL")
         asked = len(server.requests)
         again = await fe.evaluate_async(Sums, "m", out=out, resume=True)
-        assert "refuses every request" in str(again.error)
+        assert "rejects every request" in str(again.error)
         assert len(server.requests) > asked
     assert f"base_url: {address}" in (out / "config.yaml").read_text()
     fe.evaluate(Sums, "gold", out=out.with_name("gold"))

@@ -104,10 +104,10 @@ class TestWatchdog:
         for tokens in (1, 2, 2, 2, 3, 3, 3):
             watchdog.look(tokens)  # type: ignore[attr-defined]
             clock.now += 50
-        assert list(run.state.warnings) == ["nothing has moved for 1m40s: the trainer is in 'train'"]
+        assert list(run.state.warnings) == ["no progress for 1m40s: the trainer is in 'train'"]
         assert list(run.state.warnings.values()) == [2]
         clock.now += 200
-        with pytest.raises(ForgeError, match=r"nothing has moved for 5m50s: the trainer is in 'train'"):
+        with pytest.raises(ForgeError, match=r"no progress for 5m50s: the trainer is in 'train'"):
             watchdog.look(3)  # type: ignore[attr-defined]
 
     def test_never_ends_a_run_that_wants_none(self, tmp_path: Path) -> None:

@@ -142,8 +142,8 @@ def test_an_order_of_ones_own() -> None:
     for order, options, error, said in (
         ("shufled", {}, NotRegisteredError, "there is no task order 'shufled'.*did you mean 'shuffled'"),
         (f"{__name__}:Backwards", {"last": 1}, UsageError, "tasks.options.last: unknown key"),
-        (f"{__name__}:Levels", {}, UsageError, "is refused"),
-        ("builtins:print", {"sep": " "}, UsageError, "is refused"),
+        (f"{__name__}:Levels", {}, UsageError, "is rejected"),
+        ("builtins:print", {"sep": " "}, UsageError, "is rejected"),
     ):
         with pytest.raises(error, match=said):
             make_order(TasksSection(order=order, options=options), Levels(), "train", seed=0)

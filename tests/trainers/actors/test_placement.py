@@ -19,7 +19,7 @@ def test_gpus_are_given_once() -> None:
     placement = Placement()
     given = [placement.take(count)["CUDA_VISIBLE_DEVICES"] for count in (1, 2)]
     assert given == ["GPU-0", "GPU-1,GPU-2"]
-    with pytest.raises(ForgeError, match="1 GPUs are wanted and 0 are left"):
+    with pytest.raises(ForgeError, match="1 GPUs are needed and 0 are left"):
         placement.take(1)
 
 

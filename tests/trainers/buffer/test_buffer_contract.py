@@ -120,7 +120,7 @@ async def test_whoever_stops_asking_for_data_takes_no_step_back(make: Make) -> N
 async def test_mistakes_are_named(make: Make) -> None:
     buffer = await make(BufferSettings(per_step=1, max_off_policy_steps=1, steps=2))
     [ticket, _] = await fill(buffer, 2)
-    with pytest.raises(UsageError, match="group 0 can't be added: it is not under way"):
+    with pytest.raises(UsageError, match="group 0 can't be added: it is not in progress"):
         await buffer.add(FakeGroup.of(0, 0), ticket)
     with pytest.raises(UsageError, match="group 0 can't be discarded"):
         await buffer.discard(ticket)
@@ -174,7 +174,7 @@ async def test_a_restart_hands_out_again_what_was_lost(make: Make) -> None:
     batch = await buffer.sample(0)
     await buffer.restart(0)
     assert (await buffer.sample(0)).reservation == batch.reservation
-    with pytest.raises(UsageError, match="not under way"):
+    with pytest.raises(UsageError, match="not in progress"):
         await buffer.add(FakeGroup.of(lost.index, 0), lost)
     again = await buffer.admit()
     assert again.index == lost.index

@@ -83,7 +83,7 @@ def test_arguments_of_vllm_are_passed_on() -> None:
         ),
         ("evaluation={extra_splits: [], extra_tasks: 32}", "extra_tasks=32 does nothing here", "extra_tasks=64"),
         ("model.renderer=llama-3", "has no tokens for this chat format", "use one of qwen3, "),
-        ("trainer.compile=true", "trainer.compile is for GPUs", "trainer.with_gpus=true"),
+        ("trainer.compile=true", "trainer.compile needs GPUs", "trainer.with_gpus=true"),
         (
             "trainer={procs: 2, parallelism: {pipeline_parallel_degree: 2}}",
             "pipelines take microbatches of one shape",
@@ -94,7 +94,7 @@ def test_arguments_of_vllm_are_passed_on() -> None:
             "tensor_parallel_degree=4 does not divide the model's num_key_value_heads (2)",
             "use a divisor",
         ),
-        ("model.path=Qwen/Qwen3-0.6B", "warmup is for a model built here", "warmup=null"),
+        ("model.path=Qwen/Qwen3-0.6B", "warmup works only with a model built here", "warmup=null"),
         ("model.path=./nowhere", "there is no folder './nowhere'", "checkpoint folder"),
         ("model={renderer: prime-qwen3, thinking: true}", "'prime-qwen3' has no switch for thinking", "thinking=false"),
         ("model.renderer=qwen33", "No renderer config registered", "model.renderer=qwen3"),

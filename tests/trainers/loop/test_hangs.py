@@ -73,7 +73,7 @@ def test_an_evaluation_that_never_ends_is_diagnosed_and_costs_no_step(
     tmp_path: Path, when: Callable[[Any, dict[str, Any]], bool], overrides: dict[str, Any], saved: list[int]
 ) -> None:
     (failure,) = failures(dry_run({**WATCHED, **overrides}, tmp_path, never(when)))
-    assert "nothing has moved for 5m" in failure
+    assert "no progress for 5m" in failure
     assert "episode eval-" in failure
     steps = list((tmp_path / "runs" / "run" / "checkpoints").glob("step-*/progress.json"))
     assert [json.loads(step.read_text())["step"] for step in steps] == saved
@@ -90,7 +90,7 @@ def test_a_warm_up_that_stands_still_is_diagnosed(tmp_path: Path) -> None:
             return await super().do_train(sequences)
 
     (failure,) = failures(dry_run({**WATCHED, "warmup.steps": 12}, tmp_path, {**STAND_INS, "TitanTrainer": Stuck}))
-    assert "nothing has moved for 5m00s: the trainer is at step 4 of the warm-up" in failure
+    assert "no progress for 5m00s: the trainer is at step 4 of the warm-up" in failure
 
 
 def test_an_actor_that_does_not_answer_is_itself_the_diagnosis(tmp_path: Path) -> None:

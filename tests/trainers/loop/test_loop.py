@@ -175,7 +175,7 @@ def test_a_damaged_model_in_the_cache_is_removed_and_told(run: Run, tmp_path: Pa
     (warm / "model.safetensors").write_bytes(b"\x10")
     assert _cached(run, warm) is None
     assert not warm.exists()
-    assert any("made anew" in warning for warning in run.state.warnings)
+    assert any("built again" in warning for warning in run.state.warnings)
 
 
 async def test_a_finished_run_is_not_started_again(config: RunConfig, tmp_path: Path) -> None:
