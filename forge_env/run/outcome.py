@@ -79,13 +79,13 @@ def write_summary(run: Run, exit: Exit | Literal["running"], error: str, wall_s:
     names = dict.fromkeys(item.split for item in state.evaluations)
     scores = {split: sorted(state.scores(split), key=lambda item: item.step) for split in names}
     summary: dict[str, Any] = {
+        **DEFAULTS,
+        **run.earlier,  # all of it: a process that is killed before it has counts of its own leaves these to the next
         "name": run.folder.name,
         "environment": run.config.environment.name,
         "seed": run.config.seed,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "forge_env": forge_env.__version__,
-        **DEFAULTS,
-        **{key: value for key, value in run.earlier.items() if key in DEFAULTS},
         "steps": state.step,
         "max_off_policy_steps": run.config.grpo.max_off_policy_steps,
         "heldout": {

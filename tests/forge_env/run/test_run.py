@@ -18,7 +18,7 @@ from forge_env.display.state import RunState
 from forge_env.display.terminal import LiveDisplay, PlainDisplay, duration, open_display
 from forge_env.run import Run, RunFolder
 from forge_env.run.metrics import JSONLMetrics
-from forge_env.run.outcome import write_summary
+from forge_env.run.outcome import read_summary, write_summary
 from forge_env.trajectory import Trajectory, TrajectoryWriter, read_trajectories
 
 
@@ -227,3 +227,14 @@ def test_what_can_never_be_written_is_told_when_the_run_closes(
     run.trajectory(Trajectory(id="a", environment="e", task_id="k"), "train")
     run.close()
     assert "1 train trajectories could not be written" in stream.getvalue()
+
+
+def test_a_resumed_run_that_is_killed_at_once_keeps_its_counts(config: RunConfig, folder: RunFolder) -> None:
+    folder.create()
+    try:
+        earlier = {"episodes": 7, "tokens_generated": 5, "steps": 3, "name": "before it was moved"}
+        write_summary(Run(config, folder, earlier=earlier), "running", "", 0.0)
+        kept = read_summary(folder.summary)
+    finally:
+        folder.release()
+    assert [kept[name] for name in ("episodes", "tokens_generated", "name")] == [7, 5, folder.name]
