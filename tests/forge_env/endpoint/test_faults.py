@@ -174,10 +174,10 @@ async def test_ten_megabytes_are_recorded_and_read_back(out: Path) -> None:
 
 
 async def test_ten_megabytes_in_a_stream_of_small_pieces() -> None:
-    pieces = [delta(content="four" * 10, reasoning_content="hm") for _ in range(100_000)]
+    pieces = [delta(content="four" * 50, reasoning_content="hm") for _ in range(20_000)]
     pieces += [
-        delta(tool_calls=[{"index": 0, "id": "a", "function": {"name": "", "arguments": "x" * 30}}])
-        for _ in range(100_000)
+        delta(tool_calls=[{"index": 0, "id": "a", "function": {"name": "", "arguments": "x" * 150}}])
+        for _ in range(20_000)
     ]
     answer = events(*pieces, delta(finish="stop"))
     assert len(answer) > 10_000_000

@@ -27,7 +27,11 @@ RECIPES = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
 (SERVER,) = re.findall(r"<!-- server -->\n```python\n(.*?)```", TEXT, re.DOTALL)
 
 
-@pytest.fixture(params=sorted(PROGRAMS))
+BY_COMMAND = {"reverse", "safe", "countdown"}
+"""Those that the test of the commands validates."""
+
+
+@pytest.fixture(params=sorted(PROGRAMS.keys() - BY_COMMAND))
 def program(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a program that is saved in the current folder."""
     name = str(request.param)
@@ -64,7 +68,8 @@ async def test_programs_validate(program: str, tmp_path: Path) -> None:
         def make() -> fe.Environment:
             return fe.make(f"{program}:{cls.__name__}", sandboxes=engine, **options)
 
-        checks = [check async for check in Validator(make, num_tasks=2).run()]
+        # Every episode of `doubles` starts its server's process: one task shows as much.
+        checks = [check async for check in Validator(make, num_tasks=1 if program == "doubles" else 2).run()]
     assert [check for check in checks if check.status == "failed"] == []
     notes = [check.name for check in checks if check.status == "note"]
     assert set(notes) <= {"hidden data can't be found with the tools"}
@@ -82,7 +87,11 @@ def test_the_command_that_a_page_gives_works(
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, file, raising=False)
     assert main(["validate", name, "--tasks", "2"]) == 0
-    assert capsys.readouterr().out.endswith(f"{name}: sound\n")
+    shown = capsys.readouterr().out
+    assert shown.endswith(f"{name}: sound\n")
+    assert {line.split(":")[0] for line in shown.splitlines() if line.startswith("note ")} <= {
+        "note hidden data can't be found with the tools"
+    }
 
 
 def test_the_recipes_are_valid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
