@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from functools import cache, cached_property
 from typing import Any
@@ -12,6 +13,9 @@ from hypothesis import settings
 
 from forge_env import machine
 from sandboxes.docker import DockerEngine
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: tests of Ctrl-C would wait for ever
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("forge_env", deadline=None)  # a busy machine is no failure
 settings.load_profile("forge_env")

@@ -15,6 +15,8 @@ import yaml
 import forge_env as fe
 from forge_env.cli.main import main
 from forge_env.config.recipe import TasksSection
+from forge_env.rollout.episode import run_episode
+from forge_env.rollout.scripted import GoldPolicy, ReplayPolicy
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.tasks.datasets import load_tasks
 from forge_env.validation.checks import Validator
@@ -27,20 +29,23 @@ RECIPES = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
 (SERVER,) = re.findall(r"<!-- server -->\n```python\n(.*?)```", TEXT, re.DOTALL)
 
 
-BY_COMMAND = {"reverse", "safe", "countdown"}
-"""Those that the test of the commands validates."""
+ELSEWHERE = {"reverse", "safe", "countdown", "doubles"}
+"""Those that other tests below run."""
 
 
-@pytest.fixture(params=sorted(PROGRAMS.keys() - BY_COMMAND))
+@pytest.fixture(params=sorted(PROGRAMS.keys() - ELSEWHERE))
 def program(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a program that is saved in the current folder."""
     name = str(request.param)
-    (tmp_path / f"{name}.py").write_text(PROGRAMS[name])
-    (tmp_path / "server.py").write_text(SERVER)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, name, raising=False)
+    save(name, tmp_path, monkeypatch)
     return name
+
+
+def save(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / f"{name}.py").write_text(PROGRAMS[name])
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 def test_every_kind_is_there() -> None:
@@ -50,8 +55,6 @@ def test_every_kind_is_there() -> None:
 async def test_programs_validate(program: str, tmp_path: Path) -> None:
     if program == "tally":
         require("local")
-    if program == "doubles":
-        pytest.importorskip("mcp")
     module = import_module(program)
     classes = [
         value for value in vars(module).values() if isinstance(value, type) and issubclass(value, fe.Environment)
@@ -68,11 +71,24 @@ async def test_programs_validate(program: str, tmp_path: Path) -> None:
         def make() -> fe.Environment:
             return fe.make(f"{program}:{cls.__name__}", sandboxes=engine, **options)
 
-        # Every episode of `doubles` starts its server's process: one task shows as much.
-        checks = [check async for check in Validator(make, num_tasks=1 if program == "doubles" else 2).run()]
+        checks = [check async for check in Validator(make, num_tasks=1 if program == "tally" else 2).run()]
     assert [check for check in checks if check.status == "failed"] == []
     notes = [check.name for check in checks if check.status == "note"]
     assert set(notes) <= {"hidden data can't be found with the tools"}
+
+
+async def test_the_tools_of_the_pages_server_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two episodes: each starts the server's process, so the many of a validation would take a minute."""
+    pytest.importorskip("mcp")
+    save("doubles", tmp_path, monkeypatch)
+    (tmp_path / "server.py").write_text(SERVER)
+    cls = import_module("doubles").Doubles
+    task = cls().task("train", 21)
+    gold = await run_episode(cls, GoldPolicy(), task=task)
+    assert (gold.error, gold.reward) == (None, 1.0)
+    wrong = await run_episode(cls, ReplayPolicy([fe.call_tool("double", number=21), "41"]), task=task)
+    assert (wrong.error, wrong.reward) == (None, 0.0)
+    assert [message.content for message in wrong.turns[1].observation] == ["42"]
 
 
 @pytest.mark.parametrize("page", ["single-turn", "tools", "step"])
