@@ -102,7 +102,7 @@ class LineWriter:
         self._reserve = path.with_name(path.name + ".reserve")
         self._held: list[bytes] = []
         self.full = False
-        """Whether the disk has run full; whoever waits for room sets it back."""
+        """Whether the disk is full; code that waits for room resets it."""
         self.dropped = 0
         """Lines that were given up."""
         end = end_of_last_line(self._file)

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: once ends in order, twice stops now, and then the process ends whatever holds it up."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first finishes and saves, the second stops at once, the third ends the process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HINT_AFTER_S = 1.0
 
 
 def say(text: str) -> None:
-    """A line on stderr; that nobody reads it any more ends nothing."""
+    """Write a line to stderr; a closed stderr is ignored."""
     with suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
 

@@ -53,7 +53,7 @@ def log_to(path: Path, *, level: int = logging.INFO, debug: bool = False) -> Ite
 
 
 class _Lenient(io.TextIOWrapper):
-    """Text that is lost where it can't be written, whoever prints it."""
+    """A stream that drops text it can't write."""
 
     def write(self, text: str) -> int:
         with suppress(OSError):

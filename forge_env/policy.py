@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 NO_TOKENS: Any = ()
-"""Stands for an empty array where nobody gives tokens, so that numpy isn't needed there."""
+"""Stands for an empty array where there are no token ids, so that numpy isn't needed there."""
 TOKEN_FIELDS = ("prompt_ids", "token_ids", "logprobs", "versions")
 
 

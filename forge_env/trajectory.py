@@ -132,7 +132,7 @@ class Trajectory:
     difficulty: int = 1
     tags: list[str] = field(default_factory=list)
     info: dict[str, Any] = field(default_factory=dict)
-    """What else whoever played it records, JSON-ready: sample, usage, cost, ..."""
+    """Further records of the run that played it, JSON-ready: sample, usage, cost, ..."""
 
     @property
     def messages(self) -> list[Message]:
@@ -323,7 +323,7 @@ def _from_text(text: str, kind: str) -> NDArray[Any]:
 # cuts it off.
 
 DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, zlib.error)
-"""What reading a line raises that is not a trajectory, by whatever is wrong with its shape."""
+"""Exceptions raised when a line that is not a trajectory is read."""
 
 
 class TrajectoryWriter(LineWriter):

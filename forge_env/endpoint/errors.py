@@ -33,7 +33,7 @@ class EndpointUnreachableError(EndpointError):
 
 
 class UntrustedEndpointError(EndpointUnreachableError):
-    """The address is https, and its certificate is expired, for another name, or signed by nobody known."""
+    """The address is https, and its certificate has expired, is for another name, or has an unknown signer."""
 
     transient = False
     fatal = True

@@ -62,7 +62,7 @@ class TokenUsage:
 
 
 class BudgetExhaustedError(ForgeError):
-    """The run has cost what it may: the sample is left unfinished, and run anew when resumed with more."""
+    """The budget is used up: the sample is left unfinished, and played again when the run is resumed with more."""
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ StepResults = tuple[Observations, NDArray[np.float64], NDArray[np.bool_], NDArra
 
 
 class GymVectorEnvironment(VectorEnv[Observations, Sequence[Action], NDArray[Any]]):
-    """`num_envs` episodes of one environment; an ended one starts anew at the next step (its action is ignored)."""
+    """`num_envs` episodes of one environment; a finished one restarts at the next step (its action is ignored)."""
 
     def __init__(self, environment: str, *, num_envs: int = 1, **options: Any) -> None:
         self.num_envs = num_envs

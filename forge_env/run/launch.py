@@ -82,7 +82,7 @@ def _open_run(config: RunConfig, folder: RunFolder, state: RunState, resume: boo
 
 
 def _play(run: Run, load_trainer: Callable[[], Trainer], earlier_s: float) -> RunOutcome:
-    """Run, then write what came of it, whatever that was."""
+    """Run, then write the outcome, also after a failure."""
     try:
         outcome = _outcome(run, load_trainer)
         run.end_stage()

@@ -39,7 +39,7 @@ logger = logging.getLogger("forge_env.run")
 MOST_HELD = 64 * 2**20
 """Bytes of each kind of trajectory that wait in memory for room on a full disk; more are dropped, and counted."""
 MOST_WAITING = 1024
-"""Trajectories that wait for the thread that writes them; whoever has one more waits too."""
+"""Maximum trajectories that wait for the writing thread; above it, the caller waits too."""
 
 
 class Run:
@@ -217,7 +217,7 @@ class Run:
         self.stop.set()
 
     def close(self) -> None:
-        """Close every file. Called by whoever made the run."""
+        """Close every file. The creator of the run calls it."""
         self.end_stage()
         self._thread.shutdown()
         closes: list[Callable[[], object]] = [partial(self._look_after, writing) for writing in self._writing]

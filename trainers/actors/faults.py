@@ -1,4 +1,4 @@
-"""The end of a process that nobody asked to end.
+"""Unexpected ends of processes.
 
 Monarch's own answer is to interrupt the controller's main thread, which looks like somebody's Ctrl-C. Here the work
 that needs the process is cancelled, and the error says which process it was and what ended it.

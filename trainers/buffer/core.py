@@ -93,7 +93,7 @@ class BufferCore(Generic[G]):
         """The group of `ticket` is complete.
 
         Raises:
-            UsageError: it is not under way: added before, discarded, or of another buffer.
+            UsageError: it is not in progress: added before, discarded, or of another buffer.
         """
         if self.late.pop(ticket.index, None) is not None:
             self.counters.completed += 1
@@ -122,7 +122,7 @@ class BufferCore(Generic[G]):
         return Outcome.KEPT
 
     def discard(self, ticket: Ticket) -> None:
-        """The group of `ticket` came to nothing."""
+        """The rollout of `ticket` failed; its slot is free again."""
         if self.late.pop(ticket.index, None) is None:
             self._end_rollout(ticket, "discarded")
         self.counters.discarded += 1
@@ -367,7 +367,7 @@ class BufferCore(Generic[G]):
         return f"group {index}: it is due, or the bound would be broken"
 
     def restart(self, version: int) -> None:
-        """Trainer and generators begin anew at `version`, with no rollout under way.
+        """Trainer and generators restart at `version`, with no rollout in progress.
 
         Rollouts that were under way are admitted again under their index; groups handed out for steps that are not part
         of these weights are ready again.

@@ -150,7 +150,7 @@ class Counters:
     reused: int = 0
     """Further times that groups were trained on."""
     discarded: int = 0
-    """Rollouts that came to nothing."""
+    """Rollouts that failed."""
     discarded_stale: int = 0
     tokens_discarded_stale: int = 0
     """Sampled and then dropped because training them would break the bound; slots make this 0."""
@@ -197,7 +197,7 @@ class GroupBuffer(Protocol[G]):
         """The group of `ticket` is complete. Without a ticket it waits for a place of its own."""
 
     async def discard(self, ticket: Ticket) -> None:
-        """The group of `ticket` came to nothing; its slot is free again."""
+        """The rollout of `ticket` failed; its slot is free again."""
 
     async def sample(self, curr_policy_version: int) -> Batch[G]:
         """The groups that the trainer at this version trains on next; waits until they can be given."""
@@ -227,7 +227,7 @@ class GroupBuffer(Protocol[G]):
         """Drop every complete group that has not been handed out."""
 
     async def restart(self, version: int) -> None:
-        """Trainer and generators begin anew at `version`: what was under way is done once more, under its index."""
+        """Trainer and generators restart at `version`: groups in progress are rolled out again, under their index."""
 
     async def stats(self) -> BufferStats:
         """Counters and contents."""

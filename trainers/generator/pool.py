@@ -32,7 +32,7 @@ from trainers.generator.types import Completion, EngineFailedError, SamplingOpti
 PROMPTS_REMEMBERED = 4096
 """Of new conversations. The members of a group come together, and no cache holds as many prompts."""
 HELD_FIRST = 1 << 20
-"""Priority of requests for held weights before all others: whoever holds them is waited for."""
+"""Priority of requests for held weights before all others: the pool waits for the holder."""
 
 
 class Router:

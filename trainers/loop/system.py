@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 class Algorithm(ABC):
-    """What is sampled and what is learned; made anew for every session of a run."""
+    """What is sampled and what is learned; created again for every session of a run."""
 
     @abstractmethod
     def __init__(self, system: System) -> None: ...
@@ -169,7 +169,7 @@ class System:
             self.run.warn("a group was dropped as stale: this should not happen, please report it")
 
     async def replace(self, ticket: Ticket, group: Group) -> None:
-        """A group came to nothing: another is rolled out in its place.
+        """A group can't be trained on: another is rolled out in its place.
 
         Raises:
             ForgeError: so did group after group.
@@ -178,7 +178,7 @@ class System:
         self.run.warn("no episode of a group can be trained on, so the group is replaced")
         if self._discarded_in_a_row >= MAX_DISCARDED_IN_A_ROW:
             reason, fix = why_nothing(group)
-            text = f"{MAX_DISCARDED_IN_A_ROW} groups in a row came to nothing, the last because: {reason}"
+            text = f"{MAX_DISCARDED_IN_A_ROW} groups in a row could not be trained on; the last because: {reason}"
             raise ForgeError(text, fix=fix)
         await self.buffer.discard(ticket)
 

@@ -11,7 +11,7 @@ from forge_env.files import written_whole
 from trainers.model.tokenizer import build_tokenizer, save_tokenizer
 
 FORMAT = 3
-"""Of what `build_tiny_folder` writes; a folder cached in another one is built anew."""
+"""Of what `build_tiny_folder` writes; a folder cached in another version is built again."""
 
 
 def hf_config(model: ModelSection, vocab_size: int, eos_token_id: int) -> dict[str, Any]:
