@@ -41,6 +41,10 @@ class Status:
         self._held = BufferStats()
         self._silent: list[str] = []
         self._generator, self._buffer = Since(), Since()
+        self._asked_at = time.perf_counter()
+        """When the generators last answered."""
+        self._counted = (0.0, self._asked_at)
+        """Tokens sampled, and when, as far as `metrics` has told."""
         self._watchdog = Watchdog(run, run.config.watchdog, self.diagnose)
 
     async def report(self, buffer: GroupBuffer[Any]) -> None:
@@ -49,18 +53,17 @@ class Status:
         Raises:
             ForgeError: no progress for longer than the recipe allows, or a generator's engine has failed.
         """
-        at = time.perf_counter()
         while True:
             await asyncio.sleep(INTERVAL_S)
             self._generators.check()
             self._silent.clear()
-            before, self._stats = self._stats, await self._answer(self._generators.stats(), "a generator", self._stats)
+            stats = await self._answer(self._generators.stats(), "a generator", self._stats)
             held = await self._answer(buffer.stats(), "the replay buffer", None)
             now = time.perf_counter()
+            before, self._stats, seconds, self._asked_at = self._stats, stats, now - self._asked_at, now
             if held is not None:
                 self._held = held
-                self._show(now, now - at, before, held)
-            at = now
+                self._show(now, seconds, before, held)
             trained, tokens = self._run.state.step, self._stats.get("tokens")
             self._watchdog.look((tokens, self._rollouts.episodes_ended, trained, self._trainer.since))
 
@@ -96,8 +99,8 @@ class Status:
     def _ago(self, since: float) -> str:
         return duration(time.perf_counter() - since)
 
-    def time_metrics(self) -> dict[str, float]:
-        """`time/ACTOR/WHAT` since the last call, seconds; those of an actor sum to its time."""
+    def metrics(self) -> dict[str, float]:
+        """Since the last call: `time/ACTOR/WHAT`, seconds (those of an actor sum to its time), and tokens a second."""
         generator = {
             name.removeprefix("time/"): value for name, value in self._stats.items() if name.startswith("time/")
         }
@@ -107,4 +110,8 @@ class Status:
             "generator": self._generator(generator),
             "buffer": self._buffer(self._held.seconds),
         }
-        return {f"time/{actor}/{what}": seconds for actor, parts in actors.items() for what, seconds in parts.items()}
+        times = {f"time/{actor}/{what}": seconds for actor, parts in actors.items() for what, seconds in parts.items()}
+        (tokens, at), self._counted = self._counted, (self._stats.get("tokens", 0.0), self._asked_at)
+        if self._asked_at <= at:  # they have not been asked since
+            return times
+        return times | {"generator/tokens_per_s": (self._counted[0] - tokens) / (self._asked_at - at)}

@@ -319,7 +319,7 @@ class System:
             "staleness/mean": sum(ages) / len(ages),
             **metrics,
             **self._publisher.take_metrics(),
-            **self._status.time_metrics(),
+            **self._status.metrics(),
             **batch_metrics(batch.groups),
             **self.rollouts.totals.metrics(),
             **buffer_metrics(self._counters),

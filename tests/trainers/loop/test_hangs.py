@@ -225,3 +225,4 @@ def test_every_actor_has_an_account_of_its_time(tmp_path: Path) -> None:
         accounted = {name.split("/")[1] for name in row if name.startswith("time/")}
         assert accounted == {"trainer", "reference", "episodes", "generator", "buffer"}
     assert sum(row.get("time/generator/generate", 0.0) for row in rows) > 0
+    assert any(row.get("generator/tokens_per_s", 0.0) > 0 for row in rows), "the report's curve of what is generated"
