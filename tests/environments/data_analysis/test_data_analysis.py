@@ -124,7 +124,7 @@ async def test_it_is_sound(engine: SandboxEngine) -> None:
 async def test_reading_answers_and_options() -> None:
     assert given_answer("no <answer>1</answer> but <answer> 2 </answer>") == "2"
     assert given_answer("2") is None
-    with pytest.raises(ConfigError, match="no kind 'guess'"):
+    with pytest.raises(ConfigError, match="'guess' is not a valid kind"):
         fe.make("data_analysis", kinds=["guess"])
     env = fe.make("data_analysis")
     shops = [{env.task(split, i).data["public_shop"] for i in range(100)} for split in ("train", "eval")]

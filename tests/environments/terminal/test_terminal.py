@@ -125,7 +125,7 @@ async def test_tasks_of_the_splits_differ() -> None:
     env = fe.make("terminal")
     prompts = {split: {str(env.task(split, i).data) for i in range(100)} for split in ("train", "eval")}
     assert not prompts["train"] & prompts["eval"]
-    with pytest.raises(ConfigError, match="no kind 'flying'"):
+    with pytest.raises(ConfigError, match="'flying' is not a valid kind"):
         fe.make("terminal", families=["flying"])
 
 

@@ -119,7 +119,7 @@ def test_a_full_disk_ends_no_run_and_loses_nothing_that_room_is_made_for(config:
     assert [item.id for item in read_trajectories(folder.trajectories / "eval-0003.jsonl")] == ["2", "3"]
     assert (summary(folder)["exit"], summary(folder)["steps"]) == ("success", 4)
     (warning,) = [text for text in summary(folder)["warnings"] if "disk" in text]
-    assert "the disk is full: metrics and trajectories are held" in warning
+    assert "the disk is full: metrics and trajectories stay in memory" in warning
     assert not list(folder.root.rglob("*.partial"))
     assert len(list(folder.tensorboard.iterdir())) > 1  # another file after the one that could not be written
 

@@ -214,7 +214,7 @@ def test_a_full_disk_ends_no_run_and_trajectories_are_written_by_a_thread(
     run.trajectory(Trajectory(id="e", environment="e", task_id="k"), "train")
     run.close()
     assert [item.id for item in read_trajectories(folder.trajectories / "train.jsonl")] == ["a", "b", "c", "e"]
-    assert "the disk is full: metrics and trajectories are held" in stream.getvalue()
+    assert "the disk is full: metrics and trajectories stay in memory" in stream.getvalue()
     assert "a trajectory can't be recorded: Object of type object is not JSON serializable" in stream.getvalue()
     assert threading.get_ident() not in disk.threads
 

@@ -194,7 +194,7 @@ async def test_outputs_that_can_not_be_read_are_told_to_all(fake: Fake, engine: 
 async def test_two_requests_of_one_name_are_refused(fake: Fake, engine: AsyncEngine) -> None:
     (first,) = ask(engine, "same")
     await asyncio.sleep(0)
-    with pytest.raises(UsageError, match="'same' is under way"):
+    with pytest.raises(UsageError, match="'same' is already in progress"):
         await engine.generate([1], SamplingOptions(), "same")
     fake.go_on.set()
     assert (await first).token_ids == [7]
