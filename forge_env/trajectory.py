@@ -204,7 +204,9 @@ class Trajectory:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Trajectory:
         """Rebuild what `to_dict` wrote, or an earlier version of it."""
-        old = data.get("schema", 1) == 1
+        if type(version := data.get("schema", 1)) is not int:
+            raise ValueError(f"{version!r} is not a version")  # a damaged byte, which costs this record only
+        old = version == 1
         data = without_schema(data, "the trajectory", SCHEMA)
         turns = _turns_of_version_1(data) if old else _turns(data)
         final = [Message.model_validate(message) for message in data.get("final_observation", [])]

@@ -252,6 +252,14 @@ def test_a_record_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     assert damage == []
 
 
+def test_a_damaged_version_costs_its_record_only(tmp_path: Path) -> None:
+    path, whole = tmp_path / "a.jsonl", record()
+    path.write_text(whole.replace('"schema":2', '"schema":"2"', 1) + f"\n{whole}\n")
+    damage: list[str] = []
+    assert len(list(read_trajectories(path, on_damage=damage.append))) == 1
+    assert len(damage) == 1
+
+
 def test_the_program_in_the_docs_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = Path(__file__).parents[2] / "docs" / "decisions" / "trajectories.md"
     (program,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)

@@ -1,21 +1,24 @@
 """On-policy distillation: the student samples, the teacher says how likely it would have been to say the same.
 
-    A_t = log p_teacher(x_t) - log p_student(x_t)        for every token x_t that the student sampled
+    d_t = log p_teacher(x_t) - log p_student(x_t)        for every token x_t that the student sampled
+    A_t = d_t - mean of d over the group's tokens
 
-Its mean over the student's own tokens is the negative reverse KL divergence, so raising what the teacher finds likelier
-and lowering what it finds less likely moves the student towards it where the student goes: dense credit, a token at a
-time, without rewards (GKD, arXiv 2306.13649; MiniLLM, arXiv 2306.08543). The environment still plays, limits and
-records the episodes, and its reward is logged as ever.
+The mean of d over the student's own tokens is the negative reverse KL divergence (metric `reward/teacher_kl`). Raising
+what the teacher finds likelier and lowering what it finds less likely moves the student towards it where the student
+goes: dense credit, a token at a time, without rewards (GKD, arXiv 2306.13649; MiniLLM, arXiv 2306.08543). Without the
+baseline nearly every token would be pushed down, and the noise of that would win. The environment still plays, limits
+and records the episodes, and its reward is logged as ever.
 
     method: distillation
     grpo:
-      group_size: 1
       reference: {source: path, path: a/checkpoint/with/the/same/vocabulary}
 
 All around it (rollouts, buffer, staleness bound, importance-corrected loss) is GRPO's.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,9 +72,14 @@ class Distillation(GRPO):
         if not group.valid:
             await self.system.replace(ticket, group)
             return
-        advantages = [await self.preference(episode) for episode in group.valid]
-        masks = [learned(self.mask(episode), episode) for episode in group.valid]
-        await self.system.add(pack(group.valid, advantages, masks), ticket)
+        preferences = [await self.preference(episode) for episode in group.valid]
+        episodes = [  # a copy: the group's own are being written to disk
+            replace(episode, metrics={**episode.metrics, "teacher_kl": -float(preferred.mean())})
+            for episode, preferred in zip(group.valid, preferences, strict=True)
+        ]
+        baseline = np.concatenate(preferences).mean()
+        masks = [learned(self.mask(episode), episode) for episode in episodes]
+        await self.system.add(pack(episodes, [preferred - baseline for preferred in preferences], masks), ticket)
 
     async def preference(self, episode: Trajectory) -> NDArray[np.float32]:
         """By how much the teacher prefers each sampled token of an episode, float32 [sampled]."""

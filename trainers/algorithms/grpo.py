@@ -22,15 +22,11 @@ import asyncio
 from typing import Any
 
 from forge_env.config.recipe import RunConfig
-from forge_env.errors import ForgeError, UsageError
+from forge_env.errors import UsageError
 from trainers.algorithms.parts import learned, make_advantage, make_filter, make_mask, token_advantages
 from trainers.buffer.packed import pack
 from trainers.buffer.types import Ticket
-from trainers.loop.rollouts import Group
 from trainers.loop.system import Algorithm, Method, System
-
-PATIENCE = 20
-"""Batches of groups that the filter drops, in a row, after which there is nothing to learn from."""
 
 
 class GRPO(Algorithm):
@@ -43,7 +39,6 @@ class GRPO(Algorithm):
         self.keeps = make_filter(section.filter)
         self.advantage = make_advantage(section.advantage)
         self.mask = make_mask(section.mask)
-        self._dropped_in_a_row = 0
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
@@ -68,9 +63,8 @@ class GRPO(Algorithm):
             await self.system.replace(ticket, group)  # infrastructure or the environment failed: never a zero
             return
         if not self.keeps(group):
-            await self._drop(ticket, group)
+            await self.system.drop(ticket, group)  # another task takes its place
             return
-        self._dropped_in_a_row = 0
         advantages = token_advantages(self.advantage, group)
         masks = [learned(self.mask(episode), episode) for episode in group.valid]
         await self.system.add(pack(group.valid, advantages, masks), ticket)
@@ -81,18 +75,6 @@ class GRPO(Algorithm):
             metrics = await self.system.train(batch)  # reference, loss, gradients, update
             await self.system.publish(batch.step + 1)  # pushed, pulled, swapped; then the batch's slots are free
             await self.system.finish_step(batch, metrics)  # logs, held-out score, checkpoint
-
-    async def _drop(self, ticket: Ticket, group: Group) -> None:
-        """A group that isn't wanted makes room for another."""
-        self.rollouts.totals.drop(group)
-        self._dropped_in_a_row += 1
-        if self._dropped_in_a_row >= PATIENCE * self.system.config.grpo.groups_per_step:
-            raise ForgeError(
-                f"{self._dropped_in_a_row} groups in a row were dropped by grpo.filter "
-                f"({self.system.config.grpo.filter.name}): there is nothing to learn from",
-                fix="choose tasks that are sometimes solved (tasks.order=curriculum), or set grpo.filter.name=all",
-            )
-        await self.buffer.discard(ticket)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the order of tasks."""

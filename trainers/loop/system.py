@@ -39,6 +39,8 @@ from trainers.loop.stack import Stack, prepare_controller
 from trainers.loop.status import Status
 
 MAX_DISCARDED_IN_A_ROW = 20
+PATIENCE = 20
+"""Batches of groups that the filter drops, in a row, after which there is nothing to learn from."""
 LAST_SAVE_S = 60.0
 """How long saving may take when a failure ends the run."""
 T = TypeVar("T")
@@ -157,14 +159,14 @@ class System:
         self._trained_at: list[float] = []
         self._saved_at = asyncio.get_running_loop().time()
         self._training = False
-        self._discarded_in_a_row = 0
+        self._discarded_in_a_row = self._dropped_in_a_row = 0
         self._evaluation: asyncio.Task[Estimate | None] | None = None
 
     # --- what an algorithm calls
 
     async def add(self, group: PackedGroup, ticket: Ticket) -> None:
         """A group is complete: hand it to the buffer."""
-        self._discarded_in_a_row = 0
+        self._discarded_in_a_row = self._dropped_in_a_row = 0
         if await self.buffer.add(group, ticket) == Outcome.STALE:
             self.run.warn("a group was dropped as stale: this should not happen, please report it")
 
@@ -180,6 +182,23 @@ class System:
             reason, fix = why_nothing(group)
             text = f"{MAX_DISCARDED_IN_A_ROW} groups in a row could not be trained on; the last because: {reason}"
             raise ForgeError(text, fix=fix)
+        await self.buffer.discard(ticket)
+
+    async def drop(self, ticket: Ticket, group: Group) -> None:
+        """A group isn't wanted (`grpo.filter`): it makes room for another.
+
+        Raises:
+            ForgeError: so was none of a long row of groups.
+        """
+        self.rollouts.totals.drop(group)
+        self._discarded_in_a_row = 0
+        self._dropped_in_a_row += 1
+        if self._dropped_in_a_row >= PATIENCE * self.config.grpo.groups_per_step:
+            raise ForgeError(
+                f"{self._dropped_in_a_row} groups in a row were dropped by grpo.filter "
+                f"({self.config.grpo.filter.name}): there is nothing to learn from",
+                fix="choose tasks that are sometimes solved (tasks.order=curriculum), or set grpo.filter.name=all",
+            )
         await self.buffer.discard(ticket)
 
     async def batches(self) -> AsyncIterator[Reservation]:
@@ -199,7 +218,11 @@ class System:
     async def train(self, batch: Reservation) -> dict[str, float]:
         """Update the weights from a batch, which goes from the buffer to the processes that compute it; metrics."""
         self._training = True
-        metrics = named(await self.trainer.train_on(self.buffer, batch, self._account))
+        try:
+            metrics = named(await self.trainer.train_on(self.buffer, batch, self._account))
+        except ForgeError:  # it gave up by itself, between two updates
+            self._training = False
+            raise
         self.step, self._training = batch.step + 1, False
         self._account.enter("book-keeping")
         for what, name in (("updates", "skipped_updates"), ("sequences", "sequences_not_finite")):

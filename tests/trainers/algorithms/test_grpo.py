@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +11,11 @@ pytest.importorskip("torch")
 from forge_env.config import load_config
 from forge_env.errors import ForgeError
 from tests.trainers.algorithms.test_parts import episode
-from trainers.algorithms.grpo import GRPO, PATIENCE
+from trainers.algorithms.grpo import GRPO
 from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.types import BufferSettings
 from trainers.loop.rollouts import Group, Totals
+from trainers.loop.system import PATIENCE, System
 
 
 async def test_dropped_groups_make_room_and_are_counted_and_nothing_but_them_ends_the_run() -> None:
@@ -27,7 +27,9 @@ async def test_dropped_groups_make_room_and_are_counted_and_nothing_but_them_end
 
     buffer: LocalReplayBuffer[Any] = LocalReplayBuffer(BufferSettings(per_step=1, max_off_policy_steps=0))
     config = load_config("coding_rlvr", ["grpo.filter.name=with_signal", "grpo.groups_per_step=1"])
-    system: Any = SimpleNamespace(config=config, rollouts=Rollouts(), buffer=buffer)
+    system: Any = System.__new__(System)
+    system.config, system.rollouts, system.buffer = config, Rollouts(), buffer
+    system._discarded_in_a_row = system._dropped_in_a_row = 0
     algorithm = GRPO(system)
     for _ in range(PATIENCE - 1):
         await algorithm.roll_out(await buffer.admit())  # there is one place, which is free again each time
