@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import tempfile
@@ -122,7 +123,17 @@ def containers(owner: int) -> set[str]:
 
 
 def shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm"))
+    """What lies in shared memory, without what living processes have in use: other tests run beside these."""
+    used: set[int] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):  # the process has ended meanwhile
+            used.update(int(found) for found in re.findall(r" (\d+) +/dev/shm/", maps.read_text()))
+    found = set()
+    for path in Path("/dev/shm").iterdir():
+        with suppress(FileNotFoundError):
+            if path.stat().st_ino not in used:
+                found.add(path.name)
+    return found
 
 
 def assert_nothing_left(training: Training, family: list[psutil.Process], shm_before: set[str]) -> None:
