@@ -5,9 +5,9 @@
 
 The mean of d over the student's own tokens is the negative reverse KL divergence (metric `reward/teacher_kl`). Raising
 what the teacher finds likelier and lowering what it finds less likely moves the student towards it where the student
-goes: dense credit, a token at a time, without rewards (GKD, arXiv 2306.13649; MiniLLM, arXiv 2306.08543). Without the
-baseline nearly every token would be pushed down, and the noise of that would win. The environment still plays, limits
-and records the episodes, and its reward is logged as ever.
+goes: dense credit, a token at a time, without rewards (GKD, arXiv 2306.13649; MiniLLM, arXiv 2306.08543). The mean is a
+baseline: it leaves the gradient's direction alone and takes noise out of it. The environment still plays, limits and
+records the episodes, and its reward is logged as ever.
 
     method: distillation
     grpo:
