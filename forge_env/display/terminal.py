@@ -131,7 +131,7 @@ class LiveDisplay(Display):
         """A line above the panel."""
         from rich.markup import escape
 
-        self._console.print(f"[dim]{duration(self._view.elapsed):>7}[/] {escape(text)}")
+        self._console.print(f"[dim]{duration(self._view.elapsed):>7}[/] {escape(text)}", soft_wrap=True)
 
     def close(self) -> None:
         """Draw once more and leave it on the screen."""

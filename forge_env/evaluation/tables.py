@@ -154,7 +154,7 @@ def print_tables(tables: Iterable[Table], notes: Iterable[str], stream: TextIO) 
     for table in tables:
         console.print(_rich(table))
     for note in notes:
-        console.print(f"[dim]{escape(note)}[/]")
+        console.print(f"[dim]{escape(note)}[/]", soft_wrap=True)  # a path that is broken in two can't be clicked
 
 
 def _rich(table: Table) -> RichTable:

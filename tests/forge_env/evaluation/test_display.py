@@ -140,3 +140,9 @@ def test_nobody_reading_stderr_ends_no_run(tmp_path: Path) -> None:
     os.close(writer)
     assert "1.000" in done.stdout
     assert '"status": "complete"' in (out / "summary.json").read_text()
+
+
+def test_a_note_is_not_broken_in_two() -> None:
+    stream, path = io.StringIO(), "/" + "long/" * 60
+    print_tables([], [f"results: {path}"], stream)
+    assert f"results: {path}" in stream.getvalue()
