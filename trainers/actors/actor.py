@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 from monarch.actor import Actor, concurrent_endpoint, current_rank, endpoint
 
-from trainers.actors.processes import start_processes
+from trainers.actors.processes import start_processes, stop_processes, survive_deaths
+from trainers.actors.remote import result
+from trainers.actors.service import Service, ServiceOptions
 
 __all__ = ["ForgeActor", "concurrent_endpoint", "endpoint", "own_rank"]
 
@@ -26,9 +30,25 @@ class ForgeActor(Actor):  # type: ignore[misc]
     The constructor takes data only; what is heavy or can fail belongs in `setup`, whose errors reach the caller.
 
         trainer = await TitanTrainer.options(procs=2, with_gpus=True).as_actor(config)
-        await trainer.setup.call()
         ...
         await TitanTrainer.shutdown(trainer)
+
+    Or several of it, one taking the place of another that dies (`trainers.actors.service`):
+
+        counters = await Counter.options(num_replicas=2).as_service(0)
+        await counters.add.route(1)
+        await counters.stop()
+
+    Attributes:
+        procs: processes of one replica.
+        hosts: hosts they are spread over; None: this one.
+        with_gpus: whether each process needs a GPU.
+        num_replicas: of a service.
+        mesh_name: what the processes are called; None: as the class.
+        environment: variables of the processes.
+        repeatable: endpoints whose calls may be made again elsewhere when their replica dies. Such a call may be
+            carried out twice, so name only those that change nothing or may change it twice.
+        service: how a service treats its replicas.
     """
 
     procs: ClassVar[int] = 1
@@ -37,6 +57,8 @@ class ForgeActor(Actor):  # type: ignore[misc]
     num_replicas: ClassVar[int] = 1
     mesh_name: ClassVar[str | None] = None
     environment: ClassVar[Mapping[str, str]] = {}
+    repeatable: ClassVar[frozenset[str]] = frozenset()
+    service: ClassVar[ServiceOptions] = ServiceOptions()
 
     @classmethod
     def options(
@@ -48,6 +70,7 @@ class ForgeActor(Actor):  # type: ignore[misc]
         num_replicas: int | None = None,
         mesh_name: str | None = None,
         environment: Mapping[str, str] | None = None,
+        service: ServiceOptions | None = None,
     ) -> type[Self]:
         """A configured copy of this class; the class itself is left as it is."""
         chosen = {
@@ -57,6 +80,7 @@ class ForgeActor(Actor):  # type: ignore[misc]
             "num_replicas": num_replicas,
             "mesh_name": mesh_name,
             "environment": environment,
+            "service": service,
         }
         attributes = {name: value for name, value in chosen.items() if value is not None}
         # `actor_class` keeps the importable class: a class made on the fly can't be found by a new process.
@@ -72,8 +96,13 @@ class ForgeActor(Actor):  # type: ignore[misc]
         """Start the processes of one replica and spawn the actor in them (not yet set up)."""
         name = cls.mesh_name or cls.__name__.lower()
         mesh = await start_processes(cls.procs, name, {**QUIET, **cls.environment})
-        actor = mesh.spawn(name, cls._actor_class(), *args, **kwargs)
-        actor._forge_proc_mesh = mesh
+        try:
+            actor = mesh.spawn(name, cls._actor_class(), *args, **kwargs)
+            actor._forge_proc_mesh, actor._forge_all = mesh, actor
+            actor._forge_pids = [pid for _, pid in (await result(actor.process_id.call())).items()]
+        except BaseException:  # cancelled too: no process may be left
+            await stop_processes(mesh)
+            raise
         return actor
 
     @classmethod
@@ -81,16 +110,48 @@ class ForgeActor(Actor):  # type: ignore[misc]
         """Launch one replica and set it up; a failing `setup` stops its processes and is raised here."""
         actor = await cls.launch(*args, **kwargs)
         try:
-            await actor.setup.call()
+            await result(actor.setup.call())
         except BaseException:  # cancelled too: no process may be left
             await cls.shutdown(actor)
             raise
         return actor
 
     @classmethod
-    async def shutdown(cls, actor: Any) -> None:
-        """Stop an actor's processes."""
-        await actor._forge_proc_mesh.stop()
+    async def as_service(cls, *args: Any, **kwargs: Any) -> Service:
+        """Launch `num_replicas` replicas and set them up; a failing `setup` stops all of them and is raised here."""
+        survive_deaths()
+        service = Service(cls, *args, **kwargs)
+        await service.start()
+        return service
+
+    @classmethod
+    async def shutdown(cls, actor: Any, *, dead: bool = False) -> None:
+        """Stop an actor's processes; those of a `dead` one are not asked first."""
+        await stop_processes(actor._forge_proc_mesh, actor._forge_pids, dead=dead)
+
+    @classmethod
+    def endpoints(cls) -> list[str]:
+        """The names of its endpoints."""
+        kind = type(ForgeActor.setup)
+        return [name for name in dir(cls) if isinstance(getattr(cls, name), kind)]
+
+    @classmethod
+    def watch(cls, actor: Any) -> asyncio.Future[None]:
+        """Ends with `ActorDiedError` when any process of the actor dies, hangs, or loses its host.
+
+        It is one call that never returns: the only thing that Monarch tells of every kind of death.
+        """
+        return asyncio.ensure_future(result(actor._forge_all.ended.call()))
+
+    @concurrent_endpoint
+    async def ended(self) -> None:
+        """Returns when the actor is of no more use, which it is as long as its process lives; override it."""
+        await asyncio.Event().wait()
+
+    @concurrent_endpoint
+    async def process_id(self) -> int:
+        """Of the process that runs it."""
+        return os.getpid()
 
     @endpoint
     async def setup(self) -> None:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import gc
+import logging
 import os
-from collections.abc import Mapping
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from typing import Any
 
+import monarch.actor
 from monarch.actor import ProcMesh, this_host
+
+STOP_S = 10.0
+"""How long processes may take to end by themselves."""
+logger = logging.getLogger(__name__)
 
 
 def _set_environment(variables: Mapping[str, str]) -> None:
@@ -16,12 +26,52 @@ def _set_environment(variables: Mapping[str, str]) -> None:
 
 
 async def start_processes(count: int, name: str, environment: Mapping[str, str] | None = None) -> ProcMesh:
-    """`count` processes that end with this one; stop them with `stop()`."""
+    """`count` processes that end with this one; end them with `stop_processes`."""
     mesh: ProcMesh = this_host().spawn_procs(
         per_host={"procs": count}, bootstrap=partial(_set_environment, dict(environment or {})), name=name
     )
-    await mesh.initialized
+    try:
+        await mesh.initialized
+    except BaseException:  # cancelled too: no process may be left
+        await stop_processes(mesh)
+        raise
     return mesh
+
+
+def survive_deaths() -> None:
+    """Log deaths of processes, and no more: whoever started a process watches it (`ForgeActor.watch`).
+
+    Monarch's own answer is to interrupt this process's main thread, which looks like somebody's Ctrl-C.
+    """
+    monarch.actor.unhandled_fault_hook = _log_fault
+
+
+def _log_fault(failure: Any) -> None:
+    logger.debug("%s: %s", failure.mesh_name, failure.report())
+
+
+async def stop_processes(mesh: ProcMesh, pids: Sequence[int] = (), *, dead: bool = False) -> None:
+    """End processes; what does not end by itself is killed.
+
+    Args:
+        mesh: the processes.
+        pids: those of them that are on this machine.
+        dead: they have failed, so that none of them is asked to end first.
+    """
+    if dead:
+        _kill(pids)
+    try:
+        async with asyncio.timeout(STOP_S):
+            await mesh.stop()
+    except Exception as error:  # noqa: BLE001 - boundary of Monarch: whatever it says of processes that are gone, or hang
+        logger.debug("while ending processes %s: %s", pids, error)
+        _kill(pids)
+
+
+def _kill(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def settle_heap() -> None:

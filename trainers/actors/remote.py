@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable
 from typing import Any
 
+from forge_env.errors import InfrastructureError
+
+
+class ActorDiedError(InfrastructureError):
+    """The process of an actor has ended, hangs, or can't be reached."""
+
 
 async def result(call: Awaitable[Any]) -> Any:
-    """What a remote call returns; what it raises is raised here as it was raised there."""
+    """What a remote call returns; what it raises is raised here as it was raised there.
+
+    Raises:
+        ActorDiedError: the process that was to answer is gone. The call may have been carried out, or not.
+    """
     from monarch.actor import ActorError
 
     try:
         return await call
-    except ActorError as error:
+    except ActorError as error:  # its text has the traceback of the other process
         if isinstance(error.exception, Exception):
             raise error.exception from error
         raise  # a task cancelled there is no cancellation here
+    except RuntimeError as error:  # Monarch's SupervisionError has no public name; an endpoint's own is an ActorError
+        raise ActorDiedError(why_ended(str(error))) from error
 
 
 async def agreed(call: Awaitable[Any]) -> Any:
     """What all ranks of one actor return alike, of which the first's is taken; errors as in `result`."""
     _, value = next(iter((await result(call)).items()))
     return value
+
+
+def why_ended(report: str) -> str:
+    """Monarch's report of a death in words."""
+    last = (report.strip().splitlines() or ["for no known reason"])[-1].strip()
+    if killed := re.search(r"Killed\(sig=(\d+)\)", last):
+        memory = " (which is also what the kernel sends when memory runs out)" if killed[1] == "9" else ""
+        return f"its process was killed by signal {killed[1]}{memory}"
+    if "timeout waiting for message" in last:
+        return "its process has stopped, or its host is lost: it does not answer"
+    return last

@@ -1,0 +1,256 @@
+"""A service heals, keeps its promises to callers, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("monarch")
+
+from tests.trainers.actors.counter import Counter, NotAllowedError
+from trainers.actors.remote import ActorDiedError
+from trainers.actors.service import (
+    PREFIXES_REMEMBERED,
+    Replica,
+    ReplicaState,
+    Router,
+    Service,
+    ServiceDownError,
+    ServiceOptions,
+    ServiceOverloadedError,
+)
+
+PATIENCE_S = 60.0
+
+
+# --- routing
+
+
+class Conversation:
+    """A session, as far as a router knows it."""
+
+
+def test_calls_of_a_conversation_and_equal_prefixes_share_a_replica() -> None:
+    router, mine = Router(3, slack=8), Conversation()
+    first = router.choose([0, 1, 2], mine, "abc")
+    assert router.choose([0, 1, 2], Conversation(), "abc") == first, "the group's prompt is cached there"
+    assert router.choose([0, 1, 2], Conversation(), "x") != first
+    assert router.choose([0, 1, 2], mine, "abcde") == first
+
+
+def test_a_conversation_leaves_a_replica_that_is_gone_or_too_busy() -> None:
+    router, mine = Router(2, slack=2), Conversation()
+    home = router.choose([0, 1], mine)
+    assert router.choose([1 - home], mine) == 1 - home
+    for _ in range(3):
+        assert router.choose([0, 1], mine) == 1 - home
+    assert router.choose([0, 1], mine) == home, "three ahead"
+
+
+@given(
+    st.integers(1, 5),
+    st.integers(0, 6),
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.booleans()), max_size=200),
+)
+def test_balance(replicas: int, slack: int, requests: list[tuple[int, int, bool]]) -> None:
+    router, running = Router(replicas, slack), []
+    conversations = [Conversation() for _ in range(5)]
+    for prefix, session, end in requests:
+        before = list(router.in_flight)
+        replica = router.choose(range(replicas), conversations[session], prefix)
+        assert before[replica] <= min(before) + slack
+        running.append(replica)
+        if end:
+            router.done(running.pop(0))
+    for replica in running:
+        router.done(replica)
+    assert router.in_flight == [0] * replicas
+
+
+def test_every_conversation_returns_to_its_replica_while_it_lives_and_is_forgotten_then() -> None:
+    router = Router(4, slack=16)
+    conversations = [Conversation() for _ in range(10_000)]
+    homes: list[int] = []
+    for number, conversation in enumerate(conversations):
+        homes.append(router.choose(range(4), conversation, number))
+        if number >= 100:
+            router.done(homes[number - 100])
+    for replica in homes[-100:]:
+        router.done(replica)
+    assert min(homes.count(replica) for replica in range(4)) > 2400
+    for number, conversation in enumerate(conversations):
+        assert router.choose(range(4), conversation, (number, 0)) == homes[number]
+        router.done(homes[number])
+    conversations.clear()
+    del conversation
+    assert router.sessions == {}
+    assert len(router._prefixes) == PREFIXES_REMEMBERED
+
+
+# --- real replicas
+
+
+@asynccontextmanager
+async def counters(
+    replicas: int = 2, *args: Any, options: ServiceOptions | None = None, **kwargs: Any
+) -> AsyncIterator[Service]:
+    before = _children()
+    service = await Counter.options(num_replicas=replicas, service=options).as_service(*args, **kwargs)
+    try:
+        yield service
+    finally:
+        await service.stop()
+    gone, alive = await asyncio.to_thread(psutil.wait_procs, [psutil.Process(p) for p in _children() - before], 10)
+    assert not alive, gone
+
+
+def _children() -> set[int]:
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+async def until(true: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for other processes."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not await true():  # noqa: ASYNC110 - what other processes do is no event here
+            await asyncio.sleep(0.02)
+
+
+async def healthy(service: Service, count: int) -> None:
+    async def enough() -> bool:
+        return sum(replica.healthy for replica in service.replicas) == count
+
+    await until(enough)
+
+
+def pid_of(replica: Replica) -> int:
+    return int(replica.actor._forge_pids[0])
+
+
+@pytest.mark.stack
+async def test_calls_sessions_fan_outs_and_errors() -> None:
+    async with counters(2, 10) as service:
+        assert await service.add.route(5, times=2) == 20
+        assert sorted(await service.get.fanout()) == [10, 20]
+        assert sorted(await service.call_all("get")) == [10, 20]
+        async with service.session():
+            values = [await service.add.route(1) for _ in range(4)]
+        assert values == list(range(values[0], values[0] + 4)), "all on one replica"
+        session, other = await service.start_session(), await service.start_session()
+        assert session != other
+        assert await service.where.using(session=session).route() == await service.where.using(session=session).route()
+        assert (await service.get_metrics()).total_sessions == 1
+        await service.terminate_session(session)
+
+        with pytest.raises(NotAllowedError, match="no such thing") as caught:
+            await service.fail.route("no such thing")
+        assert "counter.py" in "".join(traceback.format_exception(caught.value)), "where it was raised over there"
+        with pytest.raises(TypeError):
+            await service.add.route(1, 2, 3, 4)
+        with pytest.raises(NotAllowedError):
+            await service.fail.fanout("all of you")
+        assert await service.call_all("fail", "all of you") == [None, None]
+
+        metrics = await service.get_metrics()
+        assert (metrics.total_sessions, metrics.healthy_replicas, metrics.total_replicas) == (0, 2, 2)
+        assert sum(each.deaths for each in metrics.replicas.values()) == 0
+        summary = await service.get_metrics_summary()
+        assert sum(each["failed_requests"] for each in summary["replicas"].values()) == 6
+        assert {each["state"] for each in summary["replicas"].values()} == {"healthy"}
+        with pytest.raises(NotImplementedError, match=r"\.add\.route"):
+            await service.add.call_one(1)
+        with pytest.raises(AttributeError, match="no endpoint 'ad'"):
+            await service.ad.route(1)
+    with pytest.raises(ServiceDownError):
+        await service.get.route()
+
+
+@pytest.mark.stack
+async def test_a_killed_replica_comes_back_with_what_the_others_were_told() -> None:
+    async with counters(2) as service:
+        await service.load.using(keep=True).fanout(3)
+        victim = service.replicas[0]
+        pid = pid_of(victim)
+        repeated = asyncio.ensure_future(service.wait.route())
+        lost = asyncio.ensure_future(service.wait_once.route())
+        second = asyncio.ensure_future(service.wait_once.route())
+        await until(lambda: _in_flight(service, 3))
+        os.kill(pid, signal.SIGKILL)
+        done, _ = await asyncio.wait([lost, second], return_when=asyncio.FIRST_COMPLETED)
+        with pytest.raises(ActorDiedError, match="'wait_once', which is not repeated"):
+            await done.pop()
+        assert (await service.get_metrics()).replicas[0].deaths == 1
+        await service.load.using(keep=True).fanout(4)
+        await healthy(service, 2)
+        second.cancel()
+        await service.go.fanout()
+        assert await repeated != pid
+        assert {version for _, version in await service.where.fanout()} == {4}
+        assert len({own for own, _ in await service.where.fanout()} | {pid}) == 3
+
+
+async def _in_flight(service: Service, count: int) -> bool:
+    return sum(service.router.in_flight) == count
+
+
+@pytest.mark.stack
+async def test_one_that_can_not_be_set_up_stops_all(tmp_path: Path) -> None:
+    before = _children()
+    with pytest.raises(NotAllowedError, match="can't be set up"):
+        await Counter.options(num_replicas=2).as_service(broken=str(tmp_path / "mended"))
+    _, alive = await asyncio.to_thread(psutil.wait_procs, [psutil.Process(p) for p in _children() - before], 10)
+    assert not alive
+
+
+@pytest.mark.stack
+async def test_one_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
+    mended = tmp_path / "mended"
+    mended.touch()
+    options = ServiceOptions(max_deaths=2, backoff_s=0.01)
+    async with counters(1, broken=str(mended), options=options) as service:
+        mended.unlink()
+        waiting = asyncio.ensure_future(service.wait_once.route())
+        await until(lambda: _in_flight(service, 1))
+        os.kill(pid_of(service.replicas[0]), signal.SIGKILL)
+        with pytest.raises((ActorDiedError, ServiceDownError)):
+            await waiting
+        with pytest.raises(ServiceDownError, match="given up: this replica can't be set up"):
+            await asyncio.wait_for(asyncio.shield(service.failure), PATIENCE_S)
+        with pytest.raises(ServiceDownError, match="no replica left"):
+            await service.get.route()
+        assert service.replicas[0].metrics.state is ReplicaState.FAILED
+
+
+@pytest.mark.stack
+async def test_calls_wait_their_turn_and_too_many_are_refused() -> None:
+    async with counters(1, options=ServiceOptions(max_in_flight=1, max_queue=2)) as service:
+        calls = [asyncio.ensure_future(service.wait.route()) for _ in range(3)]
+        await until(lambda: _in_flight(service, 1))
+        with pytest.raises(ServiceOverloadedError, match="2 calls wait"):
+            await service.get.route()
+        assert (await service.get_metrics()).queued == 2
+        calls[1].cancel()
+        await service.go.fanout()
+        assert await calls[0] == await calls[2]
+        assert (await service.get_metrics()).refused == 1
+
+
+@pytest.mark.stack
+@pytest.mark.slow
+async def test_a_stopped_process_is_replaced() -> None:
+    async with counters(1) as service:
+        pid = pid_of(service.replicas[0])
+        os.kill(pid, signal.SIGSTOP)
+        new, _ = await service.where.route()
+        assert new != pid
+        assert not psutil.pid_exists(pid)

@@ -1,0 +1,581 @@
+"""`Service`: replicas of one actor behind one handle, which heals.
+
+    counters = await Counter.options(num_replicas=2).as_service(0)
+    await counters.add.route(1)                      # one replica, the least busy
+    async with counters.session():                   # a conversation stays on one replica while that lives
+        await counters.add.route(1)
+    await counters.value.fanout()                    # every replica that is up: a list
+    await counters.stop()
+
+A replica goes through these states, and nothing polls them:
+
+    starting -> healthy -> recovering -> healthy ... -> failed (after too many deaths in a row)
+                                                     -> stopped (`stop`)
+
+The health of a replica is one call that never returns (`ForgeActor.watch`): Monarch ends it when any process of the
+replica dies, hangs, or loses its host. A service is a plain object in the process that made it, no actor: one hop
+less, and nothing more that can die.
+
+**Calls.** What an endpoint raises is raised to its caller, with the traceback of the other process, and costs that
+call alone. A call that waits for a free replica goes to whichever is healthy. A call under way on a replica that dies
+is made again elsewhere if its endpoint is `ForgeActor.repeatable`; otherwise it fails with `ActorDiedError`, since
+nobody knows whether it was carried out.
+
+**State.** A replica is healthy again only with the state that the others have: `fanout` calls made with
+`using(keep=True)`, such as the newest weights, are made on a replica that starts before it serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import random
+import time
+import uuid
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Hashable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from forge_env.errors import ForgeError, InfrastructureError
+from trainers.actors.remote import ActorDiedError, agreed
+
+PREFIXES_REMEMBERED = 4096
+"""Of new conversations. The members of a group come together, and no cache holds as many prompts."""
+MOST_BACKOFF_S = 30.0
+SESSION: contextvars.ContextVar[Session | None] = contextvars.ContextVar("session", default=None)
+logger = logging.getLogger(__name__)
+
+
+class ServiceDownError(InfrastructureError):
+    """No replica is left, and none will come back."""
+
+
+class ServiceOverloadedError(InfrastructureError):
+    """More calls wait than a service may have waiting."""
+
+
+class ReplicaState(StrEnum):
+    """What a replica is at."""
+
+    STARTING = "starting"
+    HEALTHY = "healthy"
+    RECOVERING = "recovering"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class Session(str):
+    """The name of a conversation. Whoever holds it keeps it alive; `terminate_session` ends it earlier."""
+
+    def __new__(cls) -> Session:
+        """A new one."""
+        return super().__new__(cls, uuid.uuid4().hex)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceOptions:
+    """How a service treats its replicas.
+
+    Attributes:
+        max_in_flight: calls that one replica has at once; others wait here, in order of arrival.
+        max_queue: calls that may wait; the next one fails with `ServiceOverloadedError`.
+        repeats: how often a repeatable call is made again because its replica died.
+        max_deaths: of one replica in a row, each within `healthy_s` of its start, until it is given up.
+        healthy_s: after so many seconds of health earlier deaths are forgotten.
+        backoff_s: before the first restart; twice as long before each further one, half a minute at most.
+        slack: calls that a replica may have in flight beyond the least busy one and still be chosen for its cache.
+    """
+
+    max_in_flight: int = 64
+    max_queue: int = 10_000
+    repeats: int = 5
+    max_deaths: int = 5
+    healthy_s: float = 30.0
+    backoff_s: float = 0.1
+    slack: int = 16
+
+
+class Router:
+    """Chooses replicas by session, prefix and load.
+
+    A call of a conversation goes where the call before went, and a new conversation where the same prefix went last:
+    there, its keys and values are in the cache. Where that replica has more than `slack` calls more in flight than the
+    least busy one, the cache is worth less than the waiting, and the least busy one is chosen.
+    """
+
+    def __init__(self, replicas: int, slack: int = 16) -> None:
+        self.in_flight = [0] * replicas
+        self._slack = slack
+        self._sessions: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._prefixes: OrderedDict[Hashable, int] = OrderedDict()
+
+    def choose(self, serving: Sequence[int], session: object = None, prefix: Hashable = None) -> int:
+        """The replica for a call; counted as in flight until `done`.
+
+        Args:
+            serving: replicas to choose from, at least one.
+            session: the conversation: an object that lives as long as it, so that it is remembered as long.
+            prefix: of what is asked; equal ones belong together. None: there is nothing to be cached.
+        """
+        replica = self.least_busy(serving)
+        home = None if session is None else self._sessions.get(session)
+        if home is None and prefix is not None:
+            replica = self._at_home(self._prefixes.pop(prefix, None), replica, serving)
+            self._prefixes[prefix] = replica
+            if len(self._prefixes) > PREFIXES_REMEMBERED:
+                self._prefixes.popitem(last=False)
+        else:
+            replica = self._at_home(home, replica, serving)
+        if session is not None:
+            self._sessions[session] = replica
+        self.in_flight[replica] += 1
+        return replica
+
+    def least_busy(self, serving: Sequence[int]) -> int:
+        """The one of these with the fewest calls in flight."""
+        return min(serving, key=self.in_flight.__getitem__)
+
+    def _at_home(self, home: int | None, least_busy: int, serving: Sequence[int]) -> int:
+        if home is not None and home in serving and self.in_flight[home] <= self.in_flight[least_busy] + self._slack:
+            return home
+        return least_busy
+
+    def done(self, replica: int) -> None:
+        """A call of this replica has ended."""
+        self.in_flight[replica] -= 1
+
+    def forget(self, session: object) -> None:
+        """A conversation is over."""
+        self._sessions.pop(session, None)
+
+    @property
+    def sessions(self) -> dict[object, int]:
+        """Conversations that live, each with its replica."""
+        return dict(self._sessions)
+
+
+@dataclass(slots=True)
+class ReplicaMetrics:
+    """Of one replica, since the service was started.
+
+    Attributes:
+        state: what it is at.
+        total_requests: calls that it was given.
+        failed_requests: of them, those that raised.
+        in_flight: those under way.
+        deaths: how often it ended without being asked to.
+        seconds: that calls took, summed.
+        start_s: how long its last start took, until it was healthy.
+        down_s: how long it was not healthy between starts, summed.
+    """
+
+    state: ReplicaState = ReplicaState.STARTING
+    total_requests: int = 0
+    failed_requests: int = 0
+    in_flight: int = 0
+    deaths: int = 0
+    seconds: float = 0.0
+    start_s: float = 0.0
+    down_s: float = 0.0
+
+
+@dataclass(slots=True)
+class ServiceMetrics:
+    """Of a service.
+
+    Attributes:
+        replicas: by number.
+        total_sessions: conversations that live.
+        healthy_replicas: how many can be called.
+        total_replicas: how many there are.
+        queued: calls that wait for a replica.
+        repeated: calls made again because their replica died.
+        refused: calls that found the queue full.
+    """
+
+    replicas: dict[int, ReplicaMetrics]
+    total_sessions: int
+    healthy_replicas: int
+    total_replicas: int
+    queued: int = 0
+    repeated: int = 0
+    refused: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Replica:
+    """One actor that is started again when it ends.
+
+    Attributes:
+        number: among the replicas of its service.
+        actor: of its present life.
+        life: how often it was started.
+    """
+
+    number: int
+    actor: Any = None
+    life: int = 0
+    death: asyncio.Future[None] | None = None
+    """Done when this life is over."""
+    deaths_in_a_row: int = 0
+    metrics: ReplicaMetrics = field(default_factory=ReplicaMetrics)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it can be called."""
+        return self.metrics.state is ReplicaState.HEALTHY
+
+    async def call(self, endpoint: str, *args: Any, **kwargs: Any) -> Any:
+        """What the endpoint of the present life returns or raises.
+
+        Raises:
+            ActorDiedError: the replica ended first.
+        """
+        death = self.death
+        assert death is not None
+        call = asyncio.ensure_future(agreed(getattr(self.actor, endpoint).call(*args, **kwargs)))
+        try:
+            await asyncio.wait([call, death], return_when=asyncio.FIRST_COMPLETED)
+            if call.done():
+                return call.result()
+            why = None if death.cancelled() else death.exception()
+            raise ActorDiedError(str(why or "it was stopped")) from why
+        finally:
+            call.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceEndpoint:
+    """An endpoint of all replicas: `route` calls one of them, `fanout` all."""
+
+    service: Service
+    name: str
+    session: object = None
+    prefix: Hashable = None
+    keep: bool = False
+
+    def using(self, *, session: object = None, prefix: Hashable = None, keep: bool = False) -> ServiceEndpoint:
+        """The same endpoint, called with a purpose.
+
+        Args:
+            session: the conversation that `route` belongs to; by default that of `async with service.session()`.
+            prefix: what the call begins with; `route` takes equal ones to the same replica, where they are cached.
+            keep: what `fanout` tells is part of the state: a replica that starts later is told the last of it too.
+        """
+        return ServiceEndpoint(self.service, self.name, session, prefix, keep)
+
+    async def route(self, *args: Any, **kwargs: Any) -> Any:
+        """Call one healthy replica; wait for one where there is none, or all are busy.
+
+        Raises:
+            ActorDiedError: the replica died, and the endpoint is not `repeatable`, or too many died in a row.
+            ServiceDownError: no replica is left.
+            ServiceOverloadedError: too many calls wait already.
+        """
+        return await self.service._route(self, args, kwargs)
+
+    async def fanout(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call every healthy replica; their results, in order. One that dies meanwhile is left out.
+
+        Raises:
+            Exception: what the endpoint raised on the first of them that failed.
+        """
+        results = await self.service._fanout(self, args, kwargs)
+        for value in results:
+            if isinstance(value, BaseException) and not isinstance(value, ActorDiedError):
+                raise value
+        return [value for value in results if not isinstance(value, BaseException)]
+
+    def __getattr__(self, verb: str) -> Any:
+        raise NotImplementedError(
+            f"{self.name}.{verb}: an endpoint of a service has .{self.name}.route(...), which calls one replica, and "
+            f".{self.name}.fanout(...), which calls all; .call, .call_one, .choose and .broadcast are those of an actor"
+        )
+
+
+class Service:
+    """Replicas of `actor_class`, made of `args` and `kwargs`; see the module.
+
+    Attributes:
+        replicas: all of them.
+        failure: ends with the error that ended a replica for good; a service without replicas is of no use.
+    """
+
+    def __init__(self, actor_class: Any, *args: Any, **kwargs: Any) -> None:
+        self._class, self._args, self._kwargs = actor_class, args, kwargs
+        self.name: str = actor_class.mesh_name or actor_class.__name__.lower()
+        self.options: ServiceOptions = actor_class.service
+        self.replicas = [Replica(number) for number in range(actor_class.num_replicas)]
+        self.router = Router(len(self.replicas), self.options.slack)
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._kept: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        self._lives: list[asyncio.Task[None]] = []
+        self._repeated = self._refused = 0
+
+    def __getattr__(self, name: str) -> ServiceEndpoint:
+        if name.startswith("_") or name not in self._class.endpoints():
+            raise AttributeError(f"{type(self).__name__} has no attribute and its actor no endpoint {name!r}")
+        return ServiceEndpoint(self, name)
+
+    # --- life
+
+    async def start(self) -> None:
+        """Start every replica; one that can't be started stops all, and its error is raised."""
+        started = [asyncio.get_running_loop().create_future() for _ in self.replicas]
+        self._lives = [
+            asyncio.create_task(self._live(replica, first))
+            for replica, first in zip(self.replicas, started, strict=True)
+        ]
+        try:
+            await asyncio.gather(*started)
+        except BaseException:  # cancelled too: no process may be left
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """End every replica; calls that wait or are under way fail with `ServiceDownError`."""
+        for life in self._lives:
+            life.cancel()
+        await asyncio.gather(*self._lives, return_exceptions=True)
+        self._wake()
+        if self.failure.done():
+            self.failure.exception()  # seen
+        self.failure.cancel()
+
+    async def launch(self, replica: Replica) -> Any:
+        """Start the processes and the actor of one life of a replica; override it to tell them apart."""
+        return await self._class.launch(*self._args, **self._kwargs)
+
+    async def set_up(self, replica: Replica) -> None:
+        """Make a life that was launched ready to serve, at the state that the others have; override it for more.
+
+        A call that is kept while this goes on is made too: a replica that joined before it would miss it.
+        """
+        await replica.call("setup")
+        told: dict[str, Any] = {}
+        while told != self._kept:
+            for name, (args, kwargs) in list(self._kept.items()):
+                if told.get(name) != (args, kwargs):
+                    await replica.call(name, *args, **kwargs)
+                    told[name] = (args, kwargs)
+
+    def changed(self, replica: Replica) -> None:
+        """A replica has another state; override it to follow them."""
+
+    async def _live(self, replica: Replica, first: asyncio.Future[None]) -> None:
+        """All lives of one replica, one after the other."""
+        try:
+            while True:
+                why = await self._one_life(replica, first)
+                if not first.done():
+                    first.set_exception(why)
+                    return
+                replica.metrics.deaths += 1
+                replica.deaths_in_a_row += 1
+                died = time.perf_counter()
+                if replica.deaths_in_a_row > self.options.max_deaths:
+                    raise why
+                self._enter(replica, ReplicaState.RECOVERING)
+                logger.warning("%s %d ended and is started again: %s", self.name, replica.number, why)
+                await self._bury(replica)
+                await asyncio.sleep(self._backoff(replica.deaths_in_a_row))
+                replica.metrics.down_s += time.perf_counter() - died
+        except Exception as error:  # noqa: BLE001 - whatever ended its last life
+            logger.error("%s %d is given up: %s", self.name, replica.number, error)
+            self._enter(replica, ReplicaState.FAILED)
+            if not self.failure.done():
+                self.failure.set_exception(self._given_up(replica, error))
+        finally:
+            if replica.metrics.state is not ReplicaState.FAILED:
+                self._enter(replica, ReplicaState.STOPPED)
+            await self._bury(replica, dead=replica.metrics.state is ReplicaState.FAILED)
+            if not first.done():
+                first.cancel()
+
+    async def _one_life(self, replica: Replica, first: asyncio.Future[None]) -> Exception:
+        """Start a replica and wait for its end; why it ended."""
+        began = time.perf_counter()
+        try:
+            replica.actor = await self.launch(replica)
+            replica.life += 1
+            replica.death = self._class.watch(replica.actor)
+            await self.set_up(replica)
+            replica.metrics.start_s = time.perf_counter() - began
+            if replica.metrics.deaths:
+                replica.metrics.down_s += replica.metrics.start_s
+            self._enter(replica, ReplicaState.HEALTHY)
+            if not first.done():
+                first.set_result(None)
+            healthy = time.perf_counter()
+            try:
+                await asyncio.shield(replica.death)
+            finally:
+                if time.perf_counter() - healthy > self.options.healthy_s:
+                    replica.deaths_in_a_row = 0
+        except Exception as error:  # noqa: BLE001 - whatever it was: this life is of no use
+            return error
+        return ActorDiedError("it has ended")
+
+    def _backoff(self, deaths: int) -> float:
+        return min(self.options.backoff_s * 2.0 ** (deaths - 1), MOST_BACKOFF_S) * random.uniform(0.5, 1.0)
+
+    async def _bury(self, replica: Replica, *, dead: bool = True) -> None:
+        actor, replica.actor = replica.actor, None
+        if replica.death is not None:
+            replica.death.cancel()
+        if actor is not None:
+            await self._class.shutdown(actor, dead=dead)
+
+    def _given_up(self, replica: Replica, error: Exception) -> ForgeError:
+        return ServiceDownError(
+            f"{self.name} {replica.number} died {replica.metrics.deaths} times and is given up: {error}",
+            fix="see run.log for what ended it",
+        )
+
+    def _enter(self, replica: Replica, state: ReplicaState) -> None:
+        replica.metrics.state = state
+        self.changed(replica)
+        self._wake()
+
+    # --- calls
+
+    async def _route(self, endpoint: ServiceEndpoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        attempt = 0
+        while True:
+            replica = await self._acquire(endpoint)
+            attempt += 1
+            try:
+                return await self._call(replica, endpoint.name, args, kwargs)
+            except ActorDiedError as error:
+                self._check_alive()
+                if endpoint.name not in self._class.repeatable:
+                    raise ActorDiedError(
+                        f"{self.name} {replica.number} died during {endpoint.name!r}, which is not repeated elsewhere "
+                        f"since it may have been carried out: {error}",
+                        fix=f"name {endpoint.name!r} in {self._class.__name__}.repeatable if it may be made twice",
+                    ) from error
+                if attempt > self.options.repeats:
+                    raise
+                self._repeated += 1
+            finally:
+                self.router.done(replica.number)
+                self._wake(1)
+
+    async def _fanout(self, endpoint: ServiceEndpoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        if endpoint.keep:
+            self._kept[endpoint.name] = (args, kwargs)  # first: whoever starts meanwhile must not miss it
+        healthy = [replica for replica in self.replicas if replica.healthy]
+        calls = [self._call(replica, endpoint.name, args, kwargs) for replica in healthy]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    async def _call(self, replica: Replica, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        metrics, began = replica.metrics, time.perf_counter()
+        metrics.total_requests += 1
+        metrics.in_flight += 1
+        try:
+            return await replica.call(name, *args, **kwargs)
+        except Exception:
+            metrics.failed_requests += 1
+            raise
+        finally:
+            metrics.in_flight -= 1
+            metrics.seconds += time.perf_counter() - began
+
+    async def call_all(self, function: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call an endpoint of every replica, by its name; None for those that are not up or failed."""
+        replicas = [replica for replica in self.replicas if replica.healthy]
+        results = await self._fanout(ServiceEndpoint(self, function), args, kwargs)
+        found = {each.number: value for each, value in zip(replicas, results, strict=True)}
+        values = [found.get(replica.number) for replica in self.replicas]
+        return [None if isinstance(value, BaseException) else value for value in values]
+
+    async def _acquire(self, endpoint: ServiceEndpoint) -> Replica:
+        """A replica with room for one more call; first come, first served."""
+        session = endpoint.session or SESSION.get()
+        waited = False
+        while True:
+            healthy = [replica.number for replica in self.replicas if replica.healthy]
+            free = [number for number in healthy if self.router.in_flight[number] < self.options.max_in_flight]
+            if free and (waited or not self._waiting):
+                return self.replicas[self.router.choose(free, session, endpoint.prefix)]
+            self._check_alive()
+            if not waited and len(self._waiting) >= self.options.max_queue:
+                self._refused += 1
+                raise ServiceOverloadedError(
+                    f"{len(self._waiting)} calls wait for {self.name} already",
+                    fix="ask for less at once, or raise ServiceOptions.max_queue",
+                )
+            await self._wait(again=waited)
+            waited = True
+
+    def _check_alive(self) -> None:
+        states = {replica.metrics.state for replica in self.replicas}
+        if states <= {ReplicaState.FAILED, ReplicaState.STOPPED}:
+            why = self.failure.exception() if self.failure.done() and not self.failure.cancelled() else None
+            raise ServiceDownError(f"{self.name} has no replica left" + (f": {why}" if why else "")) from why
+
+    async def _wait(self, *, again: bool) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        (self._waiting.appendleft if again else self._waiting.append)(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # it was this one's turn
+                self._wake(1)
+            raise
+
+    def _wake(self, count: int | None = None) -> None:
+        """So many of those that wait, in order, look again; all of them where a replica has another state."""
+        count = len(self._waiting) if count is None else count
+        turns: list[asyncio.Future[None]] = []
+        while self._waiting and len(turns) < count:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turns.append(turn)
+        for turn in turns:
+            turn.set_result(None)
+
+    # --- sessions and figures
+
+    async def start_session(self) -> Session:
+        """Begin a conversation: calls made `using(session=...)` go to one replica while that lives."""
+        return Session()
+
+    async def terminate_session(self, session: Session) -> None:
+        """End a conversation."""
+        self.router.forget(session)
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Session]:
+        """A conversation: calls made inside go to one replica, and to another only when that dies."""
+        session = await self.start_session()
+        token = SESSION.set(session)
+        try:
+            yield session
+        finally:
+            SESSION.reset(token)
+            await self.terminate_session(session)
+
+    async def get_metrics(self) -> ServiceMetrics:
+        """What was called and what died since the start."""
+        return ServiceMetrics(
+            replicas={replica.number: replica.metrics for replica in self.replicas},
+            total_sessions=len(self.router.sessions),
+            healthy_replicas=sum(replica.healthy for replica in self.replicas),
+            total_replicas=len(self.replicas),
+            queued=len(self._waiting),
+            repeated=self._repeated,
+            refused=self._refused,
+        )
+
+    async def get_metrics_summary(self) -> dict[str, Any]:
+        """The same as plain values: `service` and, by number, `replicas`."""
+        values = asdict(await self.get_metrics())
+        replicas = {number: {**each, "state": each["state"].value} for number, each in values.pop("replicas").items()}
+        return {"service": values, "replicas": replicas}
