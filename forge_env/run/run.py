@@ -18,10 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forge_env.config.recipe import RunConfig
@@ -33,13 +30,10 @@ from forge_env.run.account import Account
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import MetricsLogger, read_metrics
 from forge_env.run.timeline import Timeline, keep_earlier
-from forge_env.trajectory import Trajectory, TrajectoryWriter
+from forge_env.run.trajectories import TrajectoryFiles
+from forge_env.trajectory import Trajectory
 
 logger = logging.getLogger("forge_env.run")
-MOST_HELD = 64 * 2**20
-"""Bytes of each kind of trajectory that wait in memory for room on a full disk; more are dropped, and counted."""
-MOST_WAITING = 1024
-"""Maximum trajectories that wait for the writing thread; above it, the caller waits too."""
 
 
 class Run:
@@ -77,9 +71,7 @@ class Run:
         self.state = state or RunState(folder.name, config.evaluation.split, config.grpo.max_off_policy_steps)
         self.display = display or Display()
         self.loggers = list(loggers)
-        self._trajectory_files: dict[str, TrajectoryWriter] = {}
-        self._writing: deque[Future[bool]] = deque()
-        self._thread = ThreadPoolExecutor(1, "forge-env-write")
+        self._trajectories = TrajectoryFiles(folder.trajectories, self.warn, self.disk_full)
         self._timeline: Timeline | None = None
         if resume:
             self._restore()
@@ -142,7 +134,7 @@ class Run:
         """Append to `trajectories/KIND.jsonl` ("train", "eval", ...) if the recipe keeps that kind.
 
         A thread does so, in the order of the calls; nobody may change the trajectory from here on. A full disk ends no
-        run: what can't be written waits for room in memory, up to a bound.
+        run: what can't be written waits for room in memory, up to a bound. Whoever writes many calls `drain`.
 
         Raises:
             OSError: an earlier one could not be written, for another reason than room.
@@ -150,30 +142,11 @@ class Run:
         keep = self.config.logging.trajectories
         if keep == "none" or (keep == "eval" and kind == "train"):
             return
-        while self._writing and (self._writing[0].done() or len(self._writing) >= MOST_WAITING):
-            self._look_after(self._writing.popleft())
-        self._writing.append(self._thread.submit(self._write, trajectory, kind))
+        self._trajectories.write(trajectory, kind)
 
-    def _write(self, trajectory: Trajectory, kind: str) -> bool:
-        """In the thread; whether the trajectory waits for room."""
-        writer = self._trajectory_files.get(kind)
-        if writer is None:
-            path = self.folder.trajectories / f"{kind}.jsonl"
-            writer = self._trajectory_files[kind] = TrajectoryWriter(
-                path, what=f"{kind} trajectories", most_held=MOST_HELD
-            )
-        writer.write(trajectory)
-        return writer.held > 0
-
-    def _look_after(self, writing: Future[bool]) -> None:
-        """Warn of what went wrong with a trajectory; raise what ends the run."""
-        try:
-            if writing.result():
-                self.disk_full()
-        except OSError as error:
-            self.forgive(error)
-        except (TypeError, ValueError, RecursionError) as error:  # an environment put in what is not JSON
-            self.warn(f"a trajectory can't be recorded: {error}")
+    async def drain(self) -> None:
+        """Wait while the thread that writes trajectories is too far behind; raises as `trajectory`."""
+        await self._trajectories.drain()
 
     @property
     def timeline(self) -> Timeline | None:
@@ -219,22 +192,16 @@ class Run:
     def close(self) -> None:
         """Close every file. The creator of the run calls it."""
         self.end_stage()
-        self._thread.shutdown()
-        closes: list[Callable[[], object]] = [partial(self._look_after, writing) for writing in self._writing]
-        closes += [sink.close for sink in self.loggers]
-        closes += [file.close for file in self._trajectory_files.values()]
-        for close in closes:
+        for close in (self._trajectories.close, *(sink.close for sink in self.loggers)):
             try:
                 close()
             except OSError as error:
                 self.forgive(error)
             except DiskFullError as error:
                 self.warn(str(error))
-        self._writing.clear()
         if self._timeline is not None:
             self._timeline.close()
         self.loggers.clear()
-        self._trajectory_files.clear()
 
     def _restore(self) -> None:
         """Fill the state with what an earlier process logged."""

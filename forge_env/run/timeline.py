@@ -2,20 +2,23 @@
 
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU (Trace Event Format)
 
-Written as it happens, one event a line; a file that a killed process left without its closing bracket opens too.
+Written as it happens, one event a line; a file that a killed process left without its closing bracket opens too. While
+the disk is full events wait in memory, up to a bound; beyond it they are left out.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import logging
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from forge_env.files import DiskFullError, LineWriter
+
 MICROSECONDS = 1e6
-log = logging.getLogger(__name__)
+MOST_HELD = 8 * 2**20
+"""Bytes of events that wait for room."""
 
 
 def keep_earlier(path: Path) -> None:
@@ -31,9 +34,9 @@ class Timeline:
     def __init__(self, path: Path, start: float) -> None:
         self._start = start
         self._tracks: dict[str, int] = {}
-        self._file = path.open("w", encoding="utf-8")
-        self._file.write("[")
-        self._first = True
+        self._file = LineWriter(path, what="events", most_held=MOST_HELD)
+        self._open = True
+        self._file.append(b'[{"ph":"M","pid":1,"tid":0,"name":"process_name","args":{"name":"run"}}')
 
     def span(self, track: str, name: str, start: float, end: float, **details: Any) -> None:
         """`track` did `name` from `start` to `end`; spans of one track don't overlap."""
@@ -50,10 +53,12 @@ class Timeline:
         self._event(name, ph="C", name=name, ts=self._us(at), args=values)
 
     def close(self) -> None:
-        """End the file."""
-        self._add("\n]\n")
-        with suppress(OSError):
-            self._file.close()
+        """End the file; what is told afterwards is left out."""
+        if self._open:
+            self._open = False
+            self._file.append(b"]")
+            with suppress(DiskFullError):
+                self._file.close()
 
     def _us(self, at: float) -> float:
         return round((at - self._start) * MICROSECONDS, 1)
@@ -66,15 +71,5 @@ class Timeline:
         self._write({"pid": 1, "tid": thread, **event})
 
     def _write(self, event: dict[str, Any]) -> None:
-        self._add(("\n" if self._first else ",\n") + json.dumps(event, separators=(",", ":")))
-        self._first = False
-
-    def _add(self, text: str) -> None:
-        if self._file.closed:
-            return
-        try:
-            self._file.write(text)
-        except OSError as error:  # a full disk: the timeline ends here, the run goes on
-            log.warning("the timeline ends here: %s", error)
-            with suppress(OSError):
-                self._file.close()
+        if self._open:
+            self._file.append(b"," + json.dumps(event, separators=(",", ":")).encode())

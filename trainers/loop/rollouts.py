@@ -165,6 +165,7 @@ class Rollouts:
         self.totals.count(group, self._config.grpo.group_size)
         for episode in group.episodes:
             self._run.trajectory(episode, "train")
+        await self._run.drain()
         self._watch_bugs(group.episodes)
         if self._timeline is not None:
             self._timeline.overlapping("groups", name, name, started, time.perf_counter())

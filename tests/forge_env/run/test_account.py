@@ -72,7 +72,6 @@ def test_a_timeline_opens_also_when_its_process_was_killed(tmp_path: Path) -> No
     timeline.span("trainer", "train", 10.5, 11.0, step=3)
     timeline.overlapping("groups", "group 1", "group 1", 10.0, 12.0)
     timeline.counter("tokens/s", 11.0, sampled=5.0)
-    timeline._file.flush()
     killed = json.loads(path.read_text() + "]")
     timeline.close()
     events = json.loads(path.read_text())

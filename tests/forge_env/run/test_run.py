@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import io
 import json
@@ -19,6 +20,7 @@ from forge_env.display.terminal import LiveDisplay, PlainDisplay, duration, open
 from forge_env.run import Run, RunFolder
 from forge_env.run.metrics import JSONLMetrics
 from forge_env.run.outcome import read_summary, write_summary
+from forge_env.run.trajectories import MOST_OPEN, MOST_WAITING
 from forge_env.trajectory import Trajectory, TrajectoryWriter, read_trajectories
 
 
@@ -204,11 +206,11 @@ def test_a_full_disk_ends_no_run_and_trajectories_are_written_by_a_thread(
     config: RunConfig, folder: RunFolder, state: RunState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = FullDisk()
-    monkeypatch.setattr("forge_env.run.run.TrajectoryWriter", partial(TrajectoryWriter, write=disk))
+    monkeypatch.setattr("forge_env.run.trajectories.TrajectoryWriter", partial(TrajectoryWriter, write=disk))
     run, stream = plain_run(config, folder, state)
     for name in "abc":
         run.trajectory(Trajectory(id=name, environment="e", task_id="k"), "train")
-    assert run._writing[-1].result()  # it waits for room
+    assert run._trajectories._writing[-1].result()  # it waits for room
     disk.room = True
     run.trajectory(Trajectory(id="d", environment="e", task_id="k", info={"odd": object()}), "train")
     run.trajectory(Trajectory(id="e", environment="e", task_id="k"), "train")
@@ -219,10 +221,70 @@ def test_a_full_disk_ends_no_run_and_trajectories_are_written_by_a_thread(
     assert threading.get_ident() not in disk.threads
 
 
+def test_few_files_are_open_however_many_kinds_there_are(config: RunConfig, folder: RunFolder, state: RunState) -> None:
+    run, _ = plain_run(config, folder, state)
+    for step in range(50):
+        for name in ("a", "b"):
+            run.trajectory(Trajectory(id=f"{name}{step}", environment="e", task_id="k"), f"eval-{step:05d}")
+            run.trajectory(Trajectory(id=f"{name}{step}", environment="e", task_id="k"), "train")
+    run._trajectories._writing[-1].result()
+    links = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    assert 0 < sum(str(folder.trajectories) in link for link in links) <= MOST_OPEN
+    run.close()
+    for step in range(50):
+        written = [item.id for item in read_trajectories(folder.trajectories / f"eval-{step:05d}.jsonl")]
+        assert written == [f"a{step}", f"b{step}"]
+
+
+def test_what_waits_for_room_is_written_with_the_next_of_any_kind(
+    config: RunConfig, folder: RunFolder, state: RunState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FullDisk()
+    monkeypatch.setattr("forge_env.run.trajectories.TrajectoryWriter", partial(TrajectoryWriter, write=disk))
+    run, _ = plain_run(config, folder, state)
+    kinds = [f"eval-{step}" for step in range(MOST_OPEN + 3)]
+    for kind in kinds:
+        run.trajectory(Trajectory(id=kind, environment="e", task_id="k"), kind)
+    run._trajectories._writing[-1].result()
+    disk.room = True
+    run.trajectory(Trajectory(id="z", environment="e", task_id="k"), "train")
+    run._trajectories._writing[-1].result()
+    for kind in kinds:
+        assert [item.id for item in read_trajectories(folder.trajectories / f"{kind}.jsonl")] == [kind]
+    run.close()
+
+
+async def test_who_writes_faster_than_the_disk_waits_and_nobody_else(
+    config: RunConfig, folder: RunFolder, state: RunState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = threading.Event()
+
+    def write(descriptor: int, data: bytes) -> int:
+        slow.wait()
+        return os.write(descriptor, data)
+
+    monkeypatch.setattr("forge_env.run.trajectories.TrajectoryWriter", partial(TrajectoryWriter, write=write))
+    run, _ = plain_run(config, folder, state)
+    for number in range(MOST_WAITING + 10):
+        run.trajectory(Trajectory(id=str(number), environment="e", task_id="k"), "train")
+    given_up = asyncio.ensure_future(run.drain())
+    draining = asyncio.ensure_future(run.drain())
+    await asyncio.sleep(0)  # the loop goes on
+    assert not draining.done()
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    slow.set()
+    await draining
+    assert len(run._trajectories._writing) <= MOST_WAITING
+    run.close()
+    written = [item.id for item in read_trajectories(folder.trajectories / "train.jsonl")]
+    assert written == [str(number) for number in range(MOST_WAITING + 10)]
+
+
 def test_what_can_never_be_written_is_told_when_the_run_closes(
     config: RunConfig, folder: RunFolder, state: RunState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forge_env.run.run.TrajectoryWriter", partial(TrajectoryWriter, write=FullDisk()))
+    monkeypatch.setattr("forge_env.run.trajectories.TrajectoryWriter", partial(TrajectoryWriter, write=FullDisk()))
     run, stream = plain_run(config, folder, state)
     run.trajectory(Trajectory(id="a", environment="e", task_id="k"), "train")
     run.close()

@@ -1,0 +1,109 @@
+"""The trajectories of a run: a file for each kind, written by a thread, on a disk that may run full."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from forge_env.files import NO_SPACE, DiskFullError
+from forge_env.trajectory import Trajectory, TrajectoryWriter
+
+MOST_HELD = 64 * 2**20
+"""Bytes of each kind of trajectory that wait in memory for room on a full disk; more are dropped, and counted."""
+MOST_WAITING = 256
+"""Trajectories that wait for the thread before `drain` waits too."""
+MOST_OPEN = 4
+"""Files open at once: of the kinds written to last. What waits for room keeps its file open."""
+
+
+class TrajectoryFiles:
+    """Appends to `KIND.jsonl` of a folder, in the order of the calls. Nothing here waits but `drain` and `close`.
+
+    Args:
+        folder: where; it is made with the first file.
+        warn: told of what can't be recorded, in words.
+        on_full: told whenever something could not be written for lack of space.
+    """
+
+    def __init__(self, folder: Path, warn: Callable[[str], object], on_full: Callable[[], object]) -> None:
+        self._folder = folder
+        self._warn = warn
+        self._on_full = on_full
+        self._open: OrderedDict[str, TrajectoryWriter] = OrderedDict()
+        self._writing: deque[Future[bool]] = deque()
+        self._thread = ThreadPoolExecutor(1, "forge-env-write")
+
+    def write(self, trajectory: Trajectory, kind: str) -> None:
+        """Hand over a trajectory; nobody may change it from here on.
+
+        Raises:
+            OSError: an earlier one could not be written, for another reason than room.
+        """
+        while self._writing and self._writing[0].done():
+            self._look_after(self._writing.popleft())
+        self._writing.append(self._thread.submit(self._write, trajectory, kind))
+
+    async def drain(self) -> None:
+        """Wait while the thread is too far behind; whoever writes many calls it between them.
+
+        Raises:
+            OSError: as `write`.
+        """
+        while len(self._writing) > MOST_WAITING:
+            first = asyncio.wrap_future(self._writing[0])
+            await asyncio.wait([first])  # a cancelled caller cancels no writing
+            first.exception()
+            while self._writing and self._writing[0].done():
+                self._look_after(self._writing.popleft())
+
+    def close(self) -> None:
+        """Write what waits, and close every file.
+
+        Raises:
+            OSError: something could not be written, for another reason than room.
+        """
+        self._thread.shutdown()
+        try:
+            while self._writing:
+                self._look_after(self._writing.popleft())
+        finally:
+            while self._open:
+                self._close(self._open.popitem()[1])
+
+    def _write(self, trajectory: Trajectory, kind: str) -> bool:
+        """In the thread; whether the trajectory waits for room."""
+        writer = self._open.get(kind)
+        if writer is None:
+            path = self._folder / f"{kind}.jsonl"
+            writer = TrajectoryWriter(path, what=f"{kind} trajectories", most_held=MOST_HELD)
+            self._open[kind] = writer
+        self._open.move_to_end(kind)
+        writer.write(trajectory)
+        if not writer.held:
+            for other in self._open.values():  # there is room again
+                other.flush()
+        done = [name for name, other in self._open.items() if name != kind and not other.held and not other.dropped]
+        for name in done[: max(0, len(self._open) - MOST_OPEN)]:
+            self._open.pop(name).close()
+        return writer.held > 0
+
+    def _close(self, writer: TrajectoryWriter) -> None:
+        try:
+            writer.close()
+        except DiskFullError as error:
+            self._warn(str(error))
+
+    def _look_after(self, writing: Future[bool]) -> None:
+        """Warn of what went wrong with a trajectory; raise what ends the run."""
+        try:
+            if writing.result():
+                self._on_full()
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            self._on_full()
+        except (TypeError, ValueError, RecursionError) as error:  # an environment put in what is not JSON
+            self._warn(f"a trajectory can't be recorded: {error}")
