@@ -7,6 +7,7 @@ that needs the process is cancelled, and the error says which process it was and
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -16,9 +17,19 @@ import monarch.actor
 from forge_env.errors import ForgeError
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 _NAMED_S = 2.0
 _INNER = ("setup", "logger")
 """Monarch's own actors in each process. The failure of ours, which has a name to show, follows theirs."""
+
+
+_wanted = False
+
+
+def expect_ends() -> None:
+    """From here on processes are ended on purpose: what Monarch says of that is logged and is no failure."""
+    global _wanted
+    _wanted = True
 
 
 async def unless_a_process_dies(work: Coroutine[Any, Any, T]) -> T:
@@ -27,6 +38,8 @@ async def unless_a_process_dies(work: Coroutine[Any, Any, T]) -> T:
     Raises:
         ForgeError: a process of an actor ended by itself.
     """
+    global _wanted
+    _wanted = False
     task = asyncio.ensure_future(work)
     faults = _Faults(task)
     before, monarch.actor.unhandled_fault_hook = monarch.actor.unhandled_fault_hook, faults.hook
@@ -63,6 +76,9 @@ class _Faults:
 
     def _note(self, mesh: str, report: str) -> None:
         name, why = mesh.rpartition("-")[0], report.strip().splitlines()[-1].strip()
+        if _wanted and not self.seen:
+            logger.info("while processes are ended: %s: %s", name or mesh, why)
+            return
         if name not in _INNER:
             self._end(f"the process of {name}", why)
         elif not self.seen:

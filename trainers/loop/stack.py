@@ -60,6 +60,10 @@ class Stack:
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        from trainers.actors.faults import expect_ends
+
+        if error is None:  # else what ended the run may yet be told
+            expect_ends()
         try:
             await self.close()
         except Exception:  # whatever fails here is a consequence: it must not hide what ended the run

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 import forge_env as fe
@@ -97,6 +97,8 @@ class Method(Trainer):
 
     async def play(self, run: Run) -> None:
         """Start everything that the recipe names, and let the algorithm run on it."""
+        from trainers.actors.faults import expect_ends
+
         config = run.config
         if run.resume and _complete(run, Checkpoints(run).step):
             run.note(f"All {config.grpo.steps} steps are done: nothing to resume. More: --grpo.steps N")
@@ -111,7 +113,7 @@ class Method(Trainer):
             run.summary["engine"] = engine.name
             run.note(f"Sandbox engine: {engine.name}")
             environment = _make_environment(run, engine)
-            actors = await unless_stopped(run, prepare_model(run, stack, environment, found))
+            actors = await unless_stopped(run, prepare_model(run, stack, environment, found), expect_ends)
             if actors is None:
                 run.note("stopped before training began: nothing to save")
                 return
@@ -412,12 +414,20 @@ def why_nothing(group: Group) -> tuple[str, str]:
     return "no episode finished in time", "raise grpo.group_timeout_s, or lower grpo.max_tokens_per_turn"
 
 
-async def unless_stopped(run: Run, work: Coroutine[Any, Any, T]) -> T | None:
-    """What `work` returns, or None when `run` is asked to stop first: then it is cancelled, and has ended."""
+async def unless_stopped(
+    run: Run, work: Coroutine[Any, Any, T], on_stop: Callable[[], object] = lambda: None
+) -> T | None:
+    """What `work` returns, or None when `run` is asked to stop first: then it is cancelled, and has ended.
+
+    `on_stop` is called before it is cancelled.
+    """
     working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(run.stop.wait())
     try:
         await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
+        if working.done():
+            return working.result()
+        on_stop()
+        return None
     finally:
         working.cancel()
         stopping.cancel()

@@ -11,8 +11,10 @@ import pytest
 
 pytest.importorskip("monarch")
 
+import monarch.actor
+
 from forge_env.errors import ForgeError
-from trainers.actors.faults import unless_a_process_dies
+from trainers.actors.faults import expect_ends, unless_a_process_dies
 from trainers.buffer.types import BufferSettings
 from trainers.loop.stack import prepare_controller
 
@@ -49,6 +51,37 @@ async def test_a_cancelled_caller_ends_the_work() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert ended.is_set()
+
+
+class Failure:
+    """What Monarch tells of a process."""
+
+    mesh_name = "generator0-1abc"
+
+    def report(self) -> str:
+        return "a supervision event\ncleanup error: deadline has elapsed"
+
+
+async def told(before: bool) -> str:
+    """How work ends that Monarch tells of a process's end, before or after processes are ended on purpose."""
+
+    async def work() -> str:
+        if not before:
+            expect_ends()
+        await asyncio.to_thread(monarch.actor.unhandled_fault_hook, Failure())
+        await asyncio.sleep(0)
+        if before:
+            expect_ends()
+        return "stopped in order"
+
+    return await unless_a_process_dies(work())
+
+
+async def test_the_end_of_a_process_that_is_ended_on_purpose_is_no_failure() -> None:
+    """Also where it takes so long that Monarch complains of it."""
+    assert await told(before=False) == "stopped in order"
+    with pytest.raises(ForgeError, match="generator0 ended: cleanup error"):
+        await told(before=True)
 
 
 @pytest.mark.slow
