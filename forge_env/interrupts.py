@@ -19,6 +19,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHOW_CURSOR = b"\x1b[?25h"
 HINT_AFTER_S = 1.0
 """Seconds in which what was cancelled should have ended."""
+CLEAN_UP_S = 10.0
+"""What is left of a grace when work is cancelled, so that everything is closed before the platform kills; half of it
+where it is short."""
+LAST_S = 1.0
+"""What is left of it when the process ends itself, whatever holds it up."""
 
 
 def say(text: str) -> None:
@@ -32,6 +37,7 @@ def run_until_interrupted(
     *,
     finish: Callable[[], str | None] | None = None,
     tell: Callable[[str], object] = say,
+    grace_s: float = 0.0,
 ) -> T:
     """`asyncio.run`, which a person may end.
 
@@ -44,6 +50,8 @@ def run_until_interrupted(
         finish: begins to end in order, and returns what is being finished ("the samples under way"), or None where
             there is nothing to finish now; None where there never is.
         tell: shows the person a line.
+        grace_s: seconds from a SIGTERM until whoever sent it kills: by then all has ended, in order where there is
+            time for that, else cancelled. 0: nobody will.
 
     Raises:
         KeyboardInterrupt: `work` was cancelled by a signal; everything was closed.
@@ -64,9 +72,19 @@ def run_until_interrupted(
                 cancelled = True
                 task.cancel()
 
+        def cut_short() -> None:
+            nonlocal cancelled
+            if not cancelled:
+                cancelled = True
+                tell(f"not finished {grace_s:g} s after SIGTERM, less what ending takes: stopping now")
+                task.cancel()
+
         def on_signal(number: int, frame: FrameType | None) -> None:
             nonlocal received
             received += 1
+            if number == signal.SIGTERM and received == 1:
+                for timer in graces:
+                    timer.start()
             if cancelled or received > steps:
                 _end_the_process()
             if received == steps:
@@ -74,13 +92,22 @@ def run_until_interrupted(
             loop.call_soon_threadsafe(end)
 
         hint = threading.Timer(HINT_AFTER_S, tell, ("stopping; Ctrl-C again stops at once",))
-        hint.daemon = True
+        cancel_after = max(grace_s - CLEAN_UP_S, grace_s / 2)
+        graces = [
+            threading.Timer(cancel_after, loop.call_soon_threadsafe, (cut_short,)),
+            threading.Timer(max(grace_s - LAST_S, cancel_after), _end_the_process),
+        ]
+        if not grace_s:
+            graces.clear()
+        for timer in (hint, *graces):
+            timer.daemon = True
         # Not the event loop's own handlers: those would have to wait for code that holds the loop up.
         before = {number: signal.signal(number, on_signal) for number in SIGNALS}
         try:
             return await work
         finally:
-            hint.cancel()
+            for timer in (hint, *graces):
+                timer.cancel()
             for number, handler in before.items():
                 signal.signal(number, handler)
 

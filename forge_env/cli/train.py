@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import shlex
+from contextlib import suppress
 
 from forge_env.cli.command import Parser, report_error, tidy
 from forge_env.config.reader import build, values
@@ -48,6 +48,6 @@ def run(args: argparse.Namespace) -> int:
     )
     if outcome.error is not None:
         report_error(outcome.error, hint=f"the traceback is at the end of {folder.log}")
-    elif outcome.exit == "interrupted":
-        print(f"interrupted; continue with: forge-env train {shlex.quote(str(folder.config))} --resume", flush=True)
+    with suppress(OSError):  # a terminal that is gone
+        print(outcome.ending, flush=True)
     return outcome.code

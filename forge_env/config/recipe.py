@@ -447,6 +447,9 @@ class CheckpointSection(Section):
     """Maximum minutes between checkpoints; 0: no limit. A checkpoint is always saved at the end."""
     keep: Positive = 2
     """Number of most recent checkpoints to keep."""
+    grace_s: Annotated[float, Field(ge=0)] = 0.0
+    """Seconds from SIGTERM until the platform kills (Kubernetes: 30, `docker stop`: 10, Slurm: 30). The run ends \
+within them: saved if the step under way ends in time, else with the checkpoint before. 0: there is no such limit."""
 
 
 class LoggingSection(Section):

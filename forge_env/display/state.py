@@ -48,6 +48,8 @@ class RunState:
     progress_fields: dict[str, Any] = field(default_factory=dict)
     status: dict[str, Any] = field(default_factory=dict)
     step: int = 0
+    saved: int | None = None
+    """Steps of the newest checkpoint, 0 without one; None where the trainer doesn't say."""
     rewards: list[float] = field(default_factory=list)
     evaluations: list[HeldOutScore] = field(default_factory=list)
     warnings: dict[str, int] = field(default_factory=dict)

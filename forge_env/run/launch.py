@@ -12,6 +12,7 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, TextIO
 
 from forge_env import machine
@@ -25,7 +26,7 @@ from forge_env.interrupts import INTERRUPTED, run_until_interrupted
 from forge_env.logs import captured_output, log_to
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import open_loggers, read_metrics
-from forge_env.run.outcome import RunOutcome, failed, read_summary, write_summary
+from forge_env.run.outcome import RunOutcome, describe_end, failed, read_summary, write_summary
 from forge_env.run.run import Run
 
 Trainer = Callable[[Run], Awaitable[None]]
@@ -87,9 +88,11 @@ def _play(run: Run, load_trainer: Callable[[], Trainer], earlier_s: float) -> Ru
         outcome = _outcome(run, load_trainer)
         run.end_stage()
         run.state.exit = outcome.exit
+        outcome = replace(outcome, ending=describe_end(run, outcome))
         if outcome.error is not None:
             logger.error("the run failed", exc_info=outcome.raised or outcome.error)
         _write_results(run, outcome, earlier_s)
+        logger.info("%s", outcome.ending)
     finally:
         run.close()
         run.display.close()
@@ -106,7 +109,7 @@ def _outcome(run: Run, load_trainer: Callable[[], Trainer]) -> RunOutcome:
         return "and saving"
 
     try:
-        run_until_interrupted(train(), finish=finish, tell=run.note)
+        run_until_interrupted(train(), finish=finish, tell=run.note, grace_s=run.config.checkpoint.grace_s)
     except KeyboardInterrupt:
         return RunOutcome("interrupted", INTERRUPTED)
     except asyncio.CancelledError:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 import forge_env
 from forge_env.display.state import RunState
-from forge_env.errors import ForgeError, root_cause
+from forge_env.errors import ForgeError, UsageError, root_cause
 from forge_env.files import write_whole
 from forge_env.run.run import Run
 from forge_env.schema import with_schema, without_schema
@@ -38,6 +39,8 @@ class RunOutcome:
     """What is shown."""
     raised: BaseException | None = None
     """What ended the trainer; the log has its traceback."""
+    ending: str = field(default="", compare=False)
+    """How the run ended and how to go on, in one line."""
 
     @property
     def message(self) -> str:
@@ -51,6 +54,23 @@ def failed(error: BaseException, raised: BaseException | None = None) -> RunOutc
     """The outcome of an exception; of a group, its cause."""
     cause = root_cause(error)
     return RunOutcome("failed", cause.exit_code if isinstance(cause, ForgeError) else 1, cause, raised or error)
+
+
+def describe_end(run: Run, outcome: RunOutcome) -> str:
+    """How a run ended and how to go on, in one line."""
+    done, saved = run.state.step, run.state.saved
+    steps = f"{done} step{'s' * (done != 1)}"
+    if outcome.exit == "success":
+        return f"done: {steps}"
+    ended = f"{outcome.exit} after {steps}" if done else f"{outcome.exit} before the first step"
+    command = f"forge-env train {shlex.quote(str(run.folder.config))} --resume"
+    if outcome.code == UsageError.exit_code:
+        return ended
+    if saved == 0:
+        return f"{ended}, nothing is saved; begin again with: {command}"
+    if saved is not None and saved < done:
+        ended += f", saved after {saved}"
+    return f"{ended}; continue with: {command}"
 
 
 def _describe(error: BaseException) -> str:

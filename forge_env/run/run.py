@@ -125,6 +125,10 @@ class Run:
         logger.info("%s", said)
         self.display.event(said)
 
+    def saved(self, step: int) -> None:
+        """A checkpoint after `step` steps is what a resumed run goes on from; 0: there is none yet."""
+        self.state.saved = step
+
     def status(self, **fields: Any) -> None:
         """Live figures: reward, staleness, tokens_per_s, in_flight, buffer, eta_s, waiting={"trainer": "episodes"}."""
         self.state.status |= fields

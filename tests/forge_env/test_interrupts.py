@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -77,6 +78,47 @@ def test_one_more_ends_the_process_also_where_code_holds_the_loop_up(
     with pytest.raises(Ended, match=str(INTERRUPTED)):
         run_until_interrupted(work(), finish=finish)
     assert len(sent) == signals
+
+
+def test_a_grace_that_is_too_short_for_finishing_is_kept() -> None:
+    """Work is cancelled while there is time to clean up."""
+    told: list[str] = []
+    cleaned = []
+
+    async def work() -> None:
+        try:
+            send(signal.SIGTERM)
+            await asyncio.Event().wait()
+        finally:
+            cleaned.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_until_interrupted(work(), finish=lambda: "the step", tell=told.append, grace_s=0.1)
+    assert cleaned == [True]
+    assert told[0] == "finishing the step; Ctrl-C again stops now"
+    assert "not finished 0.1 s after SIGTERM" in told[1]
+
+
+def test_a_grace_is_kept_also_where_nothing_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(interrupts.os, "_exit", lambda code: ended.set())
+
+    async def work() -> None:
+        send(signal.SIGTERM)
+        ended.wait()  # without an await
+
+    run_until_interrupted(work(), finish=lambda: "the step", grace_s=0.1)
+    assert ended.is_set()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_person_who_stops_a_run_gives_it_the_time_it_needs(number: signal.Signals) -> None:
+    async def work() -> str:
+        send(number)
+        await asyncio.sleep(0.2)
+        return "finished"
+
+    assert run_until_interrupted(work(), finish=lambda: "the step", grace_s=0.1) == "finished"
 
 
 def test_work_that_cancels_itself_was_not_interrupted() -> None:

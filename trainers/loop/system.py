@@ -274,6 +274,7 @@ class System:
             temperature=config.grpo.temperature,
             threads=config.trainer.threads,
         )
+        self.run.saved(0)
         if self.run.resume:
             await self._resume()
         if self.step < config.grpo.steps:
@@ -386,7 +387,8 @@ class System:
                 "set_aside": sorted(self.rollouts.set_aside),
                 "algorithm": self._algorithm.state_dict(),
             }
-            await self._checkpoints.save(self.trainer, Saved(self.step, state, buffer))
+            if await self._checkpoints.save(self.trainer, Saved(self.step, state, buffer)) is not None:
+                self.run.saved(self.step)
         self._saved_at = asyncio.get_running_loop().time()
 
     async def _resume(self) -> None:
@@ -394,6 +396,7 @@ class System:
         if saved is None:
             return
         self.step = saved.step
+        self.run.saved(self.step)
         self.run.note(f"Resuming after step {self.step}")
         self.rollouts.order.load_state_dict(saved.state["order"])
         self.rollouts.set_aside.update(saved.state["set_aside"])

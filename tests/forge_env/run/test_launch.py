@@ -195,6 +195,37 @@ def test_two_interruptions_cancel_the_trainer_which_still_cleans_up(config: RunC
     assert (outcome.exit, outcome.code, cleaned) == ("interrupted", 130, [True])
 
 
+@pytest.mark.parametrize(
+    ("steps", "saved", "error", "line"),
+    [
+        (2, None, None, "done: 2 steps"),
+        (0, 0, RuntimeError(), "failed before the first step, nothing is saved; begin again with: COMMAND"),
+        (1, 0, RuntimeError(), "failed after 1 step, nothing is saved; begin again with: COMMAND"),
+        (7, 5, RuntimeError(), "failed after 7 steps, saved after 5; continue with: COMMAND"),
+        (7, 7, KeyboardInterrupt(), "interrupted after 7 steps; continue with: COMMAND"),
+        (7, None, RuntimeError(), "failed after 7 steps; continue with: COMMAND"),
+        (0, None, UsageError("wrong"), "failed before the first step"),
+    ],
+)
+def test_the_last_line_says_how_a_run_ended_and_how_to_go_on(
+    config: RunConfig, folder: RunFolder, steps: int, saved: int | None, error: BaseException | None, line: str
+) -> None:
+    async def end(run: Run) -> None:
+        for step in range(1, steps + 1):
+            run.log(step, {})
+        if saved is not None:
+            run.saved(saved)
+        if isinstance(error, KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGHUP)
+            await run.stop.wait()
+        elif error is not None:
+            raise error
+
+    outcome = launch(config, folder, lambda: end)
+    assert outcome.ending == line.replace("COMMAND", f"forge-env train {folder.config} --resume")
+    assert folder.log.read_text().splitlines()[-1].endswith(outcome.ending)
+
+
 def test_a_trainer_cancelled_from_within_is_a_failure(config: RunConfig, folder: RunFolder) -> None:
     async def cancelled(run: Run) -> None:
         raise asyncio.CancelledError

@@ -240,7 +240,15 @@ KNOBS: dict[str, Change] = {
             "extra_tasks": Change(2, {"evaluation.extra_splits": ["unseen"]}),
         },
     ),
-    **_below("checkpoint", {"every": Change(2), "minutes": Change(0.2), "keep": Change(1, {"checkpoint.every": 1})}),
+    **_below(
+        "checkpoint",
+        {
+            "every": Change(2),
+            "minutes": Change(0.2),
+            "keep": Change(1, {"checkpoint.every": 1}),
+            "grace_s": Change(0.2, where=("terminated",)),
+        },
+    ),
     **_below(
         "logging",
         {

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import os
 import re
 import shutil
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +26,8 @@ from forge_env.config import RunConfig
 from forge_env.config.reader import Override
 from forge_env.config.recipe import ModelSection, TinyModel
 from forge_env.errors import ConfigError
-from forge_env.run import RunFolder
+from forge_env.run import Run, RunFolder
+from forge_env.run.launch import launch
 from forge_env.run.metrics import open_loggers
 from forge_env.run.outcome import RunOutcome
 from trainers.loop.stack import prepare_controller
@@ -113,11 +117,26 @@ def wandb(overrides: Mapping[str, Any], root: Path) -> Any:
     return told
 
 
+def terminated(overrides: Mapping[str, Any], root: Path) -> Any:
+    """How a run ends that is sent SIGTERM in a long step."""
+    ended: list[str] = []
+
+    async def train(run: Run) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await run.stop.wait()
+        await asyncio.sleep(0.5)
+        ended.append("the step")
+
+    launch(make_config(overrides, root), RunFolder(root / "runs" / "terminated"), lambda: train)
+    return ended
+
+
 OBSERVERS: dict[str, Callable[[Mapping[str, Any], Path], Any]] = {
     "run": dry_run,
     "weights": weights,
     "command": command,
     "wandb": wandb,
+    "terminated": terminated,
     "titan": titan,
     "vllm": vllm,
 }
