@@ -468,12 +468,15 @@ class LoggingSection(Section):
 
 
 class WatchdogSection(Section):
-    """What to do when there is no progress: no token sampled, no episode ended, no step trained."""
+    """What to do when there is no progress (no token sampled, no episode ended, no step trained) or too little memory."""
 
     warn_s: Annotated[float, Field(gt=0)] = 120.0
     """Seconds without progress until a warning names what is stuck."""
     end_s: Annotated[float, Field(ge=0)] = 900.0
     """Seconds without progress until the run fails with that diagnosis; 0: never."""
+    free_memory_gb: Annotated[float, Field(ge=0)] = 0.5
+    """No new groups are rolled out while less memory than this is free, in GiB, on this machine or in its control \
+group; 0: whatever is free."""
 
     @model_validator(mode="after")
     def _order(self) -> WatchdogSection:

@@ -111,7 +111,8 @@ def needed_memory_gb(config: RunConfig) -> float:
     trainer = PROCESS_GB + (size if config.trainer.with_gpus else 4 * size / config.trainer.procs)
     engines = config.generator.num_replicas * config.generator.procs
     reference = 0.0 if config.grpo.reference.source == "none" else PROCESS_GB + size
-    return CONTROLLER_GB + SANDBOXES_GB + engines * generator + config.trainer.procs * trainer + reference
+    processes = CONTROLLER_GB + SANDBOXES_GB + engines * generator + config.trainer.procs * trainer + reference
+    return processes + config.watchdog.free_memory_gb
 
 
 def check_memory(config: RunConfig) -> None:

@@ -53,7 +53,7 @@ class GRPO(Algorithm):
         """Roll out a group wherever the buffer has room for one, until cancelled; their rollouts are then too."""
         async with asyncio.TaskGroup() as rollouts:
             while True:
-                ticket = await self.buffer.admit()  # waits for a slot
+                ticket = await self.system.admit()  # waits for a slot
                 rollouts.create_task(self.roll_out(ticket))
 
     async def roll_out(self, ticket: Ticket) -> None:

@@ -12,6 +12,7 @@ from forge_env.run import Run
 from forge_env.run.account import Account, Since
 from trainers.buffer.types import BufferStats, GroupBuffer
 from trainers.generator.pool import GeneratorPool
+from trainers.loop.memory import MemoryGate
 from trainers.loop.rollouts import Rollouts
 from trainers.loop.watchdog import INTERVAL_S, Watchdog
 
@@ -31,10 +32,12 @@ class Status:
         rollouts: Rollouts,
         trainer: Account,
         reference: Account | None = None,
+        memory: MemoryGate | None = None,
     ) -> None:
         self._run = run
         self._generators = generators
         self._rollouts = rollouts
+        self._memory = memory
         self._trainer = trainer
         self._accounts = [account for account in (trainer, reference) if account is not None]
         self._stats: dict[str, float] = {}
@@ -89,6 +92,8 @@ class Status:
 
     def diagnose(self) -> str:
         """What every actor is at, in one line."""
+        if self._memory is not None and (short := self._memory.diagnose()):
+            return short
         if self._silent:
             return "; ".join([*self._silent, self._rollouts.longest_waiting()])
         trainer = f"the trainer has been in '{self._trainer.doing}' for {self._ago(self._trainer.since)}"

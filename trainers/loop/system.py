@@ -31,6 +31,7 @@ from trainers.generator.policy import GenerateFunction, GeneratorPolicy
 from trainers.loop import checks
 from trainers.loop.checkpoints import Checkpoints, Saved
 from trainers.loop.evaluation import Evaluator
+from trainers.loop.memory import MemoryGate
 from trainers.loop.metrics import batch_metrics, buffer_metrics, named
 from trainers.loop.prepare import Actors, find_model, prepare_model
 from trainers.loop.publisher import Publisher
@@ -156,7 +157,8 @@ class System:
         self._checkpoints = Checkpoints(run)
         self._account = run.account("trainer", "start")
         reference = self.trainer.reference.account if self.trainer.reference else None
-        self._status = Status(run, self.generators, self.rollouts, self._account, reference)
+        self._memory = MemoryGate(run)
+        self._status = Status(run, self.generators, self.rollouts, self._account, reference, self._memory)
         self._counters = BufferStats()
         self._trained_at: list[float] = []
         self._saved_at = asyncio.get_running_loop().time()
@@ -165,6 +167,12 @@ class System:
         self._evaluation: asyncio.Task[Estimate | None] | None = None
 
     # --- what an algorithm calls
+
+    async def admit(self) -> Ticket:
+        """Wait for a slot of the buffer, and for memory; the ticket of a group to roll out."""
+        ticket = await self.buffer.admit()
+        await self._memory.room()
+        return ticket
 
     async def add(self, group: PackedGroup, ticket: Ticket) -> None:
         """A group is complete: hand it to the buffer."""

@@ -259,5 +259,12 @@ KNOBS: dict[str, Change] = {
             "timeline": Change(False),
         },
     ),
-    **_below("watchdog", {"warn_s": Change(20.0), "end_s": Change(30.0, {"watchdog.warn_s": 20.0})}),
+    **_below(
+        "watchdog",
+        {
+            "warn_s": Change(20.0),
+            "end_s": Change(30.0, {"watchdog.warn_s": 20.0}),
+            "free_memory_gb": Change(1e6),
+        },
+    ),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 pytest.importorskip("torch")
 
 import forge_env as fe
+from forge_env import machine
 from forge_env.config import load_config
 from forge_env.errors import ForgeError, GeneratorError
 from forge_env.policy import Policy, PolicySession, Reply
@@ -111,6 +113,29 @@ def test_an_actor_that_does_not_answer_is_itself_the_diagnosis(tmp_path: Path) -
 
     with pytest.raises(ForgeError, match="a generator does not answer; the replay buffer does not answer"):
         virtual_time.run(report())
+
+
+def test_without_memory_no_group_begins_and_with_it_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = itertools.count()
+
+    def free_gb() -> float:
+        return 0.3 if 5 < next(looks) < 50 else 4.0
+
+    monkeypatch.setattr(machine, "free_memory_gb", free_gb)
+    events = dry_run({}, tmp_path)
+    assert not failures(events)
+    assert next(details for _, name, details in events if name == "warnings") == "[['memory is short']]"
+    steps = [details for _, name, details in events if name == "batch"]
+    assert len(steps) == 5
+
+
+def test_memory_that_nothing_frees_is_the_cause_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "free_memory_gb", lambda: 0.25)
+    (failure,) = failures(dry_run(WATCHED, tmp_path))
+    assert "no progress for 5m" in failure
+    assert "new groups wait for memory: 0.25 GiB are free, watchdog.free_memory_gb=0.5" in failure
 
 
 def loop_time() -> float:
