@@ -468,7 +468,7 @@ class LoggingSection(Section):
 
 
 class WatchdogSection(Section):
-    """What to do when there is no progress (no token sampled, no episode ended, no step trained) or too little memory."""
+    """What to do without progress (no token sampled, no episode ended, no step trained) or with too little memory."""
 
     warn_s: Annotated[float, Field(gt=0)] = 120.0
     """Seconds without progress until a warning names what is stuck."""
