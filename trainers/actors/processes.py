@@ -16,19 +16,23 @@ from typing import Any
 import monarch.actor
 from monarch.actor import ProcMesh, this_host
 
+from trainers.actors.stacks import offer_stack
+
 STOP_S = 10.0
 """How long processes may take to end by themselves."""
 logger = logging.getLogger(__name__)
 
 
-def _set_environment(variables: Mapping[str, str]) -> None:
+def _prepare(variables: Mapping[str, str]) -> None:
+    """The first thing that a new process does."""
     os.environ.update(variables)
+    offer_stack()
 
 
 async def start_processes(count: int, name: str, environment: Mapping[str, str] | None = None) -> ProcMesh:
     """`count` processes that end with this one; end them with `stop_processes`."""
     mesh: ProcMesh = this_host().spawn_procs(
-        per_host={"procs": count}, bootstrap=partial(_set_environment, dict(environment or {})), name=name
+        per_host={"procs": count}, bootstrap=partial(_prepare, dict(environment or {})), name=name
     )
     try:
         await mesh.initialized

@@ -68,7 +68,7 @@ class Status:
                 self._held = held
                 self._show(now, seconds, before, held)
             trained, tokens = self._run.state.step, self._stats.get("tokens")
-            self._watchdog.look((tokens, self._rollouts.episodes_ended, trained, self._trainer.since))
+            await self._watchdog.look((tokens, self._rollouts.episodes_ended, trained, self._trainer.since))
 
     async def _answer(self, call: Awaitable[T], who: str, otherwise: T) -> T:
         """What an actor answers; one that does not is what the watchdog looks for, and must not keep it waiting."""

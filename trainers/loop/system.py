@@ -38,6 +38,7 @@ from trainers.loop.publisher import Publisher
 from trainers.loop.rollouts import Group, MakeEnvironment, Rollouts
 from trainers.loop.stack import Stack, prepare_controller
 from trainers.loop.status import Status
+from trainers.loop.watchdog import Watchdog
 
 MAX_DISCARDED_IN_A_ROW = 20
 PATIENCE = 20
@@ -114,7 +115,9 @@ class Method(Trainer):
             run.summary["engine"] = engine.name
             run.note(f"Sandbox engine: {engine.name}")
             environment = _make_environment(run, engine)
-            actors = await unless_stopped(run, prepare_model(run, stack, environment, found), expect_ends)
+            starting = Watchdog(run, config.watchdog, lambda: "the processes of the run are starting")
+            preparing = starting.while_doing(prepare_model(run, stack, environment, found), lambda: progress_of(run))
+            actors = await unless_stopped(run, preparing, expect_ends)
             if actors is None:
                 run.note("stopped before training began: nothing to save")
                 return
@@ -423,6 +426,11 @@ def why_nothing(group: Group) -> tuple[str, str]:
     if group.episodes:
         return "the first prompt leaves no room for a token", "raise model.max_length"
     return "no episode finished in time", "raise grpo.group_timeout_s, or lower grpo.max_tokens_per_turn"
+
+
+def progress_of(run: Run) -> tuple[int, int]:
+    """What moves while a run starts: its stages, and what it shows of the one under way."""
+    return len(run.state.stages), run.state.done
 
 
 async def unless_stopped(

@@ -1,15 +1,24 @@
-"""Noticing that nothing moves: first a warning that names what is stuck, in the end a failure that says the same."""
+"""Noticing that nothing moves: first a warning that names what is stuck, in the end a failure that says the same.
+
+What is stuck is what the run knows of it (`diagnose`), and the stack of every process that is not merely waiting to be
+called; the log has the stacks of all.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Hashable
+from typing import TypeVar
 
 from forge_env.config.recipe import WatchdogSection
 from forge_env.display.terminal import duration
 from forge_env.errors import ForgeError
 from forge_env.run import Run
+from trainers.actors.stacks import look_at_processes
 
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
 INTERVAL_S = 1.0
 """Between two looks."""
 
@@ -41,7 +50,7 @@ class Watchdog:
         self._moved = 0.0
         self._warned = False
 
-    def look(self, progress: Hashable) -> None:
+    async def look(self, progress: Hashable) -> None:
         """Compare `progress` with what it was; any change is movement.
 
         Raises:
@@ -54,21 +63,29 @@ class Watchdog:
         still = now - self._moved
         if self._end_s and still >= self._end_s:
             raise ForgeError(
-                f"no progress for {duration(still)}: {self._diagnose()}",
+                f"no progress for {duration(still)}: {await self._what_is_stuck()}",
                 fix="see run.log and timeline.json; continue with --resume. watchdog.end_s sets how long is too long",
             )
         if not self._warned and still >= self._warn_s:
             self._warned = True
-            self._run.warn(f"no progress for {duration(still)}: {self._diagnose()}")
+            self._run.warn(f"no progress for {duration(still)}: {await self._what_is_stuck()}")
 
-    async def while_doing(self, work: Awaitable[None], progress: Callable[[], Hashable]) -> None:
-        """Do `work`, and look at its progress every second meanwhile; raises as `look` does."""
+    async def _what_is_stuck(self) -> str:
+        said = self._diagnose()
+        processes = await look_at_processes()
+        for process in processes:
+            logger.info("%s\n%s", process, process.stacks.strip())
+        return "; ".join([said, *(str(process) for process in processes if process.stands)])
+
+    async def while_doing(self, work: Awaitable[T], progress: Callable[[], Hashable]) -> T:
+        """What `work` returns; its progress is looked at every second meanwhile; raises as `look` does."""
         async with asyncio.TaskGroup() as group:
             looking = group.create_task(self._look_on(progress))
-            await work
+            done = await work
             looking.cancel()
+        return done
 
     async def _look_on(self, progress: Callable[[], Hashable]) -> None:
         while True:
-            self.look(progress())
+            await self.look(progress())
             await asyncio.sleep(INTERVAL_S)

@@ -97,21 +97,21 @@ class TestWatchdog:
         section = WatchdogSection(warn_s=60, end_s=end_s)
         return watchdog.Watchdog(run, section, lambda: "the trainer is in 'train'", clock=clock)
 
-    def test_warns_once_for_each_standstill_and_ends_the_run(self, tmp_path: Path) -> None:
+    async def test_warns_once_for_each_standstill_and_ends_the_run(self, tmp_path: Path) -> None:
         run, clock = Run(load_config("coding_rlvr"), RunFolder(tmp_path)), Clock()
         watchdog = self.make(run, clock, 300)
         for tokens in (1, 2, 2, 2, 3, 3, 3):
-            watchdog.look(tokens)  # type: ignore[attr-defined]
+            await watchdog.look(tokens)  # type: ignore[attr-defined]
             clock.now += 50
         assert list(run.state.warnings) == ["no progress for 1m40s: the trainer is in 'train'"]
         assert list(run.state.warnings.values()) == [2]
         clock.now += 200
         with pytest.raises(ForgeError, match=r"no progress for 5m50s: the trainer is in 'train'"):
-            watchdog.look(3)  # type: ignore[attr-defined]
+            await watchdog.look(3)  # type: ignore[attr-defined]
 
-    def test_never_ends_a_run_that_wants_none(self, tmp_path: Path) -> None:
+    async def test_never_ends_a_run_that_wants_none(self, tmp_path: Path) -> None:
         run, clock = Run(load_config("coding_rlvr"), RunFolder(tmp_path)), Clock()
         watchdog = self.make(run, clock, 0)
-        watchdog.look(1)  # type: ignore[attr-defined]
+        await watchdog.look(1)  # type: ignore[attr-defined]
         clock.now += 1e6
-        watchdog.look(1)  # type: ignore[attr-defined]
+        await watchdog.look(1)  # type: ignore[attr-defined]
