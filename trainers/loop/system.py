@@ -115,9 +115,9 @@ class Method(Trainer):
             run.summary["engine"] = engine.name
             run.note(f"Sandbox engine: {engine.name}")
             environment = _make_environment(run, engine)
-            starting = Watchdog(run, config.watchdog, lambda: "the processes of the run are starting")
-            preparing = starting.while_doing(prepare_model(run, stack, environment, found), lambda: progress_of(run))
-            actors = await unless_stopped(run, preparing, expect_ends)
+            start = Watchdog(run, config.watchdog, lambda: stage_of(run))
+            starting = start.while_doing(prepare_model(run, stack, environment, found), lambda: stage_of(run))
+            actors = await unless_stopped(run, starting, expect_ends)
             if actors is None:
                 run.note("stopped before training began: nothing to save")
                 return
@@ -428,9 +428,10 @@ def why_nothing(group: Group) -> tuple[str, str]:
     return "no episode finished in time", "raise grpo.group_timeout_s, or lower grpo.max_tokens_per_turn"
 
 
-def progress_of(run: Run) -> tuple[int, int]:
-    """What moves while a run starts: its stages, and what it shows of the one under way."""
-    return len(run.state.stages), run.state.done
+def stage_of(run: Run) -> str:
+    """How far a run is that starts."""
+    name = run.state.stage.name if run.state.stage else "start"
+    return f"stage {name}" + (f", {run.state.done} of {run.state.total} done" if run.state.total else "")
 
 
 async def unless_stopped(

@@ -16,7 +16,6 @@ from forge_env.errors import UsageError
 from forge_env.run import Run
 from forge_env.trajectory import Segment
 from forge_env.types import Message, Task
-from trainers.loop.watchdog import Watchdog
 from trainers.losses.sft import SFTLoss
 from trainers.model.chat import Chat
 from trainers.model.tiny import FORMAT
@@ -106,16 +105,8 @@ async def warm_up(run: Run, environment: Environment, trainer: Any, folder: Path
         microbatch_tokens=MICROBATCH_TOKENS,
         threads=section.threads,
     )
-    done = 0
-
-    async def train() -> None:
-        nonlocal done
-        for done in range(1, section.steps + 1):
-            metrics = await trainer.train_step(demonstrations.batch())
-            if done % 10 == 0 or done == section.steps:
-                shown = {name: metrics[name] for name in ("loss", "tokens_per_s") if name in metrics}
-                run.progress(done, section.steps, **shown)
-        await trainer.save_model(str(folder))
-
-    watchdog = Watchdog(run, config.watchdog, lambda: f"the trainer is at step {done} of the warm-up")
-    await watchdog.while_doing(train(), lambda: done)
+    for done in range(1, section.steps + 1):
+        metrics = await trainer.train_step(demonstrations.batch())
+        shown = {name: metrics[name] for name in ("loss", "tokens_per_s") if name in metrics}
+        run.progress(done, section.steps, **shown)
+    await trainer.save_model(str(folder))

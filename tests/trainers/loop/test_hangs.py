@@ -92,7 +92,7 @@ def test_a_warm_up_that_stands_still_is_diagnosed(tmp_path: Path) -> None:
             return await super().do_train(sequences)
 
     (failure,) = failures(dry_run({**WATCHED, "warmup.steps": 12}, tmp_path, {**STAND_INS, "TitanTrainer": Stuck}))
-    assert "no progress for 5m00s: the trainer is at step 4 of the warm-up" in failure
+    assert "no progress for 5m00s: stage warm-up, 3 of 12 done" in failure
 
 
 def test_an_actor_that_does_not_answer_is_itself_the_diagnosis(tmp_path: Path) -> None:
