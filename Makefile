@@ -2,7 +2,7 @@
 ARGS ?=
 export STACK PYTHON
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint format bench pins clean
+.PHONY: help setup train test lint format bench chaos pins clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -27,6 +27,9 @@ format: setup ## fix style and format
 
 bench: setup ## list the benchmarks, or run one: make bench ARGS=environment_step
 	@.venv/bin/python -m benchmarks $(ARGS)
+
+chaos: setup ## kill parts of real training runs at random, e.g. make chaos ARGS="--runs 50 --record"
+	@.venv/bin/python -m benchmarks chaos $(ARGS)
 
 pins: setup ## resolve requirements/*.txt again from pyproject.toml
 	@scripts/pins.sh $(ARGS)

@@ -50,18 +50,29 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def reap_scratch() -> int:
-    """Remove folders of runs that have ended without doing so; returns how many."""
+    """Remove folders of runs that have ended without doing so, and end what still runs of them; returns how many."""
     removed = 0
     for folder in (folder for parent in _parents() for folder in parent.glob(f"{PREFIX}*")):
         with suppress(OSError):  # another user's, or another reaper was first
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _end_processes(folder)
                 _remove(folder)
                 removed += 1
             finally:
                 os.close(lock)
     return removed
+
+
+def _end_processes(folder: Path) -> None:
+    """End processes whose temporary folder it is: the kernel ends a run's processes with it, so there are hardly any."""
+    import psutil
+
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):  # another user's, or it has ended meanwhile
+            if process.environ().get("TMPDIR") == str(folder) and process.pid != os.getpid():
+                process.kill()
 
 
 def _parents() -> list[Path]:

@@ -189,6 +189,7 @@ class System:
         Raises:
             ForgeError: so did group after group.
         """
+        logger.info("group %d is replaced", ticket.index)
         self._discarded_in_a_row += 1
         self.run.warn("no episode of a group can be trained on, so the group is replaced")
         if self._discarded_in_a_row >= MAX_DISCARDED_IN_A_ROW:
@@ -231,6 +232,7 @@ class System:
     async def train(self, batch: Reservation) -> dict[str, float]:
         """Update the weights from a batch, which goes from the buffer to the processes that compute it; metrics."""
         self._training = True
+        logger.info("step %d trains groups %s", batch.step + 1, sorted(batch.indices))
         try:
             metrics = named(await self.trainer.train_on(self.buffer, batch, self._account))
         except ForgeError:  # it gave up by itself, between two updates

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from forge_env.run.scratch import LONGEST, PREFIX, reap_scratch, scratch_folder
@@ -61,6 +62,22 @@ def test_a_killed_run_leaves_its_folder_to_the_next_command(parent: Path) -> Non
     assert [path.name.startswith(PREFIX) for path in parent.iterdir()] == [True]
     assert reap_scratch() == 1
     assert list(parent.iterdir()) == []
+
+
+def test_what_still_runs_of_a_killed_run_ends_with_the_next_command(parent: Path) -> None:
+    code = (
+        "import os, signal, subprocess\n"
+        "from forge_env.run.scratch import scratch_folder\n"
+        "with scratch_folder():\n"
+        "    print(subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL).pid, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True).stdout
+    orphan = psutil.Process(int(said))
+    assert orphan.is_running()
+    assert reap_scratch() == 1
+    _, left = psutil.wait_procs([orphan], timeout=10)
+    assert all(process.status() == psutil.STATUS_ZOMBIE for process in left)
 
 
 def test_folders_that_are_not_ours_stay(parent: Path) -> None:
