@@ -66,7 +66,7 @@ def reap_scratch() -> int:
 
 
 def _end_processes(folder: Path) -> None:
-    """End processes whose temporary folder it is: the kernel ends a run's processes with it, so there are hardly any."""
+    """End processes whose temporary folder it is. The kernel ends a run's processes with it: there are hardly any."""
     import psutil
 
     for process in psutil.process_iter():

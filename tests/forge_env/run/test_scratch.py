@@ -69,7 +69,7 @@ def test_what_still_runs_of_a_killed_run_ends_with_the_next_command(parent: Path
         "import os, signal, subprocess\n"
         "from forge_env.run.scratch import scratch_folder\n"
         "with scratch_folder():\n"
-        "    print(subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL).pid, flush=True)\n"
+        "    print(subprocess.Popen(['sleep', '600'], stdout=-3, stderr=-3).pid, flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     said = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True).stdout
