@@ -25,6 +25,7 @@ from forge_env.files import write_whole
 from forge_env.interrupts import INTERRUPTED, run_until_interrupted
 from forge_env.logs import captured_output, log_to
 from forge_env.run.folder import RunFolder
+from forge_env.run.held_up import LoopGuard
 from forge_env.run.metrics import open_loggers, read_metrics
 from forge_env.run.outcome import RunOutcome, describe_end, failed, read_summary, write_summary
 from forge_env.run.run import Run
@@ -101,8 +102,11 @@ def _play(run: Run, load_trainer: Callable[[], Trainer], earlier_s: float) -> Ru
 
 def _outcome(run: Run, load_trainer: Callable[[], Trainer]) -> RunOutcome:
     async def train() -> None:
+        guard = LoopGuard(run.config.watchdog.warn_s, run.config.watchdog.end_s, run.warn)
         async with kept_up_to_date(run.display):
-            await load_trainer()(run)
+            trainer = load_trainer()
+            with guard:
+                await trainer(run)
 
     def finish() -> str:
         run.request_stop()

@@ -21,6 +21,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 INTERVAL_S = 1.0
 """Between two looks."""
+STARVED_S = 60.0
+"""The most that counts between two looks: a run that was stopped itself, or starved, has not been idle."""
 
 
 class Watchdog:
@@ -47,7 +49,8 @@ class Watchdog:
         self._diagnose = diagnose
         self._clock = clock
         self._progress: Hashable = object()
-        self._moved = 0.0
+        self._looked = 0.0
+        self._still = 0.0
         self._warned = False
 
     async def look(self, progress: Hashable) -> None:
@@ -57,10 +60,11 @@ class Watchdog:
             ForgeError: no progress for `end_s`.
         """
         now = (self._clock or asyncio.get_running_loop().time)()
+        since, self._looked = now - self._looked, now
         if progress != self._progress:
-            self._progress, self._moved, self._warned = progress, now, False
+            self._progress, self._still, self._warned = progress, 0.0, False
             return
-        still = now - self._moved
+        self._still = still = self._still + min(since, STARVED_S)
         if self._end_s and still >= self._end_s:
             raise ForgeError(
                 f"no progress for {duration(still)}: {await self._what_is_stuck()}",

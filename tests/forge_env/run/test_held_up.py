@@ -1,0 +1,62 @@
+"""An event loop that is held up is noticed from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from forge_env.run import held_up
+from forge_env.run.held_up import LoopGuard
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_up, "BEAT_S", 0.01)
+
+
+async def test_what_holds_it_up_is_named_when_it_turns_again(caplog: pytest.LogCaptureFixture) -> None:
+    told: asyncio.Queue[str] = asyncio.Queue()
+    noticed = threading.Event()
+
+    def hold_up() -> None:
+        noticed.wait()  # without an await
+
+    class Handler:
+        """The log has it while it lasts."""
+
+        def __call__(self, text: str, *_: object) -> None:
+            noticed.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(held_up.logger, "warning", Handler())
+        with LoopGuard(0.05, 0.0, told.put_nowait):
+            hold_up()
+            text = await told.get()
+    assert "the event loop was held up for more than" in text
+    assert "threading.py" in text
+
+
+async def test_one_that_never_turns_again_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    ended = threading.Event()
+    codes: list[int] = []
+
+    def end(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    monkeypatch.setattr(held_up.os, "_exit", end)
+    with LoopGuard(0.02, 0.05, told.append):
+        ended.wait()
+    assert codes[0] == 1
+    assert "ended: the event loop is held up for" in told[-1]
+
+
+async def test_a_loop_that_turns_is_left_alone() -> None:
+    told: list[str] = []
+    with LoopGuard(0.1, 0.2, told.append):
+        for _ in range(100):
+            await asyncio.sleep(0.003)
+    assert told == []
