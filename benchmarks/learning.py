@@ -34,7 +34,7 @@ def read(folder: Path) -> dict[str, Any]:
     return {
         "summary": summary,
         "heldout": score_curve(rows, "eval"),
-        "reward": curve(rows, "training reward", ("reward/mean",)),
+        "reward": curve(rows, "training reward", "reward/mean"),
     }
 
 

@@ -6,45 +6,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-REWARD_KEYS = ("reward/mean", "reward")
+REWARD = "reward/mean"
 """Mean reward of the training batch."""
 TIME_PREFIX = "time/"
 """`time/ACTOR/WHAT`: seconds of the step (or its share) that an actor spent on it."""
 
 
-def first_of(row: Mapping[str, Any], keys: Sequence[str]) -> float | None:
-    """The first of `keys` that the row has a number for."""
-    return next((float(row[key]) for key in keys if row.get(key) is not None), None)
-
-
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One chart of the report: a title, a unit, and the metrics drawn in it (label, accepted names)."""
+    """One chart of the report: a title, the metrics drawn in it (label -> name), and their unit."""
 
     title: str
-    series: tuple[tuple[str, tuple[str, ...]], ...]
+    series: Mapping[str, str]
     unit: str = ""
 
 
 PANELS = (
-    Panel("Loss", (("loss", ("grpo_loss/total_loss", "loss/total", "loss")),)),
-    Panel("KL divergence", (("KL", ("grpo_loss/kl_divergence_mean", "loss/kl", "kl")),), "nats"),
-    Panel("Entropy", (("entropy", ("grpo_loss/entropy", "loss/entropy", "entropy")),), "nats"),
-    Panel(
-        "Staleness of trained tokens",
-        (("oldest", ("staleness/max",)), ("mean", ("staleness/mean", "staleness"))),
-        "policy updates",
-    ),
-    Panel(
-        "Throughput",
-        (("generated", ("tokens_per_s", "generator/tokens_per_s")), ("trained", ("trainer/tokens_per_s",))),
-        "tokens/s",
-    ),
-    Panel("Gradient norm", (("gradient norm", ("grad_norm", "trainer/grad_norm")),)),
-    Panel("Clipped share", (("clipped", ("grpo_loss/clip_fraction", "loss/clip_fraction")),)),
-    Panel(
-        "Trainer/generator mismatch", (("log-prob difference", ("mismatch/max", "mismatch/mean", "mismatch")),), "nats"
-    ),
+    Panel("Loss", {"loss": "grpo_loss/total_loss"}),
+    Panel("KL divergence", {"KL": "grpo_loss/kl_divergence_mean"}, "nats"),
+    Panel("Entropy", {"entropy": "grpo_loss/entropy"}, "nats"),
+    Panel("Staleness of trained tokens", {"oldest": "staleness/max", "mean": "staleness/mean"}, "policy updates"),
+    Panel("Throughput", {"generated": "generator/tokens_per_s", "trained": "trainer/tokens_per_s"}, "tokens/s"),
+    Panel("Gradient norm", {"gradient norm": "trainer/grad_norm"}),
+    Panel("Clipped share", {"clipped": "grpo_loss/clip_fraction"}),
+    Panel("Trainer/generator mismatch", {"log-prob difference": "mismatch/max"}, "nats"),
 )
 
 
@@ -66,15 +51,14 @@ def merge_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [merged[step] for step in sorted(merged)]
 
 
-def curve(rows: Iterable[Mapping[str, Any]], label: str, keys: Sequence[str], error: str | None = None) -> Curve:
-    """The curve of the first of `keys` over steps; rows without it are left out."""
+def curve(rows: Iterable[Mapping[str, Any]], label: str, key: str, error: str | None = None) -> Curve:
+    """The curve of a metric over steps; rows without it are left out."""
     result = Curve(label)
     for row in rows:
-        value = first_of(row, keys)
-        if value is None:
+        if row.get(key) is None:
             continue
         result.x.append(float(row["step"]))
-        result.y.append(value)
+        result.y.append(float(row[key]))
         if error is not None:
             result.error.append(float(row.get(error) or 0.0))
     return result
@@ -92,12 +76,12 @@ def evaluation_splits(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def score_curve(rows: Sequence[Mapping[str, Any]], split: str) -> Curve:
     """Held-out score of `split` with its standard error."""
-    return curve(rows, f"held-out ({split})", (f"eval/{split}/score",), f"eval/{split}/stderr")
+    return curve(rows, f"held-out ({split})", f"eval/{split}/score", f"eval/{split}/stderr")
 
 
 def reward_curves(rows: Sequence[Mapping[str, Any]]) -> list[Curve]:
     """The headline: training reward first, then the held-out score of every split."""
-    curves = [curve(rows, "training reward", REWARD_KEYS)]
+    curves = [curve(rows, "training reward", REWARD)]
     curves += [score_curve(rows, split) for split in evaluation_splits(rows)]
     return [line for line in curves if line.x]
 

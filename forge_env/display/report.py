@@ -9,15 +9,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from forge_env.display.curves import (
-    PANELS,
-    Panel,
-    curve,
-    merge_rows,
-    reward_curves,
-    time_account,
-    unit_bounds,
-)
+from forge_env.display.curves import PANELS, Panel, curve, merge_rows, reward_curves, time_account, unit_bounds
 from forge_env.display.svg import legend, line_chart, number, share_bars
 from forge_env.display.terminal import duration
 from forge_env.files import write_whole, written_whole
@@ -110,7 +102,7 @@ def _tiles(summary: Row) -> str:
 
 
 def _panel(panel: Panel, rows: Sequence[Row]) -> str:
-    curves = [line for label, keys in panel.series if (line := curve(rows, label, keys)).x]
+    curves = [line for label, key in panel.series.items() if (line := curve(rows, label, key)).x]
     if not curves:
         return ""
     unit = f" <small>{escape(panel.unit)}</small>" if panel.unit else ""

@@ -1,11 +1,24 @@
-"""What a training run shows while it goes on: filled in by `Run`, shown by `forge_env.display.run_view`."""
+"""What a training run shows while it goes on: filled in by `Run`, drawn as a line or a panel."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from forge_env.display.terminal import duration
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+SHOWN_WARNINGS = 3
 
 
 @dataclass(slots=True)
@@ -33,7 +46,7 @@ class HeldOutScore:
 
 @dataclass(slots=True)
 class RunState:
-    """Everything a display may draw."""
+    """Everything a display may draw: start-up stages, curves, who waits for whom, time left."""
 
     name: str
     split: str = "eval"
@@ -83,3 +96,118 @@ class RunState:
     def scores(self, split: str | None = None) -> list[HeldOutScore]:
         """Evaluations of one split (default: the headline split) in order."""
         return [evaluation for evaluation in self.evaluations if evaluation.split == (split or self.split)]
+
+    def line(self) -> str | None:
+        """The stage's progress and all figures."""
+        if not self.total:
+            return None
+        parts = [*self._fields(), *self._scores(), *self._figures(), *self._waits()]
+        if (eta := self.eta_s) is not None:
+            parts.append(f"{duration(eta)} left")
+        name = self.stage.name if self.stage else "run"
+        return "  ".join([f"{name} {self.done}/{self.total}", *parts])
+
+    def panel(self) -> RenderableType:
+        """The panel of the live display."""
+        parts: list[RenderableType] = [*self._drawn_stages(), *self._drawn_progress()]
+        if self.rewards or self.evaluations:
+            parts += [Text(), self._drawn_curves()]
+        if (figures := self._figures()) and not self.exit:
+            parts.append(Text("  ".join(figures), style="cyan"))
+        if (waiting := self._waits()) and not self.exit:
+            parts.append(Text(waiting[0], style="yellow"))
+        for text, count in list(self.warnings.items())[-SHOWN_WARNINGS:]:
+            parts.append(Text(f"! {text}" + (f" (x{count})" if count > 1 else ""), style="bold yellow"))
+        footer = "finishing; Ctrl-C again stops now" if self.stopping else "Ctrl-C finishes and saves"
+        under_way = "yellow" if self.stopping else "blue"
+        return Panel(
+            Group(*parts),
+            title=f"forge-env · {escape(self.name)}",
+            subtitle=f"{duration(self.elapsed)} · {self.exit or footer}",
+            border_style={"": under_way, "success": "green", "failed": "red"}.get(self.exit, "yellow"),
+            padding=(0, 1),
+        )
+
+    def _drawn_stages(self) -> Iterator[Text]:
+        ended = [(stage.name, stage.ended - stage.started) for stage in self.stages if stage.ended is not None]
+        if ended:
+            yield Text("  ".join(f"✓ {name} {duration(seconds)}" for name, seconds in ended), style="green")
+        if (stage := self.stage) is not None:
+            text = Text(f"● {stage.name}", style="bold")
+            text.append(f" {stage.detail}" if stage.detail else "", style="not bold")
+            text.append(f"  {duration(self.elapsed - stage.started)}", style="dim")
+            yield text
+
+    def _drawn_progress(self) -> Iterator[Table]:
+        if not self.total:
+            return
+        row = Table.grid(padding=(0, 1))
+        parts = [f"{self.done}/{self.total}", *self._fields()]
+        if (eta := self.eta_s) is not None and self.done < self.total:
+            parts.append(f"{duration(eta)} left")
+        row.add_row(ProgressBar(total=self.total, completed=self.done, width=40), "  ".join(parts))
+        yield row
+
+    def _drawn_curves(self) -> Table:
+        table = Table.grid(padding=(0, 1))
+        if self.rewards:
+            table.add_row("reward", Text(sparkline(self.rewards), style="cyan"), f"{self.rewards[-1]:.3f}")
+        for split in dict.fromkeys(evaluation.split for evaluation in self.evaluations):
+            scores = self.scores(split)
+            first, last = scores[0], scores[-1]
+            start = f", from {first.score:.3f}" if len(scores) > 1 else ""
+            line = Text(sparkline([evaluation.score for evaluation in scores]), style="green")
+            table.add_row(f"held-out ({split})", line, f"{last.score:.3f} ± {last.stderr:.3f} (n={last.n}){start}")
+        return table
+
+    def _scores(self) -> Iterator[str]:
+        """Reward and held-out score in words, where known."""
+        reward = self.status.get("reward", self.rewards[-1] if self.rewards else None)
+        if reward is not None:
+            yield f"reward {float(reward):.3f}"
+        if scores := self.scores():
+            yield f"held-out {scores[-1].score:.3f}"
+
+    def _figures(self) -> list[str]:
+        """The other live figures in words, in a fixed order, only those that are known."""
+        parts: list[str] = []
+        if (staleness := self.status.get("staleness")) is not None:
+            bound = "" if self.max_staleness is None else f"/{self.max_staleness}"
+            parts.append(f"staleness {staleness:g}{bound}")
+        if (rate := self.status.get("tokens_per_s")) is not None:
+            parts.append(f"{float(rate):,.0f} tokens/s")
+        if (flying := self.status.get("in_flight")) is not None:
+            parts.append(f"{flying} in flight")
+        if (buffered := self.status.get("buffer")) is not None:
+            parts.append(f"buffer {buffered}")
+        return parts
+
+    def _waits(self) -> list[str]:
+        """Who waits for what, in one text, if anybody does."""
+        waiting = self.status.get("waiting") or {}
+        said = ", ".join(f"{who} waits for {what}" for who, what in waiting.items() if what)
+        return [said] if said else []
+
+    def _fields(self) -> list[str]:
+        """The figures that came with `Run.progress`."""
+        return [f"{name} {_figure(value)}" for name, value in self.progress_fields.items()]
+
+
+def _figure(value: object) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def sparkline(values: Sequence[float], width: int = 40) -> str:
+    """`values` in `width` block characters at most; the scale is 0 to 1 where all fit, else their own range."""
+    if not values:
+        return ""
+    count = min(width, len(values))
+    edges = [index * len(values) // count for index in range(count + 1)]
+    bins = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges) if end > start]
+    low, high = min(0.0, *bins), max(1.0, *bins)
+    if low < 0.0 or high > 1.0:
+        low, high = min(bins), max(bins)
+    span = (high - low) or 1.0
+    return "".join(BLOCKS[min(7, int((value - low) / span * 8))] for value in bins)

@@ -46,26 +46,7 @@ class View(Protocol):
         """Everything, for rich to draw."""
 
 
-class Display:
-    """Shows nothing (tests, embedding)."""
-
-    def open(self) -> None:
-        """Begin."""
-
-    def update(self) -> None:
-        """Something has changed, or nothing for a while. Displays draw no more often than they like."""
-
-    def event(self, text: str) -> None:
-        """Something that the panel shows as well: a line where there is no panel."""
-
-    def note(self, text: str) -> None:
-        """Something worth a line."""
-
-    def close(self) -> None:
-        """End, leaving the last state on the screen."""
-
-
-class PlainDisplay(Display):
+class PlainDisplay:
     """One line for what matters, with the time since the start in front."""
 
     def __init__(self, view: View, stream: TextIO) -> None:
@@ -88,8 +69,11 @@ class PlainDisplay(Display):
         self._stream.write(f"[{duration(self._view.elapsed):>7}] {text}\n")
         self._stream.flush()
 
+    def close(self) -> None:
+        """What was written stays."""
 
-class LiveDisplay(Display):
+
+class LiveDisplay:
     """A panel that is drawn again a few times a second; notes scroll by above it."""
 
     def __init__(self, view: View, stream: TextIO) -> None:
@@ -102,84 +86,81 @@ class LiveDisplay(Display):
 
         self._view = view
         self._last = -math.inf
-        self._console = Plain(file=stream, highlight=False, emoji=False)
         self._live = Live(
             get_renderable=view.panel,
-            console=self._console,
+            console=Plain(file=stream, highlight=False, emoji=False),
             auto_refresh=False,
             redirect_stdout=False,
             redirect_stderr=False,
         )
-
-    def open(self) -> None:
-        """Begin to draw."""
-        self._live.start()
-        self._live.refresh()
 
     def update(self) -> None:
         """Draw again, unless that was just done."""
         now = self._view.elapsed
         if now - self._last >= REDRAW_S:
             self._last = now
-            self._live.refresh()
+            self._draw()
 
     def event(self, text: str) -> None:
         """Draw now: what follows may hold everything up."""
-        self._live.refresh()
+        self._draw()
 
     def note(self, text: str) -> None:
         """A line above the panel."""
         from rich.markup import escape
 
-        self._console.print(f"[dim]{duration(self._view.elapsed):>7}[/] {escape(text)}", soft_wrap=True)
+        self._live.console.print(f"[dim]{duration(self._view.elapsed):>7}[/] {escape(text)}", soft_wrap=True)
 
     def close(self) -> None:
         """Draw once more and leave it on the screen."""
         self._live.stop()
 
+    def _draw(self) -> None:
+        self._live.start()
+        self._live.refresh()
 
-class RobustDisplay(Display):
-    """Draws with another display for as long as that works: a run is worth more than its picture."""
 
-    def __init__(self, inner: Display) -> None:
-        self._inner: Display | None = inner
+class Display:
+    """What a run or an evaluation tells how it goes on: a display that draws for as long as that works, or none.
 
-    def open(self) -> None:
-        """Begin."""
-        self._try(lambda inner: inner.open())
+    A run is worth more than its picture, so it never raises.
+    """
+
+    def __init__(self, drawn: PlainDisplay | LiveDisplay | None = None) -> None:
+        self._drawn = drawn
 
     def update(self) -> None:
-        """Something has changed."""
-        self._try(lambda inner: inner.update())
+        """Something has changed, or nothing for a while. Displays draw no more often than they like."""
+        self._try(lambda drawn: drawn.update())
 
     def event(self, text: str) -> None:
-        """Something that the panel shows as well."""
-        self._try(lambda inner: inner.event(text))
+        """Something that the panel shows as well: a line where there is no panel."""
+        self._try(lambda drawn: drawn.event(text))
 
     def note(self, text: str) -> None:
         """Something worth a line."""
-        self._try(lambda inner: inner.note(text))
+        self._try(lambda drawn: drawn.note(text))
 
     def close(self) -> None:
-        """End."""
-        self._try(lambda inner: inner.close())
+        """End, leaving the last state on the screen."""
+        self._try(lambda drawn: drawn.close())
 
-    def _try(self, draw: Callable[[Display], object]) -> None:
-        if (inner := self._inner) is None:
+    def _try(self, draw: Callable[[PlainDisplay | LiveDisplay], object]) -> None:
+        if (drawn := self._drawn) is None:
             return
         try:
-            draw(inner)
+            draw(drawn)
         except Exception as error:  # noqa: BLE001 - whatever drawing raises (a reader gone, rich): the run goes on
-            self._inner = None
+            self._drawn = None
             log.warning("progress is no longer drawn: %s: %s", type(error).__name__, error)
             with suppress(Exception):  # gives the cursor back, if that still works
-                inner.close()
+                drawn.close()
 
 
 def open_display(view: View, stream: TextIO, *, live: bool = True) -> Display:
-    """The display that fits the stream, begun: live on a terminal, if `live` allows it. It never raises."""
-    display = RobustDisplay(LiveDisplay(view, stream) if live and stream.isatty() else PlainDisplay(view, stream))
-    display.open()
+    """The display that fits the stream, begun: live on a terminal, if `live` allows it."""
+    display = Display(LiveDisplay(view, stream) if live and stream.isatty() else PlainDisplay(view, stream))
+    display.update()
     return display
 
 

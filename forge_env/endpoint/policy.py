@@ -16,7 +16,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from forge_env.config.evaluation import EndpointOptions
@@ -208,9 +207,7 @@ class EndpointPolicy(Policy):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:

@@ -25,7 +25,7 @@ from forge_env.environment.base import Environment
 from forge_env.errors import ForgeError, UsageError
 from forge_env.evaluation.metering import Meter, TokenUsage, read_price
 from forge_env.evaluation.plan import Sample, SampleResult, check_score, plan, planned
-from forge_env.evaluation.progress import EnvironmentProgress, EvaluationProgress, EvaluationView
+from forge_env.evaluation.progress import EnvironmentProgress, EvaluationProgress
 from forge_env.evaluation.record import EvaluationResult, ResultsFolder
 from forge_env.evaluation.runner import Runner, TaskSource, WatchedEngine, collecting_seldom
 from forge_env.files import DiskFullError, unused, write_whole
@@ -202,7 +202,7 @@ class Evaluation:
         if not pending:
             return
         async with AsyncExitStack() as stack:
-            display = Display() if self.stream is None else open_display(EvaluationView(self.progress), self.stream)
+            display = Display() if self.stream is None else open_display(self.progress, self.stream)
             stack.callback(display.close)
             await stack.enter_async_context(kept_up_to_date(display))
             for damage in self.folder.damage:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import TYPE_CHECKING
@@ -41,17 +40,17 @@ class EnvironmentProgress:
             total, number = self._totals.get(result.task_id, (0.0, 0))
             self._totals[result.task_id] = total + result.score, number + 1
 
-    def mean(self, confidence: float) -> tuple[float, float] | None:
-        """Mean so far and half its interval; None before the first valid sample."""
+    def said(self, confidence: float) -> str:
+        """Mean so far and half its interval, `0.812 ± 0.025`; nothing before the first valid sample."""
         if not self._totals:
-            return None
+            return ""
         middle, error = clustered([*self._totals.values()])
-        return middle, NormalDist().inv_cdf((1 + confidence) / 2) * error
+        return f"{middle:.3f} ± {NormalDist().inv_cdf((1 + confidence) / 2) * error:.3f}"
 
 
 @dataclass(slots=True)
 class EvaluationProgress:
-    """Everything a display may draw."""
+    """Everything a display may draw, as a line or a panel (`forge_env.display.terminal.View`)."""
 
     name: str
     model: str
@@ -69,35 +68,21 @@ class EvaluationProgress:
     """Of the endpoint, where there is one."""
     notice: str = ""
     """What is being waited for, or why the run ends early."""
-    clock: Callable[[], float] = time.monotonic
-    started: float = 0.0
+    started: float = field(default_factory=time.monotonic)
     resumed: int = 0
     """Samples that were done before this process."""
     _tokens_before: int = 0
 
-    def __post_init__(self) -> None:
-        self.started = self.clock()
-
     def begin(self) -> None:
         """Start the clock: what is counted by now is of earlier processes."""
-        self.started = self.clock()
+        self.started = time.monotonic()
         self.resumed = self.done
         self._tokens_before = self.usage.completion
 
     @property
-    def in_flight(self) -> int:
-        """Requests that wait for an answer."""
-        return 0 if self.limiter is None else self.limiter.in_flight
-
-    @property
-    def window(self) -> int:
-        """Requests that the endpoint gets at once; 0 without an endpoint."""
-        return 0 if self.limiter is None else self.limiter.size
-
-    @property
     def elapsed(self) -> float:
         """Seconds since the start."""
-        return self.clock() - self.started
+        return time.monotonic() - self.started
 
     @property
     def done(self) -> int:
@@ -120,26 +105,13 @@ class EvaluationProgress:
         fresh = self.done - self.resumed
         return None if not fresh else (self.total - self.done) * self.elapsed / fresh
 
-
-class EvaluationView:
-    """An evaluation, as displays show it."""
-
-    def __init__(self, progress: EvaluationProgress) -> None:
-        self._progress = progress
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the start."""
-        return self._progress.elapsed
-
     def line(self) -> str:
         """Score so far of every environment, and the figures of the whole."""
-        progress = self._progress
         means = [
-            f"{label} {item.done}/{item.total} {_mean(progress, label) or f'{item.running} running'}"
-            for label, item in progress.environments.items()
+            f"{label} {item.done}/{item.total} {item.said(self.confidence) or f'{item.running} running'}"
+            for label, item in self.environments.items()
         ]
-        return "  ".join(["; ".join(means), ", ".join(_figures(progress)), *_errors(progress)])
+        return "  ".join(["; ".join(means), ", ".join(self._figures()), *self._errors()])
 
     def panel(self) -> RenderableType:
         """The panel of the live display."""
@@ -149,41 +121,33 @@ class EvaluationView:
         from rich.table import Table as Grid
         from rich.text import Text
 
-        progress = self._progress
         grid = Grid.grid(padding=(0, 2))
-        for label, item in progress.environments.items():
+        for label, item in self.environments.items():
             notes = [f"{item.running} running"]
             notes += [f"{item.truncated} truncated"] if item.truncated else []
             notes += [f"{item.invalid} lost"] if item.invalid else []
             bar = ProgressBar(total=item.total, completed=item.done, width=24)
-            grid.add_row(label, bar, f"{item.done}/{item.total}", _mean(progress, label), ", ".join(notes))
-        parts: list[RenderableType] = [grid, Text("  ".join(_figures(progress)), style="cyan")]
-        parts += [Text(line, style="yellow") for line in _errors(progress)]
-        if progress.notice:
-            parts.append(Text(progress.notice, style="bold yellow"))
-        return Panel(Group(*parts), title=f"{progress.name} · {progress.model}", subtitle=duration(progress.elapsed))
+            grid.add_row(label, bar, f"{item.done}/{item.total}", item.said(self.confidence), ", ".join(notes))
+        parts: list[RenderableType] = [grid, Text("  ".join(self._figures()), style="cyan")]
+        parts += [Text(line, style="yellow") for line in self._errors()]
+        if self.notice:
+            parts.append(Text(self.notice, style="bold yellow"))
+        return Panel(Group(*parts), title=f"{self.name} · {self.model}", subtitle=duration(self.elapsed))
 
+    def _figures(self) -> list[str]:
+        """The figures of the whole run in words."""
+        parts = [f"{self.usage.completion:,} tokens"]
+        if self.tokens_per_s >= 1:
+            parts.append(f"{self.tokens_per_s:,.0f} tokens/s")
+        if self.priced:
+            bound = "" if self.budget is None else f" of {self.budget:g}"
+            parts.append(f"cost {self.usage.cost:.4g}{bound}")
+        if self.limiter is not None:
+            parts.append(f"{self.limiter.in_flight}/{self.limiter.size} requests in flight")
+        if (eta := self.eta_s) is not None and self.done < self.total:
+            parts.append(f"{duration(eta)} left")
+        return parts
 
-def _figures(progress: EvaluationProgress) -> list[str]:
-    """The figures of the whole run in words."""
-    parts = [f"{progress.usage.completion:,} tokens"]
-    if progress.tokens_per_s >= 1:
-        parts.append(f"{progress.tokens_per_s:,.0f} tokens/s")
-    if progress.priced:
-        bound = "" if progress.budget is None else f" of {progress.budget:g}"
-        parts.append(f"cost {progress.usage.cost:.4g}{bound}")
-    if progress.window:
-        parts.append(f"{progress.in_flight}/{progress.window} requests in flight")
-    if (eta := progress.eta_s) is not None and progress.done < progress.total:
-        parts.append(f"{duration(eta)} left")
-    return parts
-
-
-def _mean(progress: EvaluationProgress, label: str) -> str:
-    found = progress.environments[label].mean(progress.confidence)
-    return "" if found is None else f"{found[0]:.3f} ± {found[1]:.3f}"
-
-
-def _errors(progress: EvaluationProgress) -> list[str]:
-    lines = [f"samples lost: {counts(progress.lost)}"] if progress.lost else []
-    return lines + ([f"failed requests: {counts(progress.request_errors)}"] if progress.request_errors else [])
+    def _errors(self) -> list[str]:
+        lines = [f"samples lost: {counts(self.lost)}"] if self.lost else []
+        return lines + ([f"failed requests: {counts(self.request_errors)}"] if self.request_errors else [])

@@ -51,7 +51,6 @@ def launch(
         resume: continue what `folder` holds.
         debug: leave stdout and stderr alone and log everything to them.
     """
-    from forge_env.display.run_view import RunView
 
     folder.create()
     try:
@@ -63,7 +62,7 @@ def launch(
             earlier = read_summary(folder.summary) if resume else {}
             state = RunState(folder.name, config.evaluation.split, config.grpo.max_off_policy_steps)
             run = _open_run(config, folder, state, resume, earlier)
-            run.display = open_display(RunView(state), terminal, live=not debug)
+            run.display = open_display(state, terminal, live=not debug)
             return _play(run, load_trainer, float(earlier.get("wall_s") or 0.0))
     finally:
         folder.release()

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forge_env.config.recipe import RunConfig
-from forge_env.display.curves import REWARD_KEYS, first_of
+from forge_env.display.curves import REWARD
 from forge_env.display.state import HeldOutScore, RunState, Stage
 from forge_env.display.terminal import Display
 from forge_env.files import NO_SPACE, DiskFullError
@@ -104,8 +104,7 @@ class Run:
         """Keep one row of metrics: metrics.jsonl, TensorBoard, Weights & Biases, display."""
         self._log(step, metrics)
         self.state.step = max(self.state.step, step)
-        reward = first_of(metrics, REWARD_KEYS)
-        if reward is not None:
+        if (reward := metrics.get(REWARD)) is not None:
             self.state.rewards.append(reward)
         self.display.update()
 
@@ -214,9 +213,8 @@ class Run:
         for row in read_metrics(self.folder.metrics):
             step = int(row["step"])
             self.state.step = max(self.state.step, step)
-            reward = first_of(row, REWARD_KEYS)
-            if reward is not None:
-                rewards[step] = reward
+            if (reward := row.get(REWARD)) is not None:
+                rewards[step] = float(reward)
             for key in row:
                 if key.startswith("eval/") and key.endswith("/score") and row[key] is not None:
                     split = key.removeprefix("eval/").removesuffix("/score")

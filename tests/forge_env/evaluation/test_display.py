@@ -17,7 +17,6 @@ from forge_env.config.evaluation import EvaluationConfig
 from forge_env.display import terminal as displays
 from forge_env.display.terminal import LiveDisplay, PlainDisplay
 from forge_env.evaluation.evaluation import Evaluation
-from forge_env.evaluation.progress import EvaluationView
 from forge_env.evaluation.tables import Table, print_tables
 from forge_env.rollout.scripted import FunctionPolicy
 from tests.forge_env.endpoint.server import Server, http
@@ -79,7 +78,7 @@ async def test_notes_are_drawn_as_they_are(tmp_path: Path) -> None:
             {"environments": "tests.forge_env.evaluation.toys:Sums", "model": "gold", "out": tmp_path / "out"}
         )
     ).progress
-    for display in (LiveDisplay(EvaluationView(progress), stream), PlainDisplay(EvaluationView(progress), stream)):
+    for display in (LiveDisplay(progress, stream), PlainDisplay(progress, stream)):
         display.note("[bold]:smile:")
     assert stream.getvalue().count("[bold]:smile:") == 2
 

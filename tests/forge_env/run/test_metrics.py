@@ -98,8 +98,8 @@ def test_tensorboard_needs_no_torch(tmp_path: Path) -> None:
 
 def test_the_last_row_of_a_step_counts() -> None:
     rows = merge_rows([{"step": 2, "a": 1.0}, {"step": 1, "a": 0.0}, {"step": 2, "a": 3.0, "b": 1.0}])
-    assert curve(rows, "a", ("a",)).y == [0.0, 3.0]
-    assert curve(rows, "b", ("x", "b")).x == [2.0]
+    assert curve(rows, "a", "a").y == [0.0, 3.0]
+    assert curve(rows, "b", "b").x == [2.0]
 
 
 def test_scores_and_splits_come_from_the_rows() -> None:
@@ -134,7 +134,7 @@ def test_ticks_cover_the_range_with_few_marks(first: float, second: float) -> No
 @given(st.lists(st.tuples(st.integers(0, 1000), st.floats(min_value=-1e6, max_value=1e6)), min_size=1, max_size=50))
 def test_any_curve_can_be_drawn(points: list[tuple[int, float]]) -> None:
     rows = merge_rows([{"step": step, "y": y} for step, y in points])
-    text = line_chart([curve(rows, "<y>", ("y",))], label='a "label"')
+    text = line_chart([curve(rows, "<y>", "y")], label='a "label"')
     assert text.startswith("<svg")
     assert "nan" not in text
     assert "<y>" not in text

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from forge_env.config import RunConfig
-from forge_env.display.run_view import RunView, sparkline
-from forge_env.display.state import RunState
-from forge_env.display.terminal import LiveDisplay, PlainDisplay, duration, open_display
+from forge_env.display.state import RunState, sparkline
+from forge_env.display.terminal import Display, LiveDisplay, PlainDisplay, duration, open_display
 from forge_env.run import Run, RunFolder
 from forge_env.run.metrics import JSONLMetrics
 from forge_env.run.outcome import read_summary, write_summary
@@ -45,7 +44,7 @@ def plain_run(config: RunConfig, folder: RunFolder, state: RunState) -> tuple[Ru
     folder.create()
     stream = io.StringIO()
     sink = JSONLMetrics(folder.metrics, lambda: state.elapsed)
-    return Run(config, folder, state=state, display=PlainDisplay(RunView(state), stream), loggers=[sink]), stream
+    return Run(config, folder, state=state, display=Display(PlainDisplay(state, stream)), loggers=[sink]), stream
 
 
 def test_the_summary_is_made_from_what_was_said(
@@ -123,7 +122,7 @@ def test_plain_lines_are_sparse(config: RunConfig, folder: RunFolder, state: Run
 
 def test_the_live_panel_shows_what_matters(config: RunConfig, folder: RunFolder, state: RunState, clock: Clock) -> None:
     stream = io.StringIO()
-    display = LiveDisplay(RunView(state), stream)
+    display = Display(LiveDisplay(state, stream))
     run = Run(config, folder, state=state, display=display)
     run.stage("sandbox", "docker")
     clock.now += 2
@@ -136,7 +135,6 @@ def test_the_live_panel_shows_what_matters(config: RunConfig, folder: RunFolder,
     run.status(staleness=1, tokens_per_s=3000.0, waiting={"trainer": "episodes"})
     run.warn("one group was lost")
     run.request_stop()
-    display.open()
     display.close()
     text = stream.getvalue()
     for part in (
@@ -157,7 +155,7 @@ def test_a_terminal_that_is_gone_ends_no_run(
         def write(self, text: str) -> int:
             raise OSError(errno.EIO, "Input/output error")
 
-    run = Run(config, folder, state=state, display=open_display(RunView(state), Gone()))
+    run = Run(config, folder, state=state, display=open_display(state, Gone()))
     run.stage("training")
     run.note("worth a line")
     run.warn("careful")
