@@ -5,8 +5,15 @@ The name of the class is the kind that displays and summaries count.
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from time import time
+from typing import ClassVar
+
+import httpx
 
 from forge_env.errors import GeneratorError
 
@@ -106,50 +113,78 @@ class OutOfCreditError(RequestRefusedError):
 
 
 # ---
-# Refusals that speak of lengths: is the conversation too long, or the bound on the reply?
-#
-# Servers disagree on a reply's bound (`max_tokens`) that the context can't hold: some lower it, some refuse the request
-# where the bound alone is larger, some where prompt and bound together are. Leaving the bound out asks for what is
-# left, which is less than the bound where that was the reason; so a refusal may be asked again without it.
+# Which error an answer stands for whose status is not 2xx.
 
-FIELDS = ("max_tokens", "max_completion_tokens")
-"""Names of the bound, the older first."""
-
-_CONTEXT_FULL = re.compile(
-    r"context_length_exceeded|context length|context window|max_model_len|maximum.{0,40}tokens|prompt is too long", re.I
-)
-_BOUND = re.compile(r"max_?(?:completion|output|new)?_?tokens|(?:completion|output) tokens", re.I)
-_LARGEST = re.compile(
-    r"(?:context (?:length|window|size)|max_model_len|max_total_tokens|at most|<=|>)\D{0,30}?(\d[\d,]*)", re.I
-)
+OVERLOAD = (429, 503, 529)
+REDIRECTS = (301, 302, 303, 307, 308)
+_FILTERED = re.compile(rb"content.?filter|content.(?:management.)?policy|moderation|\bflagged\b|safety system", re.I)
 
 
-def says_full(refusal: str) -> bool:
-    """Whether a refusal says that the conversation, perhaps with the reply's bound, doesn't fit the context."""
-    return _CONTEXT_FULL.search(refusal) is not None
+def refusal(status: int, headers: Mapping[str, str], content: bytes) -> EndpointError:
+    """The error that a status other than 2xx stands for."""
+    text = f"status {status}: {error_text(content)}"
+    if status == 402 or (status == 429 and b"insufficient_quota" in content):
+        return OutOfCreditError(text)
+    if status in OVERLOAD:
+        overload = EndpointOverloadedError(text)
+        overload.retry_after_s = retry_after(headers)
+        return overload
+    if status in (400, 403) and _FILTERED.search(content):
+        return ContentFilterError(text)
+    if status in (401, 403):
+        return AccessDeniedError(text, fix="set the API key (environment variable, see --api-key-env)")
+    if status == 404:
+        return NoSuchModelError(text, fix="check --base-url and the model's name")
+    if status in (408, 409, 425):
+        return EndpointFailureError(text)
+    if 400 <= status < 500:
+        return RequestRefusedError(text)
+    return EndpointFailureError(text)
 
 
-def blames_bound(refusal: str) -> bool:
-    """Whether a refusal may be due to the bound on the reply alone."""
-    return says_full(refusal) or _BOUND.search(refusal) is not None
+def redirected(status: int, headers: Mapping[str, str], url: httpx.URL, path: str) -> EndpointError | None:
+    """The error for an answer that only points elsewhere, naming where; None for any other answer.
+
+    It is not followed: a request that is repeated as GET, or sent with its key to another host, is not what the user
+    asked for.
+    """
+    if status not in REDIRECTS:
+        return None
+    location = headers.get("location", "")
+    try:
+        target = url.join(location) if location else None
+    except httpx.InvalidURL:
+        target = None
+    if target is None:
+        return RedirectedError(f"status {status}: {url} has moved", fix="check --base-url")
+    where = str(target.copy_with(query=None)).rstrip("/")
+    fix = f"--base-url {where.removesuffix(path).rstrip('/')}" if where.endswith(f"/{path}") else "check --base-url"
+    return RedirectedError(f"status {status}: {url} has moved to {location}", fix=fix)
 
 
-def largest(refusal: str) -> int | None:
-    """The tokens that a refusal names as what there can be at most, where it does."""
-    found = _LARGEST.search(refusal)
-    return int(found[1].replace(",", "")) if found else None
+def error_text(content: bytes) -> str:
+    """The message in an error report of the shapes in use, or how it begins."""
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError):
+        return excerpt(content)
+    for key in ("error", "message", "detail"):
+        if isinstance(data, dict) and key in data:
+            data = data[key]
+    return str(data)[:500]
 
 
-def bound(body: dict[str, Any]) -> int | None:
-    """The bound in a request, or None."""
-    return next((body[name] for name in FIELDS if isinstance(body.get(name), int)), None)
+def excerpt(content: bytes) -> str:
+    """The beginning of `content`, printable."""
+    text = content[:120].decode("utf-8", "backslashreplace")
+    return repr(text) + (f" ... ({len(content)} bytes)" if len(content) > 120 else "")
 
 
-def without_bound(body: dict[str, Any]) -> dict[str, Any]:
-    """The request without one."""
-    return {name: value for name, value in body.items() if name not in FIELDS}
-
-
-def with_bound(body: dict[str, Any], tokens: int) -> dict[str, Any]:
-    """The request with this one, under the name it already uses."""
-    return {**body, FIELDS[1] if FIELDS[1] in body else FIELDS[0]: tokens}
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds that `Retry-After` asks for (a number or a date), or None; never more than ten minutes."""
+    value = headers.get("retry-after", "")
+    with suppress(ValueError):
+        return min(max(float(value), 0.0), 600.0)
+    with suppress(ValueError, TypeError):
+        return min(max(parsedate_to_datetime(value).timestamp() - time(), 0.0), 600.0)
+    return None

@@ -14,38 +14,28 @@ import re
 import resource
 import ssl
 import urllib.request
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import suppress
-from email.utils import parsedate_to_datetime
-from time import time
 from typing import Any
 
 import httpx
 
 from forge_env.endpoint.errors import (
-    AccessDeniedError,
     AnswerTooLargeError,
-    ContentFilterError,
     EndpointError,
-    EndpointFailureError,
-    EndpointOverloadedError,
     EndpointTimeoutError,
     EndpointUnreachableError,
     MalformedAnswerError,
-    NoSuchModelError,
-    OutOfCreditError,
-    RedirectedError,
-    RequestRefusedError,
     TruncatedAnswerError,
     UntrustedEndpointError,
+    excerpt,
+    redirected,
+    refusal,
 )
 from forge_env.errors import UsageError
 
 CONNECT_S = 15.0
 MAX_ANSWER_BYTES = 64 * 2**20
-OVERLOAD = (429, 503, 529)
-REDIRECTS = (301, 302, 303, 307, 308)
-_FILTERED = re.compile(rb"content.?filter|content.(?:management.)?policy|moderation|\bflagged\b|safety system", re.I)
 _ONE = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=30.0)
 
 
@@ -199,76 +189,6 @@ def parse_json(content: bytes) -> Any:
         return json.loads(content)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         raise MalformedAnswerError(f"the answer is not JSON: {excerpt(content)}") from error
-
-
-def refusal(status: int, headers: Mapping[str, str], content: bytes) -> EndpointError:
-    """The error that a status other than 2xx stands for."""
-    text = f"status {status}: {error_text(content)}"
-    if status == 402 or (status == 429 and b"insufficient_quota" in content):
-        return OutOfCreditError(text)
-    if status in OVERLOAD:
-        overload = EndpointOverloadedError(text)
-        overload.retry_after_s = retry_after(headers)
-        return overload
-    if status in (400, 403) and _FILTERED.search(content):
-        return ContentFilterError(text)
-    if status in (401, 403):
-        return AccessDeniedError(text, fix="set the API key (environment variable, see --api-key-env)")
-    if status == 404:
-        return NoSuchModelError(text, fix="check --base-url and the model's name")
-    if status in (408, 409, 425):
-        return EndpointFailureError(text)
-    if 400 <= status < 500:
-        return RequestRefusedError(text)
-    return EndpointFailureError(text)
-
-
-def redirected(status: int, headers: Mapping[str, str], url: httpx.URL, path: str) -> EndpointError | None:
-    """The error for an answer that only points elsewhere, naming where; None for any other answer.
-
-    It is not followed: a request that is repeated as GET, or sent with its key to another host, is not what the user
-    asked for.
-    """
-    if status not in REDIRECTS:
-        return None
-    location = headers.get("location", "")
-    try:
-        target = url.join(location) if location else None
-    except httpx.InvalidURL:
-        target = None
-    if target is None:
-        return RedirectedError(f"status {status}: {url} has moved", fix="check --base-url")
-    where = str(target.copy_with(query=None)).rstrip("/")
-    fix = f"--base-url {where.removesuffix(path).rstrip('/')}" if where.endswith(f"/{path}") else "check --base-url"
-    return RedirectedError(f"status {status}: {url} has moved to {location}", fix=fix)
-
-
-def error_text(content: bytes) -> str:
-    """The message in an error report of the shapes in use, or how it begins."""
-    try:
-        data = json.loads(content)
-    except (ValueError, RecursionError):
-        return excerpt(content)
-    for key in ("error", "message", "detail"):
-        if isinstance(data, dict) and key in data:
-            data = data[key]
-    return str(data)[:500]
-
-
-def excerpt(content: bytes) -> str:
-    """The beginning of `content`, printable."""
-    text = content[:120].decode("utf-8", "backslashreplace")
-    return repr(text) + (f" ... ({len(content)} bytes)" if len(content) > 120 else "")
-
-
-def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that `Retry-After` asks for (a number or a date), or None; never more than ten minutes."""
-    value = headers.get("retry-after", "")
-    with suppress(ValueError):
-        return min(max(float(value), 0.0), 600.0)
-    with suppress(ValueError, TypeError):
-        return min(max(parsedate_to_datetime(value).timestamp() - time(), 0.0), 600.0)
-    return None
 
 
 def _proxy(url: httpx.URL) -> str | None:

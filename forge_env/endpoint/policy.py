@@ -13,6 +13,7 @@ import asyncio
 import json
 import os
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -21,24 +22,13 @@ from typing import TYPE_CHECKING, Any, Self
 from forge_env.config.evaluation import EndpointOptions
 from forge_env.endpoint.answers import assemble, fill_in, read_answer
 from forge_env.endpoint.errors import (
-    FIELDS,
     AccessDeniedError,
-    AnswerTooLargeError,
     EndpointError,
-    EndpointFailureError,
-    EndpointOverloadedError,
     EndpointTimeoutError,
     EndpointUnreachableError,
     MalformedAnswerError,
     NoSuchModelError,
     RequestRefusedError,
-    TruncatedAnswerError,
-    blames_bound,
-    bound,
-    largest,
-    says_full,
-    with_bound,
-    without_bound,
 )
 from forge_env.endpoint.http import Connections
 from forge_env.endpoint.limiter import AdaptiveLimiter
@@ -50,6 +40,60 @@ from forge_env.types import Message, Observation, ToolSpec
 
 if TYPE_CHECKING:
     from forge_env.policy import IntArray
+
+
+# ---
+# Refusals that speak of lengths: is the conversation too long, or the bound on the reply?
+#
+# Servers disagree on a reply's bound (`max_tokens`) that the context can't hold: some lower it, some refuse the request
+# where the bound alone is larger, some where prompt and bound together are. Leaving the bound out asks for what is
+# left, which is less than the bound where that was the reason; so a refusal may be asked again without it.
+
+FIELDS = ("max_tokens", "max_completion_tokens")
+"""Names of the bound, the older first."""
+
+_CONTEXT_FULL = re.compile(
+    r"context_length_exceeded|context length|context window|max_model_len|maximum.{0,40}tokens|prompt is too long", re.I
+)
+_BOUND = re.compile(r"max_?(?:completion|output|new)?_?tokens|(?:completion|output) tokens", re.I)
+_LARGEST = re.compile(
+    r"(?:context (?:length|window|size)|max_model_len|max_total_tokens|at most|<=|>)\D{0,30}?(\d[\d,]*)", re.I
+)
+
+
+def says_full(refusal: str) -> bool:
+    """Whether a refusal says that the conversation, perhaps with the reply's bound, doesn't fit the context."""
+    return _CONTEXT_FULL.search(refusal) is not None
+
+
+def blames_bound(refusal: str) -> bool:
+    """Whether a refusal may be due to the bound on the reply alone."""
+    return says_full(refusal) or _BOUND.search(refusal) is not None
+
+
+def largest(refusal: str) -> int | None:
+    """The tokens that a refusal names as what there can be at most, where it does."""
+    found = _LARGEST.search(refusal)
+    return int(found[1].replace(",", "")) if found else None
+
+
+def bound(body: dict[str, Any]) -> int | None:
+    """The bound in a request, or None."""
+    return next((body[name] for name in FIELDS if isinstance(body.get(name), int)), None)
+
+
+def without_bound(body: dict[str, Any]) -> dict[str, Any]:
+    """The request without one."""
+    return {name: value for name, value in body.items() if name not in FIELDS}
+
+
+def with_bound(body: dict[str, Any], tokens: int) -> dict[str, Any]:
+    """The request with this one, under the name it already uses."""
+    return {**body, FIELDS[1] if FIELDS[1] in body else FIELDS[0]: tokens}
+
+
+# ---
+# Conversations with an endpoint.
 
 
 class EndpointSession(PolicySession):
@@ -169,13 +213,6 @@ def _arguments(text: str) -> str:
 CHECK_S = 30.0
 
 
-INCONCLUSIVE = (
-    *(NoSuchModelError, MalformedAnswerError, TruncatedAnswerError, AnswerTooLargeError),
-    *(EndpointFailureError, EndpointOverloadedError),
-)
-"""Failures to list the models that say nothing of whether the model can be asked."""
-
-
 class EndpointPolicy(Policy):
     """Sessions with one endpoint, which share its connections, its rate and its counters."""
 
@@ -229,13 +266,13 @@ class EndpointPolicy(Policy):
         except EndpointTimeoutError as error:
             error.fix = error.fix or "is it an OpenAI-compatible endpoint? check --base-url"
             raise
-        except INCONCLUSIVE:
-            return  # not every endpoint has such a list, or the means to give it at any time
         except RequestRefusedError as error:
             self._explain(error)
-            if error.fatal:
+            if error.fatal and not isinstance(error, NoSuchModelError):
                 raise
             return
+        except EndpointError:
+            return  # not every endpoint has such a list, or the means to give it at any time
         listed = data.get("data") if isinstance(data, dict) else None
         models = [item for item in listed or [] if isinstance(item, dict)] if isinstance(listed, list) else []
         self._served = [str(item.get("id")) for item in models]

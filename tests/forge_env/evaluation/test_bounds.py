@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import forge_env as fe
-from forge_env.endpoint.errors import blames_bound, largest
+from forge_env.endpoint.policy import blames_bound, largest
 from forge_env.errors import UsageError
 from tests.forge_env.endpoint.server import Server, completion, http, tool_call
 from tests.forge_env.evaluation.toys import Sums
