@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
 MAX_IDLE_THREADS = 256
@@ -40,79 +42,61 @@ async def to_its_end(work: asyncio.Future[T]) -> T:
     return result
 
 
-class _Worker:
-    """A daemon thread that runs one function after the other, and waits in the pool between two."""
-
-    def __init__(self) -> None:
-        self.retired = False
-        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        threading.Thread(target=self._work, name="forge-env-tool", daemon=True).start()
-
-    def start(self, job: Callable[[], None]) -> None:
-        """Have `job` run; it must not raise."""
-        self._inbox.put(job)
-
-    def _work(self) -> None:
-        while not self.retired:
-            self._inbox.get()()
+async def settled(value: Any) -> Any:
+    """What an author's function returned, awaited where it is a coroutine: an author may leave the `async` out."""
+    return await value if inspect.isawaitable(value) else value
 
 
-class _Pool:
-    """Threads that are idle now. One is added whenever none is, so calls that never end can't make it run dry."""
+Outcome: TypeAlias = tuple[Any, BaseException | None]
+"""What a function returned, or what it raised."""
+_IDLE: list[SimpleQueue[Callable[[], None] | None]] = []
+"""Where threads that are idle now wait for their next function; None ends one.
 
-    def __init__(self) -> None:
-        self._idle: list[_Worker] = []
-
-    def take(self) -> _Worker:
-        try:
-            return self._idle.pop()  # the one used last: its stack is warm. `pop` and `append` are atomic
-        except IndexError:
-            return _Worker()
-
-    def give_back(self, worker: _Worker) -> None:
-        if len(self._idle) < MAX_IDLE_THREADS:
-            self._idle.append(worker)
-        else:
-            worker.retired = True
-
-    def forget(self) -> None:
-        """In a forked child: the threads are the parent's."""
-        self._idle.clear()
+A thread is added whenever none is idle, so calls that never end can't make it run dry.
+"""
+os.register_at_fork(after_in_child=_IDLE.clear)  # the threads are the parent's
 
 
-_POOL = _Pool()
-os.register_at_fork(after_in_child=_POOL.forget)
-
-
-async def run_in_thread(function: Callable[[], Any]) -> Any:
-    """Run `function` in a daemon thread, which no other call uses meanwhile.
+def start_in_thread(function: Callable[[], Any]) -> Future[Outcome]:
+    """Run `function` in a daemon thread, which no other call uses meanwhile; nobody can cancel the future.
 
     Threads are kept for the next call: there are as many as calls ever ran at once. asyncio's own pool would run dry
     when calls that timed out keep its threads, and would hold up the interpreter's exit; Python can't end a thread, so
     such a call goes on in the background, its result is dropped, and its thread is used again when it does end.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+    outcome: Future[Outcome] = Future()
+    outcome.set_running_or_notify_cancel()
     context = contextvars.copy_context()
-    worker = _POOL.take()
-
-    def deliver(outcome: tuple[Any, BaseException | None]) -> None:
-        if not done.done():
-            done.set_result(outcome)
+    try:
+        inbox = _IDLE.pop()  # the one used last: its stack is warm. `pop` and `append` are atomic
+    except IndexError:
+        inbox = SimpleQueue()
+        threading.Thread(target=_work, args=[inbox], name="forge-env-tool", daemon=True).start()
 
     def job() -> None:
+        result: Outcome
         try:
-            outcome: tuple[Any, BaseException | None] = (context.run(function), None)
+            result = context.run(function), None
         except BaseException as error:  # noqa: BLE001 - handed to the awaiting task, which raises it
-            outcome = (None, error)
-        _POOL.give_back(worker)  # before the caller wakes, so that its next call finds this thread
-        try:
-            loop.call_soon_threadsafe(deliver, outcome)
-        except RuntimeError:
-            return  # the loop was closed: nobody waits any more
+            result = None, error
+        if len(_IDLE) < MAX_IDLE_THREADS:
+            _IDLE.append(inbox)  # before the caller wakes, so that its next call finds this thread
+        else:
+            inbox.put(None)
+        outcome.set_result(result)
 
-    worker.start(job)
-    value, error = await done
+    inbox.put(job)
+    return outcome
+
+
+def _work(inbox: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (job := inbox.get()) is not None:
+        job()
+
+
+async def result_of(outcome: Future[Outcome]) -> Any:
+    """What `start_in_thread` ran to: its result, or its exception."""
+    value, error = await asyncio.wrap_future(outcome)
     if error is not None:
         raise error
     return value

@@ -53,6 +53,9 @@ Observation: TypeAlias = list[Message]
 Action: TypeAlias = Message | str
 """One assistant message, with or without tool calls; a plain string is an assistant message's content."""
 
+ResetResult: TypeAlias = tuple[Observation, dict[str, Any]]
+"""`(observation, info)`."""
+
 StepResult: TypeAlias = tuple[Observation, float, bool, bool, dict[str, Any]]
 """`(observation, reward, terminated, truncated, info)`, as in gymnasium."""
 

@@ -17,7 +17,7 @@ from forge_env.errors import UsageError
 from forge_env.registry import make
 from forge_env.tasks.order import MixtureOrder
 from forge_env.trajectory import Trajectory
-from forge_env.types import Action, Observation, StepResult, Task, ToolSpec
+from forge_env.types import Action, ResetResult, StepResult, Task, ToolSpec
 
 
 class Component(BaseModel):
@@ -81,9 +81,7 @@ class Mixture(Environment):
         own = task.model_copy(update={"id": task.id.removeprefix(f"{name}/"), "tags": task.tags[1:]})
         return self.components[name], own
 
-    async def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         """Start an episode of the component that the task belongs to."""
         task = self.resolve_task(seed, options)
         component, own = self._component_of(task)

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from forge_env.environment.base import Environment, EnvironmentConfig
 from forge_env.errors import EnvironmentBugError, InfrastructureError, UsageError
-from forge_env.types import Action, Message, Observation, StepResult, Task, ToolCall, ToolSpec, as_message
+from forge_env.types import Action, Message, Observation, ResetResult, StepResult, Task, ToolCall, ToolSpec, as_message
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -210,9 +210,7 @@ class OpenEnvEnvironment(Environment):
         """Known from the first `reset` on."""
         return self._tools
 
-    async def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         """Start an episode on the server.
 
         Raises:
@@ -361,7 +359,7 @@ class OpenEnvEnvironment(Environment):
         except (ConnectionLost, Refused, KeyError) as error:
             raise lost from error
 
-    def _shown(self, data: Mapping[str, Any], calls: list[ToolCall]) -> tuple[Observation, dict[str, Any]]:
+    def _shown(self, data: Mapping[str, Any], calls: list[ToolCall]) -> ResetResult:
         """An answer as messages and `info`."""
         observation = data.get("observation") or {}
         self._metadata = dict(observation.get("metadata") or {})

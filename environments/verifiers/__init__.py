@@ -22,7 +22,7 @@ from pydantic import Field
 
 from forge_env.environment.base import Environment, EnvironmentConfig
 from forge_env.errors import InfrastructureError, UsageError
-from forge_env.types import Action, Message, Observation, StepResult, Task, ToolSpec, as_message
+from forge_env.types import Action, Message, Observation, ResetResult, StepResult, Task, ToolSpec, as_message
 
 MODEL = "forge-env"
 
@@ -80,9 +80,7 @@ class VerifiersEnvironment(Environment):
         """What the first request of the episode offers."""
         return self._tools
 
-    async def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         """Start an episode: it runs until its first request.
 
         Raises:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from forge_env.errors import EnvironmentBugError, UsageError, environment_code
-from forge_env.types import Action, Message, Observation, StepResult, Task, ToolSpec
+from forge_env.types import Action, Message, Observation, ResetResult, StepResult, Task, ToolSpec
 
 if TYPE_CHECKING:
     from forge_env.rewards.rubric import Rubric
@@ -83,9 +83,7 @@ class Environment(ABC):
         return True
 
     @abstractmethod
-    async def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         """Start an episode and return its first messages.
 
         Args:
@@ -158,7 +156,7 @@ class Environment(ABC):
 # Without this a text instead of a list of messages is shown letter by letter, and a NaN becomes a score.
 
 
-async def checked_reset(env: Environment, task: Task, seed: int | None) -> tuple[Observation, dict[str, Any]]:
+async def checked_reset(env: Environment, task: Task, seed: int | None) -> ResetResult:
     """`env.reset` for a task. `EnvironmentBugError`: it failed, or returned something else than its contract says."""
     what = f"{type(env).__name__}.reset"
     with environment_code(what, task.id):

@@ -19,19 +19,18 @@ did wrong.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from forge_env.concurrency import gather_or_cancel
+from forge_env.concurrency import gather_or_cancel, settled
 from forge_env.environment.base import Environment, EnvironmentConfig, as_observation
 from forge_env.errors import EnvironmentBugError, UsageError, environment_code
 from forge_env.rewards.rubric import Rubric, RubricResult
 from forge_env.tools.calls import ToolCalls
 from forge_env.tools.schema import Tool, ToolResult, clean_unicode, shorten, tools_of, unknown_tool
-from forge_env.types import Action, Message, Observation, StepResult, Task, ToolCall, ToolSpec, as_message
+from forge_env.types import Action, Message, Observation, ResetResult, StepResult, Task, ToolCall, ToolSpec, as_message
 
 if TYPE_CHECKING:
     from forge_env.tasks.datasets import StreamedTasks
@@ -154,9 +153,7 @@ class ToolEnvironment(Environment):
 
     # The contract.
 
-    async def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         """Start an episode; see `Environment.reset`. `info` holds `task_id`, `split` and `difficulty`."""
         self._running_calls.end_episode()
         await self._release()
@@ -172,9 +169,7 @@ class ToolEnvironment(Environment):
         self._holds_resources = True
         await self._begin(task)
         with environment_code(f"{type(self).__name__}.prompt", task.id):
-            prompted: Any = self.prompt(task)
-            if inspect.isawaitable(prompted):
-                prompted = await prompted
+            prompted = await settled(self.prompt(task))
         observation = as_observation(f"{type(self).__name__}.prompt", prompted)
         self.messages.extend(observation)
         self._state = "running"
@@ -193,8 +188,7 @@ class ToolEnvironment(Environment):
         terminated = self._submitted is not None or self.is_final(message)
         if not terminated and not calls:
             with environment_code(f"{type(self).__name__}.respond", self.current_task.id):
-                said: Any = self.respond(message)
-                said = await said if inspect.isawaitable(said) else said
+                said = await settled(self.respond(message))
             observation = as_observation(f"{type(self).__name__}.respond", said)
             terminated = self._submitted is not None
         self.messages.extend(observation)
@@ -262,15 +256,11 @@ class ToolEnvironment(Environment):
 
     async def _begin(self, task: Task) -> None:
         with environment_code(f"{type(self).__name__}.setup", task.id):
-            done: Any = self.setup(task)  # an author may leave the `async` out
-            if inspect.isawaitable(done):
-                await done
+            await settled(self.setup(task))
 
     async def _end(self) -> None:
         with environment_code(f"{type(self).__name__}.cleanup", self.current_task.id):
-            done: Any = self.cleanup()
-            if inspect.isawaitable(done):
-                await done
+            await settled(self.cleanup())
 
     async def _answer_calls(self, calls: list[ToolCall], allowed: list[ToolCall]) -> Observation:
         if len(allowed) == 1:

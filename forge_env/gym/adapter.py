@@ -20,7 +20,7 @@ from pydantic import Field
 from forge_env.environment.base import Environment, EnvironmentConfig
 from forge_env.errors import UsageError, environment_code
 from forge_env.rewards.spans import last_between
-from forge_env.types import Action, Message, Observation, StepResult, Task, as_message
+from forge_env.types import Action, Message, ResetResult, StepResult, Task, as_message
 
 LARGEST_SEED = 2**31
 
@@ -91,9 +91,7 @@ class GymnasiumEnvironment(Environment):
             self._env = make_game(self.config.env_id, self.config.env_options, self.config.actions)
         return self._env
 
-    async def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
         """Start the game of a task."""
         task = self.resolve_task(seed, options)
         with environment_code(f"{self.config.env_id}.reset", task.id):

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from forge_env.concurrency import gather_or_cancel
+from forge_env.concurrency import gather_or_cancel, settled
 from forge_env.errors import UsageError
 
 _EDGE = 1e-3
@@ -99,5 +99,4 @@ def _inside(probability: float) -> float:
 async def _value(verifier: Callable[..., Any], prompt: str, response: str, target: Any) -> float:
     known = {"prompt": prompt, "response": response, "target": target}
     wanted = {name: known[name] for name in inspect.signature(verifier).parameters if name in known}
-    value = verifier(**wanted)
-    return float(await value if inspect.isawaitable(value) else value)
+    return float(await settled(verifier(**wanted)))

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forge_env.concurrency import gather_or_cancel
+from forge_env.concurrency import gather_or_cancel, settled
 from forge_env.errors import EnvironmentBugError, UsageError, environment_code
 from forge_env.trajectory import Trajectory
 from forge_env.types import Message, Task
@@ -61,8 +61,7 @@ class _Scorer:
 
     async def call(self, values: Mapping[str, Any], task_id: str) -> Any:
         with environment_code(f"reward function {self.name!r}", task_id):
-            value = self.function(**{name: values[name] for name in self.wanted})
-            return await value if inspect.isawaitable(value) else value
+            return await settled(self.function(**{name: values[name] for name in self.wanted}))
 
     def numbers(self, value: Any, count: int, task_id: str) -> list[float]:
         if not isinstance(value, Sequence) or len(value) != count:

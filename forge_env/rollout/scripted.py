@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from forge_env.concurrency import settled
 from forge_env.environment.base import Environment
 from forge_env.errors import EnvironmentBugError, ForgeError, UsageError
 from forge_env.policy import Policy, PolicySession, Reply
@@ -90,10 +91,7 @@ class _FunctionSession(PolicySession):
     async def reply(self, observation: Observation) -> Reply:
         self._messages.extend(observation)
         try:
-            action = self._function(list(self._messages), self._tools)
-            if inspect.isawaitable(action):
-                action = await action
-            message = as_message(action)
+            message = as_message(await settled(self._function(list(self._messages), self._tools)))
         except ForgeError:
             raise
         except Exception as error:  # the boundary of the author's code: whatever it raises is named

@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 
-from forge_env.concurrency import run_in_thread
+from forge_env.concurrency import result_of, start_in_thread
 from forge_env.errors import ToolError, UsageError, did_you_mean, environment_code, mistakes
 from forge_env.tools.decorator import ToolOptions, options_of
 from forge_env.tools.decorator import tool as tool
@@ -129,16 +129,10 @@ class Tool:
             return await self.function(*positional, **arguments)
         if not self.in_thread:
             return self.function(*positional, **arguments)
-        scope = CURRENT_CALL.get()
-        if scope is None:
-            return await run_in_thread(lambda: self.function(*positional, **arguments))
-
-        def run() -> Any:
-            with scope.in_thread():
-                return self.function(*positional, **arguments)
-
-        scope.enters_thread()
-        return await run_in_thread(run)
+        thread = start_in_thread(lambda: self.function(*positional, **arguments))
+        if (scope := CURRENT_CALL.get()) is not None:
+            scope.thread = thread
+        return await result_of(thread)
 
     async def answer(self, owner: Any, arguments: str, *, timeout_s: float, task_id: str) -> ToolResult:
         """Run one call as the model wrote it.

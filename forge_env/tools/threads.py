@@ -3,45 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
 
 
+@dataclass(slots=True, eq=False)
 class CallScope:
     """One call of a tool, in one episode of one environment."""
 
-    def __init__(self, owner: object, episode: int) -> None:
-        self.owner = owner
-        self.episode = episode
-        self.given_up = False
-        """Its answer is dropped: it timed out, or was cancelled."""
-        self._thread: Future[None] | None = None
-
-    def enters_thread(self) -> None:
-        """A thread is about to run the function."""
-        self._thread = Future()
-        self._thread.set_running_or_notify_cancel()  # so that nobody who waits for it can cancel it
-
-    @contextmanager
-    def in_thread(self) -> Iterator[None]:
-        """In that thread, around the function."""
-        assert self._thread is not None
-        try:
-            yield
-        finally:
-            self._thread.set_result(None)
+    owner: object
+    episode: int
+    given_up: bool = False
+    """Its answer is dropped: it timed out, or was cancelled."""
+    thread: Future[Any] | None = None
+    """Done when the thread that runs its function is."""
 
     @property
     def runs_on(self) -> bool:
         """Whether its thread has not ended."""
-        return self._thread is not None and not self._thread.done()
+        return self.thread is not None and not self.thread.done()
 
     async def ended(self, timeout_s: float) -> bool:
         """Wait for its thread; False when it still runs after `timeout_s` seconds."""
-        if self._thread is not None and self.runs_on:
-            waiting = asyncio.wrap_future(self._thread)
+        if self.thread is not None and self.runs_on:
+            waiting = asyncio.wrap_future(self.thread)
             await asyncio.wait([waiting], timeout=timeout_s)
             waiting.cancel()  # where the loop is closed before the thread ends
         return not self.runs_on

@@ -12,25 +12,25 @@ import threading
 import pytest
 
 from forge_env import concurrency
-from forge_env.concurrency import gather_or_cancel, run_in_thread, to_its_end
+from forge_env.concurrency import gather_or_cancel, result_of, start_in_thread, to_its_end
 
 
 async def test_results_errors_and_context_come_back() -> None:
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")
     variable.set("of the caller")
-    assert await run_in_thread(variable.get) == "of the caller"
+    assert await result_of(start_in_thread(variable.get)) == "of the caller"
     with pytest.raises(ZeroDivisionError):
-        await run_in_thread(lambda: 1 // 0)
+        await result_of(start_in_thread(lambda: 1 // 0))
     with pytest.raises(SystemExit):
-        await run_in_thread(sys.exit)
+        await result_of(start_in_thread(sys.exit))
 
 
 async def test_threads_are_used_again_and_never_shared() -> None:
-    seen = [await run_in_thread(threading.get_ident) for _ in range(50)]
+    seen = [await result_of(start_in_thread(threading.get_ident)) for _ in range(50)]
     assert len(set(seen)) == 1
     assert threading.get_ident() not in seen
     meeting = threading.Barrier(20)  # passed only by twenty calls that run at once
-    await gather_or_cancel([run_in_thread(lambda: meeting.wait(timeout=60)) for _ in range(20)])
+    await gather_or_cancel([result_of(start_in_thread(lambda: meeting.wait(timeout=60))) for _ in range(20)])
 
 
 async def test_calls_that_do_not_end_hold_nobody_up() -> None:
@@ -38,32 +38,32 @@ async def test_calls_that_do_not_end_hold_nobody_up() -> None:
     for _ in range(3):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
-                await run_in_thread(gate.wait)
-    assert await run_in_thread(lambda: "next") == "next"
+                await result_of(start_in_thread(gate.wait))
+    assert await result_of(start_in_thread(lambda: "next")) == "next"
     gate.set()
 
 
 async def test_a_large_crowd_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(concurrency, "MAX_IDLE_THREADS", 2)
-    monkeypatch.setattr(concurrency, "_POOL", pool := concurrency._Pool())
+    monkeypatch.setattr(concurrency, "_IDLE", idle := [])
     meeting = threading.Barrier(10)
-    await gather_or_cancel([run_in_thread(lambda: meeting.wait(timeout=60)) for _ in range(10)])
-    assert len(pool._idle) <= 2
-    assert await run_in_thread(lambda: 1) == 1
+    await gather_or_cancel([result_of(start_in_thread(lambda: meeting.wait(timeout=60))) for _ in range(10)])
+    assert len(idle) <= 2
+    assert await result_of(start_in_thread(lambda: 1)) == 1
 
 
 async def test_a_forked_child_has_threads_of_its_own() -> None:
-    await run_in_thread(lambda: None)
+    await result_of(start_in_thread(lambda: None))
     child = os.fork()
     if child == 0:
-        os._exit(len(concurrency._POOL._idle))
+        os._exit(len(concurrency._IDLE))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0  # noqa: ASYNC222 - it ends at once
 
 
 def test_a_call_that_never_ends_does_not_keep_the_process() -> None:
     code = (
-        "import asyncio, threading\nfrom forge_env.concurrency import run_in_thread\n"
-        "async def main():\n    task = asyncio.create_task(run_in_thread(threading.Event().wait))\n"
+        "import asyncio, threading\nfrom forge_env.concurrency import result_of, start_in_thread\n"
+        "async def main():\n    task = asyncio.create_task(result_of(start_in_thread(threading.Event().wait)))\n"
         "    await asyncio.sleep(0)\n"
         "asyncio.run(main()); print('done')"
     )
