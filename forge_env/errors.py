@@ -149,10 +149,10 @@ def mistakes(error: ValidationError, most: int = 5) -> str:
     return "; ".join(": ".join(filter(None, [".".join(map(str, item["loc"]))[:80], in_words(item)])) for item in items)
 
 
-def _in_one_line(error: BaseException) -> str:
-    from pydantic import ValidationError
-
-    return mistakes(error) if isinstance(error, ValidationError) else str(error)
+def with_place(error: BaseException) -> str:
+    """`KeyError: 'x' [file:line]`."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} [{frame.filename}:{frame.lineno}]"
 
 
 @contextmanager
@@ -168,8 +168,10 @@ def environment_code(what: str, task_id: str | None = None) -> Iterator[None]:
     except BaseException as error:  # the boundary of the author's code, which may even exit; what is no mistake goes on
         if not _is_mistake(error):
             raise
+        from pydantic import ValidationError
+
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if not _is_library(frame.filename)] or frames
         where = f"{own[-1].filename}:{own[-1].lineno}"
-        text = f"{what} raised {type(error).__name__}{place}: {_in_one_line(error)} [{where}]"
-        raise EnvironmentBugError(text) from error
+        said = mistakes(error) if isinstance(error, ValidationError) else str(error)
+        raise EnvironmentBugError(f"{what} raised {type(error).__name__}{place}: {said} [{where}]") from error

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forge_env.errors import ForgeError, InfrastructureError
+from forge_env.errors import ForgeError, InfrastructureError, UsageError
 from forge_env.types import Message, Observation, Task, ToolSpec
 
 if TYPE_CHECKING:
@@ -139,15 +139,16 @@ class PolicySession(ABC):
         return None
 
 
-class Policy(ABC):
+class Policy:
     """Anything that can play: a generator, an endpoint, a script."""
 
     name: str = ""
     """What an evaluation records as the model; empty is the class's name."""
 
-    @abstractmethod
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
-        """Open a conversation with these tools."""
+        """Open a conversation with these tools. One of this method and `session_inside` is a policy's own."""
+        name = type(self).__name__
+        raise UsageError(f"{name} plays through run_episode only", fix=f"or define {name}.session")
 
     def session_inside(self, env: Environment, task: Task, *, seed: int | None = None) -> PolicySession:
         """Open a conversation for one episode. Scripted policies override this to see the environment and the task's

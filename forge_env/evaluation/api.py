@@ -123,46 +123,31 @@ def _path(found: Any) -> str:
 def _in_a_thread(job: Callable[[], Coroutine[Any, Any, EvaluationResult]]) -> EvaluationResult:
     """Run `job` in an event loop of another thread; Ctrl-C here cancels it there, and waits until it has ended.
 
-    Ctrl-C may come at any moment, also while the thread starts: either the thread has begun and is cancelled, or it
-    finds that it is not wanted any more.
+    Ctrl-C may come at any moment, also while the thread starts.
     """
-    outcome: list[EvaluationResult | BaseException] = []
-    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[EvaluationResult]]] = []
-    started, ended = threading.Event(), threading.Event()
-    begin = threading.Lock()
-    """Is taken by whoever comes first: the thread that begins, or the caller who gives up before that."""
+    runner, ended = asyncio.Runner(loop_factory=asyncio.new_event_loop), threading.Event()
+    loop = runner.get_loop()
 
     async def attended() -> EvaluationResult:
-        task = asyncio.ensure_future(job())
-        running.append((asyncio.get_running_loop(), task))
-        started.set()
-        return await task
+        await asyncio.sleep(0)  # where it was cancelled before the thread began, it ends here
+        return await job()
+
+    playing = loop.create_task(attended())
 
     def work() -> None:
-        if not begin.acquire(blocking=False):
-            return
-        try:
-            outcome.append(asyncio.run(attended()))
-        except BaseException as error:  # noqa: BLE001 - raised again by the caller's thread
-            outcome.append(error)
-        finally:
-            started.set()
-            ended.set()
+        with suppress(BaseException), runner:  # `playing` has it, for the caller's thread to raise
+            loop.run_until_complete(playing)
+        ended.set()
 
     thread = threading.Thread(target=work, name="forge-env-evaluate")
     try:
         thread.start()
         ended.wait()  # an interrupted `join` of Python 3.11 takes the thread for ended
     except KeyboardInterrupt:
-        if begin.acquire(blocking=False):
-            raise
-        started.wait()
-        for loop, task in running:
-            with suppress(RuntimeError):  # it has ended meanwhile
-                loop.call_soon_threadsafe(task.cancel)
-        ended.wait()
+        with suppress(RuntimeError):  # it has ended meanwhile
+            loop.call_soon_threadsafe(playing.cancel)
+        if thread.ident is not None:
+            ended.wait()
         raise
     thread.join()
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
+    return playing.result()

@@ -15,7 +15,7 @@ from forge_env.errors import ConfigError, ForgeError, InfrastructureError, did_y
 from forge_env.policy import LimitReached, Policy, PolicySession, Reply
 from forge_env.rollout.episode import open_session
 from forge_env.trajectory import Turn
-from forge_env.types import Observation, Task, ToolSpec
+from forge_env.types import Observation, Task
 
 
 class Price(BaseModel):
@@ -126,10 +126,6 @@ class MeteredPolicy(Policy):
         """A counted session; scripted policies are shown the task as usual."""
         return _MeteredSession(self, open_session(self.policy, env, task, seed=seed))
 
-    def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
-        """A counted session."""
-        return _MeteredSession(self, self.policy.session(tools, seed=seed))
-
 
 class _MeteredSession(PolicySession):
     def __init__(self, owner: MeteredPolicy, inner: PolicySession) -> None:
@@ -142,7 +138,8 @@ class _MeteredSession(PolicySession):
     async def reply(self, observation: Observation) -> Reply:
         owner = self._owner
         self._check()
-        self._limit_reply()
+        if (limit := owner.config.token_limit) is not None:
+            self.limit_reply(limit - self._usage.completion)  # where the session inside can be told
         owner.begun()
         owner.meter.asking += 1
         owner.on_turn()
@@ -170,11 +167,6 @@ class _MeteredSession(PolicySession):
         if config.cost_limit is not None and used.cost > config.cost_limit:
             return "cost"
         return None
-
-    def _limit_reply(self) -> None:
-        """Ask for no more tokens than are left, where the session can be told."""
-        if (limit := self._owner.config.token_limit) is not None:
-            self.limit_reply(limit - self._usage.completion)
 
     def limit_reply(self, tokens: int) -> None:
         """Told to the session inside."""

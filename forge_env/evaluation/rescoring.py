@@ -23,7 +23,7 @@ from forge_env.evaluation.record import EvaluationResult, ResultsFolder, open_fo
 from forge_env.files import write_whole
 from forge_env.policy import LimitReached, Policy, PolicySession, Reply
 from forge_env.trajectory import Trajectory
-from forge_env.types import Observation, Task, ToolSpec
+from forge_env.types import Observation, Task
 
 BEYOND = ("tool_calls", "tokens", "cost")
 """Limits whose last reply may be beyond them: recorded, and not acted on."""
@@ -54,10 +54,6 @@ class TranscriptPolicy(Policy):
     def session_inside(self, env: Environment, task: Task, *, seed: int | None = None) -> PolicySession:
         """A session for the sample with this task and seed."""
         return _Transcript(self, self._transcripts[task.id, seed])
-
-    def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
-        """Refused: without the task there is nothing to say."""
-        raise UsageError("transcripts play through run_episode only")
 
 
 class _Transcript(PolicySession):

@@ -11,7 +11,6 @@ import asyncio
 import gc
 import logging
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -23,7 +22,7 @@ from forge_env.config.evaluation import EvaluationConfig
 from forge_env.endpoint.errors import EndpointError
 from forge_env.endpoint.policy import EndpointPolicy
 from forge_env.environment.base import Environment
-from forge_env.errors import EnvironmentBugError, ForgeError, environment_code
+from forge_env.errors import EnvironmentBugError, ForgeError, environment_code, with_place
 from forge_env.evaluation.metering import BudgetExhaustedError, Meter, MeteredPolicy
 from forge_env.evaluation.plan import Sample, SampleResult, result_of
 from forge_env.evaluation.progress import EvaluationProgress
@@ -148,11 +147,9 @@ class TaskSource:
     """Where the samples of one environment come from."""
 
     def __init__(self, make: Callable[[], Environment]) -> None:
-        template = make()
         self.make = make
-        self.max_reward = template.max_reward
-        self.environment = template
-        self.task: Callable[[str, int], Task] = lru_cache(maxsize=4096)(template.task)
+        self.environment = make()
+        self.task: Callable[[str, int], Task] = lru_cache(maxsize=4096)(self.environment.task)
         """Task by split and index; the last few thousand are kept for their next epoch."""
 
 
@@ -287,7 +284,8 @@ class Runner:
         try:
             with environment_code(f"{sample.label}.task", f"{sample.split}/{sample.index}"):
                 task = source.task(sample.split, sample.index)
-            _describe(trajectory, task)
+            trajectory.task_id, trajectory.split = task.id, task.split
+            trajectory.difficulty, trajectory.tags = task.difficulty, list(task.tags)
             trajectory = await run_episode(
                 source.make,
                 metered,
@@ -305,7 +303,7 @@ class Runner:
         except ForgeError:
             raise  # a deliberate word to whoever started this run
         except Exception as error:  # a sample is the boundary: one bug must not cost the others
-            trajectory.valid, trajectory.error = False, _named(error)
+            trajectory.valid, trajectory.error = False, with_place(error)
             trajectory.turns = metered.turns
             log.error("sample %s: %s", sample.id, trajectory.error, exc_info=error)
         return trajectory
@@ -315,7 +313,7 @@ class Runner:
         trajectory.info = {
             "index": sample.index,
             "epoch": sample.epoch,
-            "max_reward": self._sources[sample.label].max_reward,
+            "max_reward": self._sources[sample.label].environment.max_reward,
             "usage": {name: getattr(used, name) for name in used.__slots__},
         }
         try:
@@ -376,12 +374,6 @@ def _refused(fatal: EndpointError) -> RunAbortedError:
     return RunAbortedError(f"the endpoint rejects every request: {fatal.message}", fix=fatal.fix)
 
 
-def _named(error: Exception) -> str:
-    """`KeyError: 'x' [file:line]`."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{type(error).__name__}: {error} [{frames[-1].filename}:{frames[-1].lineno}]"
-
-
 def _unrecordable(trajectory: Trajectory, error: Exception) -> Trajectory:
     """What can be recorded of it: that it is lost, and why."""
     return Trajectory(
@@ -394,8 +386,3 @@ def _unrecordable(trajectory: Trajectory, error: Exception) -> Trajectory:
         wall_s=trajectory.wall_s,
         info=trajectory.info,
     )
-
-
-def _describe(trajectory: Trajectory, task: Task) -> None:
-    trajectory.task_id, trajectory.split = task.id, task.split
-    trajectory.difficulty, trajectory.tags = task.difficulty, list(task.tags)

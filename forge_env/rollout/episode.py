@@ -18,6 +18,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from forge_env.concurrency import to_its_end
 from forge_env.environment.base import Environment, checked_reset, checked_step
 from forge_env.errors import ContextLengthExceeded, InfrastructureError, UsageError, environment_code
 from forge_env.policy import LimitReached, Policy, PolicySession
@@ -263,22 +264,18 @@ async def _close(env: Environment, *, after: BaseException | None = None) -> Non
     What it raises after the episode failed is logged: the first failure says more, and whether to try again.
     """
     closing = asyncio.ensure_future(env.close())
-    cancelled: asyncio.CancelledError | None = None
-    clock = asyncio.get_running_loop().time
-    deadline = clock() + CLOSE_S
-    while not closing.done() and clock() < deadline:
-        try:
-            await asyncio.wait([closing], timeout=deadline - clock())
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if not closing.done():
-        closing.cancel()
-        log.warning("%s.close did not end within %g s: its resources may not be released", type(env).__name__, CLOSE_S)
-    failure = None if not closing.done() or closing.cancelled() else closing.exception()
-    if failure is not None and (after is not None or isinstance(failure, InfrastructureError)):
-        # The episode itself is sound: a sandbox that can't be given back is its engine's to replace.
-        log.warning("closing the environment failed: %s", failure)
-    elif failure is not None:
-        raise failure
-    if cancelled is not None:
-        raise cancelled
+    try:
+        await to_its_end(asyncio.ensure_future(asyncio.wait([closing], timeout=CLOSE_S)))
+    finally:
+        failure = None
+        if not closing.done():
+            closing.cancel()
+            name = type(env).__name__
+            log.warning("%s.close did not end within %g s: its resources may not be released", name, CLOSE_S)
+        elif not closing.cancelled():
+            failure = closing.exception()
+        if failure is not None and (after is not None or isinstance(failure, InfrastructureError)):
+            # The episode itself is sound: a sandbox that can't be given back is its engine's to replace.
+            log.warning("closing the environment failed: %s", failure)
+        elif failure is not None:
+            raise failure

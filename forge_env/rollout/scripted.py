@@ -12,13 +12,12 @@ import importlib
 import inspect
 import json
 import random
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from forge_env.concurrency import settled
 from forge_env.environment.base import Environment
-from forge_env.errors import EnvironmentBugError, ForgeError, UsageError
+from forge_env.errors import EnvironmentBugError, ForgeError, UsageError, with_place
 from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.types import FunctionCall, Message, Observation, Task, ToolCall, ToolSpec, as_message
 
@@ -39,10 +38,6 @@ class GoldPolicy(Policy):
             name = f"{type(env).__name__}.gold_actions"
             raise EnvironmentBugError(f"{name} returned a {type(actions).__name__}", fix="return a list of actions")
         return ReplaySession([as_message(action) for action in actions])
-
-    def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
-        """Refused: without the task there is nothing to play."""
-        raise UsageError("the gold policy plays through run_episode only")
 
 
 class ReplaySession(PolicySession):
@@ -95,15 +90,10 @@ class _FunctionSession(PolicySession):
         except ForgeError:
             raise
         except Exception as error:  # the boundary of the author's code: whatever it raises is named
-            raise PolicyBugError(_bug(self._function, error)) from error
+            name = getattr(self._function, "__qualname__", type(self._function).__name__)
+            raise PolicyBugError(f"the policy {name} raised {with_place(error)}") from error
         self._messages.append(message)
         return Reply(message=message)
-
-
-def _bug(function: Callable[..., Any], error: Exception) -> str:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    name = getattr(function, "__qualname__", type(function).__name__)
-    return f"the policy {name} raised {type(error).__name__}: {error} [{frame.filename}:{frame.lineno}]"
 
 
 class RandomPolicy(Policy):
@@ -118,15 +108,8 @@ class RandomPolicy(Policy):
 
 
 _WORDS = (
-    "yes",
-    "no",
-    "42",
-    "-1",
-    "print('hi')",
-    "\u00e9t\u00e9 \U0001f40d",
-    "<think>hm</think>",
-    "```python\n1/0\n```",
-    "",
+    *("yes", "no", "42", "-1", "print('hi')", "\u00e9t\u00e9 \U0001f40d"),
+    *("<think>hm</think>", "```python\n1/0\n```", ""),
 )
 
 
