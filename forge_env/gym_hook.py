@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -24,9 +25,7 @@ def register_with_gymnasium() -> None:
 
 
 def _register() -> None:
-    from forge_env.gym.registration import register_all
-
-    register_all()
+    import_module("forge_env.gym")  # which registers them
 
 
 class _WhenImported(MetaPathFinder):

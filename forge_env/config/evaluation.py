@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from forge_env.config.recipe import Section
 from forge_env.errors import UsageError
 from forge_env.machine import user_path
 
@@ -25,13 +26,15 @@ FREE_TO_CHANGE = {
 """Keys that may differ when a run is resumed: they don't change what a sample means."""
 
 
-class Options(BaseModel):
-    """Settings given by name; unknown keys are rejected."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+def _as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-class EndpointOptions(Options):
+Split = Annotated[str, BeforeValidator(_as_text)]
+"""The name of a split: one called 2024 is a number only to YAML."""
+
+
+class EndpointOptions(Section):
     """Model and endpoint."""
 
     model: str
@@ -84,14 +87,14 @@ reference solutions), `random`, `empty`, `module:function`."""
         return value
 
 
-class SampleOptions(Options):
+class SampleOptions(Section):
     """Samples."""
 
     n: int | None = Field(None, ge=1)
     """Take the first n tasks of each environment; unset: all (100 if the environment has unlimited tasks)."""
     epochs: int = Field(1, ge=1)
     """Samples of each task."""
-    split: str | None = None
+    split: Split | None = None
     """Split to take tasks from; unset: `eval` if the environment has it, else its first split."""
     seed: int = 0
     """The seed of every sample is derived from this one."""
@@ -104,13 +107,8 @@ class SampleOptions(Options):
     max_failures: int = Field(20, ge=1)
     """The run ends after this many lost samples in a row."""
 
-    @field_validator("split", mode="before")
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        return as_text(value)
 
-
-class LimitOptions(Options):
+class LimitOptions(Section):
     """Limits."""
 
     turn_limit: int | None = Field(None, ge=1)
@@ -131,7 +129,7 @@ class LimitOptions(Options):
     """YAML file of prices: model -> {input, output, cached_input} per million tokens."""
 
 
-class FigureOptions(Options):
+class FigureOptions(Section):
     """Results."""
 
     score: str = "reward"
@@ -142,7 +140,7 @@ class FigureOptions(Options):
     """Confidence level of every interval."""
 
 
-class EnvironmentChoice(Options):
+class EnvironmentChoice(Section):
     """One environment to evaluate on."""
 
     name: str
@@ -151,15 +149,10 @@ class EnvironmentChoice(Options):
     """Its name in the results; unset: the registered name, or the name of the class."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment."""
-    split: str | None = None
+    split: Split | None = None
     """Its split, if different from the evaluation's `split`."""
     n: int | None = Field(None, ge=1)
     """Its number of tasks, if different from the evaluation's `n`."""
-
-    @field_validator("split", mode="before")
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        return as_text(value)
 
     @model_validator(mode="after")
     def _label(self) -> Self:
@@ -202,11 +195,6 @@ class EvaluationConfig(FigureOptions, LimitOptions, SampleOptions, EndpointOptio
         return self
 
     @property
-    def endpoint(self) -> EndpointOptions:
-        """The endpoint's part."""
-        return EndpointOptions(**self.model_dump(include=set(EndpointOptions.model_fields)))
-
-    @property
     def running(self) -> int:
         """Maximum samples in progress at once."""
         return self.max_samples or 2 * self.concurrency
@@ -215,11 +203,6 @@ class EvaluationConfig(FigureOptions, LimitOptions, SampleOptions, EndpointOptio
 def short_name(name: str) -> str:
     """The class of `module:Class`, or the registered name."""
     return name.rpartition(":")[2].rpartition(".")[2] if ":" in name else name
-
-
-def as_text(value: Any) -> Any:
-    """A split called 2024 is a number only to YAML."""
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def environment_entries(value: Any) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from math import prod
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -23,7 +24,7 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 class Section(BaseModel):
     """A part of the recipe; unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
 # ---
@@ -216,9 +217,7 @@ class TrainerSection(Section):
     @model_validator(mode="after")
     def _processes(self) -> TrainerSection:
         degrees = self.parallelism.model_dump()
-        product = 1
-        for degree in degrees.values():
-            product *= max(degree, 1)
+        product = prod(max(degree, 1) for degree in degrees.values())
         free = self.parallelism.data_parallel_shard_degree == -1
         if self.procs != product and not (free and self.procs % product == 0):
             stated = ", ".join(f"{name}={degree}" for name, degree in degrees.items() if degree != 1)

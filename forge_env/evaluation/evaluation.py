@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from forge_env.config.evaluation import EnvironmentChoice, EvaluationConfig, changes
+from forge_env.config.evaluation import EndpointOptions, EnvironmentChoice, EvaluationConfig, changes
 from forge_env.config.reader import changed_yaml, read_as
 from forge_env.display.terminal import Display, kept_up_to_date, open_display
 from forge_env.endpoint.policy import EndpointPolicy
@@ -242,7 +242,7 @@ class Evaluation:
             chosen = self.policy or self._scripted
             assert chosen is not None
             return chosen
-        options = self.config.endpoint
+        options: EndpointOptions = self.config
         if options.model.startswith(VLLM):
             display.note("starting vLLM")
             server = VLLMServer(options.model.removeprefix(VLLM), self.folder.root / "vllm.log", self.config.vllm_args)

@@ -10,13 +10,30 @@
 Options of the environment are keyword arguments; `sandboxes` names the engine ("auto", "docker", "local").
 """
 
-import gymnasium  # noqa: F401 - first: its import hook needs `registration`, which would be half imported otherwise
+import gymnasium
 
-from forge_env.gym.registration import register_all
 from forge_env.gym.spaces import AssistantMessage, Messages
 from forge_env.gym.twin import GymEnvironment
 from forge_env.gym.vector import GymVectorEnvironment
+from forge_env.registry import names, on_register
 
 __all__ = ["AssistantMessage", "GymEnvironment", "GymVectorEnvironment", "Messages", "register_all"]
+
+
+def register_all() -> None:
+    """Enter into gymnasium's registry what isn't there yet, and from now on what will be registered with us.
+
+    The environments' own packages are imported when one is made.
+    """
+    on_register(register_all)
+    for name in names():
+        if f"forge_env/{name}" not in gymnasium.registry:
+            gymnasium.register(
+                id=f"forge_env/{name}",
+                entry_point="forge_env.gym.twin:GymEnvironment",
+                vector_entry_point="forge_env.gym.vector:GymVectorEnvironment",
+                kwargs={"environment": name},
+            )
+
 
 register_all()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from gymnasium import Space
 
 from forge_env.types import Action, Message
 
+T = TypeVar("T")
 _CHARACTERS = list(string.printable)
 
 
@@ -18,8 +19,8 @@ def _random_text(rng: np.random.Generator) -> str:
     return "".join(rng.choice(_CHARACTERS, size=int(rng.integers(1, 65))))
 
 
-class Messages(Space[tuple[Message, ...]]):
-    """Observations: the messages that are new to the agent, any number of them."""
+class _Space(Space[T]):
+    """A space of text, which has no shape; two of a class are equal."""
 
     def __init__(self, seed: int | np.random.Generator | None = None) -> None:
         super().__init__(shape=None, dtype=None, seed=seed)
@@ -28,6 +29,18 @@ class Messages(Space[tuple[Message, ...]]):
     def is_np_flattenable(self) -> bool:
         """Messages are not arrays."""
         return False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self))
+
+    __hash__ = None  # type: ignore[assignment]  # like gymnasium's own spaces
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+class Messages(_Space[tuple[Message, ...]]):
+    """Observations: the messages that are new to the agent, any number of them."""
 
     def sample(self, mask: Any = None, probability: Any = None) -> tuple[Message, ...]:
         """One user message of random printable text."""
@@ -45,25 +58,9 @@ class Messages(Space[tuple[Message, ...]]):
         """What `to_jsonable` wrote."""
         return [tuple(Message.model_validate(message) for message in sample) for sample in sample_n]
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Messages)
 
-    __hash__ = None  # type: ignore[assignment]  # like gymnasium's own spaces
-
-    def __repr__(self) -> str:
-        return "Messages()"
-
-
-class AssistantMessage(Space[Action]):
+class AssistantMessage(_Space[Action]):
     """Actions: one assistant message, or its text."""
-
-    def __init__(self, seed: int | np.random.Generator | None = None) -> None:
-        super().__init__(shape=None, dtype=None, seed=seed)
-
-    @property
-    def is_np_flattenable(self) -> bool:
-        """Messages are not arrays."""
-        return False
 
     def sample(self, mask: Any = None, probability: Any = None) -> Action:
         """Random printable text."""
@@ -80,11 +77,3 @@ class AssistantMessage(Space[Action]):
     def from_jsonable(self, sample_n: list[Any]) -> list[Action]:
         """What `to_jsonable` wrote."""
         return [action if isinstance(action, str) else Message.model_validate(action) for action in sample_n]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, AssistantMessage)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return "AssistantMessage()"

@@ -16,7 +16,6 @@ from gymnasium.utils.env_checker import check_env
 
 import forge_env as fe
 from forge_env import registry
-from forge_env.gym.registration import deregister
 from tests.forge_env.environment.test_tool_environment import call, calls
 from tests.forge_env.rollout.test_episode import Golden
 
@@ -36,7 +35,7 @@ def registered() -> Iterator[None]:
     yield
     for name in ("test_tools", "test_once"):
         registry.unregister(name)
-        deregister(name)
+        gymnasium.registry.pop(f"forge_env/{name}", None)
 
 
 BUNDLED = [e.name for e in fe.list_environments() if e.source.startswith("forge-env ") and not e.needs]

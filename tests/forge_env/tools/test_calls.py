@@ -13,7 +13,6 @@ import forge_env as fe
 from environments.mixture import Mixture
 from forge_env import registry
 from forge_env.errors import InfrastructureError
-from forge_env.gym.registration import deregister
 from forge_env.serve.sessions import ServeLimits, Session
 
 
@@ -139,7 +138,7 @@ def test_gymnasium_goes_on_with_a_fresh_object() -> None:
         env.close()
     finally:
         registry.unregister("test_slow")
-        deregister("test_slow")
+        gymnasium.registry.pop("forge_env/test_slow", None)
 
 
 async def test_the_server_goes_on_with_a_fresh_object() -> None:
