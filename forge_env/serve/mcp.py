@@ -36,7 +36,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from forge_env.errors import mistakes
-from forge_env.serve.sessions import HttpSessions, Session, WireError, tool_entry
+from forge_env.serve.sessions import Session, Sessions, WireError, tool_entry
 
 SERVER_ERROR = -32000
 MOST_REMEMBERED = 10_000
@@ -53,10 +53,10 @@ def _as_mcp(error: WireError) -> MCPError:
     return MCPError(_CODES.get(error.code, SERVER_ERROR), str(error), error.details or None)
 
 
-async def _call(session: Session, sessions: HttpSessions | None, name: str, arguments: Any) -> str:
-    """What a tool answers; `sessions`: the session belongs to no connection."""
+async def _call(session: Session, sessions: Sessions, name: str, arguments: Any) -> str:
+    """What a tool answers."""
     step = session.step({"type": "call_tool", "tool_name": name, "arguments": arguments})
-    reply = await (session.work(step) if sessions is None else sessions.use(session, step))
+    reply = await sessions.use(session, step)
     return str(reply["data"]["observation"]["result"] or "")
 
 
@@ -74,7 +74,7 @@ class _Episode:
 class McpEndpoint:
     """The ASGI application of `/mcp` over HTTP; `run()` is open while it serves."""
 
-    def __init__(self, name: str, version: str, sessions: HttpSessions) -> None:
+    def __init__(self, name: str, version: str, sessions: Sessions) -> None:
         self.sessions = sessions
         server: Server[Any] = Server(
             name,
@@ -84,7 +84,7 @@ class McpEndpoint:
             on_list_prompts=self._list_prompts,
             on_get_prompt=self._get_prompt,
         )
-        idle_s = sessions.sessions.limits.idle_s
+        idle_s = sessions.limits.idle_s
         self._manager = StreamableHTTPSessionManager(server, json_response=True, session_idle_timeout=idle_s)
         self.run = self._manager.run
         self._episodes: dict[str, asyncio.Task[_Episode]] = {}
@@ -131,7 +131,7 @@ class McpEndpoint:
         await asyncio.wait([begun])
         if not begun.cancelled() and begun.exception() is None:
             with contextlib.suppress(WireError):  # it has ended by itself
-                await self.sessions.close(begun.result().session_id)
+                await self.sessions.close(self.sessions.find(begun.result().session_id))
 
     async def _begin(self, query: dict[str, str]) -> _Episode:
         options = {key: int(text) if _INTEGER.fullmatch(text) else text for key, text in query.items()}
@@ -196,7 +196,7 @@ class RpcRequest(BaseModel):
     id: str | int | None = None
 
 
-async def answer_rpc(text: str | bytes, sessions: HttpSessions, own: Session | None = None) -> dict[str, Any]:
+async def answer_rpc(text: str | bytes, sessions: Sessions, own: Session | None = None) -> dict[str, Any]:
     """The response to one request; `own` is the session of the WebSocket that it came over."""
     request_id: Any = None
     try:
@@ -224,7 +224,7 @@ def _failed(request_id: Any, error: MCPError) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": request_id, "error": error.error.model_dump(exclude_none=True)}
 
 
-async def _dispatch(request: RpcRequest, sessions: HttpSessions, own: Session | None) -> dict[str, Any]:
+async def _dispatch(request: RpcRequest, sessions: Sessions, own: Session | None) -> dict[str, Any]:
     params = dict(request.params)
     session_id = params.pop("session_id", None)
     match request.method:
@@ -236,28 +236,23 @@ async def _dispatch(request: RpcRequest, sessions: HttpSessions, own: Session | 
         case "openenv/session/close":
             if not isinstance(session_id, str):
                 raise MCPError(types.INVALID_PARAMS, "session_id is required")
-            await sessions.close(session_id)
+            await sessions.close(sessions.find(session_id))
             return {"session_id": session_id, "closed": True}
         case "tools/list" | "tools/call":
-            if own is not None:
-                return await _tools(request.method, params, own, None)
-            if session_id is not None:
-                return await _tools(request.method, params, sessions.find(str(session_id)), sessions)
-            session = await sessions.open()
+            if own is not None or session_id is not None:
+                return await _tools(request.method, params, own or sessions.find(str(session_id)), sessions)
+            session = await sessions.open(named=True)
             try:
                 return await _tools(request.method, params, session, sessions)
             finally:
-                await sessions.close(session.id)
+                await sessions.close(session)
         case other:
             raise MCPError(types.METHOD_NOT_FOUND, f"there is no method {other[:80]!r}")
 
 
-async def _tools(
-    method: str, params: Mapping[str, Any], session: Session, sessions: HttpSessions | None
-) -> dict[str, Any]:
+async def _tools(method: str, params: Mapping[str, Any], session: Session, sessions: Sessions) -> dict[str, Any]:
     if not session.started:  # some environments know their tools only in an episode
-        reset = session.reset({})
-        await (session.work(reset) if sessions is None else sessions.use(session, reset))
+        await sessions.use(session, session.reset({}))
     if method == "tools/list":
         entries = [tool_entry(spec) for spec in session.env.tools]
         return {"tools": [{**entry, "inputSchema": entry["input_schema"]} for entry in entries]}

@@ -41,7 +41,6 @@ from forge_env.sandbox.engines import LazyEngine
 from forge_env.serve.mcp import SERVER_ERROR, McpEndpoint, answer_rpc
 from forge_env.serve.sessions import (
     EpisodeState,
-    HttpSessions,
     ServeLimits,
     Session,
     Sessions,
@@ -74,8 +73,7 @@ def make_app(
     `app.state.sessions` are its sessions; they are closed when the application shuts down.
     """
     sessions = Sessions(make_env, limits)
-    over_http = HttpSessions(sessions)
-    mcp = McpEndpoint(name, version, over_http)
+    mcp = McpEndpoint(name, version, sessions)
 
     async def health(request: Request) -> JSONResponse:
         return JSONResponse({"status": "healthy"})
@@ -87,23 +85,22 @@ def make_app(
         return JSONResponse(schemas())
 
     async def connect(socket: WebSocket) -> None:
-        await Connection(socket, sessions, over_http).run()
+        await Connection(socket, sessions).run()
 
     async def connect_tools(socket: WebSocket) -> None:
-        await ToolConnection(socket, sessions, over_http).run()
+        await ToolConnection(socket, sessions).run()
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         async with engine or contextlib.nullcontext(), mcp.run():
             yield
-            over_http.stop()
             await sessions.close_all()
 
     routes = [
         Route("/health", health),
         Route("/metadata", metadata),
         Route("/schema", schema),
-        *http_routes(over_http, name),
+        *http_routes(sessions, name),
         WebSocketRoute("/ws", connect),
         WebSocketRoute("/mcp", connect_tools),
         Route("/mcp", mcp),
@@ -136,18 +133,18 @@ def app_of(name: str, *, sandbox: str = "auto", limits: ServeLimits = DEFAULT_LI
 # --- without a connection
 
 
-def http_routes(sessions: HttpSessions, name: str) -> list[BaseRoute]:
-    """The routes of a server whose sessions over HTTP these are."""
+def http_routes(sessions: Sessions, name: str) -> list[BaseRoute]:
+    """The routes of a server with these sessions, which requests name."""
 
     async def reset(request: Request) -> Response:
         data = await _body(request)
         session_id = data.pop("session_id", None) or request.cookies.get(COOKIE)
         try:
-            session = sessions.find(str(session_id)) if session_id else await sessions.open()
+            session = sessions.find(str(session_id)) if session_id else await sessions.open(named=True)
         except WireError as error:
             if error.code != "SESSION_ERROR":
                 raise
-            session = await sessions.open()  # the old one has ended: reset starts anew anyway
+            session = await sessions.open(named=True)  # the old one has ended: reset starts anew anyway
         reply = await sessions.use(session, session.reset(data))
         response = JSONResponse(reply["data"])
         response.set_cookie(COOKIE, session.id, httponly=True, samesite="strict")
@@ -172,7 +169,7 @@ def http_routes(sessions: HttpSessions, name: str) -> list[BaseRoute]:
 
     async def close(request: Request) -> Response:
         session = _named(request, await _body(request))
-        await sessions.close(session.id)
+        await sessions.close(session)
         response = JSONResponse({"closed": True})
         response.delete_cookie(COOKIE)
         return response
@@ -180,7 +177,7 @@ def http_routes(sessions: HttpSessions, name: str) -> list[BaseRoute]:
     async def document(request: Request) -> Response:
         return JSONResponse(openapi(name))
 
-    def _named(request: Request, data: dict[str, Any]) -> Any:
+    def _named(request: Request, data: dict[str, Any]) -> Session:
         session_id = data.get("session_id") or request.cookies.get(COOKIE)
         if not session_id:
             raise WireError(
@@ -258,10 +255,9 @@ class Connection:
     one_at_a_time = True
     """A further message means that the answer to the one before is no longer waited for."""
 
-    def __init__(self, socket: WebSocket, sessions: Sessions, over_http: HttpSessions) -> None:
+    def __init__(self, socket: WebSocket, sessions: Sessions) -> None:
         self.socket = socket
         self.sessions = sessions
-        self.over_http = over_http
         self.session: Session | None = None
         self._reading: asyncio.Task[str] | None = None
         self._done = False
@@ -283,10 +279,6 @@ class Connection:
                     await self.sessions.close(self.session)
                 else:
                     self.sessions.detach(self.session)
-
-    def _attach(self, session: Session) -> None:
-        self.session = session
-        session.let_go = self._let_go
 
     def _let_go(self) -> None:
         """The session goes on elsewhere: stop, and leave it alone."""
@@ -358,7 +350,7 @@ class Connection:
                 return await session.work(session.step(data))
             case "mcp":
                 own = await self._own()
-                return {"type": "mcp", "data": await answer_rpc(json.dumps(data), self.over_http, own)}
+                return {"type": "mcp", "data": await answer_rpc(json.dumps(data), self.sessions, own)}
             case "state":
                 return {"type": "state", "data": (await self._own()).state.model_dump()}
             case other:
@@ -367,8 +359,8 @@ class Connection:
     async def _own(self) -> Session:
         """The session of this connection, opened when it is first needed."""
         if self.session is None:
-            self._attach(await self.sessions.open())
-        assert self.session is not None
+            self.session = await self.sessions.open()
+            self.session.let_go = self._let_go
         return self.session
 
     async def _resume(self, session_id: str) -> dict[str, Any]:
@@ -393,7 +385,7 @@ class ToolConnection(Connection):
             own = await self._own()
         except WireError as error:
             return {"jsonrpc": "2.0", "id": None, "error": {"code": SERVER_ERROR, "message": str(error)}}
-        return await answer_rpc(text, self.over_http, own)
+        return await answer_rpc(text, self.sessions, own)
 
 
 def _kind(text: str) -> Any:

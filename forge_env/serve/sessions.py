@@ -15,8 +15,8 @@ in an observation, `request_id` in an answer to a message that had one.
 A session is attached to at most one connection. When that breaks, the session goes on with the step under way and
 waits `reconnect_s` seconds for `reset(resume=SESSION_ID)` on a new connection, which takes it over: the answer is the
 newest one, with `step_count` in its metadata, so that a client knows whether its last step arrived. The id is in the
-metadata of every observation and can't be guessed. A session without a connection (`HttpSessions`) is named by each
-request, and ends by itself when it is idle.
+metadata of every observation and can't be guessed. A session without a connection is named by each request, and
+ends by itself when it is idle.
 """
 
 from __future__ import annotations
@@ -40,19 +40,13 @@ log = logging.getLogger(__name__)
 
 # --- messages
 
-ERROR_CODES = (
-    "INVALID_JSON",
-    "UNKNOWN_TYPE",
-    "VALIDATION_ERROR",
-    "EXECUTION_ERROR",
-    "CAPACITY_REACHED",
-    "FACTORY_ERROR",
-    "SESSION_ERROR",
-)
-
 
 class WireError(Exception):
-    """Something to be answered with an error message; `code` is one of `ERROR_CODES`."""
+    """Something to be answered with an error message.
+
+    `code`: INVALID_JSON, UNKNOWN_TYPE, VALIDATION_ERROR, EXECUTION_ERROR, CAPACITY_REACHED, FACTORY_ERROR or
+    SESSION_ERROR.
+    """
 
     def __init__(self, code: str, message: str, **details: Any) -> None:
         super().__init__(message)
@@ -204,11 +198,20 @@ class Session:
         self.state = EpisodeState()
         self.id = uuid.uuid4().hex
         self.let_go: Callable[[], None] | None = None
-        """Tells the connection it is attached to that another has taken it over; None while it waits."""
+        """Tells the connection it is attached to that another has taken it over; None while it has no connection."""
+        self.turn: asyncio.Lock | None = None
+        """Of the requests that name it; None where it has a connection, waits for one, or is closed."""
+        self.ending: asyncio.Task[None] | None = None
+        """Closes it when nobody comes back in time."""
         self.working: asyncio.Task[dict[str, Any]] | None = None
         """The answer under way."""
         self._last: dict[str, Any] | None = None
         self._playing = False
+
+    @property
+    def waiting(self) -> bool:
+        """Whether its connection broke, and its client may come back."""
+        return self.ending is not None and self.turn is None
 
     @property
     def started(self) -> bool:
@@ -323,48 +326,82 @@ class Session:
 
 
 class Sessions:
-    """Every session of a server."""
+    """Every session of a server: those of connections, and those that requests name."""
 
     def __init__(self, make_env: Callable[[], Environment], limits: ServeLimits) -> None:
         self.make_env = make_env
         self.limits = limits
-        self._sessions: list[Session] = []
-        self._waiting: dict[Session, asyncio.Task[None]] = {}
+        self._sessions: dict[str, Session] = {}
+        """By id; those that wait for their client stand in the order in which they lost it."""
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    async def open(self) -> Session:
-        """A new session; the longest waiting one makes room where all places are taken.
+    async def open(self, *, named: bool = False) -> Session:
+        """A new session; the one that has waited longest for its client makes room where all places are taken.
+
+        Args:
+            named: it belongs to no connection, but to the requests that name it.
 
         Raises:
             WireError: all sessions are in use, or the environment can't be made.
         """
-        if len(self._sessions) >= self.limits.max_sessions:
-            if not self._waiting:
-                count = len(self._sessions)
+        count = len(self._sessions)
+        if count >= self.limits.max_sessions:
+            oldest = next((session for session in self._sessions.values() if session.waiting), None)
+            if oldest is None:
                 raise WireError(
                     "CAPACITY_REACHED", f"all {count} sessions are in use", active_sessions=count, max_sessions=count
                 )
-            await self.close(next(iter(self._waiting)))
+            await self.close(oldest)
         try:
             session = Session(self.make_env, self.limits)
         except ForgeError as error:
             raise WireError("FACTORY_ERROR", str(error)) from error
-        self._sessions.append(session)
+        self._sessions[session.id] = session
+        if named:
+            session.turn = asyncio.Lock()
+            self._end_in(session, self.limits.idle_s)
         return session
 
-    def get(self, session_id: str) -> Session | None:
-        """The session of this id, if there is one."""
-        return next((session for session in self._sessions if session.id == session_id), None)
+    async def begin(self, data: Mapping[str, Any]) -> tuple[Session, dict[str, Any]]:
+        """A new session, for requests to name, with an episode; and what its reset answered."""
+        session = await self.open(named=True)
+        try:
+            return session, await self.use(session, session.reset(data))
+        except BaseException:  # cancelled too: the session is nobody's yet
+            await self.close(session)
+            raise
+
+    def find(self, session_id: str) -> Session:
+        """The session that a request names. `WireError` when there is none (any more)."""
+        session = self._sessions.get(session_id)
+        if session is None or session.turn is None:
+            raise WireError("SESSION_ERROR", f"there is no session {session_id[:64]!r} (any more): reset first")
+        return session
+
+    async def use(self, session: Session, answer: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+        """Make an answer; the requests that name a session take turns, a connection has one at a time anyway."""
+        if session.let_go is not None:
+            return await session.work(answer)
+        async with session.turn or asyncio.Lock():
+            if session.turn is None:
+                answer.close()
+                raise WireError("SESSION_ERROR", "the session was closed")
+            self._stay(session)
+            try:
+                return await session.work(answer)
+            finally:
+                if session.turn is not None:
+                    self._end_in(session, self.limits.idle_s)
 
     def take(self, session_id: str, let_go: Callable[[], None]) -> Session | None:
-        """The session of this id, taken from its connection if it has one; None when there is none (any more)."""
-        found = self.get(session_id)
+        """The session of this id, for a connection to go on with; None when there is none (any more)."""
+        found = self._sessions.get(session_id)
         if found is None:
             return None
-        if (waiting := self._waiting.pop(found, None)) is not None:
-            waiting.cancel()
+        self._stay(found)
+        found.turn = None
         if found.let_go is not None and found.let_go != let_go:
             found.let_go()
         found.let_go = let_go
@@ -372,21 +409,16 @@ class Sessions:
 
     def detach(self, session: Session) -> None:
         """Its connection broke: keep it for `reconnect_s`."""
-        if session in self._sessions:
+        if self._sessions.pop(session.id, None) is not None:
+            self._sessions[session.id] = session
             session.let_go = None
-            self._waiting[session] = asyncio.create_task(self._forget(session))
-
-    async def _forget(self, session: Session) -> None:
-        await asyncio.sleep(self.limits.reconnect_s)
-        self._waiting.pop(session, None)
-        await self.close(session)
+            self._end_in(session, self.limits.reconnect_s)
 
     async def close(self, session: Session) -> None:
         """End a session and what it holds; may be called again."""
-        if (waiting := self._waiting.pop(session, None)) is not None:
-            waiting.cancel()
-        if session in self._sessions:
-            self._sessions.remove(session)
+        self._stay(session)
+        session.turn = None
+        if self._sessions.pop(session.id, None) is not None:
             await session.finish(cancel=True)
             try:
                 await session.env.close()
@@ -395,80 +427,19 @@ class Sessions:
 
     async def close_all(self) -> None:
         """At the server's end."""
-        for session in list(self._sessions):
+        for session in list(self._sessions.values()):
             await self.close(session)
 
+    def _end_in(self, session: Session, seconds: float) -> None:
+        async def end() -> None:
+            await asyncio.sleep(seconds)
+            session.ending = None  # it is this task: nothing must cancel it now
+            await self.close(session)
 
-class HttpSessions:
-    """The sessions of a server that belong to no connection."""
+        self._stay(session)
+        session.ending = asyncio.create_task(end())
 
-    def __init__(self, sessions: Sessions) -> None:
-        self.sessions = sessions
-        self._turns: dict[str, asyncio.Lock] = {}
-        self._idle: dict[str, asyncio.Task[None]] = {}
-
-    async def open(self) -> Session:
-        """A new session. `WireError`: there is no room, or the environment can't be made."""
-        session = await self.sessions.open()
-        self._turns[session.id] = asyncio.Lock()
-        session.let_go = lambda: self._forget(session.id)  # a connection goes on with it
-        self._wait(session)
-        return session
-
-    async def begin(self, data: Mapping[str, Any]) -> tuple[Session, dict[str, Any]]:
-        """A new session with an episode, and what its reset answered."""
-        session = await self.open()
-        try:
-            return session, await self.use(session, session.reset(data))
-        except BaseException:  # cancelled too: the session is nobody's yet
-            await self.close(session.id)
-            raise
-
-    def find(self, session_id: str) -> Session:
-        """The session of this id. `WireError` when there is none (any more)."""
-        session = self.sessions.get(session_id) if session_id in self._turns else None
-        if session is None:
-            raise WireError("SESSION_ERROR", f"there is no session {session_id[:64]!r} (any more): reset first")
-        return session
-
-    async def use(self, session: Session, answer: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-        """Make an answer; requests of one session take turns."""
-        async with self._turns.get(session.id) or asyncio.Lock():
-            if session.id not in self._turns:
-                answer.close()
-                raise WireError("SESSION_ERROR", "the session was closed")
-            self._stop_waiting(session.id)
-            try:
-                return await session.work(answer)
-            finally:
-                if session.id in self._turns:
-                    self._wait(session)
-
-    async def close(self, session_id: str) -> None:
-        """End a session. `WireError` when there is none."""
-        session = self.find(session_id)
-        self._forget(session_id)
-        await self.sessions.close(session)
-
-    def stop(self) -> None:
-        """At the server's end, which closes the sessions themselves."""
-        for session_id in list(self._turns):
-            self._forget(session_id)
-
-    def _forget(self, session_id: str) -> None:
-        self._turns.pop(session_id, None)
-        self._stop_waiting(session_id)
-
-    def _wait(self, session: Session) -> None:
-        self._stop_waiting(session.id)
-        self._idle[session.id] = asyncio.create_task(self._end_idle(session))
-
-    def _stop_waiting(self, session_id: str) -> None:
-        if (idle := self._idle.pop(session_id, None)) is not None:
-            idle.cancel()
-
-    async def _end_idle(self, session: Session) -> None:
-        await asyncio.sleep(self.sessions.limits.idle_s)
-        self._idle.pop(session.id, None)  # it is this task: nothing must cancel it now
-        self._turns.pop(session.id, None)
-        await self.sessions.close(session)
+    def _stay(self, session: Session) -> None:
+        if session.ending is not None:
+            session.ending.cancel()
+            session.ending = None

@@ -125,7 +125,7 @@ async def test_a_broken_connection_is_no_lost_episode() -> None:
         observation, *_ = await env.step(call("add", a=2))
         assert observation[0].content == "3"
         pending = asyncio.create_task(env.step(call("wait")))
-        [session] = sessions._sessions
+        [session] = sessions._sessions.values()
         await until(lambda: session.env.turns == 3)
         before = session.let_go
         env._link._socket.transport.abort()  # while the step is under way: its answer is asked for again
@@ -159,17 +159,17 @@ async def test_time_outs_hold_and_no_answer_is_taken_for_another() -> None:
         with pytest.raises(InfrastructureError, match=r"longer than 0\.2 s"):  # the server's limit
             await env.step(call("wait"))
         await env.close()
-        await until(lambda: not sessions._waiting)
+        await until(lambda: not any(session.waiting for session in sessions._sessions.values()))
     async with serving() as (url, sessions):
         env = fe.make(REMOTE, url=url, answer_s=0.3, reconnects=0)
         await env.reset(seed=1)
         with pytest.raises(InfrastructureError, match="lost"):  # the client's
             await env.step(call("wait"))
-        [session] = sessions._sessions
+        [session] = sessions._sessions.values()
         session.env.gate.set()
         raw = await Raw.connect(url)
         await raw.ask("reset", {"seed": 1})
-        [_, session] = sessions._sessions
+        [session] = [each for each in sessions._sessions.values() if not each.waiting]
         await raw.send("step", {"type": "call_tool", "tool_name": "wait"})
         await until(lambda: session.env.turns == 1)
         reply = await raw.ask("reset", {"seed": 3})  # given up waiting: the next answer is this message's
@@ -193,7 +193,7 @@ async def test_sessions_end_by_themselves_and_make_room() -> None:
         first = await Raw.connect(url)
         session_id = (await first.ask("reset", {"seed": 1}))["data"]["observation"]["metadata"]["session_id"]
         first.socket.transport.abort()
-        await until(lambda: bool(sessions._waiting))
+        await until(lambda: all(session.waiting for session in sessions._sessions.values()))
         second = await Raw.connect(url)
         reply = await second.ask("reset", {"resume": session_id})
         assert reply["data"]["observation"]["text"] == "1 + 1 = ?"
@@ -201,7 +201,7 @@ async def test_sessions_end_by_themselves_and_make_room() -> None:
         await third.ask("reset", {"resume": session_id})
         await second.socket.wait_closed()
         third.socket.transport.abort()
-        await until(lambda: bool(sessions._waiting))
+        await until(lambda: all(session.waiting for session in sessions._sessions.values()))
         fourth = await Raw.connect(url)  # takes the place of the one that is waiting
         assert (await fourth.ask("reset", {"seed": 2}))["type"] == "observation"
         assert (await fourth.ask("reset", {"resume": session_id}))["data"]["code"] == "SESSION_ERROR"
