@@ -105,7 +105,7 @@ def make_app(
         WebSocketRoute("/mcp", connect_tools),
         Route("/mcp", mcp),
     ]
-    app = Starlette(routes=routes, lifespan=lifespan)
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={WireError: _refused})
     app.state.sessions = sessions
     return app
 
@@ -185,26 +185,20 @@ def http_routes(sessions: Sessions, name: str) -> list[BaseRoute]:
             )
         return sessions.find(str(session_id))
 
-    posts = {"/reset": reset, "/step": step, "/close": close}
-    gets = {"/state": state, "/openapi.json": document}
     return [
-        *(Route(path, _answered(handler), methods=["POST"]) for path, handler in posts.items()),
-        *(Route(path, _answered(handler)) for path, handler in gets.items()),
+        Route("/reset", reset, methods=["POST"]),
+        Route("/step", step, methods=["POST"]),
+        Route("/close", close, methods=["POST"]),
+        Route("/state", state),
+        Route("/openapi.json", document),
     ]
 
 
-def _answered(handler: Any) -> Any:
-    """`handler`, whose `WireError`s become responses."""
-
-    async def respond(request: Request) -> Response:
-        try:
-            response: Response = await handler(request)
-        except WireError as error:
-            detail = {"detail": str(error), "code": error.code, **error.details}
-            return JSONResponse(detail, status_code=_STATUS.get(error.code, 500))
-        return response
-
-    return respond
+async def _refused(request: Request, error: Exception) -> Response:
+    """The response to a request that raised a `WireError`."""
+    assert isinstance(error, WireError)
+    detail = {"detail": str(error), "code": error.code, **error.details}
+    return JSONResponse(detail, status_code=_STATUS.get(error.code, 500))
 
 
 async def _body(request: Request) -> dict[str, Any]:
@@ -398,16 +392,6 @@ def _kind(text: str) -> Any:
 # --- the process
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        raise UsageError(
-            f"can't listen on {host}, port {port}: {error.strerror or error}", fix="choose another --port, or --host"
-        ) from error
-
-
 async def serve(app: Starlette, host: str, port: int, *, ready: Callable[[int], None] = lambda port: None) -> None:
     """Serve until cancelled; `ready` is told the port (0 lets the system choose one).
 
@@ -416,7 +400,13 @@ async def serve(app: Starlette, host: str, port: int, *, ready: Callable[[int], 
     """
     import uvicorn
 
-    sock = _listen(host, port)  # from here on a client's connection waits, and isn't refused
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:  # from here on a client's connection waits, and isn't refused
+        sock = socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise UsageError(
+            f"can't listen on {host}, port {port}: {error.strerror or error}", fix="choose another --port, or --host"
+        ) from error
 
     # Pings find clients that are gone without a word; a step that takes long doesn't hold them up.
     config = uvicorn.Config(
