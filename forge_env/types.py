@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from forge_env.errors import UsageError
+
+
+def _number_as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+Text = Annotated[str, BeforeValidator(_number_as_text)]
+"""A text that a file may hold as a number: a split called 2024, an answer 42."""
 
 Role = Literal["system", "user", "assistant", "tool"]
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from forge_env.config.recipe import Section
 from forge_env.errors import UsageError
 from forge_env.machine import user_path
+from forge_env.types import Text
 
 LOCAL = "http://localhost:8000/v1"
 ENDLESS_N = 100
@@ -24,14 +25,6 @@ FREE_TO_CHANGE = {
     *("concurrency", "start_concurrency", "sample_retries", "max_failures", "stream"),
 }
 """Keys that may differ when a run is resumed: they don't change what a sample means."""
-
-
-def _as_text(value: Any) -> Any:
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
-Split = Annotated[str, BeforeValidator(_as_text)]
-"""The name of a split: one called 2024 is a number only to YAML."""
 
 
 class EndpointOptions(Section):
@@ -94,7 +87,7 @@ class SampleOptions(Section):
     """Take the first n tasks of each environment; unset: all (100 if the environment has unlimited tasks)."""
     epochs: int = Field(1, ge=1)
     """Samples of each task."""
-    split: Split | None = None
+    split: Text | None = None
     """Split to take tasks from; unset: `eval` if the environment has it, else its first split."""
     seed: int = 0
     """The seed of every sample is derived from this one."""
@@ -149,7 +142,7 @@ class EnvironmentChoice(Section):
     """Its name in the results; unset: the registered name, or the name of the class."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment."""
-    split: Split | None = None
+    split: Text | None = None
     """Its split, if different from the evaluation's `split`."""
     n: int | None = Field(None, ge=1)
     """Its number of tasks, if different from the evaluation's `n`."""

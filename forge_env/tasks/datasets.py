@@ -18,7 +18,7 @@ from weakref import WeakSet
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from forge_env.errors import ForgeError, InfrastructureError, UsageError, did_you_mean, mistakes
-from forge_env.types import Task
+from forge_env.types import Task, Text
 
 # ---
 # Rows of datasets on the Hugging Face hub, or in a folder of its layout.
@@ -97,23 +97,9 @@ def _session() -> tuple[Any, type[Exception]]:
 
 
 # ---
-# Tasks from files and hubs: JSONL, Parquet, Hugging Face datasets.
-#
-# class QA(fe.SingleTurnEnvironment):
-# config_class = QAConfig                     # has a field `dataset: DatasetConfig`
-# reward = fe.rewards.MathReward()
-#
-# def tasks(self, split):
-# return load_tasks(self.config.dataset, split)
-#
-# Columns are mapped in the recipe:
-#
-# options:
-# dataset:
-# path: openai/gsm8k
-# name: main
-# splits: {train: train, eval: test}
-# columns: {prompt: question, answer: answer}
+# Tasks from rows. `fe.DatasetConfig(path="openai/gsm8k", name="main", splits={"train": "train", "eval": "test"},
+# columns={"prompt": "question"})` says where they are and which column is what; an environment's `tasks(split)` returns
+# `fe.load_tasks(self.config.dataset, split)`.
 
 TASK_FIELDS = ("id", "prompt", "gold", "difficulty", "tags")
 
@@ -287,10 +273,6 @@ def _field(field: str, value: Any, place: str, row: Mapping[str, Any]) -> Any:
         raise UsageError(f"{place}: {field}: {mistakes(error)}", fix=fix) from error
 
 
-def _number_as_text(value: Any) -> Any:
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
 def _scalar_as_text(value: Any) -> Any:
     return value if isinstance(value, list | dict) else str(value)
 
@@ -298,7 +280,7 @@ def _scalar_as_text(value: Any) -> Any:
 _TYPES: dict[str, TypeAdapter[Any]] = {
     "id": TypeAdapter(Annotated[str, BeforeValidator(_scalar_as_text)]),
     "prompt": TypeAdapter(str),
-    "gold": TypeAdapter(Annotated[str, BeforeValidator(_number_as_text)]),
+    "gold": TypeAdapter(Text),
     "difficulty": TypeAdapter(int),
     "tags": TypeAdapter(list[str]),
 }

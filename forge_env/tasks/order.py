@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from bisect import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
-from itertools import accumulate
 from typing import Any
 
 from forge_env.errors import UsageError
@@ -42,33 +40,24 @@ class Order(ABC):
 class TaskOrder(Order):
     """Position -> index of a task.
 
-    Without weights every epoch is a permutation of its own; with weights each position draws with replacement.
+    Every epoch is a permutation of its own.
 
     Args:
         num_tasks: how many there are; None for an endless generator, whose order is its own.
-        seed: of the permutations or draws.
+        seed: of the permutations.
         shuffle: False keeps the order of the tasks.
-        weights: relative frequency of each task, [num_tasks].
     """
 
-    def __init__(
-        self, num_tasks: int | None, *, seed: int = 0, shuffle: bool = True, weights: Sequence[float] | None = None
-    ) -> None:
+    def __init__(self, num_tasks: int | None, *, seed: int = 0, shuffle: bool = True) -> None:
         if num_tasks == 0:
             raise UsageError("there are no tasks to choose from")
-        if weights is not None and (num_tasks != len(weights) or min(weights) < 0 or sum(weights) <= 0):
-            raise UsageError(f"{len(weights)} weights for {num_tasks} tasks", fix="one for each, none negative")
         self.num_tasks = num_tasks
         self.seed = seed
         self.shuffle = shuffle
-        self._cumulative = None if weights is None else list(accumulate(weights))
 
     def __getitem__(self, position: int) -> int:
         if self.num_tasks is None:
             return position
-        if self._cumulative is not None:
-            drawn = random.Random(f"{self.seed}/{position}").random() * self._cumulative[-1]
-            return min(bisect(self._cumulative, drawn), self.num_tasks - 1)
         epoch, offset = divmod(position, self.num_tasks)
         return _permutation(self.num_tasks, f"{self.seed}/{epoch}")[offset] if self.shuffle else offset
 

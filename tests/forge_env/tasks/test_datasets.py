@@ -301,12 +301,8 @@ def test_every_epoch_is_a_permutation(count: int, seed: int, epoch: int) -> None
 def test_other_orders() -> None:
     assert [TaskOrder(3, shuffle=False)[position] for position in range(5)] == [0, 1, 2, 0, 1]
     assert TaskOrder(None)[10**9] == 10**9
-    drawn = Counter(TaskOrder(3, weights=[0, 1, 3])[position] for position in range(4000))
-    assert set(drawn) == {1, 2}
-    assert drawn[2] / drawn[1] == pytest.approx(3, rel=0.15)
-    for arguments in ({"num_tasks": 0}, {"num_tasks": 2, "weights": [1.0]}, {"num_tasks": 1, "weights": [-1.0]}):
-        with pytest.raises(UsageError):
-            TaskOrder(**arguments)
+    with pytest.raises(UsageError):
+        TaskOrder(0)
 
 
 @given(st.dictionaries(st.sampled_from("abcdef"), st.floats(0.01, 10), min_size=1), st.integers())
