@@ -95,6 +95,12 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, list(choices), n=1, cutoff=0.6)), None)
 
 
+def suggestion(name: str, choices: Iterable[str], otherwise: str) -> str:
+    """The fix for a name that isn't known: the choice that was probably meant, or else what to do otherwise."""
+    guess = did_you_mean(name, choices)
+    return f"did you mean {guess!r}?" if guess else otherwise
+
+
 def root_cause(error: BaseException) -> BaseException:
     """The exception to show for a group of them: a deliberate one where there is one, else the first."""
     if not isinstance(error, BaseExceptionGroup):

@@ -16,7 +16,7 @@ from importlib.metadata import EntryPoint, distributions, entry_points
 from pathlib import Path
 from typing import Any
 
-from forge_env.errors import NotRegisteredError, PluginError, did_you_mean
+from forge_env.errors import NotRegisteredError, PluginError, suggestion
 
 log = logging.getLogger(__name__)
 SIBLINGS = ("environments", "sandboxes", "trainers", "apps")
@@ -92,8 +92,7 @@ def check_registered(group: str, name: str, own: Iterable[str] = ()) -> None:
     """`NotRegisteredError` when a name is neither installed in `group`, nor one of our `own`, nor an import path."""
     known = [*own, *installed(group)]
     if name not in known and ":" not in name:
-        guess = did_you_mean(name, known)
-        fix = f"did you mean {guess!r}?" if guess else f"there are: {', '.join(known) or 'none'}"
+        fix = suggestion(name, known, f"there are: {', '.join(known) or 'none'}")
         raise NotRegisteredError(f"there is no {kind_of(group)} {name!r}", fix=fix)
 
 

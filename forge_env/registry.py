@@ -49,13 +49,18 @@ class EnvironmentEntry:
     @property
     def summary(self) -> str:
         """First line of the class's docstring."""
-        return ((self.cls.__doc__ or "").strip().splitlines() or [""])[0] if self.cls else ""
+        return summary_of(self.cls) if self.cls else ""
 
     @property
     def needs(self) -> list[str]:
         """Options that have no default: it can't be made without them."""
         fields = self.cls.config_class.model_fields if self.cls else {}
         return [name for name, field in fields.items() if field.is_required()]
+
+
+def summary_of(cls: type[Environment]) -> str:
+    """First line of a class's docstring."""
+    return next(iter((cls.__doc__ or "").strip().splitlines()), "")
 
 
 def register(name: str, target: type[Environment] | str) -> None:

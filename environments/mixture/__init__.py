@@ -44,8 +44,6 @@ class Mixture(Environment):
     config_class: ClassVar[type[EnvironmentConfig]] = MixtureConfig
 
     def __init__(self, config: EnvironmentConfig | None = None, **context: Any) -> None:
-        if config is None:
-            raise UsageError("a mixture has no default", fix="give `environments`")
         super().__init__(config, **context)
         components: dict[str, Component] = self.config.environments
         self.components = {

@@ -187,8 +187,6 @@ class OpenEnvEnvironment(Environment):
     config: OpenEnvConfig
 
     def __init__(self, config: EnvironmentConfig | None = None, **context: Any) -> None:
-        if config is None:
-            raise UsageError("an OpenEnv environment has no default server", fix="give `url`")
         super().__init__(config, **context)
         self._link = Link(self.config.url, self.config)
         self._schema: dict[str, Any] | None = None

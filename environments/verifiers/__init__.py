@@ -54,8 +54,6 @@ class VerifiersEnvironment(Environment):
     config: VerifiersConfig
 
     def __init__(self, config: EnvironmentConfig | None = None, **context: Any) -> None:
-        if config is None:
-            raise UsageError("an adapter of verifiers has no default environment", fix="give `taskset`")
         super().__init__(config, **context)
         self._theirs, self._tasks = load(self.config)
         self._endpoint: Endpoint | None = None

@@ -77,13 +77,15 @@ class Parser(argparse.ArgumentParser):
         for word in self._words:
             self.add_argument(word.name, metavar=word.name, help=_escaped(word.help))
         self._words = []
-        for title, flags in (_groups(self._model) if self._model else {}).items():
-            name, _, text = title.partition(": ")
-            group = self.add_argument_group(name, _escaped(text) or None)
-            for key, metavar, text in flags:
-                letters = [f"-{letter}" for letter, name in self._short.items() if name == key]
-                flag = key if "." in key else key.replace("_", "-")
-                group.add_argument(*letters, f"--{flag}", metavar=metavar, help=_escaped(text))
+        groups: dict[str, argparse._ArgumentGroup] = {}
+        for title, key, field, default in _documented(self._model) if self._model else ():
+            if title not in groups:
+                name, _, text = title.partition(": ")
+                groups[title] = self.add_argument_group(name, _escaped(text) or None)
+            letters = [f"-{letter}" for letter, name in self._short.items() if name == key]
+            flag = key if "." in key else key.replace("_", "-")
+            metavar, text = _described(field, default)
+            groups[title].add_argument(*letters, f"--{flag}", metavar=metavar, help=_escaped(text))
         self._model = None
         return super().format_help()
 
@@ -94,14 +96,6 @@ class Parser(argparse.ArgumentParser):
 
 def _escaped(text: str) -> str:
     return text.replace("%", "%%").replace("`", "")
-
-
-def _groups(model: type[BaseModel]) -> dict[str, list[tuple[str, str, str]]]:
-    """For each group of keys: the key, what its value looks like, and its help. All of it is said by the model."""
-    groups: dict[str, list[tuple[str, str, str]]] = {}
-    for title, key, field, default in _documented(model):
-        groups.setdefault(title, []).append((key, *_described(field, default)))
-    return groups
 
 
 def _documented(

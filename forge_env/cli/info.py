@@ -10,7 +10,7 @@ from typing import Any
 from forge_env.cli.command import Parser, add_environment, environment_options
 from forge_env.environment.base import Environment
 from forge_env.interrupts import run_until_interrupted
-from forge_env.registry import make
+from forge_env.registry import make, summary_of
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.tasks.splits import check_split, count_tasks
 from forge_env.types import Message
@@ -59,7 +59,7 @@ def describe(name: str, env: Environment) -> dict[str, Any]:
     rubric = env.rubric
     return {
         "name": name,
-        "summary": ((type(env).__doc__ or "").strip().splitlines() or [""])[0],
+        "summary": summary_of(type(env)),
         "api_version": env.api_version,
         "splits": dict.fromkeys(env.splits, 0) | count_tasks(env),
         "options": [

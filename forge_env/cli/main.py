@@ -14,7 +14,7 @@ from importlib import import_module
 
 from forge_env import __version__
 from forge_env.cli.command import Parser, report_error, tidy
-from forge_env.errors import ForgeError, UsageError, did_you_mean, root_cause
+from forge_env.errors import ForgeError, UsageError, root_cause, suggestion
 
 COMMANDS = {
     "train": "train a model on a recipe",
@@ -99,8 +99,7 @@ def _run(arguments: list[str], debug: bool) -> int:
     arguments = [argument for argument in arguments if argument != "--debug"]
     command = next((argument for argument in arguments if not argument.startswith("-")), None)
     if command is not None and command not in COMMANDS:
-        guess = did_you_mean(command, COMMANDS)
-        fix = f"did you mean {guess!r}?" if guess else f"commands: {', '.join(COMMANDS)}"
+        fix = suggestion(command, COMMANDS, f"commands: {', '.join(COMMANDS)}")
         raise UsageError(f"there is no command {command!r}", fix=fix)
     parser = build_parser(command)
     args, rest = parser.parse_known_args(arguments)

@@ -33,7 +33,7 @@ from forge_env.endpoint.errors import (
 from forge_env.endpoint.http import Connections
 from forge_env.endpoint.limiter import AdaptiveLimiter
 from forge_env.endpoint.text_tools import as_plain_chat, parse_calls
-from forge_env.errors import ContextLengthExceeded, GeneratorError, UsageError, did_you_mean
+from forge_env.errors import ContextLengthExceeded, GeneratorError, UsageError, suggestion
 from forge_env.policy import NO_TOKENS, Policy, PolicySession, Reply
 from forge_env.rollout.working_time import waiting
 from forge_env.types import Message, Observation, ToolSpec
@@ -295,8 +295,7 @@ class EndpointPolicy(Policy):
             error.fix = self._other_model()
 
     def _other_model(self) -> str:
-        guess = did_you_mean(self.options.model, self._served)
-        return f"did you mean {guess!r}?" if guess else f"it serves {', '.join(self._served[:10])}"
+        return suggestion(self.options.model, self._served, f"it serves {', '.join(self._served[:10])}")
 
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
         """A conversation with these tools."""

@@ -9,18 +9,16 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from forge_env.endpoint import vllm_warden
 from forge_env.endpoint.errors import EndpointError
 from forge_env.endpoint.http import Connections
 from forge_env.errors import GeneratorError, UsageError
 from forge_env.machine import training_extra, user_path
-
-if TYPE_CHECKING:
-    import psutil
 
 READY_POLL_S = 0.2
 """How often the server is asked whether it is up; it has no event that says so."""
@@ -123,16 +121,18 @@ class VLLMServer:
         if process is not None:
             import psutil
 
-            helpers = _descendants(process.pid)
-            _signal_group(process.pid, signal.SIGTERM)
-            try:
+            helpers: list[psutil.Process] = []
+            with suppress(psutil.NoSuchProcess):
+                helpers = psutil.Process(process.pid).children(recursive=True)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            with suppress(TimeoutError):
                 async with asyncio.timeout(STOP_S):
                     await process.wait()
                     # its helpers unlink their shared memory at their very end, multiprocessing's tracker last
                     await asyncio.to_thread(psutil.wait_procs, helpers, STOP_S)
-            except TimeoutError:
-                pass
-            _signal_group(process.pid, signal.SIGKILL)  # also what it left behind
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # also what it left behind
             await process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -161,19 +161,3 @@ def newest_model(folder: Path) -> Path | None:
     """The model written last into `folder`, such as a run's `checkpoints/step-000100/model`."""
     found = [path for depth in range(1, DEPTH + 1) for path in folder.glob("/".join(["*"] * depth + ["config.json"]))]
     return max(found, key=lambda path: (path.stat().st_mtime_ns, path)).parent if found else None
-
-
-def _descendants(pid: int) -> list[psutil.Process]:
-    import psutil
-
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _signal_group(group: int, number: signal.Signals) -> None:
-    try:
-        os.killpg(group, number)
-    except ProcessLookupError:
-        return

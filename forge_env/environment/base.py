@@ -61,6 +61,9 @@ class Environment(ABC):
     """How episodes are scored, where a rubric does it; `forge-env info` and `validate` show it."""
 
     def __init__(self, config: EnvironmentConfig | None = None, *, sandboxes: SandboxEngine | None = None) -> None:
+        needed = [name for name, field in self.config_class.model_fields.items() if field.is_required()]
+        if config is None and needed:
+            raise UsageError(f"{type(self).__name__} has no default {needed[0]}", fix=f"give `{needed[0]}`")
         self.config: Any = config if config is not None else self.config_class()
         self.sandboxes = sandboxes
 

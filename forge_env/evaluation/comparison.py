@@ -17,31 +17,41 @@ from forge_env.evaluation.record import open_folder
 from forge_env.evaluation.tables import Table
 from forge_env.registry import environment_class, make, make_config
 
-Played = tuple[EvaluationConfig, str]
-"""An evaluation, and the split of the environment that it played."""
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a folder holds."""
+
+    config: EvaluationConfig
+    results: list[SampleResult]
+    """The latest of every sample that was last asked for."""
+    splits: dict[str, str]
+    """Which split was played, by label."""
+    damage: list[str]
+    """What could not be read."""
 
 
-def other_tasks(label: str, a: Played, b: Played) -> str | None:
+def other_tasks(label: str, a: Stored, b: Stored) -> str | None:
     """In what the environment `label` differed so that its tasks were others; None where they were the same.
 
     The tasks' ids don't tell, for options change what is behind them.
     Options that change no task (a limit of turns, say) may differ: where options do, both environments are made and
     their tasks compared.
     """
-    (config_a, split_a), (config_b, split_b) = a, b
-    if split_a != split_b:
-        return f"split {split_a} against {split_b}"
-    if config_a.seed != config_b.seed:
-        return f"seed {config_a.seed} against {config_b.seed}"
-    one, other = _choice(config_a, label), _choice(config_b, label)
+    split = a.splits[label]
+    if split != b.splits[label]:
+        return f"split {split} against {b.splits[label]}"
+    if a.config.seed != b.config.seed:
+        return f"seed {a.config.seed} against {b.config.seed}"
+    one, other = _choice(a.config, label), _choice(b.config, label)
     if (one.name, one.options) == (other.name, other.options):
         return None
     if not _same_class(one.name, other.name):
         return f"{one.name} against {other.name}"
     found = _options(one), _options(other)
     named = sorted(key for key in found[0].keys() | found[1].keys() if found[0].get(key) != found[1].get(key))
-    tasks = min(choice.n or config.n or ENDLESS_N for choice, config in ((one, config_a), (other, config_b)))
-    if not named or _tasks_agree(one, other, split_a, tasks):
+    tasks = min(choice.n or config.n or ENDLESS_N for choice, config in ((one, a.config), (other, b.config)))
+    if not named or _tasks_agree(one, other, split, tasks):
         return None
     return ", ".join(f"{key} {found[0].get(key)!r} against {found[1].get(key)!r}" for key in named)
 
@@ -98,19 +108,6 @@ class Comparison:
         return dataclasses.asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """What a folder holds."""
-
-    config: EvaluationConfig
-    results: list[SampleResult]
-    """The latest of every sample that was last asked for."""
-    splits: dict[str, str]
-    """Which split was played, by label."""
-    damage: list[str]
-    """What could not be read."""
-
-
 def load(path: Path | str, *, score: str | None = None) -> Stored:
     """The evaluation in a folder; `score` replaces the configured one."""
     folder = open_folder(path)
@@ -141,7 +138,6 @@ def compare_folders(a: Path | str, b: Path | str, *, score: str | None = None, c
         raise UsageError(f"the confidence is between 0 and 1, not {confidence:g}", fix="for example 0.95")
     stored_a = load(a, score=score)
     stored_b = load(b, score=score or stored_a.config.score)
-    config_a, config_b = stored_a.config, stored_b.config
     scores_a, scores_b = _scores(stored_a.results), _scores(stored_b.results)
     common = [label for label in scores_a if label in scores_b]
     if not common:
@@ -151,9 +147,7 @@ def compare_folders(a: Path | str, b: Path | str, *, score: str | None = None, c
             fix="evaluate both on the same environment, with the same label",
         )
     for label in common:
-        if (
-            difference := other_tasks(label, (config_a, stored_a.splits[label]), (config_b, stored_b.splits[label]))
-        ) is not None:
+        if (difference := other_tasks(label, stored_a, stored_b)) is not None:
             raise UsageError(
                 f"the two evaluations did not play the same tasks of {label}: {difference}",
                 fix="evaluate both with the same options, split and seed",
@@ -164,9 +158,9 @@ def compare_folders(a: Path | str, b: Path | str, *, score: str | None = None, c
             fix="evaluate both on the same tasks: the same split, version and options of the environment",
         )
     return Comparison(
-        model_a=config_a.model,
-        model_b=config_b.model,
-        score_name=score or config_a.score,
+        model_a=stored_a.config.model,
+        model_b=stored_b.config.model,
+        score_name=score or stored_a.config.score,
         environments={label: compare(scores_a[label], scores_b[label], confidence=confidence) for label in common},
         only_a={label: len(scores_a[label].keys() - scores_b[label].keys()) for label in common},
         only_b={label: len(scores_b[label].keys() - scores_a[label].keys()) for label in common},

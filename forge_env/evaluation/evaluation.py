@@ -180,7 +180,11 @@ class Evaluation:
             except BaseExceptionGroup as failures:
                 raise failures.exceptions[0] from failures.exceptions[0].__cause__
             finally:
-                _close(writer)
+                try:
+                    writer.close()
+                except DiskFullError as error:
+                    error.fix = "free some space; --resume plays them again"
+                    raise
                 if self._runner is not None:
                     results |= self._runner.results
                 result = self._sum_up(results)
@@ -210,13 +214,13 @@ class Evaluation:
             policy = await self._open_policy(stack, display)
             if self.sandboxes is None:
                 await stack.enter_async_context(self._engine)
-            self._runner = Runner(self.config, policy, self._sources, self._engine, writer, self._meter, self.progress)
+            self._runner = Runner(
+                self.config, policy, self._sources, self._engine, writer, self._meter, self.progress, display
+            )
             if self.stopped:
                 return
             if isinstance(policy, EndpointPolicy):
                 self.progress.limiter, self.progress.request_errors = policy.limiter, policy.errors
-            self._runner.on_result = display.update
-            self._runner.on_note = display.note
             await self._run_samples(self._runner, pending)
 
     async def _run_samples(self, runner: Runner, pending: list[Sample]) -> None:
@@ -273,12 +277,11 @@ class Evaluation:
         from forge_env.evaluation.summary import summarize
         from forge_env.evaluation.tables import markdown
 
-        total = self._meter.total
         summary = summarize(
             self.config,
             results.values(),
             self.planned,
-            totals=(total.cost, total.prompt, total.completion),
+            used=self._meter.total,
             wall_s=self.progress.elapsed,
             request_errors=dict(self.progress.request_errors),
         )
@@ -289,14 +292,6 @@ class Evaluation:
             log.error("summary and report can't be written: %s", error)
         samples = [results[sample.id] for sample in self.samples if sample.id in results]
         return EvaluationResult(self.folder.root, summary, samples, self._runner.error if self._runner else None)
-
-
-def _close(writer: TrajectoryWriter) -> None:
-    try:
-        writer.close()
-    except DiskFullError as error:
-        error.fix = "free some space; --resume plays them again"
-        raise
 
 
 def _new_folder(config: EvaluationConfig) -> Path:

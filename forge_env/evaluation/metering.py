@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from forge_env.config.evaluation import EvaluationConfig
 from forge_env.config.reader import read_file, validate
 from forge_env.environment.base import Environment
-from forge_env.errors import ConfigError, ForgeError, InfrastructureError, did_you_mean
+from forge_env.errors import ConfigError, ForgeError, InfrastructureError, suggestion
 from forge_env.policy import LimitReached, Policy, PolicySession, Reply
 from forge_env.rollout.episode import open_session
 from forge_env.trajectory import Turn
@@ -32,8 +32,7 @@ def read_price(path: Path, model: str) -> Price:
     """The price of `model` in a file of prices; `ConfigError` when it has none."""
     source = read_file(path)
     if model not in source.data:
-        guess = did_you_mean(model, map(str, source.data))
-        fix = f"did you mean {guess!r}?" if guess else f"add `{model}: {{input: 0.5, output: 1.5}}`"
+        fix = suggestion(model, map(str, source.data), f"add `{model}: {{input: 0.5, output: 1.5}}`")
         raise ConfigError(f"{path} has no price for {model!r}", fix=fix)
     return validate(Price, source.data[model], source, (model,))
 

@@ -14,11 +14,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
 
 from forge_env.concurrency import to_its_end
 from forge_env.config.evaluation import EvaluationConfig
+from forge_env.display.terminal import Display
 from forge_env.endpoint.errors import EndpointError
 from forge_env.endpoint.policy import EndpointPolicy
 from forge_env.environment.base import Environment
@@ -153,42 +155,33 @@ class TaskSource:
         """Task by split and index; the last few thousand are kept for their next epoch."""
 
 
+@dataclass
 class Runner:
     """One process's part of an evaluation. Used from one event loop."""
 
-    def __init__(
-        self,
-        config: EvaluationConfig,
-        policy: Policy,
-        sources: dict[str, TaskSource],
-        engine: WatchedEngine,
-        writer: TrajectoryWriter,
-        meter: Meter,
-        progress: EvaluationProgress,
-    ) -> None:
-        self.config = config
-        self.policy = policy
-        self.writer = writer
-        self.meter = meter
-        self.progress = progress
-        self.results: dict[str, SampleResult] = {}
-        """Of this process's samples, by id."""
-        self.error: ForgeError | None = None
-        """Why the run ends early, where it does."""
-        self.stopping = False
-        self.on_result: Callable[[], object] = lambda: None
-        """Called when a sample is done."""
-        self.on_note: Callable[[str], object] = lambda text: None
-        """Is told what a person should know."""
-        self._sources = sources
-        self._engine = engine
-        self._limiter = policy.limiter if isinstance(policy, EndpointPolicy) else None
+    config: EvaluationConfig
+    policy: Policy
+    sources: dict[str, TaskSource]
+    engine: WatchedEngine
+    writer: TrajectoryWriter
+    meter: Meter
+    progress: EvaluationProgress
+    display: Display
+    results: dict[str, SampleResult] = field(default_factory=dict)
+    """Of this process's samples, by id."""
+    error: ForgeError | None = None
+    """Why the run ends early, where it does."""
+    stopping: bool = False
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self._limiter = self.policy.limiter if isinstance(self.policy, EndpointPolicy) else None
         self._changed = asyncio.Event()
         self._running = 0
         self._estimates_noted = False
         self._lost = 0  # samples lost since the last that wasn't
-        self._answered_before = meter.total.requests > 0
-        engine.on_change = self._changed.set
+        self._answered_before = self.meter.total.requests > 0
+        self.engine.on_change = self._changed.set
         if self._limiter is not None:
             self._limiter.on_change = self._changed.set
         self._limits = EpisodeLimits(
@@ -225,7 +218,7 @@ class Runner:
                 metered = MeteredPolicy(self.policy, self.meter, self.config, on_turn=self._changed.set)
                 self._running += 1
                 group.create_task(self._play(sample, metered))
-                if self._running == 1 or self._engine.in_use:
+                if self._running == 1 or self.engine.in_use:
                     await asyncio.sleep(0)  # it may ask for a sandbox now: whether there are enough is known only then
         if self.meter.exhausted and self.error is None:
             self.error = BudgetExhaustedError(
@@ -235,7 +228,7 @@ class Runner:
     def _may_start(self) -> bool:
         if not self._running:
             return True  # someone must notice when things get better
-        if self._running >= self.config.running or self._engine.saturated:
+        if self._running >= self.config.running or self.engine.saturated:
             return False
         if self._limiter is None or self.meter.asking + self.meter.early < self._limiter.size:
             return True
@@ -250,7 +243,7 @@ class Runner:
         while not await self._writing(self.writer.flush) and not self.stopping:
             notice = f"the disk is full: {self.writer.held} finished samples wait to be written; free some space"
             if not waited:
-                self.on_note(notice)
+                self.display.note(notice)
             waited, self.progress.notice = True, notice
             self._changed.clear()
             with suppress(TimeoutError):
@@ -277,7 +270,7 @@ class Runner:
             self._changed.set()
 
     async def _episode(self, sample: Sample, metered: MeteredPolicy) -> Trajectory:
-        source = self._sources[sample.label]
+        source = self.sources[sample.label]
         trajectory = Trajectory(
             id=sample.id, environment=sample.label, task_id=f"{sample.split}/{sample.index}", split=sample.split
         )
@@ -313,7 +306,7 @@ class Runner:
         trajectory.info = {
             "index": sample.index,
             "epoch": sample.epoch,
-            "max_reward": self._sources[sample.label].environment.max_reward,
+            "max_reward": self.sources[sample.label].environment.max_reward,
             "usage": {name: getattr(used, name) for name in used.__slots__},
         }
         try:
@@ -331,7 +324,7 @@ class Runner:
             self.progress.lost[result.error_kind] += 1
         self._note_estimates(result)
         self._watch_losses(result)
-        self.on_result()
+        self.display.update()
 
     def _writing(self, work: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         """Do it in the writer's thread, after all that was given to it before."""
@@ -343,7 +336,7 @@ class Runner:
             self._estimates_noted = True
             text = f"the endpoint does not count tokens: {ESTIMATED}; limits and budget use this estimate"
             log.warning("%s", text)
-            self.on_note(text)
+            self.display.note(text)
 
     def _hopeless(self, *, enough: int = REFUSED_SAMPLES) -> EndpointError | None:
         """What every other request will meet as well; a refusal that may concern one sample alone counts if `enough`

@@ -12,6 +12,7 @@ from typing import Any
 
 from forge_env.config.evaluation import EvaluationConfig
 from forge_env.evaluation.estimates import Estimate, by_task, mean, passes
+from forge_env.evaluation.metering import TokenUsage
 from forge_env.evaluation.plan import SampleResult
 from forge_env.files import write_whole
 from forge_env.schema import with_schema
@@ -108,7 +109,7 @@ def summarize(
     results: Iterable[SampleResult],
     planned: dict[str, tuple[str, int]],
     *,
-    totals: tuple[float, int, int] = (0.0, 0, 0),
+    used: TokenUsage | None = None,
     wall_s: float = 0.0,
     request_errors: dict[str, int] | None = None,
 ) -> Summary:
@@ -118,10 +119,11 @@ def summarize(
         config: the evaluation.
         results: one for each sample.
         planned: split and number of samples by label.
-        totals: cost, prompt and completion tokens of everything that was asked.
+        used: of everything that was asked.
         wall_s: seconds of this process.
         request_errors: failed requests of this process by kind.
     """
+    used = used or TokenUsage()
     by_label: dict[str, list[SampleResult]] = {label: [] for label in planned}
     for result in results:
         if result.environment in by_label:
@@ -138,9 +140,9 @@ def summarize(
         confidence=config.confidence,
         status="incomplete" if missing else "lossy" if lost else "complete",
         environments=environments,
-        cost=totals[0],
-        prompt_tokens=totals[1],
-        completion_tokens=totals[2],
+        cost=used.cost,
+        prompt_tokens=used.prompt,
+        completion_tokens=used.completion,
         wall_s=wall_s,
         request_errors=dict(request_errors or {}),
     )

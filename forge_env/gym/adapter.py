@@ -47,8 +47,6 @@ class GymnasiumEnvironment(Environment):
     config: GymnasiumConfig
 
     def __init__(self, config: EnvironmentConfig | None = None, **context: Any) -> None:
-        if config is None and self.config_class.model_fields["env_id"].is_required():
-            raise UsageError("an adapter of gymnasium has no default environment", fix="give `env_id`")
         super().__init__(config, **context)
         self._env: gymnasium.Env[Any, Any] | None = None
         self._running = False

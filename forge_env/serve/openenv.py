@@ -35,7 +35,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from forge_env import __version__
 from forge_env.environment.base import Environment
 from forge_env.errors import UsageError
-from forge_env.registry import environment_class, make, make_config
+from forge_env.registry import environment_class, make, make_config, summary_of
 from forge_env.sandbox import SandboxEngine
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.serve.mcp import SERVER_ERROR, McpEndpoint, answer_rpc
@@ -119,12 +119,11 @@ def app_of(name: str, *, sandbox: str = "auto", limits: ServeLimits = DEFAULT_LI
     cls = environment_class(name)
     make_config(name, cls, options)
     engine = LazyEngine(sandbox)
-    description = ((cls.__doc__ or "").strip().splitlines() or [""])[0]
     return make_app(
         name,
         lambda: make(name, sandboxes=engine, **options),
         limits=limits,
-        description=description,
+        description=summary_of(cls),
         version=__version__,
         engine=engine,
     )

@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from forge_env.errors import ForgeError, InfrastructureError, UsageError, did_you_mean, mistakes
+from forge_env.errors import ForgeError, InfrastructureError, UsageError, mistakes, suggestion
 from forge_env.types import Task, Text
 
 # ---
@@ -227,7 +227,8 @@ def _as_task(config: DatasetConfig, split: str, number: int, row: Mapping[str, A
     place = f"{config.path}, row {number}"
     asked = {field: column for field, column in config.columns.items() if column is not None}
     for column in asked.values():
-        _check_column(config, column, row)
+        if column not in row:
+            raise MissingColumn(f"{config.path} has no column {column!r}", fix=suggestion(column, row, _names(row)))
     mapped = {field: row[column] for field, column in asked.items() if field in TASK_FIELDS}
     unasked = {name: row[name] for name in TASK_FIELDS if name in row and name not in config.columns}
     fitting = {name: value for name, value in unasked.items() if name == "prompt" or _fits(name, value)}
@@ -241,13 +242,6 @@ def _as_task(config: DatasetConfig, split: str, number: int, row: Mapping[str, A
     if "prompt" not in values:
         raise MissingColumn(f"{place}: no column 'prompt'", fix=f"map one: columns: {{prompt: COLUMN}}; {_names(row)}")
     return Task(**{"id": f"{split}-{number}", **values}, data=data, split=split)
-
-
-def _check_column(config: DatasetConfig, column: str, row: Mapping[str, Any]) -> None:
-    if column not in row:
-        guess = did_you_mean(column, row)
-        fix = f"did you mean {guess!r}?" if guess else _names(row)
-        raise MissingColumn(f"{config.path} has no column {column!r}", fix=fix)
 
 
 def _names(row: Mapping[str, Any]) -> str:
