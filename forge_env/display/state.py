@@ -6,16 +6,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
-
-from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from forge_env.display.terminal import duration
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SHOWN_WARNINGS = 3
@@ -109,9 +105,31 @@ class RunState:
 
     def panel(self) -> RenderableType:
         """The panel of the live display."""
-        parts: list[RenderableType] = [*self._drawn_stages(), *self._drawn_progress()]
+        from rich.console import Group
+        from rich.markup import escape
+        from rich.panel import Panel
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        parts: list[RenderableType] = []
+        ended = [(stage.name, stage.ended - stage.started) for stage in self.stages if stage.ended is not None]
+        if ended:
+            parts.append(Text("  ".join(f"✓ {name} {duration(seconds)}" for name, seconds in ended), style="green"))
+        if (stage := self.stage) is not None:
+            detail, spent = f" {stage.detail}" if stage.detail else "", duration(self.elapsed - stage.started)
+            parts.append(Text.assemble((f"● {stage.name}", "bold"), detail, (f"  {spent}", "dim")))
+        if self.total:
+            bar = ProgressBar(total=self.total, completed=self.done, width=40)
+            left = [f"{duration(self.eta_s)} left"] if self.eta_s is not None and self.done < self.total else []
+            row = Table.grid(padding=(0, 1))
+            row.add_row(bar, "  ".join([f"{self.done}/{self.total}", *self._fields(), *left]))
+            parts.append(row)
         if self.rewards or self.evaluations:
-            parts += [Text(), self._drawn_curves()]
+            table = Table.grid(padding=(0, 1))
+            for name, values, said in self._curves():
+                table.add_row(name, Text(sparkline(values), style="cyan" if name == "reward" else "green"), said)
+            parts += [Text(), table]
         if (figures := self._figures()) and not self.exit:
             parts.append(Text("  ".join(figures), style="cyan"))
         if (waiting := self._waits()) and not self.exit:
@@ -128,37 +146,16 @@ class RunState:
             padding=(0, 1),
         )
 
-    def _drawn_stages(self) -> Iterator[Text]:
-        ended = [(stage.name, stage.ended - stage.started) for stage in self.stages if stage.ended is not None]
-        if ended:
-            yield Text("  ".join(f"✓ {name} {duration(seconds)}" for name, seconds in ended), style="green")
-        if (stage := self.stage) is not None:
-            text = Text(f"● {stage.name}", style="bold")
-            text.append(f" {stage.detail}" if stage.detail else "", style="not bold")
-            text.append(f"  {duration(self.elapsed - stage.started)}", style="dim")
-            yield text
-
-    def _drawn_progress(self) -> Iterator[Table]:
-        if not self.total:
-            return
-        row = Table.grid(padding=(0, 1))
-        parts = [f"{self.done}/{self.total}", *self._fields()]
-        if (eta := self.eta_s) is not None and self.done < self.total:
-            parts.append(f"{duration(eta)} left")
-        row.add_row(ProgressBar(total=self.total, completed=self.done, width=40), "  ".join(parts))
-        yield row
-
-    def _drawn_curves(self) -> Table:
-        table = Table.grid(padding=(0, 1))
+    def _curves(self) -> Iterator[tuple[str, list[float], str]]:
+        """Reward and held-out scores: name, values, and the last value in words."""
         if self.rewards:
-            table.add_row("reward", Text(sparkline(self.rewards), style="cyan"), f"{self.rewards[-1]:.3f}")
+            yield "reward", self.rewards, f"{self.rewards[-1]:.3f}"
         for split in dict.fromkeys(evaluation.split for evaluation in self.evaluations):
             scores = self.scores(split)
             first, last = scores[0], scores[-1]
             start = f", from {first.score:.3f}" if len(scores) > 1 else ""
-            line = Text(sparkline([evaluation.score for evaluation in scores]), style="green")
-            table.add_row(f"held-out ({split})", line, f"{last.score:.3f} ± {last.stderr:.3f} (n={last.n}){start}")
-        return table
+            said = f"{last.score:.3f} ± {last.stderr:.3f} (n={last.n}){start}"
+            yield f"held-out ({split})", [evaluation.score for evaluation in scores], said
 
     def _scores(self) -> Iterator[str]:
         """Reward and held-out score in words, where known."""
