@@ -14,6 +14,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,11 +38,7 @@ class ForgeError(Exception):
         return f"{self.message} ({self.fix})" if self.fix else self.message
 
     def __reduce__(self) -> tuple[object, ...]:  # keeps `fix` when an actor in another process raises it
-        return (_rebuild, (type(self), self.message, self.fix))
-
-
-def _rebuild(cls: type[ForgeError], message: str, fix: str | None) -> ForgeError:
-    return cls(message, fix=fix)
+        return partial(type(self), fix=self.fix), (self.message,)
 
 
 class UsageError(ForgeError):

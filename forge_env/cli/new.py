@@ -57,15 +57,12 @@ def check_name(name: str) -> None:
         suggestion = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_0123456789") or "my_env"
         suggestion += "_env" if keyword.iskeyword(suggestion) else ""
         raise UsageError(f"{name!r} can't name a package", fix=f"lowercase letters, digits and _: {suggestion}")
-    if name in SIBLINGS or name in TAKEN.split() or name in sys.stdlib_module_names or _is_installed(name):
+    spec = find_spec(name)
+    installed = spec is not None and spec.origin is not None  # a mere folder of that name is not a package
+    if installed or name in (*SIBLINGS, *TAKEN.split(), *sys.stdlib_module_names):
         raise UsageError(f"{name!r} would hide a package of that name", fix="choose another name")
     if name in names():
         raise UsageError(f"an environment {name!r} is already installed", fix="choose another name")
-
-
-def _is_installed(name: str) -> bool:
-    spec = find_spec(name)
-    return spec is not None and spec.origin is not None  # a mere folder of that name is not a package
 
 
 def render(name: str, kind: str, *, openenv: bool = False) -> dict[str, str]:

@@ -41,12 +41,8 @@ def run(args: argparse.Namespace) -> int:
     for damage in rescored.damage:
         say(f"forge-env: {damage}")
     if rescored.unscored:
-        _report_unscored(rescored.unscored, f"{out}/rescored.json")
+        say(f"forge-env: {counted(len(rescored.unscored), 'sample')} could not be scored again:")
+        for name, reason in list(rescored.unscored.items())[:5]:
+            say(f"  {name}: {reason}")
+        say(f"  -> all are in {out}/rescored.json; the figures are of the others")
     return 0 if rescored.result.summary.status == "complete" and not rescored.unscored else 1
-
-
-def _report_unscored(unscored: dict[str, str], path: str) -> None:
-    say(f"forge-env: {counted(len(unscored), 'sample')} could not be scored again:")
-    for name, reason in list(unscored.items())[:5]:
-        say(f"  {name}: {reason}")
-    say(f"  -> all are in {path}; the figures are of the others")

@@ -35,6 +35,7 @@ from forge_env.endpoint.limiter import AdaptiveLimiter
 from forge_env.endpoint.text_tools import as_plain_chat, parse_calls
 from forge_env.errors import ContextLengthExceeded, GeneratorError, UsageError, suggestion
 from forge_env.policy import NO_TOKENS, Policy, PolicySession, Reply
+from forge_env.rollout.episode import Retry
 from forge_env.rollout.working_time import waiting
 from forge_env.types import Message, Observation, ToolSpec
 
@@ -313,6 +314,7 @@ class EndpointPolicy(Policy):
             EndpointError: what the last try met.
         """
         options = self.options
+        retry = Retry(options.retries, options.first_delay_s, options.longest_delay_s)
         for attempt in range(options.retries + 1):
             try:
                 reply = await self._ask_once(body)
@@ -326,9 +328,8 @@ class EndpointPolicy(Policy):
                     self.fatal = error
                 if not error.transient or attempt == options.retries:
                     raise
-                delay = min(options.longest_delay_s, options.first_delay_s * 2.0**attempt) * self._rng.uniform(0.5, 1.5)
                 with waiting():
-                    await self._sleep(max(delay, error.retry_after_s or 0.0))
+                    await self._sleep(max(retry.delay(attempt, self._rng), error.retry_after_s or 0.0))
             else:
                 reply.metadata["attempts"] = attempt + 1
                 return reply

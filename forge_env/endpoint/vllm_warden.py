@@ -26,10 +26,6 @@ def on_death_of_starter(number: signal.Signals) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
-def _die_with_us() -> None:
-    on_death_of_starter(signal.SIGKILL)
-
-
 def main(grace_s: float, folder: str, command: list[str]) -> int:
     """Run `command` until it ends (its exit status, 128 more than the signal that killed it) or the starter does."""
     told, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -37,7 +33,7 @@ def main(grace_s: float, folder: str, command: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)  # meant for the server; a handler, unlike SIG_IGN, is not inherited
     on_death_of_starter(signal.SIGUSR1)
-    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_us)
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=lambda: on_death_of_starter(signal.SIGKILL))
     ended = os.pidfd_open(server.pid)
     while True:
         ready, _, _ = select.select([sys.stdin.fileno(), ended, told], [], [])

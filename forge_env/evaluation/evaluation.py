@@ -91,10 +91,11 @@ class Evaluation:
         self.samples = plan(config, {label: source.environment for label, source in self._sources.items()})
         for label, source in self._sources.items():
             check_score(config.score, label, source.environment)
-        self._scripted = None if self.policy is not None else scripted(config)
-        if self.policy is None and self._scripted is None and config.model.startswith(VLLM):
+        if self.policy is None:
+            self.policy = scripted(config)
+        if self.policy is None and config.model.startswith(VLLM):
             check_checkpoint(config.model.removeprefix(VLLM))
-        if isinstance(self._scripted, GoldPolicy):
+        if isinstance(self.policy, GoldPolicy):
             self.samples = self._with_gold(self.samples)
         self.planned = planned(self.samples)
         """`(split, number of samples)` by label: what the summary goes by."""
@@ -136,10 +137,13 @@ class Evaluation:
 
     def _new_progress(self) -> EvaluationProgress:
         progress = EvaluationProgress(
-            self.folder.root.name, self.config.model, self.config.confidence, budget=self.config.budget
+            self.folder.root.name,
+            self.config.model,
+            self.config.confidence,
+            usage=self._meter.total,
+            budget=self.config.budget,
+            priced=self._meter.price is not None,
         )
-        progress.priced = self._meter.price is not None
-        progress.usage = self._meter.total
         for sample in self.samples:
             progress.environments.setdefault(sample.label, EnvironmentProgress(0)).total += 1
         return progress
@@ -191,7 +195,7 @@ class Evaluation:
             return result
 
     def _write_config(self) -> None:
-        asks = self.policy is None and self._scripted is None and not self.config.model.startswith(VLLM)
+        asks = self.policy is None and not self.config.model.startswith(VLLM)
         always = ["base_url"] if asks else []  # its default is this shell's
         try:
             write_whole(self.folder.config, changed_yaml(self.config, always))
@@ -242,10 +246,8 @@ class Evaluation:
             playing.result()
 
     async def _open_policy(self, stack: AsyncExitStack, display: Display) -> Policy:
-        if self.policy is not None or self._scripted is not None:
-            chosen = self.policy or self._scripted
-            assert chosen is not None
-            return chosen
+        if self.policy is not None:
+            return self.policy
         options: EndpointOptions = self.config
         if options.model.startswith(VLLM):
             display.note("starting vLLM")

@@ -106,7 +106,11 @@ async def rescore(
     )
     evaluation = Evaluation(again, policy=TranscriptPolicy({}), stream=stream)
     unscored = _unscored(evaluation, latest)
-    evaluation.planned = _plan_of(evaluation, [*kept.values()], unscored)
+    asked = kept.keys() | unscored.keys()  # what the source was to play
+    evaluation.planned = {
+        label: (split, sum(name.startswith(f"{label}/{split}/") for name in asked))
+        for label, (split, _) in evaluation.planned.items()
+    }
     evaluation.keep(lambda sample: sample.id in kept and sample.id not in unscored)
     if not evaluation.samples:
         reason = next(reason for name, reason in unscored.items() if name in kept)
@@ -118,7 +122,8 @@ async def rescore(
     policy = TranscriptPolicy({(kept[name].task_id, seed): kept[name] for name, seed in seeds.items()})
     evaluation.policy = policy
     on_start(evaluation)
-    _mark(evaluation.folder, folder, unscored)
+    marked = {"source": str(folder.root), "unscored": unscored}  # tells it from an evaluation of the model's
+    write_whole(evaluation.folder.rescored, json.dumps(marked, indent=2) + "\n")
     result = await evaluation.run()
     changed = []
     for sample in result.samples:
@@ -165,18 +170,3 @@ def _exchanged(evaluation: Evaluation, sample: Sample, trajectory: Trajectory) -
     if task.id != trajectory.task_id:
         return f"its task is now {task.id!r}, and was {trajectory.task_id!r}"
     return None
-
-
-def _plan_of(evaluation: Evaluation, kept: list[Trajectory], unscored: dict[str, str]) -> dict[str, tuple[str, int]]:
-    """What the source was to play: `(split, number of samples)` by label."""
-    planned = {trajectory.id for trajectory in kept} | unscored.keys()
-    return {
-        label: (split, sum(name.startswith(f"{label}/{split}/") for name in planned))
-        for label, (split, _) in evaluation.planned.items()
-    }
-
-
-def _mark(out: ResultsFolder, source: ResultsFolder, unscored: dict[str, str]) -> None:
-    """Tell the new folder from an evaluation of the model's."""
-    out.root.mkdir(parents=True, exist_ok=True)
-    write_whole(out.rescored, json.dumps({"source": str(source.root), "unscored": unscored}, indent=2) + "\n")

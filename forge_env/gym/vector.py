@@ -55,7 +55,8 @@ class GymVectorEnvironment(VectorEnv[Observations, Sequence[Action], NDArray[Any
         mask = np.asarray(options.pop("reset_mask", np.ones(self.num_envs)), dtype=np.bool_)
         chosen = [int(index) for index in np.flatnonzero(mask)]
         for index in chosen:
-            _seed_generator(self.envs[index], seeds[index])
+            if seeds[index] is not None:
+                self.envs[index].np_random = np.random.default_rng(seeds[index])
         results = self._host.run(
             gather_or_cancel([self.envs[index].reset_async(seeds[index], options) for index in chosen])
         )
@@ -70,7 +71,8 @@ class GymVectorEnvironment(VectorEnv[Observations, Sequence[Action], NDArray[Any
         """One action for each environment; environments that had ended are reset instead."""
         if len(actions) != self.num_envs:
             raise ValueError(f"{len(actions)} actions for {self.num_envs} environments")
-        work = [_reset(env) if ended else env.step_async(action) for env, ended, action in self._triples(actions)]
+        triples = zip(self.envs, self._ended.tolist(), actions, strict=True)
+        work = [_reset(env) if ended else env.step_async(action) for env, ended, action in triples]
         results = self._host.run(gather_or_cancel(work))
         rewards = np.array([result[1] for result in results], dtype=np.float64)
         terminated = np.array([result[2] for result in results], dtype=np.bool_)
@@ -99,14 +101,6 @@ class GymVectorEnvironment(VectorEnv[Observations, Sequence[Action], NDArray[Any
         if len(seed) != self.num_envs:
             raise ValueError(f"{len(seed)} seeds for {self.num_envs} environments")
         return list(seed)
-
-    def _triples(self, actions: Sequence[Action]) -> list[tuple[GymEnvironment, bool, Action]]:
-        return list(zip(self.envs, self._ended.tolist(), actions, strict=True))
-
-
-def _seed_generator(env: GymEnvironment, seed: int | None) -> None:
-    if seed is not None:
-        env.np_random = np.random.default_rng(seed)
 
 
 async def _reset(env: GymEnvironment) -> tuple[GymObservation, float, bool, bool, dict[str, Any]]:

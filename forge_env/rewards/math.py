@@ -100,9 +100,14 @@ class MathReward:
         """
         if target is None:
             raise ValueError(NO_TARGET)
-        if isinstance(target, str) and is_expression(bare := _unmarked(target)):
-            return self._compared(bare, response)
-        wanted = _number_of(target)
+        if isinstance(target, str):
+            marked = marked_answer(target)
+            bare = target if marked is None else marked
+            if is_expression(bare):
+                return self._compared(bare, response)
+            wanted = parse_number(bare)
+        else:
+            wanted = float(target)
         if wanted is None:
             raise ValueError(f"the target {str(target)[:80]!r} is not a number")
         marked = marked_answer(response)
@@ -125,17 +130,6 @@ class MathReward:
             return float(given is not None and await equivalence.equivalent(target, given))
         except equivalence.UnreadableError:
             raise ValueError(f"the target {target[:80]!r} is not an expression that can be compared") from None
-
-
-def _unmarked(target: str) -> str:
-    marked = marked_answer(target)
-    return target if marked is None else marked
-
-
-def _number_of(target: str | float) -> float | None:
-    if isinstance(target, int | float):
-        return float(target)
-    return parse_number(_unmarked(target))
 
 
 def _float(text: str) -> float | None:

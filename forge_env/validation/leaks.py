@@ -179,10 +179,9 @@ def _values(schema: dict[str, Any]) -> list[Any]:
 def _others(tool: ToolSpec) -> dict[str, Any]:
     """Something for every argument that is required."""
     properties = tool.parameters.get("properties", {})
-    required = [name for name in tool.parameters.get("required", []) if name in properties]
-    return {name: _something(properties[name]) for name in required}
-
-
-def _something(schema: dict[str, Any]) -> Any:
-    choice = _choices(schema)[0]
-    return (choice.get("enum") or [_SOMETHING.get(choice.get("type", ""), "x")])[0]
+    found: dict[str, Any] = {}
+    for name in tool.parameters.get("required", []):
+        if name in properties:
+            choice = _choices(properties[name])[0]
+            found[name] = (choice.get("enum") or [_SOMETHING.get(choice.get("type", ""), "x")])[0]
+    return found
