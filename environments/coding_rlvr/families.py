@@ -14,7 +14,8 @@ from itertools import product
 from math import prod
 from random import Random
 
-from environments.coding_rlvr.operations import OPERATIONS, Operation, flow, lists, numbers, texts
+from environments.coding_rlvr import operations as ops
+from environments.coding_rlvr.operations import OPERATIONS, Operation
 from environments.coding_rlvr.programs import Program, Step
 
 LEVELS = (1, 2, 3, 4)
@@ -110,27 +111,27 @@ def _pipelines() -> Iterator[Family]:
 
 def _branches() -> Iterator[Family]:
     choices = {
-        "pair": tuple(op for op in numbers.PAIR if not op.rare),
-        "number": tuple(op for op in numbers.NUMBER if op.gives == "number"),
-        "numbers": lists.TO_NUMBER,
-        "text": tuple(op for op in texts.RESULTS if op.gives == "number"),
+        "pair": tuple(each for each in ops.PAIR if not each.rare),
+        "number": tuple(each for each in ops.NUMBER if each.gives == "number"),
+        "numbers": ops.TO_NUMBER,
+        "text": tuple(each for each in ops.TEXT_RESULTS if each.gives == "number"),
     }
-    for condition in flow.CONDITIONS:
+    for condition in ops.CONDITIONS:
         slots = ((condition,), choices[condition.takes], choices[condition.takes])
         level = _level(2, (condition,))
         yield Family(f"conditions/{condition.name}", "conditions", level, "branch", condition.takes, slots)
-    for test, update in product(flow.EACH_TESTS, flow.UPDATES):
+    for test, update in product(ops.EACH_TESTS, ops.UPDATES):
         name = f"loops/{test.name}>{update.name}"
-        yield Family(name, "loops", 3, "each", "numbers", ((test,), (update,), flow.UPDATES))
+        yield Family(name, "loops", 3, "each", "numbers", ((test,), (update,), ops.UPDATES))
 
 
 def _loops() -> Iterator[Family]:
-    for gather, test in product(flow.GATHER, flow.RANGE_TESTS):
+    for gather, test in product(ops.GATHER, ops.RANGE_TESTS):
         level = _level(2, (gather, test))
         yield Family(f"loops/{gather.name}>{test.name}", "loops", level, "range", "number", ((gather,), (test,)))
-    for shrink in flow.SHRINK:
-        yield Family(f"loops/{shrink.name}", "loops", 3, "while", "number", ((shrink,), flow.FLOORS))
-    for test in flow.PAIR_TESTS:
+    for shrink in ops.SHRINK:
+        yield Family(f"loops/{shrink.name}", "loops", 3, "while", "number", ((shrink,), ops.FLOORS))
+    for test in ops.PAIR_TESTS:
         yield Family(f"loops/{test.name}", "loops", 4, "pairs", "number", ((test,),))
 
 

@@ -6,7 +6,7 @@ nor the tests belong to it, so that a held-out task is held out whatever words i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -55,13 +55,27 @@ class Program:
 
     def describe(self, rng: Random) -> str:
         """The task in one English sentence; the wording depends on `rng`."""
-        sentence = f"{rng.choice(OPENERS[self.takes])}, {_DESCRIBE[self.kind](self.steps, rng)}"
-        return sentence + "."
+        opener, said = rng.choice(OPENERS[self.takes]), [step.phrase(rng) for step in self.steps]
+        if self.kind == "pipeline":
+            text = _pipeline_text(self.steps, said)
+        elif self.kind == "branch":
+            text = _branch_text(self.steps, said, rng)
+        else:
+            text = STRUCTURES[self.kind][0].format(*said)
+        return f"{opener}, {text}."
 
     def code(self, expressions: Sequence[str] | None = None) -> str:
         """The function `f`; `expressions` replaces the right ones, slot by slot, to make wrong programs."""
         chosen = list(expressions) if expressions is not None else [step.expression for step in self.steps]
-        return "\n".join([f"def f({VARIABLES[self.takes]}):", *_WRITE[self.kind](self, chosen)])
+        if self.kind == "pipeline":
+            made = zip(self.steps, chosen[:-1], strict=False)
+            lines = [f"\n    {VARIABLES[step.operation.gives]} = {code}" for step, code in made]
+            body = "".join([*lines, f"\n    return {chosen[-1]}"])
+        elif self.kind == "branch":
+            body = "\n    if {}:\n        return {}\n    return {}".format(*chosen)
+        else:
+            body = STRUCTURES[self.kind][1].format(*chosen)
+        return f"def f({VARIABLES[self.takes]}):{body}"
 
 
 def load_program(kind: str, takes: str, steps: Sequence[tuple[str, Params]]) -> Program:
@@ -69,105 +83,58 @@ def load_program(kind: str, takes: str, steps: Sequence[tuple[str, Params]]) -> 
     return Program(kind, takes, tuple(Step(OPERATIONS[name], params) for name, params in steps))
 
 
-def _pipeline_text(steps: Sequence[Step], rng: Random) -> str:
-    *before, last = steps
-    told = [("find " if step.operation.is_noun else "") + step.phrase(rng) for step in before]
-    ending = f"return {last.phrase(rng)}" if last.operation.is_noun else f"{last.phrase(rng)}, and return the result"
+STRUCTURES = {
+    "range": (
+        "{0} {1} from 1 to n",
+        """
+    t = 0
+    for i in range(1, n + 1):
+        if {1}:
+            {0}
+    return t""",
+    ),
+    "each": (
+        "start a total at 0, for each number {1} if {0}, otherwise {2}, and return the total",
+        """
+    t = 0
+    for x in xs:
+        if {0}:
+            {1}
+        else:
+            {2}
+    return t""",
+    ),
+    "while": (
+        "{0} until {1} and return the number of steps",
+        """
+    t = 0
+    while {1}:
+        {0}
+        t += 1
+    return t""",
+    ),
+    "pairs": (
+        "count the pairs i < j of numbers from 1 to n where {0}",
+        """
+    t = 0
+    for i in range(1, n + 1):
+        for j in range(i + 1, n + 1):
+            if {0}:
+                t += 1
+    return t""",
+    ),
+}
+"""Kind of a loop -> its sentence and its code, around what fills its slots."""
+
+
+def _pipeline_text(steps: Sequence[Step], said: list[str]) -> str:
+    told = [("find " if step.operation.is_noun else "") + text for step, text in zip(steps[:-1], said, strict=False)]
+    ending = f"return {said[-1]}" if steps[-1].operation.is_noun else f"{said[-1]}, and return the result"
     return ", then ".join([*told, ending])
 
 
-def _pipeline_code(program: Program, expressions: list[str]) -> list[str]:
-    lines = [
-        f"    {VARIABLES[step.operation.gives]} = {expression}"
-        for step, expression in zip(program.steps[:-1], expressions[:-1], strict=True)
-    ]
-    return [*lines, f"    return {expressions[-1]}"]
-
-
-def _branch_text(steps: Sequence[Step], rng: Random) -> str:
-    condition, yes, no = (step.phrase(rng) for step in steps)
+def _branch_text(steps: Sequence[Step], said: list[str], rng: Random) -> str:
+    condition, yes, no = said
     if not steps[1].operation.is_noun:
         return f"{yes} if {condition}, otherwise {no}, and return the result"
     return rng.choice((f"return {yes} if {condition}, otherwise {no}", f"if {condition} return {yes}, else {no}"))
-
-
-def _branch_code(program: Program, expressions: list[str]) -> list[str]:
-    condition, yes, no = expressions
-    return [f"    if {condition}:", f"        return {yes}", f"    return {no}"]
-
-
-def _range_text(steps: Sequence[Step], rng: Random) -> str:
-    gather, which = (step.phrase(rng) for step in steps)
-    return f"{gather} {which} from 1 to n"
-
-
-def _range_code(program: Program, expressions: list[str]) -> list[str]:
-    gather, which = expressions
-    return [
-        "    t = 0",
-        "    for i in range(1, n + 1):",
-        f"        if {which}:",
-        f"            {gather}",
-        "    return t",
-    ]
-
-
-def _each_text(steps: Sequence[Step], rng: Random) -> str:
-    condition, yes, no = (step.phrase(rng) for step in steps)
-    return f"start a total at 0, for each number {yes} if {condition}, otherwise {no}, and return the total"
-
-
-def _each_code(program: Program, expressions: list[str]) -> list[str]:
-    condition, yes, no = expressions
-    return [
-        "    t = 0",
-        "    for x in xs:",
-        f"        if {condition}:",
-        f"            {yes}",
-        "        else:",
-        f"            {no}",
-        "    return t",
-    ]
-
-
-def _while_text(steps: Sequence[Step], rng: Random) -> str:
-    shrink, floor = (step.phrase(rng) for step in steps)
-    return f"{shrink} until {floor} and return the number of steps"
-
-
-def _while_code(program: Program, expressions: list[str]) -> list[str]:
-    shrink, floor = expressions
-    return ["    t = 0", f"    while {floor}:", f"        {shrink}", "        t += 1", "    return t"]
-
-
-def _pairs_text(steps: Sequence[Step], rng: Random) -> str:
-    return f"count the pairs i < j of numbers from 1 to n where {steps[0].phrase(rng)}"
-
-
-def _pairs_code(program: Program, expressions: list[str]) -> list[str]:
-    return [
-        "    t = 0",
-        "    for i in range(1, n + 1):",
-        "        for j in range(i + 1, n + 1):",
-        f"            if {expressions[0]}:",
-        "                t += 1",
-        "    return t",
-    ]
-
-
-_DESCRIBE: dict[str, Callable[[Sequence[Step], Random], str]] = {
-    "pipeline": _pipeline_text,
-    "branch": _branch_text,
-    "range": _range_text,
-    "each": _each_text,
-    "while": _while_text,
-    "pairs": _pairs_text,
-}
-_WRITE: dict[str, Callable[[Program, list[str]], list[str]]] = {
-    "pipeline": _pipeline_code,
-    "branch": _branch_code,
-    "range": _range_code,
-    "each": _each_code,
-    "while": _while_code,
-    "pairs": _pairs_code,
-}
