@@ -14,51 +14,33 @@ from forge_env.moved import keep_old_names
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "Environment": "forge_env.environment.base",
-    "EnvironmentConfig": "forge_env.environment.base",
-    "API_VERSION": "forge_env.environment.base",
-    "ToolEnvironment": "forge_env.environment.tool_environment",
-    "ToolEnvironmentConfig": "forge_env.environment.tool_environment",
-    "SingleTurnEnvironment": "forge_env.environment.single_turn",
-    "SandboxEnvironment": "forge_env.environment.sandbox_environment",
-    "SandboxEnvironmentConfig": "forge_env.environment.sandbox_environment",
-    "Rubric": "forge_env.rewards.rubric",
-    "RubricResult": "forge_env.rewards.rubric",
-    "tool": "forge_env.tools.decorator",
-    "DatasetConfig": "forge_env.tasks.datasets",
-    "load_tasks": "forge_env.tasks.datasets",
-    "run_episode": "forge_env.rollout.episode",
-    "evaluate": "forge_env.evaluation.api",
-    "evaluate_async": "forge_env.evaluation.api",
-    "EvaluationResult": "forge_env.evaluation.record",
-    "make": "forge_env.registry",
-    "register": "forge_env.registry",
-    "list_environments": "forge_env.registry",
-    "Message": "forge_env.types",
-    "Task": "forge_env.types",
-    "ToolCall": "forge_env.types",
-    "ToolSpec": "forge_env.types",
-    "call_tool": "forge_env.types",
-    "Trajectory": "forge_env.trajectory",
-    "Limits": "forge_env.sandbox",
-    "SandboxSpec": "forge_env.sandbox",
-    "open_engine": "forge_env.sandbox",
-    "ForgeError": "forge_env.errors",
-    "InfrastructureError": "forge_env.errors",
-    "SandboxError": "forge_env.errors",
-    "ToolError": "forge_env.errors",
-    "UsageError": "forge_env.errors",
+    "environment.base": ("Environment", "EnvironmentConfig", "API_VERSION"),
+    "environment.tool_environment": ("ToolEnvironment", "ToolEnvironmentConfig"),
+    "environment.single_turn": ("SingleTurnEnvironment",),
+    "environment.sandbox_environment": ("SandboxEnvironment", "SandboxEnvironmentConfig"),
+    "rewards.rubric": ("Rubric", "RubricResult"),
+    "tools.decorator": ("tool",),
+    "tasks.datasets": ("DatasetConfig", "load_tasks"),
+    "rollout.episode": ("run_episode",),
+    "evaluation.api": ("evaluate", "evaluate_async"),
+    "evaluation.record": ("EvaluationResult",),
+    "registry": ("make", "register", "list_environments"),
+    "types": ("Message", "Task", "ToolCall", "ToolSpec", "call_tool"),
+    "trajectory": ("Trajectory",),
+    "sandbox": ("Limits", "SandboxSpec", "open_engine"),
+    "errors": ("ForgeError", "InfrastructureError", "SandboxError", "ToolError", "UsageError"),
 }
+_MODULE_OF = {name: f"forge_env.{module}" for module, names in _EXPORTS.items() for name in names}
 
-__all__ = [*_EXPORTS, "__version__", "rewards"]
+__all__ = [*_MODULE_OF, "__version__", "rewards"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "rewards":
         return import_module("forge_env.rewards")
-    if name not in _EXPORTS:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'forge_env' has no attribute {name!r}")
-    value = getattr(import_module(_EXPORTS[name]), name)
+    value = getattr(import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value
 
