@@ -19,6 +19,8 @@ MAX_IDLE_THREADS = 256
 
 async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Results in order; the first failure cancels the others, waits for them, and is raised as it is."""
+    if len(coroutines) == 1:  # nothing to overlap: spare the task
+        return [await coroutines[0]]
     tasks: list[asyncio.Task[T]] = []
     try:
         async with asyncio.TaskGroup() as group:

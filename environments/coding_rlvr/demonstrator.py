@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from random import Random
+from typing import TYPE_CHECKING
 
 from environments.coding_rlvr.conversation import DONE, as_answer, report
 from environments.coding_rlvr.judging import Test, arguments_of, trusted_call, trusted_function
@@ -18,40 +18,27 @@ from environments.coding_rlvr.programs import Program, Step
 from environments.coding_rlvr.tasks import program_of
 from forge_env.types import FunctionCall, Message, Task, ToolCall
 
+if TYPE_CHECKING:
+    from environments.coding_rlvr.environment import CodingRLVRConfig
 
-@dataclass(frozen=True, slots=True)
-class Habits:
-    """How likely the demonstrator does what.
 
-    Attributes:
-        slip: an attempt has one wrong step.
-        repair: a failed attempt is followed by the right program, else by another attempt.
-        give_up: a failed attempt is submitted all the same.
-        tool: the tool is used at all; without it the first attempt is the answer.
-        tries: most tool calls.
+def demonstrate(task: Task, rng: Random, opening: Sequence[Message], config: CodingRLVRConfig) -> list[Message]:
+    """A whole conversation about `task`, which begins with the messages `opening`.
+
+    The environment's keys `demo_...` say how likely the demonstrator does what.
     """
-
-    slip: float
-    repair: float
-    give_up: float
-    tool: float
-    tries: int
-
-
-def demonstrate(task: Task, rng: Random, opening: Sequence[Message], habits: Habits) -> list[Message]:
-    """A whole conversation about `task`, which begins with the messages `opening`."""
     program = program_of(task)
-    attempt = _attempt(program, rng, habits.slip)
-    if rng.random() >= habits.tool:
+    attempt = _attempt(program, rng, config.demo_slip)
+    if rng.random() >= config.demo_tool:
         return [*opening, Message(role="assistant", content=as_answer(attempt))]
     messages = list(opening)
     total = len(task.data["public"])
-    for number in range(habits.tries):
+    for number in range(max(1, min(config.max_tool_calls, config.max_turns - 1))):
         result = _try(attempt, task.data["public"])
         messages += _tool_call(attempt, f"call_{number}", result)
-        if result.startswith(f"{total}/{total}") or rng.random() < habits.give_up:
+        if result.startswith(f"{total}/{total}") or rng.random() < config.demo_give_up:
             break
-        attempt = program.code() if rng.random() < habits.repair else _attempt(program, rng, habits.slip)
+        attempt = program.code() if rng.random() < config.demo_repair else _attempt(program, rng, config.demo_slip)
     return [*messages, Message(role="assistant", content=DONE)]
 
 

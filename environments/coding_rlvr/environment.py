@@ -99,15 +99,7 @@ class CodingRLVR(fe.ToolEnvironment):
         """A whole conversation by an imperfect demonstrator, for supervised warm-up. Never of held-out tasks."""
         if task.split != "train":
             raise UsageError(f"task {task.id} is held out", fix="demonstrate tasks of split 'train' only")
-        config = self.config
-        habits = demonstrator.Habits(
-            slip=config.demo_slip,
-            repair=config.demo_repair,
-            give_up=config.demo_give_up,
-            tool=config.demo_tool,
-            tries=max(1, min(config.max_tool_calls, config.max_turns - 1)),
-        )
-        return demonstrator.demonstrate(task, rng, self.prompt(task), habits)
+        return demonstrator.demonstrate(task, rng, self.prompt(task), self.config)
 
     async def setup(self, task: Task) -> None:
         """Forget what the last episode tried."""

@@ -18,7 +18,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from forge_env.environment.base import Environment, EnvironmentConfig
 from forge_env.errors import EnvironmentBugError, InfrastructureError, UsageError
@@ -30,11 +30,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Patience(BaseModel):
-    """How long to wait, and how often to try."""
+class OpenEnvConfig(EnvironmentConfig):
+    """Where the server is, how long to wait for it, and how often to try."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-
+    url: str
+    """Its address, such as http://localhost:8000."""
+    reset_options: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of the server's reset."""
+    max_turns: int = Field(100, ge=1)
+    """Assistant messages in one episode before it is truncated."""
     connect_s: float = Field(10.0, gt=0)
     """Seconds to wait for a connection."""
     answer_s: float = Field(120.0, gt=0)
@@ -63,10 +67,9 @@ class Refused(EnvironmentBugError):
 class Link:
     """The connection to a server: one question at a time, each with a time limit."""
 
-    def __init__(self, url: str, patience: Patience) -> None:
-        self.url = url
-        self.patience = patience
-        self._http = url.rstrip("/").replace("ws://", "http://", 1).replace("wss://", "https://", 1)
+    def __init__(self, config: OpenEnvConfig) -> None:
+        self.config = config
+        self._http = config.url.rstrip("/").replace("ws://", "http://", 1).replace("wss://", "https://", 1)
         self._ws = self._http.replace("http://", "ws://", 1).replace("https://", "wss://", 1) + "/ws"
         self._socket: ClientConnection | None = None
 
@@ -76,7 +79,7 @@ class Link:
 
         async def fetch() -> dict[str, Any]:
             try:
-                async with httpx.AsyncClient(timeout=self.patience.answer_s, trust_env=False) as client:
+                async with httpx.AsyncClient(timeout=self.config.answer_s, trust_env=False) as client:
                     response = await client.get(f"{self._http}{path}")
                     response.raise_for_status()
                     found: dict[str, Any] = response.json()
@@ -99,12 +102,12 @@ class Link:
         if self._socket is None:
             self._socket = await self._again(self._connect)
         try:
-            async with asyncio.timeout(self.patience.answer_s):
+            async with asyncio.timeout(self.config.answer_s):
                 await self._socket.send(json.dumps({"type": kind, "data": dict(data)}))
                 answer = json.loads(await self._socket.recv())
         except TimeoutError as error:
             self.drop()
-            raise ConnectionLost(f"no answer to {kind} within {self.patience.answer_s:g} s") from error
+            raise ConnectionLost(f"no answer to {kind} within {self.config.answer_s:g} s") from error
         except (OSError, ValueError, WebSocketException) as error:
             self.drop()
             raise ConnectionLost(f"{type(error).__name__}: {error}") from error
@@ -117,28 +120,28 @@ class Link:
         code, reason = str(found.get("code", "")), str(found.get("message", ""))
         if code in ("CAPACITY_REACHED", "FACTORY_ERROR") or found.get("retriable"):
             self.drop()
-            raise InfrastructureError(f"{self.url}: {reason}")
-        raise Refused(f"{self.url} refused {kind}: {reason} ({code})", code=code, reason=reason)
+            raise InfrastructureError(f"{self.config.url}: {reason}")
+        raise Refused(f"{self.config.url} refused {kind}: {reason} ({code})", code=code, reason=reason)
 
     async def _connect(self) -> ClientConnection:
         from websockets.asyncio.client import connect
         from websockets.exceptions import WebSocketException
 
-        size = int(self.patience.max_message_mb * 1024 * 1024)
+        size = int(self.config.max_message_mb * 1024 * 1024)
         try:
-            return await connect(self._ws, open_timeout=self.patience.connect_s, max_size=size, proxy=None)
+            return await connect(self._ws, open_timeout=self.config.connect_s, max_size=size, proxy=None)
         except (OSError, TimeoutError, WebSocketException) as error:
             raise ConnectionLost(f"no connection: {type(error).__name__}: {error}") from error
 
     async def _again(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """`attempt()`, tried again after growing delays while the server can't be reached."""
-        for number in range(self.patience.reconnects + 1):
+        for number in range(self.config.reconnects + 1):
             try:
                 return await attempt()
             except ConnectionLost:
-                if number == self.patience.reconnects:
+                if number == self.config.reconnects:
                     raise
-            await asyncio.sleep(self.patience.first_delay_s * 2**number)
+            await asyncio.sleep(self.config.first_delay_s * 2**number)
         raise AssertionError("unreachable")
 
     def drop(self) -> None:
@@ -155,7 +158,7 @@ class Link:
         if socket is None:
             return
         try:
-            async with asyncio.timeout(self.patience.connect_s):
+            async with asyncio.timeout(self.config.connect_s):
                 await socket.send(json.dumps({"type": "close"}))
                 await socket.close()
         except (OSError, TimeoutError, WebSocketException):
@@ -169,17 +172,6 @@ TOOL_SCHEMAS = ("Action", "CallToolAction", "ListToolsAction")
 TEXT_FIELDS = ("text", "message", "observation", "content", "prompt", "output", "response", "result", "echoed_message")
 
 
-class OpenEnvConfig(EnvironmentConfig, Patience):
-    """Where the server is, and how long to wait for it."""
-
-    url: str
-    """Its address, such as http://localhost:8000."""
-    reset_options: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of the server's reset."""
-    max_turns: int = Field(100, ge=1)
-    """Assistant messages in one episode before it is truncated."""
-
-
 class OpenEnvEnvironment(Environment):
     """An environment of another process or machine, over OpenEnv's protocol."""
 
@@ -188,7 +180,7 @@ class OpenEnvEnvironment(Environment):
 
     def __init__(self, config: EnvironmentConfig | None = None, **context: Any) -> None:
         super().__init__(config, **context)
-        self._link = Link(self.config.url, self.config)
+        self._link = Link(self.config)
         self._schema: dict[str, Any] | None = None
         self._tools: list[ToolSpec] = []
         self._remote_tools = False

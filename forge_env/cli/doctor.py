@@ -73,10 +73,9 @@ def _packages(extra: str) -> Iterator[Finding]:
     for item in machine.requirements(extra):
         if item.fits:
             yield Finding("ok", item.name, item.installed or "")
-        elif item.installed is None:
-            yield Finding("missing", item.name, f"not installed; {item.wanted} is needed", _install(extra))
         else:
-            yield Finding("missing", item.name, f"{item.installed}; {item.wanted} is needed", _install(extra))
+            found = item.installed or "not installed"
+            yield Finding("missing", item.name, f"{found}; {item.wanted} is needed", _install(extra))
 
 
 def _install(extra: str) -> str:

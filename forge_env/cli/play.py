@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from forge_env.cli.command import Parser, add_environment, environment_options
 from forge_env.cli.info import show
+from forge_env.concurrency import result_of, start_in_thread
 from forge_env.errors import UsageError
 from forge_env.interrupts import run_until_interrupted
 from forge_env.policy import Policy, PolicySession, Reply
@@ -88,24 +89,12 @@ class Lines:
     async def next(self) -> str:
         """The next line with its end; without one at the end of the input, and empty after it."""
         while b"\n" not in self._held:
-            await self._readable()
-            more = os.read(self._descriptor, 65536)
+            more = await result_of(start_in_thread(partial(os.read, self._descriptor, 65536)))
             if not more:
                 break
             self._held += more
         line, end, self._held = self._held.partition(b"\n")
         return (line + end).decode("utf-8", "replace")
-
-    async def _readable(self) -> None:
-        loop, ready = asyncio.get_running_loop(), asyncio.Event()
-        try:
-            loop.add_reader(self._descriptor, ready.set)
-        except PermissionError:  # a file always is, and can't be waited for
-            return
-        try:
-            await ready.wait()
-        finally:
-            loop.remove_reader(self._descriptor)
 
 
 async def read_message(source: Lines, tools: Sequence[ToolSpec]) -> Message:

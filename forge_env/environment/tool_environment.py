@@ -263,10 +263,7 @@ class ToolEnvironment(Environment):
             await settled(self.cleanup())
 
     async def _answer_calls(self, calls: list[ToolCall], allowed: list[ToolCall]) -> Observation:
-        if len(allowed) == 1:
-            results = [await self._run_call(allowed[0])]
-        else:
-            results = await gather_or_cancel([self._run_call(call) for call in allowed])
+        results = await gather_or_cancel([self._run_call(call) for call in allowed])
         self.tool_calls += len(allowed)
         used_up = ToolResult(f"Error: all {self.config.max_tool_calls} tool calls are used up", error=True)
         results += [used_up] * (len(calls) - len(allowed))

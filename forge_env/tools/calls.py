@@ -10,8 +10,7 @@ import asyncio
 from collections import Counter
 
 from forge_env.errors import InfrastructureError, ToolError
-from forge_env.tools.schema import Tool, ToolResult
-from forge_env.tools.threads import CURRENT_CALL, CallScope
+from forge_env.tools.schema import CURRENT_CALL, CallScope, Tool, ToolResult
 
 
 class ToolCalls:

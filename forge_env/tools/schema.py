@@ -22,6 +22,8 @@ import asyncio
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 from weakref import WeakKeyDictionary
@@ -34,7 +36,6 @@ from forge_env.concurrency import result_of, start_in_thread
 from forge_env.errors import ToolError, UsageError, did_you_mean, environment_code, mistakes
 from forge_env.tools.decorator import ToolOptions, options_of
 from forge_env.tools.decorator import tool as tool
-from forge_env.tools.threads import CURRENT_CALL
 from forge_env.types import ToolCall, ToolSpec
 
 
@@ -62,6 +63,35 @@ class ToolResult:
 
     text: str
     error: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class CallScope:
+    """One call of a tool, in one episode of one environment."""
+
+    owner: object
+    episode: int
+    given_up: bool = False
+    """Its answer is dropped: it timed out, or was cancelled."""
+    thread: Future[Any] | None = None
+    """Done when the thread that runs its function is."""
+
+    @property
+    def runs_on(self) -> bool:
+        """Whether its thread has not ended."""
+        return self.thread is not None and not self.thread.done()
+
+    async def ended(self, timeout_s: float) -> bool:
+        """Wait for its thread; False when it still runs after `timeout_s` seconds."""
+        if self.thread is not None and self.runs_on:
+            waiting = asyncio.wrap_future(self.thread)
+            await asyncio.wait([waiting], timeout=timeout_s)
+            waiting.cancel()  # where the loop is closed before the thread ends
+        return not self.runs_on
+
+
+CURRENT_CALL: ContextVar[CallScope | None] = ContextVar("current_tool_call", default=None)
+"""The call that the running code belongs to; None outside of tools."""
 
 
 class _Schema(GenerateJsonSchema):
