@@ -257,10 +257,18 @@ class Chain:
         self.problems: list[str] = []
         """Of the chain as a whole."""
         self._shm = shared_memory()
-        self._resume = False
+        self._run: Run | None = None
 
     def play(self) -> None:
-        """All of it."""
+        """All of it; what is under way ends with it."""
+        try:
+            self._play()
+        finally:
+            if self._run is not None and not self._run.ended:
+                self._run.process.kill()
+                self._run.process.wait()
+
+    def _play(self) -> None:
         run = self._start()
         while len(self.deaths) < self.count and not self.problems:
             if (when := self._moment(run)) is None:
@@ -273,9 +281,8 @@ class Chain:
         self._finish(run)
 
     def _start(self) -> Run:
-        run = Run(self.place, self.cache, self.settings, resume=self._resume)
-        self._resume = True
-        return run
+        self._run = Run(self.place, self.cache, self.settings, resume=self._run is not None)
+        return self._run
 
     # --- one death
 
@@ -344,7 +351,8 @@ class Chain:
             death.problems.append(f"its end took {death.noticed_s:.0f} s")
         if code != (130 if death.kind in ASKED else 1):
             death.problems.append(f"it ended with code {code}: {run.said[-400:]}")
-        if "--resume" not in said[-1]:
+        early = not (run.folder / "run.log").exists()
+        if "--resume" not in said[-1] and not (early and said[-1] == "interrupted"):
             death.problems.append(f"its last line does not say how to go on: {said[-1]}")
         if death.role != "controller" and not re.search(NAMED.get(death.role, death.role), death.cause):
             death.problems.append(f"whose end it was is not said: {death.cause}")
@@ -475,6 +483,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="begin no chain after this long")
     parser.add_argument("--record", action="store_true", help="write the table to docs/benchmarks.md")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     results = Path(options.results).read_text().splitlines() if options.results and options.results.exists() else []
     deaths = [Death(**json.loads(line)) for line in results]
     began, wrong = time.monotonic(), 0

@@ -95,14 +95,15 @@ def run_until_interrupted(
         cancel_after = max(grace_s - CLEAN_UP_S, grace_s / 2)
         graces = [
             threading.Timer(cancel_after, loop.call_soon_threadsafe, (cut_short,)),
-            threading.Timer(max(grace_s - LAST_S, cancel_after), _end_the_process),
+            threading.Timer(max(grace_s - LAST_S, (grace_s + cancel_after) / 2), _end_the_process),
         ]
         if not grace_s:
             graces.clear()
         for timer in (hint, *graces):
             timer.daemon = True
         # Not the event loop's own handlers: those would have to wait for code that holds the loop up.
-        before = {number: signal.signal(number, on_signal) for number in SIGNALS}
+        ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()  # as `nohup` wants it
+        before = {number: signal.signal(number, on_signal) for number in SIGNALS if number not in ignored}
         try:
             return await work
         finally:

@@ -7,9 +7,12 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. An error is one me
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 
 from forge_env import __version__
@@ -67,8 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments or os.environ.get("FORGE_ENV_DEBUG", "") not in ("", "0")
     try:
-        _find_own_modules()
-        return _run(arguments, debug)
+        with signals_interrupt():
+            _find_own_modules()
+            return _run(arguments, debug)
     except KeyboardInterrupt:
         from forge_env.interrupts import INTERRUPTED
 
@@ -83,6 +87,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         cause = root_cause(error)
         report_error(cause)
         return cause.exit_code if isinstance(cause, ForgeError) else 1
+
+
+@contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP are what Ctrl-C is (in the main thread), until `run_until_interrupted` takes over.
+
+    Whoever ignores them (`nohup`) goes on to do so.
+    """
+    numbers = (signal.SIGTERM, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
+    default = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    for number in default:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number in default:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _find_own_modules() -> None:

@@ -246,7 +246,7 @@ KNOBS: dict[str, Change] = {
             "every": Change(2),
             "minutes": Change(0.2),
             "keep": Change(1, {"checkpoint.every": 1}),
-            "grace_s": Change(0.2, where=("terminated",)),
+            "grace_s": Change(2.0, where=("terminated",)),
         },
     ),
     **_below(

@@ -124,7 +124,7 @@ def terminated(overrides: Mapping[str, Any], root: Path) -> Any:
     async def train(run: Run) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         await run.stop.wait()
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.2)
         ended.append("the step")
 
     launch(make_config(overrides, root), RunFolder(root / "runs" / "terminated"), lambda: train)
