@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forge_env.sandbox_audit.attacks import cheating, escape, judging, kernel, leftovers, network, peeking, starvation
+from forge_env.sandbox_audit.attacks import cheating, escape, kernel, leftovers, network, starvation
 from forge_env.sandbox_audit.attacks.attack import BAIT, EXPECTED, GROUPS, LEAK, TESTS, Attack, Group
 
 ATTACKS: tuple[Attack, ...] = (
@@ -14,9 +14,9 @@ ATTACKS: tuple[Attack, ...] = (
     *leftovers.FILES,
     *network.NETWORK,
     *cheating.ANSWERS,
-    *judging.JUDGES,
-    *peeking.SEARCHES,
-    *peeking.PLANTS,
+    *cheating.JUDGES,
+    *cheating.SEARCHES,
+    *cheating.PLANTS,
 )
 
 __all__ = ["ATTACKS", "BAIT", "EXPECTED", "GROUPS", "LEAK", "TESTS", "Attack", "Group"]

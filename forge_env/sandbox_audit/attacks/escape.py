@@ -5,25 +5,16 @@ from __future__ import annotations
 from forge_env.sandbox_audit.attacks.attack import Attack
 
 FILES = (
-    Attack(
-        "host secrets",
-        "escape",
-        "Read password hashes, keys and homes of the host.",
-        """\
+    Attack("host secrets", "escape", "Read password hashes, keys and homes of the host.", """\
 import glob
 for pattern in '/etc/shadow /etc/ssh/*_key /root/.* /root/*/* /home/*/* /etc/machine-id /tmp/../etc/gshadow'.split():
     for path in glob.glob(pattern):
         try:
             if open(path, 'rb').read(1): print('LEAK', path)
         except OSError: pass
-""",
-        unguarded="root",
-    ),
-    Attack(
-        "container sockets",
-        "escape",
-        "Find a Docker, containerd or any other socket in the file system and connect to it.",
-        """\
+""", unguarded="root"),
+    Attack("container sockets", "escape",
+           "Find a Docker, containerd or any other socket in the file system and connect to it.", """\
 import os, socket, stat
 for top in ('/run', '/var/run', '/var/lib', '/tmp', '/dev', '/opt', '/work', '/srv', '/mnt'):
     for folder, _, names in os.walk(top):
@@ -34,13 +25,9 @@ for top in ('/run', '/var/run', '/var/lib', '/tmp', '/dev', '/opt', '/work', '/s
                     socket.socket(socket.AF_UNIX).connect(path)
                     print('LEAK', path)
             except OSError: pass
-""",
-    ),
-    Attack(
-        "raw devices",
-        "escape",
-        "Open disks, kernel memory, the kernel log, virtual machines and accelerators.",
-        """\
+"""),
+    Attack("raw devices", "escape",
+           "Open disks, kernel memory, the kernel log, virtual machines and accelerators.", """\
 import glob
 for pattern in '''/dev/[sv]d* /dev/nvme* /dev/loop* /dev/dm-* /dev/mem /dev/port /dev/kmsg /dev/kvm /dev/fuse
                 /dev/net/tun /dev/userfaultfd /dev/nvidia* /dev/dri/* /dev/vhost* /dev/cpu/*/* /dev/mapper/*
@@ -49,14 +36,8 @@ for pattern in '''/dev/[sv]d* /dev/nvme* /dev/loop* /dev/dm-* /dev/mem /dev/port
         try:
             open(path, 'rb', 0).close(); print('LEAK', path)
         except OSError: pass
-""",
-        unguarded="root",
-    ),
-    Attack(
-        "makes devices",
-        "escape",
-        "Make device files of its own in every writable folder.",
-        """\
+""", unguarded="root"),
+    Attack("makes devices", "escape", "Make device files of its own in every writable folder.", """\
 import os, stat
 for folder in ('.', '/tmp', '/dev/shm', '/dev', '/var/tmp'):
     for kind, major, minor in ((stat.S_IFBLK, 8, 0), (stat.S_IFBLK, 254, 0), (stat.S_IFCHR, 1, 1)):
@@ -64,14 +45,8 @@ for folder in ('.', '/tmp', '/dev/shm', '/dev', '/var/tmp'):
         try:
             os.mknod(path, kind | 0o666, os.makedev(major, minor)); print('LEAK', path); os.unlink(path)
         except OSError: pass
-""",
-        unguarded="root",
-    ),
-    Attack(
-        "other processes",
-        "escape",
-        "Read environment, memory, files and root folder of every other process.",
-        """\
+""", unguarded="root"),
+    Attack("other processes", "escape", "Read environment, memory, files and root folder of every other process.", """\
 import os
 for p in os.listdir('/proc'):
     if p.isdigit() and int(p) != os.getpid():
@@ -81,28 +56,16 @@ for p in os.listdir('/proc'):
             try:
                 if open(f'/proc/{p}/{f}', 'rb').read(10): print('LEAK', p, f)
             except OSError: pass
-""",
-        unguarded="user",
-    ),
-    Attack(
-        "memory of its parents",
-        "escape",
-        "Open the memory of its parents, and of the init, for writing.",
-        """\
+""", unguarded="user"),
+    Attack("memory of its parents", "escape", "Open the memory of its parents, and of the init, for writing.", """\
 import os
 for p in (os.getppid(), 1):
     for f in ('mem', 'clear_refs', 'oom_score_adj', 'comm', 'uid_map'):
         try:
             os.close(os.open(f'/proc/{p}/{f}', os.O_WRONLY)); print('LEAK', p, f)
         except OSError: pass
-""",
-        unguarded="root",
-    ),
-    Attack(
-        "kernel settings",
-        "escape",
-        "Open for writing what has the kernel run programs or change its ways.",
-        """\
+""", unguarded="root"),
+    Attack("kernel settings", "escape", "Open for writing what has the kernel run programs or change its ways.", """\
 import os
 for path in '''/proc/sys/kernel/core_pattern /proc/sys/kernel/modprobe /proc/sys/kernel/hostname /proc/sysrq-trigger
         /proc/sys/vm/overcommit_memory /proc/sys/fs/binfmt_misc/register /proc/irq/0/smp_affinity
@@ -110,14 +73,9 @@ for path in '''/proc/sys/kernel/core_pattern /proc/sys/kernel/modprobe /proc/sys
     try:
         os.close(os.open(path, os.O_WRONLY)); print('LEAK', path)
     except OSError: pass
-""",
-        unguarded="root",
-    ),
-    Attack(
-        "sysfs and control groups",
-        "escape",
-        "Open anything for writing below /sys, such as a control group's release agent or its limits.",
-        """\
+""", unguarded="root"),
+    Attack("sysfs and control groups", "escape",
+           "Open anything for writing below /sys, such as a control group's release agent or its limits.", """\
 import os, time
 end = time.monotonic() + 0.3
 for top in ('/sys/fs/cgroup', '/sys/kernel', '/sys/module', '/sys/power', '/sys/block'):
@@ -128,14 +86,8 @@ for top in ('/sys/fs/cgroup', '/sys/kernel', '/sys/module', '/sys/power', '/sys/
                 os.close(os.open(os.path.join(folder, name), os.O_WRONLY)); print('LEAK', folder, name)
             except OSError: pass
         if time.monotonic() > end: break
-""",
-        unguarded="root",
-    ),
-    Attack(
-        "system folders",
-        "escape",
-        "Write to programs, libraries, accounts and the runner.",
-        """\
+""", unguarded="root"),
+    Attack("system folders", "escape", "Write to programs, libraries, accounts and the runner.", """\
 import glob, os, sys
 folders = ['/', '/bin', '/usr', '/usr/bin', '/usr/lib', '/etc', '/opt', '/opt/forge_env', '/opt/forge_env/runner',
            '/root', '/run', '/var', '/sys', '/proc', '/dev', os.path.dirname(os.__file__),
@@ -149,14 +101,9 @@ for folder in folders:
             try:
                 os.close(os.open(path, os.O_WRONLY)); print('LEAK', path)
             except OSError: pass
-""",
-        unguarded="root",
-    ),
-    Attack(
-        "kernel memory",
-        "escape",
-        "Read kernel memory, symbols' addresses, physical pages and boot parameters with secrets.",
-        """\
+""", unguarded="root"),
+    Attack("kernel memory", "escape",
+           "Read kernel memory, symbols' addresses, physical pages and boot parameters with secrets.", """\
 for path, harmless in (('/proc/kcore', b''), ('/proc/kmsg', b''), ('/proc/kpagecount', b''), ('/proc/kpageflags', b''),
                        ('/proc/kallsyms', b'0000000000000000'), ('/proc/iomem', b'00000000-00000000'),
                        ('/proc/vmallocinfo', b''), ('/proc/slabinfo', b''), ('/proc/timer_list', b''),
@@ -167,14 +114,9 @@ for path, harmless in (('/proc/kcore', b''), ('/proc/kmsg', b''), ('/proc/kpagec
             line = file.read(64)
             if line and not (harmless and line.lstrip().startswith(harmless)): print('LEAK', path)
     except OSError: pass
-""",
-        unguarded="root",
-    ),
-    Attack(
-        "breaks out of chroot",
-        "escape",
-        "Climb above its root with a second chroot, as programs with privileges can.",
-        """\
+""", unguarded="root"),
+    Attack("breaks out of chroot", "escape",
+           "Climb above its root with a second chroot, as programs with privileges can.", """\
 import os
 top = os.open('/', os.O_RDONLY)
 os.makedirs('jail', exist_ok=True)
@@ -184,14 +126,9 @@ try:
     for _ in range(50): os.chdir('..')
     os.chroot('.')
 except OSError: pass
-""",
-        unguarded="root",
-    ),
-    Attack(
-        "inherited descriptors",
-        "escape",
-        "Use descriptors that it may have inherited, and folders behind them.",
-        """\
+""", unguarded="root"),
+    Attack("inherited descriptors", "escape",
+           "Use descriptors that it may have inherited, and folders behind them.", """\
 import os
 for n in range(3, 1024):
     try: link = os.readlink(f'/proc/self/fd/{n}')
@@ -200,13 +137,8 @@ for n in range(3, 1024):
 for n in range(3):
     try: os.close(os.open('..', os.O_RDONLY, dir_fd=n)); print('LEAK folder', n)
     except OSError: pass
-""",
-    ),
-    Attack(
-        "set-user-id programs",
-        "escape",
-        "Find a program that raises privileges, or make one.",
-        """\
+"""),
+    Attack("set-user-id programs", "escape", "Find a program that raises privileges, or make one.", """\
 import os, shutil, stat, subprocess
 for top in ('/usr/bin', '/usr/lib', '/usr', '/bin', '/sbin', '/opt', '/etc', '/var', '/root'):
     for folder, _, names in os.walk(top):
@@ -219,14 +151,9 @@ try:
     shutil.copy('/usr/bin/id', 'own'); os.chown('own', 0, 0); os.chmod('own', 0o6755)
     print('LEAK', subprocess.run(['./own'], capture_output=True).stdout)
 except OSError: pass
-""",
-        unguarded="user",
-    ),
-    Attack(
-        "becomes somebody else",
-        "escape",
-        "Take the user id of root, of the runner, of its judge, or of an account.",
-        """\
+""", unguarded="user"),
+    Attack("becomes somebody else", "escape",
+           "Take the user id of root, of the runner, of its judge, or of an account.", """\
 import os
 me = os.getuid()
 for other in (0, me + 1, me - 1, me + 15, 1, 65534):
@@ -238,49 +165,27 @@ for other in (0, me + 1, me - 1, me + 15, 1, 65534):
             try: become(); os._exit(1)
             except (OSError, OverflowError): os._exit(0)
         if os.waitpid(pid, 0)[1]: print('LEAK', other)
-""",
-    ),
-    Attack(
-        "capabilities",
-        "escape",
-        "Hold capabilities, take them back, or raise them for what it executes.",
-        """\
+"""),
+    Attack("capabilities", "escape", "Hold capabilities, take them back, or raise them for what it executes.", """\
 import ctypes, struct
 libc = ctypes.CDLL(None)
 libc.capset(struct.pack('Ii', 0x20080522, 0), struct.pack('6I', *[0xffffffff] * 6))
 for n in range(41): libc.prctl(47, 2, n, 0, 0)
 for line in open('/proc/self/status'):
     if line.startswith(('CapInh', 'CapPrm', 'CapEff', 'CapAmb')) and int(line.split()[1], 16): print('LEAK', line)
-""",
-        unguarded="root",
-    ),
-    Attack(
-        "takes off its fetters",
-        "escape",
-        "Be without a system-call filter or able to gain privileges, or undo either.",
-        """\
+""", unguarded="root"),
+    Attack("takes off its fetters", "escape",
+           "Be without a system-call filter or able to gain privileges, or undo either.", """\
 import ctypes
 libc = ctypes.CDLL(None)
 libc.prctl(22, 0, 0, 0, 0); libc.prctl(38, 0, 0, 0, 0)
 status = open('/proc/self/status').read()
 if 'Seccomp:\\t2' not in status: print('LEAK no filter')
 if 'NoNewPrivs:\\t1' not in status: print('LEAK new privileges')
-""",
-        unguarded="user",
-    ),
-    Attack(
-        "link for the engine",
-        "escape",
-        "Have the engine read a file of the host through a link.",
-        "import os; os.symlink('/etc/shadow', 'bait')",
-        bait=True,
-        unguarded="root",
-    ),
-    Attack(
-        "terminals",
-        "escape",
-        "Type into somebody's terminal.",
-        """\
+""", unguarded="user"),
+    Attack("link for the engine", "escape", "Have the engine read a file of the host through a link.",
+           "import os; os.symlink('/etc/shadow', 'bait')", bait=True, unguarded="root"),
+    Attack("terminals", "escape", "Type into somebody's terminal.", """\
 import fcntl, glob, termios
 for path in ['/dev/tty', '/dev/console', '/dev/tty0', '/dev/tty1', '/dev/vcs', *glob.glob('/dev/pts/[0-9]*')]:
     try: file = open(path, 'wb', 0)
@@ -289,6 +194,5 @@ for path in ['/dev/tty', '/dev/console', '/dev/tty0', '/dev/tty1', '/dev/vcs', *
 for fd in range(3):
     try: fcntl.ioctl(fd, termios.TIOCSTI, b'x'); print('LEAK', fd)
     except OSError: pass
-""",
-    ),
-)
+"""),
+)  # fmt: skip

@@ -7,81 +7,61 @@ from forge_env.sandbox_audit.attacks.attack import Attack
 
 _DEAF = "import os, signal, time\nfor s in set(range(1, 32)) - {9, 17, 19}: signal.signal(s, signal.SIG_IGN)\n"
 
-
-def _starve(name: str, tries: str, code: str, limits: Limits | None = None, *, bait: bool = False) -> Attack:
-    return Attack(name, "starvation", tries, code, limits or Limits(wall_s=0.5, memory_mb=256), bait=bait)
-
-
 PROCESSES = (
-    _starve(
-        "fork bomb",
-        "Multiply without end, in sessions of its own, deaf to signals.",
-        _DEAF
-        + """\
+    Attack("fork bomb", "starvation", "Multiply without end, in sessions of its own, deaf to signals.", _DEAF + """\
 while True:
     try:
         if os.fork() == 0: os.setsid()
     except OSError: pass
-""",
-    ),
-    _starve(
-        "fork bomb with a high limit",
-        "Multiply where the caller allows hundreds of processes.",
-        "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n",
-        Limits(wall_s=0.8, memory_mb=256, processes=256),
-    ),
-    _starve(
-        "thread bomb",
-        "Start threads without end.",
-        """\
+"""),
+    Attack("fork bomb with a high limit", "starvation", "Multiply where the caller allows hundreds of processes.", """\
+import os
+while True:
+    try: os.fork()
+    except OSError: pass
+""", limits=Limits(wall_s=0.8, memory_mb=256, processes=256)),
+    Attack("thread bomb", "starvation", "Start threads without end.", """\
 import threading, time
 while True:
     try: threading.Thread(target=time.sleep, args=(30,)).start()
     except RuntimeError: pass
-""",
-    ),
-    _starve(
-        "hot potato",
-        "Move on to a new process all the time, so that no process lives long enough to be killed.",
-        _DEAF
-        + "while True:\n    try:\n        if os.fork(): os._exit(0)\n        os.setsid()\n    except OSError: pass\n",
-    ),
-    _starve(
-        "zombies",
-        "Hoard dead children that nobody buries.",
-        "import os\nwhile True:\n    try:\n        if os.fork() == 0: os._exit(0)\n    except OSError: pass\n",
-    ),
-    _starve("ignores signals", "Sleep on after its time, deaf to signals.", _DEAF + "time.sleep(60)\n"),
-    _starve(
-        "stops itself", "Stop, so that nobody sees it end.", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)\n"
-    ),
-    _starve("kills everyone", "Kill every process in sight.", "import os; os.kill(-1, 9)\n"),
-    _starve(
-        "kills without pause",
-        "Kill whatever appears with its user id, in the hope to meet its killer first.",
-        """\
+"""),
+    Attack("hot potato", "starvation",
+           "Move on to a new process all the time, so that no process lives long enough to be killed.", _DEAF + """\
+while True:
+    try:
+        if os.fork(): os._exit(0)
+        os.setsid()
+    except OSError: pass
+"""),
+    Attack("zombies", "starvation", "Hoard dead children that nobody buries.", """\
+import os
+while True:
+    try:
+        if os.fork() == 0: os._exit(0)
+    except OSError: pass
+"""),
+    Attack("ignores signals", "starvation", "Sleep on after its time, deaf to signals.", _DEAF + "time.sleep(60)\n"),
+    Attack("stops itself", "starvation", "Stop, so that nobody sees it end.",
+           "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)\n"),
+    Attack("kills everyone", "starvation", "Kill every process in sight.", "import os; os.kill(-1, 9)\n"),
+    Attack("kills without pause", "starvation",
+           "Kill whatever appears with its user id, in the hope to meet its killer first.", """\
 import ctypes, threading
 kill = ctypes.CDLL(None).kill
 def hit():
     while True: kill(-1, 9)
 for _ in range(4): threading.Thread(target=hit).start()
-""",
-    ),
-    _starve(
-        "stops without pause",
-        "Stop whatever appears with its user id, so that whoever waits for its killer waits for ever.",
-        """\
+"""),
+    Attack("stops without pause", "starvation",
+           "Stop whatever appears with its user id, so that whoever waits for its killer waits for ever.", """\
 import ctypes, threading
 kill = ctypes.CDLL(None).kill
 def hit():
     while True: kill(-1, 19)
 for _ in range(4): threading.Thread(target=hit).start()
-""",
-    ),
-    _starve(
-        "all signals to its parents",
-        "Send every signal to the runner and to the init.",
-        """\
+"""),
+    Attack("all signals to its parents", "starvation", "Send every signal to the runner and to the init.", """\
 import os, time
 for p in (os.getppid(), 1, 2, 3, 4, 5, 6, 7, 8):
     for s in range(1, 65):
@@ -89,44 +69,43 @@ for p in (os.getppid(), 1, 2, 3, 4, 5, 6, 7, 8):
             if p != os.getpid(): os.kill(p, s)
         except OSError: pass
 time.sleep(0.1)
-""",
-    ),
-    _starve(
-        "burns all processors",
-        "Compute in sixteen processes, deaf to the signal of the CPU limit.",
-        _DEAF + "for _ in range(4): os.fork()\nwhile True: pass\n",
-        Limits(wall_s=0.5, cpu_s=1),
-    ),
-    _starve("holds the interpreter", "Compute one huge number, in which no signal is heard.", "10 ** 10 ** 9\n"),
-    _starve("backtracks", "Match a pattern that takes for ever.", "import re; re.match('(a*)*b', 'a' * 60)\n"),
-    _starve(
-        "runs itself anew",
-        "Replace itself by itself, again and again.",
-        "import os\n"
-        "open('x.py', 'w').write('import os, sys; os.execv(sys.executable, [sys.executable, __file__])')\n"
-        "os.execv('/usr/bin/python3', ['python3', 'x.py'])\n",
-    ),
-    _starve("segfault", "Crash the interpreter.", "import ctypes; ctypes.string_at(0)\n"),
-    _starve(
-        "runs out of stack",
-        "Recurse until the stack is gone.",
-        "import sys\nsys.setrecursionlimit(10 ** 9)\n"
-        "class A:\n    def __getattr__(s, n): return getattr(s, n + 'x'[:0])\n"
-        "A().x\n",
-    ),
-    _starve(
-        "holds its output open",
-        "Leave its output with a process that never ends.",
-        "import os, time\nif os.fork() == 0:\n    os.setsid(); time.sleep(60)\nprint('done')\n",
-    ),
-)
+"""),
+    Attack("burns all processors", "starvation",
+           "Compute in sixteen processes, deaf to the signal of the CPU limit.", _DEAF + """\
+for _ in range(4): os.fork()
+while True: pass
+""", limits=Limits(wall_s=0.5, cpu_s=1)),
+    Attack("holds the interpreter", "starvation", "Compute one huge number, in which no signal is heard.",
+           "10 ** 10 ** 9\n"),
+    Attack("backtracks", "starvation", "Match a pattern that takes for ever.",
+           "import re; re.match('(a*)*b', 'a' * 60)\n"),
+    Attack("runs itself anew", "starvation", "Replace itself by itself, again and again.", """\
+import os
+open('x.py', 'w').write('import os, sys; os.execv(sys.executable, [sys.executable, __file__])')
+os.execv('/usr/bin/python3', ['python3', 'x.py'])
+"""),
+    Attack("segfault", "starvation", "Crash the interpreter.", "import ctypes; ctypes.string_at(0)\n"),
+    Attack("runs out of stack", "starvation", "Recurse until the stack is gone.", """\
+import sys
+sys.setrecursionlimit(10 ** 9)
+class A:
+    def __getattr__(s, n): return getattr(s, n + 'x'[:0])
+A().x
+"""),
+    Attack("holds its output open", "starvation", "Leave its output with a process that never ends.", """\
+import os, time
+if os.fork() == 0:
+    os.setsid(); time.sleep(60)
+print('done')
+"""),
+)  # fmt: skip
 
 MEMORY = (
-    _starve("memory bomb", "Take all memory in one process.", "x = []\nwhile True: x.append(bytearray(10 << 20))\n"),
-    _starve(
-        "memory bomb in many processes",
-        "Take all memory in thirty processes.",
-        """\
+    Attack("memory bomb", "starvation", "Take all memory in one process.", """\
+x = []
+while True: x.append(bytearray(10 << 20))
+"""),
+    Attack("memory bomb in many processes", "starvation", "Take all memory in thirty processes.", """\
 import os, time
 for i in range(30):
     try:
@@ -135,12 +114,9 @@ for i in range(30):
             time.sleep(30)
     except OSError: pass
 time.sleep(30)
-""",
-    ),
-    _starve(
-        "memory that nobody holds",
-        "Fill shared memory, let go of it without giving it back, and offer the kernel others to kill.",
-        """\
+"""),
+    Attack("memory that nobody holds", "starvation",
+           "Fill shared memory, let go of it without giving it back, and offer the kernel others to kill.", """\
 import mmap, os, time
 try: open('/proc/self/oom_score_adj', 'w').write('0')
 except OSError: pass
@@ -152,13 +128,8 @@ for _ in range(3):
             shared.madvise(mmap.MADV_DONTNEED)
         time.sleep(30)
 time.sleep(30)
-""",
-        Limits(wall_s=2.0, memory_mb=512),
-    ),
-    _starve(
-        "files in memory",
-        "Keep data in files that exist in memory only.",
-        """\
+""", limits=Limits(wall_s=2.0)),
+    Attack("files in memory", "starvation", "Keep data in files that exist in memory only.", """\
 import os, time
 for n in range(100):
     try: fd = os.memfd_create('x')
@@ -166,53 +137,40 @@ for n in range(100):
     for _ in range(15): os.write(fd, bytes(1 << 20))
 else:
     print('LEAK', n)
-""",
-    ),
-    _starve("fills the disk", "Fill the disk.", "f = open('/tmp/big', 'wb')\nwhile True: f.write(b'x' * (1 << 20))\n"),
-    _starve(
-        "fills every folder",
-        "Fill everything writable with files of the largest size.",
-        """\
+"""),
+    Attack("fills the disk", "starvation", "Fill the disk.", """\
+f = open('/tmp/big', 'wb')
+while True: f.write(b'x' * (1 << 20))
+"""),
+    Attack("fills every folder", "starvation", "Fill everything writable with files of the largest size.", """\
 for folder in ('.', '/tmp', '/dev/shm', '/var/tmp', '/dev/mqueue', '/run'):
     for n in range(99):
         try:
             with open(f'{folder}/{n}', 'wb') as file:
                 for _ in range(15): file.write(bytes(1 << 20))
         except OSError: break
-""",
-    ),
-    _starve(
-        "fills the inodes",
-        "Use up all inodes.",
-        "for n in range(100000):\n    try: open(f'/dev/shm/{n}', 'w').close()\n    except OSError: break\n",
-    ),
-    _starve(
-        "attributes without end",
-        "Hoard file attributes, which no size limits.",
-        """\
+"""),
+    Attack("fills the inodes", "starvation", "Use up all inodes.", """\
+for n in range(100000):
+    try: open(f'/dev/shm/{n}', 'w').close()
+    except OSError: break
+"""),
+    Attack("attributes without end", "starvation", "Hoard file attributes, which no size limits.", """\
 import os
 open('f', 'w').close()
 for n in range(5000):
     for path in ('f', '.'):
         try: os.setxattr(path, f'user.{n}', bytes(60000))
         except OSError: pass
-""",
-    ),
-    _starve(
-        "descriptors",
-        "Use up all descriptors, in as many processes as it may have.",
-        """\
+"""),
+    Attack("descriptors", "starvation", "Use up all descriptors, in as many processes as it may have.", """\
 import os, time
 for _ in range(5): os.fork()
 try:
     while True: os.pipe()
 except OSError: time.sleep(30)
-""",
-    ),
-    _starve(
-        "full pipes and sockets",
-        "Keep data in the kernel's buffers.",
-        """\
+"""),
+    Attack("full pipes and sockets", "starvation", "Keep data in the kernel's buffers.", """\
 import os, socket, time
 for _ in range(4): os.fork()
 kept = []
@@ -224,40 +182,32 @@ try:
                 while True: end.send(bytes(65536))
             except BlockingIOError: pass
 except OSError: time.sleep(30)
-""",
-    ),
-    _starve(
-        "timers and signals",
-        "Hoard timers and queued signals.",
-        """\
+"""),
+    Attack("timers and signals", "starvation", "Hoard timers and queued signals.", """\
 import ctypes, os, time
 libc, number = ctypes.CDLL(None), ctypes.c_void_p()
 for n in range(200000):
     libc.timer_create(1, None, ctypes.byref(number))
     if n % 100 == 0: libc.sigqueue(os.getpid(), 40, None)
-""",
-    ),
-    _starve("output flood", "Drown the engine in output.", "import os\nwhile True: os.write(1, b'y' * 65536)\n"),
-    _starve(
-        "floods both streams",
-        "Write to both streams from eight processes.",
-        "import os\nfor _ in range(3): os.fork()\n"
-        "while True: os.write(1, b'y' * 65536); os.write(2, b'\\xff\\0' * 9999)\n",
-    ),
-    _starve("pipe for the engine", "Have the engine wait for a pipe.", "import os; os.mkfifo('bait')\n", bait=True),
-    _starve(
-        "endless file for the engine",
-        "Have the engine read a device without end.",
-        "import os; os.symlink('/dev/zero', 'bait')\n",
-        bait=True,
-    ),
-    _starve(
-        "huge file for the engine",
-        "Have the engine read a file of many GB that takes no space.",
-        "import os\nfor n in range(60, 20, -1):\n"
-        "    try: os.truncate(os.open('bait', os.O_CREAT | os.O_RDWR), 1 << n)\n"
-        "    except OSError: pass\n    else: break\n",
-        Limits(wall_s=0.5, file_size_mb=1 << 20),
-        bait=True,
-    ),
-)
+"""),
+    Attack("output flood", "starvation", "Drown the engine in output.", """\
+import os
+while True: os.write(1, b'y' * 65536)
+"""),
+    Attack("floods both streams", "starvation", "Write to both streams from eight processes.", """\
+import os
+for _ in range(3): os.fork()
+while True: os.write(1, b'y' * 65536); os.write(2, b'\\xff\\0' * 9999)
+"""),
+    Attack("pipe for the engine", "starvation", "Have the engine wait for a pipe.",
+           "import os; os.mkfifo('bait')\n", bait=True),
+    Attack("endless file for the engine", "starvation", "Have the engine read a device without end.",
+           "import os; os.symlink('/dev/zero', 'bait')\n", bait=True),
+    Attack("huge file for the engine", "starvation", "Have the engine read a file of many GB that takes no space.", """\
+import os
+for n in range(60, 20, -1):
+    try: os.truncate(os.open('bait', os.O_CREAT | os.O_RDWR), 1 << n)
+    except OSError: pass
+    else: break
+""", limits=Limits(wall_s=0.5, file_size_mb=1048576), bait=True),
+)  # fmt: skip
