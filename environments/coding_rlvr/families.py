@@ -14,7 +14,7 @@ from itertools import product
 from math import prod
 from random import Random
 
-from environments.coding_rlvr import operations as ops
+from environments.coding_rlvr import operations as pieces
 from environments.coding_rlvr.operations import OPERATIONS, Operation
 from environments.coding_rlvr.programs import Program, Step
 
@@ -111,27 +111,27 @@ def _pipelines() -> Iterator[Family]:
 
 def _branches() -> Iterator[Family]:
     choices = {
-        "pair": tuple(each for each in ops.PAIR if not each.rare),
-        "number": tuple(each for each in ops.NUMBER if each.gives == "number"),
-        "numbers": ops.TO_NUMBER,
-        "text": tuple(each for each in ops.TEXT_RESULTS if each.gives == "number"),
+        "pair": tuple(op for op in pieces.PAIR if not op.rare),
+        "number": tuple(op for op in pieces.NUMBER if op.gives == "number"),
+        "numbers": pieces.LIST_TO_NUMBER,
+        "text": tuple(op for op in pieces.TEXT_RESULTS if op.gives == "number"),
     }
-    for condition in ops.CONDITIONS:
+    for condition in pieces.CONDITIONS:
         slots = ((condition,), choices[condition.takes], choices[condition.takes])
         level = _level(2, (condition,))
         yield Family(f"conditions/{condition.name}", "conditions", level, "branch", condition.takes, slots)
-    for test, update in product(ops.EACH_TESTS, ops.UPDATES):
+    for test, update in product(pieces.EACH_TESTS, pieces.UPDATES):
         name = f"loops/{test.name}>{update.name}"
-        yield Family(name, "loops", 3, "each", "numbers", ((test,), (update,), ops.UPDATES))
+        yield Family(name, "loops", 3, "each", "numbers", ((test,), (update,), pieces.UPDATES))
 
 
 def _loops() -> Iterator[Family]:
-    for gather, test in product(ops.GATHER, ops.RANGE_TESTS):
+    for gather, test in product(pieces.GATHER, pieces.RANGE_TESTS):
         level = _level(2, (gather, test))
         yield Family(f"loops/{gather.name}>{test.name}", "loops", level, "range", "number", ((gather,), (test,)))
-    for shrink in ops.SHRINK:
-        yield Family(f"loops/{shrink.name}", "loops", 3, "while", "number", ((shrink,), ops.FLOORS))
-    for test in ops.PAIR_TESTS:
+    for shrink in pieces.SHRINK:
+        yield Family(f"loops/{shrink.name}", "loops", 3, "while", "number", ((shrink,), pieces.FLOORS))
+    for test in pieces.PAIR_TESTS:
         yield Family(f"loops/{test.name}", "loops", 4, "pairs", "number", ((test,),))
 
 

@@ -10,7 +10,47 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from environments.coding_rlvr.operations import OPENERS, OPERATIONS, VARIABLES, Operation, Params
+from environments.coding_rlvr.operations import OPENERS, VARIABLES, Operation, Params
+
+_WORDS = {
+    "range": "{} {} from 1 to n",
+    "each": "start a total at 0, for each number {1} if {0}, otherwise {2}, and return the total",
+    "while": "{} until {} and return the number of steps",
+    "pairs": "count the pairs i < j of numbers from 1 to n where {}",
+}
+_CODE = {
+    "branch": """\
+    if {}:
+        return {}
+    return {}""",
+    "range": """\
+    t = 0
+    for i in range(1, n + 1):
+        if {1}:
+            {0}
+    return t""",
+    "each": """\
+    t = 0
+    for x in xs:
+        if {}:
+            {}
+        else:
+            {}
+    return t""",
+    "while": """\
+    t = 0
+    while {1}:
+        {0}
+        t += 1
+    return t""",
+    "pairs": """\
+    t = 0
+    for i in range(1, n + 1):
+        for j in range(i + 1, n + 1):
+            if {}:
+                t += 1
+    return t""",
+}
 
 
 @dataclass(frozen=True)
@@ -55,86 +95,31 @@ class Program:
 
     def describe(self, rng: Random) -> str:
         """The task in one English sentence; the wording depends on `rng`."""
-        opener, said = rng.choice(OPENERS[self.takes]), [step.phrase(rng) for step in self.steps]
+        opener = rng.choice(OPENERS[self.takes])
+        phrases = [step.phrase(rng) for step in self.steps]
+        nouns = [step.operation.is_noun for step in self.steps]
         if self.kind == "pipeline":
-            text = _pipeline_text(self.steps, said)
-        elif self.kind == "branch":
-            text = _branch_text(self.steps, said, rng)
-        else:
-            text = STRUCTURES[self.kind][0].format(*said)
-        return f"{opener}, {text}."
+            *before, last = phrases
+            told = ["find " * noun + phrase for phrase, noun in zip(before, nouns[:-1], strict=True)]
+            told.append(f"return {last}" if nouns[-1] else f"{last}, and return the result")
+            return f"{opener}, {', then '.join(told)}."
+        if self.kind == "branch":
+            condition, yes, no = phrases
+            if not nouns[1]:
+                return f"{opener}, {yes} if {condition}, otherwise {no}, and return the result."
+            wordings = (f"return {yes} if {condition}, otherwise {no}", f"if {condition} return {yes}, else {no}")
+            return f"{opener}, {rng.choice(wordings)}."
+        return f"{opener}, {_WORDS[self.kind].format(*phrases)}."
 
     def code(self, expressions: Sequence[str] | None = None) -> str:
         """The function `f`; `expressions` replaces the right ones, slot by slot, to make wrong programs."""
         chosen = list(expressions) if expressions is not None else [step.expression for step in self.steps]
-        if self.kind == "pipeline":
-            made = zip(self.steps, chosen[:-1], strict=False)
-            lines = [f"\n    {VARIABLES[step.operation.gives]} = {code}" for step, code in made]
-            body = "".join([*lines, f"\n    return {chosen[-1]}"])
-        elif self.kind == "branch":
-            body = "\n    if {}:\n        return {}\n    return {}".format(*chosen)
-        else:
-            body = STRUCTURES[self.kind][1].format(*chosen)
-        return f"def f({VARIABLES[self.takes]}):{body}"
-
-
-def load_program(kind: str, takes: str, steps: Sequence[tuple[str, Params]]) -> Program:
-    """The program that a task's data describes."""
-    return Program(kind, takes, tuple(Step(OPERATIONS[name], params) for name, params in steps))
-
-
-STRUCTURES = {
-    "range": (
-        "{0} {1} from 1 to n",
-        """
-    t = 0
-    for i in range(1, n + 1):
-        if {1}:
-            {0}
-    return t""",
-    ),
-    "each": (
-        "start a total at 0, for each number {1} if {0}, otherwise {2}, and return the total",
-        """
-    t = 0
-    for x in xs:
-        if {0}:
-            {1}
-        else:
-            {2}
-    return t""",
-    ),
-    "while": (
-        "{0} until {1} and return the number of steps",
-        """
-    t = 0
-    while {1}:
-        {0}
-        t += 1
-    return t""",
-    ),
-    "pairs": (
-        "count the pairs i < j of numbers from 1 to n where {0}",
-        """
-    t = 0
-    for i in range(1, n + 1):
-        for j in range(i + 1, n + 1):
-            if {0}:
-                t += 1
-    return t""",
-    ),
-}
-"""Kind of a loop -> its sentence and its code, around what fills its slots."""
-
-
-def _pipeline_text(steps: Sequence[Step], said: list[str]) -> str:
-    told = [("find " if step.operation.is_noun else "") + text for step, text in zip(steps[:-1], said, strict=False)]
-    ending = f"return {said[-1]}" if steps[-1].operation.is_noun else f"{said[-1]}, and return the result"
-    return ", then ".join([*told, ending])
-
-
-def _branch_text(steps: Sequence[Step], said: list[str], rng: Random) -> str:
-    condition, yes, no = said
-    if not steps[1].operation.is_noun:
-        return f"{yes} if {condition}, otherwise {no}, and return the result"
-    return rng.choice((f"return {yes} if {condition}, otherwise {no}", f"if {condition} return {yes}, else {no}"))
+        head = f"def f({VARIABLES[self.takes]}):"
+        if self.kind != "pipeline":
+            return f"{head}\n{_CODE[self.kind].format(*chosen)}"
+        *before, last = chosen
+        lines = [
+            f"    {VARIABLES[step.operation.gives]} = {expression}"
+            for step, expression in zip(self.steps[:-1], before, strict=True)
+        ]
+        return "\n".join([head, *lines, f"    return {last}"])

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from math import log2
 from random import Random
-from typing import Any
 
 from environments.coding_rlvr.conversation import as_answer
 from environments.coding_rlvr.families import LEVELS, Family, all_families, digest
 from environments.coding_rlvr.judging import Test, make_tests
-from environments.coding_rlvr.programs import Program, load_program
+from environments.coding_rlvr.operations import OPERATIONS
+from environments.coding_rlvr.programs import Program, Step
 from forge_env.errors import UsageError
 from forge_env.types import Task
 
@@ -121,6 +121,5 @@ def _as_task(
 
 def program_of(task: Task) -> Program:
     """The program behind a task (for demonstrations)."""
-    data: dict[str, Any] = task.data
-    kind, takes, steps = data["program"]
-    return load_program(kind, takes, [(name, params) for name, params in steps])
+    kind, takes, steps = task.data["program"]
+    return Program(kind, takes, tuple(Step(OPERATIONS[name], params) for name, params in steps))
