@@ -100,7 +100,7 @@ class Program:
         nouns = [step.operation.is_noun for step in self.steps]
         if self.kind == "pipeline":
             *before, last = phrases
-            told = ["find " * noun + phrase for phrase, noun in zip(before, nouns[:-1], strict=True)]
+            told = [f"find {phrase}" if noun else phrase for phrase, noun in zip(before, nouns[:-1], strict=True)]
             told.append(f"return {last}" if nouns[-1] else f"{last}, and return the result")
             return f"{opener}, {', then '.join(told)}."
         if self.kind == "branch":
