@@ -20,7 +20,7 @@ from .folders import Folder
 from .processes import OwnChildren, all_children, owner, tree, visible, wait
 
 _KILLER = 15
-"""Offset of a user id that no child has, see `UserIsolation._signal_as_user`."""
+"""Offset of a user id that no child has, see `UserIsolation._signal`."""
 _PATIENCE = 20
 """Rounds of killing one by one before everything of the user is killed at once."""
 
@@ -62,27 +62,60 @@ class Isolation(ABC):
         """In the child: give up all privileges for good."""
 
     @abstractmethod
-    def kill(self, pid: int, slot: int, alone: bool) -> None:
-        """Kill a child and all it started; `alone`: nothing else of the slot has to survive."""
+    def _strays(self, slot: int, known: Collection[int]) -> list[int]:
+        """Orphans of a slot, which its zygote adopted."""
 
     @abstractmethod
-    def interrupt(self, pid: int, slot: int) -> None:
-        """Interrupt a session: SIGINT for itself, SIGKILL for what it has running."""
-
-    @abstractmethod
-    def reap(self, slot: int, known: Collection[int], alone: bool) -> int:
-        """After a child's end: kill and wait for what it left running. Returns how many there were."""
+    def _signal(self, slot: int, pids: list[int] | None, interrupt: int = 0) -> None:
+        """SIGKILL `pids`, or with None everything of the slot at once, so that nothing can fork away; then SIGINT."""
 
     @abstractmethod
     def strangers(self, known: Collection[int]) -> list[int]:
         """Processes that should not be there when nothing runs but the `known` children."""
 
-    @abstractmethod
+    @contextlib.contextmanager
+    def _as_user(self, slot: int) -> Iterator[None]:
+        """Whatever is done to files meanwhile is done with the rights of the slot's user."""
+        yield
+
+    def kill(self, pid: int, slot: int, alone: bool) -> None:
+        """Kill a child and all it started; `alone`: nothing else of the slot has to survive."""
+        self._signal(slot, None if alone else tree([pid]))
+
+    def interrupt(self, pid: int, slot: int) -> None:
+        """Interrupt a session: SIGINT for itself, SIGKILL for what it has running."""
+        self._signal(slot, tree(all_children(pid)), interrupt=pid)
+
+    def reap(self, slot: int, known: Collection[int], alone: bool) -> int:
+        """After a child's end: kill and wait for what it left running. Returns how many there were."""
+        strays = self._strays(slot, known)
+        found = len(strays)
+        rounds = 0
+        while strays:
+            # A process that forks faster than it is counted can outrun a list of pids, never kill(-1).
+            self._signal(slot, None if alone or rounds > _PATIENCE else tree(strays))
+            for pid in strays:
+                wait(pid)
+            strays = self._strays(slot, known)
+            rounds += 1
+        return found
+
     def wipe(self) -> list[str]:
         """Empty every writable folder that was touched. Returns what is not as it was."""
+        touched = [folder for folder in self.folders if not folder.untouched()]
+        if touched:
+            for slot in self.slots:
+                with self._as_user(slot):
+                    for folder in touched:
+                        folder.empty()
+        return [trace for folder in touched for trace in folder.restore()]
 
-    @abstractmethod
-    def _folders(self) -> list[Folder]: ...
+    def _folders(self) -> list[Folder]:
+        found = []
+        for slot in self.slots:
+            with self._as_user(slot):  # no right to override file modes: a work folder is its user's
+                found.append(Folder(self.folder(slot)))
+        return found + [Folder(path) for path in self.config.scratch if os.path.isdir(path)]
 
     def folder(self, slot: int) -> str:
         """Work folder of a slot: 0 runs the agent's code, 1 judges it."""
@@ -118,45 +151,10 @@ class UserIsolation(Isolation):
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
 
-    def kill(self, pid: int, slot: int, alone: bool) -> None:  # noqa: D102
-        self._signal_as_user(slot, None if alone else tree([pid]))
-
-    def interrupt(self, pid: int, slot: int) -> None:  # noqa: D102
-        self._signal_as_user(slot, tree(all_children(pid)), interrupt=pid)
-
-    def reap(self, slot: int, known: Collection[int], alone: bool) -> int:  # noqa: D102
-        strays = self._strays(slot, known)
-        found = len(strays)
-        rounds = 0
-        while strays:
-            # A process that forks faster than it is counted can outrun a list of pids, never kill(-1).
-            self._signal_as_user(slot, None if alone or rounds > _PATIENCE else tree(strays))
-            for pid in strays:
-                wait(pid)
-            strays = self._strays(slot, known)
-            rounds += 1
-        return found
-
     def strangers(self, known: Collection[int]) -> list[int]:  # noqa: D102
         if self._counter >= 0 and int(os.pread(self._counter, 32, 0)) == len(self._runner) + len(known):
             return []
         return sorted(set(visible()) - self._runner - set(known))
-
-    def wipe(self) -> list[str]:  # noqa: D102
-        touched = [folder for folder in self.folders if not folder.untouched()]
-        if touched:
-            for slot in self.slots:
-                with self._as_user(slot):
-                    for folder in touched:
-                        folder.empty()
-        return [trace for folder in touched for trace in folder.restore()]
-
-    def _folders(self) -> list[Folder]:
-        found = []
-        for slot in self.slots:
-            with self._as_user(slot):  # no right to override file modes: a work folder is its user's
-                found.append(Folder(self.folder(slot)))
-        return found + [Folder(path) for path in self.config.scratch if os.path.isdir(path)]
 
     @contextlib.contextmanager
     def _as_user(self, slot: int) -> Iterator[None]:
@@ -169,22 +167,18 @@ class UserIsolation(Isolation):
             os.setegid(0)
 
     def _strays(self, slot: int, known: Collection[int]) -> list[int]:
-        """Orphans that this subreaper adopted from a slot."""
         candidates = self.own_children.pids() if self.adopts else visible()
         orphans = [pid for pid in candidates if pid not in known]
         return [pid for pid in orphans if owner(pid) == self.config.uid + slot]
 
-    def _signal_as_user(self, slot: int, pids: list[int] | None, interrupt: int = 0) -> None:
-        """SIGKILL `pids`, or with None everything of the slot's user: atomic, so nothing can fork away."""
+    def _signal(self, slot: int, pids: list[int] | None, interrupt: int = 0) -> None:
         helper = os.fork()
         if helper == 0:
             try:
                 user = self.config.uid + slot
                 # Real and saved ids of its own: it may signal the user's processes, they may not stop it first.
                 os.setresuid(self.config.uid + _KILLER, user, self.config.uid + _KILLER)
-                _kill_all(pids if pids is not None else [-1])
-                if interrupt:
-                    os.kill(interrupt, signal.SIGINT)
+                _signal_all(pids, interrupt)
             finally:
                 os._exit(0)
         wait(helper)
@@ -228,46 +222,22 @@ class NamespaceIsolation(Isolation):
     def confine(self, slot: int) -> None:  # noqa: D102
         return  # there is nothing left to give up
 
-    def kill(self, pid: int, slot: int, alone: bool) -> None:  # noqa: D102
-        _kill_all([-1] if alone else tree([pid]))
-
-    def interrupt(self, pid: int, slot: int) -> None:  # noqa: D102
-        _kill_all(tree(all_children(pid)))
-        os.kill(pid, signal.SIGINT)
-
-    def reap(self, slot: int, known: Collection[int], alone: bool) -> int:  # noqa: D102
-        strays = self.strangers(known)
-        found = len(strays)
-        rounds = 0
-        while strays:
-            _kill_all([-1] if alone or rounds > _PATIENCE else tree(strays))
-            for pid in strays:
-                wait(pid)
-            strays = self.strangers(known)
-            rounds += 1
-        return found
-
     def strangers(self, known: Collection[int]) -> list[int]:  # noqa: D102
+        return self._strays(self.slots[0], known)
+
+    def _strays(self, slot: int, known: Collection[int]) -> list[int]:
         return [pid for pid in self.own_children.pids() if pid not in known]  # an init adopts every orphan
 
-    def wipe(self) -> list[str]:  # noqa: D102
-        touched = [folder for folder in self.folders if not folder.untouched()]
-        for folder in touched:
-            folder.empty()
-        return [trace for folder in touched for trace in folder.restore()]
-
-    def _folders(self) -> list[Folder]:
-        (slot,) = self.slots
-        paths = [self.folder(slot), *self.config.scratch]
-        return [Folder(path) for path in paths if os.path.isdir(path)]
+    def _signal(self, slot: int, pids: list[int] | None, interrupt: int = 0) -> None:
+        _signal_all(pids, interrupt)
 
 
-def _kill_all(pids: list[int]) -> None:
-    for pid in pids:
-        try:
+def _signal_all(pids: list[int] | None, interrupt: int) -> None:
+    for pid in [-1] if pids is None else pids:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    if interrupt:
+        os.kill(interrupt, signal.SIGINT)
 
 
 def _open_task_counter() -> int:

@@ -12,7 +12,6 @@ import builtins
 import io
 import json
 import os
-import struct
 import sys
 import types
 import unittest
@@ -20,9 +19,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from . import values
+from .wire import write_all
 
-_LENGTH = struct.Struct("!I")
-_MAX_MESSAGE = 2000
+MAX_MESSAGE = 2000
 _MAX_FAILURES = 50
 _EXCEPTIONS = {
     name: kind
@@ -48,13 +47,11 @@ class SolutionGoneError(BaseException):
 
 
 def _send(fd: int, data: Any) -> None:
-    view = memoryview(values.pack_frame(data))
-    while view:
-        view = view[os.write(fd, view) :]
+    write_all(fd, values.pack_frame(data))
 
 
 def _receive(fd: int) -> Any:
-    (length,) = _LENGTH.unpack(_read(fd, _LENGTH.size))
+    (length,) = values.LENGTH.unpack(_read(fd, values.LENGTH.size))
     if length > values.MAX_TOTAL:
         raise SolutionGoneError("the solution's answer is too long")
     return json.loads(_read(fd, length))
@@ -81,7 +78,7 @@ def serve(code: str, channel: int) -> NoReturn:
     try:
         exec(compile(code, "solution.py", "exec"), module.__dict__)
     except BaseException as error:  # noqa: BLE001  whatever the code raises is the tests' to hear of
-        _send(channel, {"error": f"{type(error).__name__}: {error}"[:_MAX_MESSAGE]})
+        _send(channel, {"error": f"{type(error).__name__}: {error}"[:MAX_MESSAGE]})
         os._exit(1)
     names = {name: _encode(value, objects) for name, value in vars(module).items() if not name.startswith("__")}
     _send(channel, {"names": names})
@@ -93,7 +90,7 @@ def serve(code: str, channel: int) -> NoReturn:
         try:
             answer = {"v": _encode(_perform(request, objects), objects)}
         except BaseException as error:  # noqa: BLE001  SystemExit too is an answer
-            answer = {"e": [kind.__name__ for kind in type(error).__mro__], "m": _text(error)}
+            answer = {"e": [kind.__name__ for kind in type(error).__mro__], "m": text_of(error)}
         sys.stdout.flush()
         _send(channel, answer)
 
@@ -120,9 +117,10 @@ def _encode(value: Any, objects: list[Any]) -> Any:
         return {"o": len(objects) - 1, "k": callable(value)}
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """The message of an exception, shortened; none where it can't be told."""
     try:
-        return str(error)[:_MAX_MESSAGE]
+        return str(error)[:MAX_MESSAGE]
     except BaseException:  # noqa: BLE001  a hostile __str__
         return ""
 
@@ -198,7 +196,7 @@ def run_tests(code: str, channel: int, verdict: int) -> None:
         exec(compile(code, "tests.py", "exec"), namespace)
         total, failures = _run_all(namespace)
     except BaseException as error:  # noqa: BLE001  a broken solution or test file is a verdict too
-        failures.append(f"{type(error).__name__}: {_text(error)}")
+        failures.append(f"{type(error).__name__}: {text_of(error)}")
     _send(verdict, {"total": total, "failures": failures[:_MAX_FAILURES], "passed": not failures})
 
 
@@ -260,5 +258,5 @@ def _run_one(function: Callable[[], Any]) -> str | None:
     try:
         function()
     except BaseException as error:  # noqa: BLE001  any exception fails the test
-        return f"{type(error).__name__}: {_text(error)}"
+        return f"{type(error).__name__}: {text_of(error)}"
     return None

@@ -7,7 +7,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from .values import MAX_TOTAL
-from .wire import Header
+from .wire import Header, write_all
 
 if TYPE_CHECKING:
     from .jobs import Job
@@ -103,9 +103,7 @@ def _stdin(data: bytes) -> int:
     """Standard input as a file in memory: never blocks whoever writes it."""
     writable = os.memfd_create("stdin", os.MFD_CLOEXEC)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(writable, view) :]
+        write_all(writable, data)
         return os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(writable)

@@ -14,6 +14,7 @@ import types
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import judge, values
+from .wire import write_all
 
 if TYPE_CHECKING:
     from .child import Request
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 IO_ERROR = 74
 """Exit status of a file request that failed; stderr begins with the errno."""
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
-_MAX_MESSAGE = 2000
 SHELL_LOOP = (
     "trap : INT; while IFS= read -r -d '' __line <&{fd}; do "
     'eval "$__line" {fd}<&- </dev/null; printf "%d\\0" "$?" >&{fd}; done'
@@ -33,14 +33,12 @@ def run(request: Request, work: str) -> NoReturn:
     kind = request.header["kind"]
     if request.files:
         _write_files(request)
-    if kind == "argv":
+    if kind in ("argv", "process"):
         _run_argv(request)
     if kind == "read":
         _read_file(request)
     if kind == "write":
         os._exit(0)
-    if kind == "process":
-        _run_argv(request)
     if kind == "shell":
         _run_shell(request)
     sys.path.insert(0, work)
@@ -95,7 +93,7 @@ def _run_session(request: Request) -> NoReturn:
         pending = rest
         status = _run_cell(source.decode("utf-8", "surrogatepass"), main.__dict__)
         sys.stdout.flush()
-        _send(request.channel, b"%d\0" % status)
+        write_all(request.channel, b"%d\0" % status)
 
 
 def _run_cell(source: str, namespace: dict[str, Any]) -> int:
@@ -140,14 +138,14 @@ def _read_file(request: Request) -> NoReturn:
             raise OSError(errno.EFBIG, f"{info.st_size} bytes")
         with open(descriptor, "rb") as file:
             data = file.read(request.header["max_bytes"])
-        _send(request.channel, data)
+        write_all(request.channel, data)
     except OSError as error:
         _fail(error, name)
     os._exit(0)
 
 
 def _fail(error: OSError, name: str) -> NoReturn:
-    os.write(2, f"{error.errno} {error.strerror}: {name}"[:_MAX_MESSAGE].encode("utf-8", "replace"))
+    os.write(2, f"{error.errno} {error.strerror}: {name}"[: judge.MAX_MESSAGE].encode("utf-8", "replace"))
     os._exit(IO_ERROR)
 
 
@@ -171,17 +169,13 @@ def _run_calls(request: Request) -> NoReturn:
             frame = values.pack_frame({"v": values.encode(eval(expression, module.__dict__))})
         except BaseException as error:  # noqa: BLE001  whatever a call raises, SystemExit too, is its outcome
             frame = values.pack_frame(_describe(error))
-        _send(request.channel, frame)
+        write_all(request.channel, frame)
     finish(0)
 
 
 def _describe(error: BaseException) -> dict[str, Any]:
     kind = TypeError if isinstance(error, values.NotPlainDataError) else type(error)
-    try:
-        message = str(error)[:_MAX_MESSAGE]
-    except BaseException:  # noqa: BLE001  a hostile __str__
-        message = ""
-    return {"e": str(kind.__name__)[:200], "m": message}
+    return {"e": str(kind.__name__)[:200], "m": judge.text_of(error)}
 
 
 def _execute(code: str, name: str, namespace: dict[str, Any]) -> int | None:
@@ -235,9 +229,3 @@ def finish(status: int) -> NoReturn:
     except BaseException:  # noqa: BLE001  stdout is closed or replaced by the program
         status = status or 120
     os._exit(status)
-
-
-def _send(channel: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(channel, view) :]

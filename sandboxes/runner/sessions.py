@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from .capture import Capture
 from .jobs import Job, Turn
-from .wire import Header
+from .wire import Header, write_all
 
 if TYPE_CHECKING:
     from .supervisor import Supervisor
@@ -63,7 +63,7 @@ class Sessions:
         self._limit_output(job, header["limits"]["output_bytes"])
         try:
             os.set_blocking(job.channel, True)
-            _send_all(job.channel, body.replace(b"\0", b"") + b"\0")
+            write_all(job.channel, body.replace(b"\0", b"") + b"\0")
             os.set_blocking(job.channel, False)
         except OSError:
             pass  # it has just ended: `ended` answers
@@ -178,9 +178,3 @@ class Sessions:
         if job.close_input:
             os.close(job.stdin)
             job.stdin = -1
-
-
-def _send_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]

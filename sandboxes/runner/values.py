@@ -16,7 +16,8 @@ from typing import Any
 MAX_DEPTH = 64
 MAX_TOTAL = 4 << 20
 """Bytes of all values of one request."""
-_LENGTH = struct.Struct("!I")
+LENGTH = struct.Struct("!I")
+"""Prefix of a frame of the channel."""
 _SAFE_INT = 2**53
 _HASHING_S, _HASHING_EACH_S = 0.05, 5e-6
 """CPU seconds that hashing the keys of one container may take; honest ones take a twentieth."""
@@ -113,16 +114,16 @@ def _watched(items: Iterable[Any]) -> Iterator[Any]:
 def pack_frame(data: Any) -> bytes:
     """One length-prefixed JSON frame of the channel."""
     text = json.dumps(data, separators=(",", ":")).encode()
-    return _LENGTH.pack(len(text)) + text
+    return LENGTH.pack(len(text)) + text
 
 
 def unpack_frames(stream: bytes) -> list[Any]:
     """The frames of `stream` up to the first that is cut off or malformed."""
     frames: list[Any] = []
     position = 0
-    while position + _LENGTH.size <= len(stream):
-        (length,) = _LENGTH.unpack_from(stream, position)
-        position += _LENGTH.size
+    while position + LENGTH.size <= len(stream):
+        (length,) = LENGTH.unpack_from(stream, position)
+        position += LENGTH.size
         if position + length > len(stream):
             break
         try:

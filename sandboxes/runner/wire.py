@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import marshal
+import os
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -34,6 +35,13 @@ def pack_inside(header: Header, body: bytes = b"") -> bytes:
     """One frame between processes of the runner that trust its sender: the header is marshalled, which is cheaper."""
     data = marshal.dumps(header)
     return PREFIX.pack(len(data), len(body)) + data + body
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write everything to a blocking descriptor."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
 
 
 class FrameReader:

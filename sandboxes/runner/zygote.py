@@ -99,24 +99,21 @@ class Zygote:
         operation, slot, ticket = COMMAND.unpack(message)
         if operation == b"S":
             self._spawn(slot, ticket, list(passed))
-        elif operation == b"K":
-            self._kill(ticket)
-        elif operation == b"I":
-            self._interrupt(ticket)
+        elif operation in (b"K", b"I"):
+            self._signal(ticket, interrupt=operation == b"I")
         elif operation == b"W":
             self._wipe()
 
     def _spawn(self, slot: int, ticket: int, fds: list[int]) -> None:
         pid = os.fork()
         if pid == 0:
-            status = 1
             try:
                 gc.enable()
                 child.enter(self.isolation, slot, fds, self.null, self.landlock)
             except BaseException as error:  # noqa: BLE001  last stop of a forked process
                 os.write(2, f"runner: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
             finally:
-                os._exit(status)
+                os._exit(1)
         for fd in fds:
             os.close(fd)
         self.deaths.watch(pid)
@@ -126,17 +123,13 @@ class Zygote:
         """Whether nothing else of the slot is meant to live on."""
         return all(other == pid or entry.slot != slot for other, entry in self.children.items())
 
-    def _kill(self, ticket: int) -> None:
+    def _signal(self, ticket: int, *, interrupt: bool) -> None:
         for pid, entry in self.children.items():
             if entry.ticket == ticket:
-                self.isolation.kill(pid, entry.slot, self._alone(pid, entry.slot))
-                return
-
-    def _interrupt(self, ticket: int) -> None:
-        for pid, entry in self.children.items():
-            if entry.ticket == ticket:
-                self.isolation.interrupt(pid, entry.slot)
-                return
+                if interrupt:
+                    self.isolation.interrupt(pid, entry.slot)
+                else:
+                    self.isolation.kill(pid, entry.slot, self._alone(pid, entry.slot))
 
     def _exited(self, pid: int, fd: int) -> None:
         ended, status, usage = os.wait4(pid, os.WNOHANG)
@@ -163,10 +156,10 @@ def _keep_apart() -> None:
     gc.freeze()
 
 
-def start(config: RunnerConfig, close: list[int] | None = None) -> dict[int, socket.socket]:
+def start(config: RunnerConfig, close: list[int]) -> dict[int, socket.socket]:
     """Load what programs need, then fork the zygotes and wait until they are ready.
 
-    Returns the supervisor's end of each slot's zygote; slots of one realm share it.
+    Returns the supervisor's end of each slot's zygote; slots of one realm share it. `close`: not for the zygotes.
     """
     kind = {"uid": UserIsolation, "ns": NamespaceIsolation}[config.isolation]
     for name in config.preload:
@@ -174,7 +167,7 @@ def start(config: RunnerConfig, close: list[int] | None = None) -> dict[int, soc
     ends: dict[int, socket.socket] = {}
     for slots in kind.realms():
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        unwanted = [*(close or []), ours.fileno(), *(end.fileno() for end in set(ends.values()))]
+        unwanted = [*close, ours.fileno(), *(end.fileno() for end in set(ends.values()))]
         kind.fork_zygote(functools.partial(_run_zygote, config, kind(config, slots), theirs, unwanted))
         theirs.close()
         ends.update(dict.fromkeys(slots, ours))
