@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+import docker
+from docker.errors import DockerException
+from requests import RequestException
 
 from forge_env.errors import SandboxUnavailableError
 
+T = TypeVar("T")
+DAEMON_ERRORS = (DockerException, RequestException)
+"""What its client raises when the daemon refuses, or is away."""
 FIX = "start Docker, or set DOCKER_HOST"
 NO_PERMISSION = "add yourself to the group docker, or run as root"
 _SHORT_TIMEOUT_S = 5
@@ -36,10 +43,6 @@ class Daemon:
 
 def connect(**options: Any) -> tuple[Any, Daemon]:
     """A client and what its daemon can do. Raises `SandboxUnavailableError`."""
-    import docker
-    import docker.errors
-    import requests
-
     try:
         client = docker.from_env(**options)
         try:
@@ -47,7 +50,7 @@ def connect(**options: Any) -> tuple[Any, Daemon]:
         except BaseException:  # whatever it was, its connections are closed
             client.close()
             raise
-    except (docker.errors.DockerException, requests.RequestException, OSError) as error:
+    except (*DAEMON_ERRORS, OSError) as error:
         why = why_unreachable(error)
         fix = NO_PERMISSION if "Permission denied" in why else FIX
         raise SandboxUnavailableError(f"Docker can't be reached {why}", fix=fix) from error
@@ -70,28 +73,19 @@ def why_unreachable(error: BaseException) -> str:
 def unavailable_reason() -> str | None:
     """Why no sandbox can run on a daemon, None when one can."""
     try:
-        import docker  # noqa: F401
-    except ImportError:
-        return "the Python package 'docker' is not installed (pip install docker)"
-    try:
-        with momentary_client(must=True) as client:
-            kind = client.info().get("OSType")
+        client, _ = connect(timeout=_SHORT_TIMEOUT_S)
     except SandboxUnavailableError as error:
         return str(error)
+    with contextlib.closing(client):
+        kind = client.info().get("OSType")
     return None if kind == "linux" else f"the Docker daemon runs {kind} containers, not Linux ones"
 
 
-@contextlib.contextmanager
-def momentary_client(*, must: bool = False) -> Iterator[Any]:
-    """A client for a moment; without a daemon None, or with `must` a `SandboxUnavailableError`."""
+def ask(question: Callable[[Any], T], otherwise: T) -> T:
+    """What `question` finds with a client of its own; `otherwise` without a daemon."""
     try:
         client, _ = connect(timeout=_SHORT_TIMEOUT_S)
     except SandboxUnavailableError:
-        if must:
-            raise
-        yield None
-        return
-    try:
-        yield client
-    finally:
-        client.close()
+        return otherwise
+    with contextlib.closing(client):
+        return question(client)

@@ -13,6 +13,8 @@ from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
+from docker.errors import APIError, ImageNotFound
+
 from forge_env.concurrency import to_its_end
 from forge_env.errors import SandboxError, UsageError
 from forge_env.sandbox import RunningSandbox, SandboxSpec
@@ -96,24 +98,20 @@ class DockerEngine(PooledEngine):
 
     @classmethod
     def version(cls) -> str:  # noqa: D102
-        with daemon.momentary_client() as client:
-            return f"Docker {client.version()['Version']}" if client else ""
+        return daemon.ask(lambda client: f"Docker {client.version()['Version']}", "")
 
     @classmethod
     def reap_abandoned(cls) -> int:  # noqa: D102
         remove_stale_folders()
-        with daemon.momentary_client() as client:
-            return len(reap(client)) if client else 0
+        return len(daemon.ask(reap, []))
 
     @classmethod
     def prune(cls) -> list[str]:  # noqa: D102
-        with daemon.momentary_client() as client:
-            return prune_images(client) if client else []
+        return daemon.ask(prune_images, [])
 
     @classmethod
     def running(cls) -> list[RunningSandbox]:  # noqa: D102
-        with daemon.momentary_client() as client:
-            return running(client) if client else []
+        return daemon.ask(running, [])
 
     async def build(self, image: str | None = None) -> str:  # noqa: D102
         await self._connect()
@@ -196,20 +194,17 @@ class DockerEngine(PooledEngine):
             task.cancel()
 
     def _start_container(self, name: str, options: dict[str, Any]) -> None:
-        import docker.errors
-        import requests
-
         self._bury(self._client)
         api = self._client.api
         try:
             api.create_container_from_config(options, name=name)
             api.start(name)
-        except docker.errors.ImageNotFound as error:
+        except ImageNotFound as error:
             raise _ImageGoneError(f"the image {options['Image']} is gone") from error
-        except (docker.errors.DockerException, requests.RequestException) as error:
+        except daemon.DAEMON_ERRORS as error:
             self._undead.add(name)  # even if the answer says otherwise, or is lost
             self._bury(self._client)
-            if isinstance(error, docker.errors.APIError):
+            if isinstance(error, APIError):
                 raise SandboxError(f"Docker refused a container: {error.explanation or error}") from error
             raise SandboxError(f"the Docker daemon is lost: {error}") from error
 

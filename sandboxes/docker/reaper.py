@@ -11,9 +11,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from docker.errors import APIError, NotFound
+from requests import RequestException
+
 from forge_env.errors import SandboxError
 from forge_env.sandbox import RunningSandbox
 from sandboxes import owner
+from sandboxes.docker.daemon import DAEMON_ERRORS
 
 FOLDER_PREFIX = "forge-env-"
 GRACE_S = 3
@@ -22,14 +26,11 @@ REMOVAL_TIMEOUT_S = 20
 
 def is_running(client: Any, container: str) -> bool:
     """Whether a container runs; raises `SandboxError` when the daemon can't say."""
-    import docker.errors
-    import requests
-
     try:
         return bool(client.api.inspect_container(container)["State"]["Running"])
-    except docker.errors.NotFound:
+    except NotFound:
         return False
-    except (docker.errors.DockerException, requests.RequestException) as error:
+    except DAEMON_ERRORS as error:
         raise SandboxError(f"the Docker daemon is lost: {error}") from error
 
 
@@ -39,50 +40,42 @@ def end_container(client: Any, container: str) -> bool:
     False when it is not certain that it is gone: the daemon is away. The container removes itself when its runner
     ends, unless the daemon dies at that moment: ask again with `bury`.
     """
-    import docker.errors
-    import requests
-
     api = client.api
     try:
         try:
             api.wait(container, timeout=GRACE_S, condition="removed")
-        except requests.RequestException:  # it did not go by itself, or the daemon does not answer
+        except RequestException:  # it did not go by itself, or the daemon does not answer
             api.kill(container)
             api.wait(container, timeout=REMOVAL_TIMEOUT_S, condition="removed")
-    except docker.errors.NotFound:
+    except NotFound:
         return True
-    except (docker.errors.DockerException, requests.RequestException):
+    except DAEMON_ERRORS:
         return False
     return True
 
 
 def bury(client: Any, container: str) -> bool:
     """Remove a container that may be there in any state. Whether it is gone for certain."""
-    import docker.errors
-    import requests
-
     try:
         if is_running(client, container):
             client.api.kill(container)
         else:
             client.api.remove_container(container, force=True)
-    except docker.errors.NotFound:
+    except NotFound:
         return True
-    except (SandboxError, docker.errors.DockerException, requests.RequestException):
+    except (SandboxError, *DAEMON_ERRORS):
         pass  # on its way out already, or the daemon is away: the next look tells
     try:
         client.api.inspect_container(container)
-    except docker.errors.NotFound:
+    except NotFound:
         return True
-    except (docker.errors.DockerException, requests.RequestException):
+    except DAEMON_ERRORS:
         pass
     return False
 
 
 def reap(client: Any) -> list[str]:
     """Remove every labelled container whose owner is certainly dead. Returns their ids."""
-    import docker.errors
-
     removed = []
     for container in client.api.containers(all=True, filters={"label": owner.LABEL}):
         state = container["State"]
@@ -94,7 +87,7 @@ def reap(client: Any) -> list[str]:
                 client.api.wait(container["Id"], timeout=REMOVAL_TIMEOUT_S, condition="removed")
             else:
                 client.api.remove_container(container["Id"], force=True)
-        except docker.errors.APIError as error:
+        except APIError as error:
             if error.status_code not in (404, 409):  # gone already, or on its way
                 raise
         removed.append(container["Id"])

@@ -1,1 +1,4 @@
-"""."""
+"""What sandboxes are built from."""
+
+BUNDLED = "python"
+"""The image that comes with the engines."""

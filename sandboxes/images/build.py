@@ -11,12 +11,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from docker.errors import APIError, BuildError, ImageNotFound
+
 from forge_env.errors import SandboxUnavailableError, UsageError
-from sandboxes.images import cache, rootfs
+from sandboxes.images import BUNDLED, cache, rootfs
 
 REPOSITORY = "forge-env"
 BASE_IMAGE_VARIABLE = "FORGE_ENV_BASE_IMAGE"
-BUNDLED = "python"
 _CONFLICT = 409
 _HERE = Path(__file__).parent
 _FOLDERS = {"work": 0o700, "work-judge": 0o700, "run/forge_env": 0o755, "tmp": 0o1777}
@@ -40,8 +41,6 @@ def ensure_image(client: Any, image: str = BUNDLED, base_image: str | None = Non
             pull. Python 3.9 or newer must be inside; a Dockerfile may say `ARG BASE_IMAGE`, `FROM ${BASE_IMAGE}`.
         base_image: public base of the bundled image; by default $FORGE_ENV_BASE_IMAGE, else this machine's Python.
     """
-    import docker.errors
-
     if image == BUNDLED:
         base = base_image or os.environ.get(BASE_IMAGE_VARIABLE) or None
     elif os.path.isdir(image):
@@ -51,19 +50,21 @@ def ensure_image(client: Any, image: str = BUNDLED, base_image: str | None = Non
     else:
         base = image
     tag = image_tag(base)
+    if not _exists(client, tag):
+        _build(client, _context(), base or _import_base(client), tag)
+    return tag
+
+
+def _exists(client: Any, tag: str) -> bool:
     try:
         client.images.get(tag)
-        return tag
-    except docker.errors.ImageNotFound:
-        pass
-    _build(client, _context(), base or _import_base(client), tag)
-    return tag
+    except ImageNotFound:
+        return False
+    return True
 
 
 def _ensure_folder_image(client: Any, folder: Path, base_image: str | None) -> str:
     """An image from a user's own Dockerfile, named by everything in its folder."""
-    import docker.errors
-
     if not (folder / "Dockerfile").is_file():
         raise UsageError(f"no Dockerfile in {folder}", fix="name a folder that has one, or an image")
     base = base_image or os.environ.get(BASE_IMAGE_VARIABLE) or _import_base(client)
@@ -72,9 +73,7 @@ def _ensure_folder_image(client: Any, folder: Path, base_image: str | None) -> s
         if path.is_file():
             digest.update(f"{path.relative_to(folder)} {path.stat().st_mode}\n".encode() + path.read_bytes())
     tag = f"{REPOSITORY}/user:{digest.hexdigest()[:16]}"
-    try:
-        client.images.get(tag)
-    except docker.errors.ImageNotFound:
+    if not _exists(client, tag):
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as archive:
             archive.add(folder, arcname=".", filter=_owned_by_root)
@@ -85,8 +84,6 @@ def _ensure_folder_image(client: Any, folder: Path, base_image: str | None) -> s
 def prune_images(client: Any) -> list[str]:
     """Remove every image that this project built for other versions of itself, of the machine's Python or of a user's
     Dockerfile, and that no container uses. Returns their tags; who needs one again builds it again."""
-    import docker.errors
-
     current = {image_tag(None), f"{REPOSITORY}/base:{rootfs.fingerprint()}"}
     if base := os.environ.get(BASE_IMAGE_VARIABLE):
         current.add(image_tag(base))
@@ -95,9 +92,9 @@ def prune_images(client: Any) -> list[str]:
         for tag in set(image.tags) - current:
             try:
                 client.images.remove(tag)
-            except docker.errors.ImageNotFound:
+            except ImageNotFound:
                 continue
-            except docker.errors.APIError as error:
+            except APIError as error:
                 if error.status_code != _CONFLICT:  # a container uses it
                     raise
             else:
@@ -106,12 +103,8 @@ def prune_images(client: Any) -> list[str]:
 
 
 def _import_base(client: Any) -> str:
-    import docker.errors
-
     tag = f"{REPOSITORY}/base:{rootfs.fingerprint()}"
-    try:
-        client.images.get(tag)
-    except docker.errors.ImageNotFound:
+    if not _exists(client, tag):
         root = cache.ensure_rootfs()
         repository, _, version = tag.partition(":")
         with tempfile.NamedTemporaryFile(prefix="forge-env-", suffix=".tar") as file:
@@ -130,8 +123,6 @@ def _owned_by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _build(client: Any, context: bytes, base: str, tag: str) -> None:
-    import docker.errors
-
     try:
         client.images.build(
             fileobj=io.BytesIO(context),
@@ -141,10 +132,10 @@ def _build(client: Any, context: bytes, base: str, tag: str) -> None:
             rm=True,
             forcerm=True,
         )
-    except docker.errors.BuildError as error:
+    except BuildError as error:
         log = "".join(entry.get("stream", "") for entry in error.build_log)[-1000:]
         raise SandboxUnavailableError(f"building {tag} over {base} failed: {error}\n{log}") from error
-    except docker.errors.APIError as error:
+    except APIError as error:
         raise SandboxUnavailableError(f"the Docker daemon could not build {tag}: {error.explanation}") from error
 
 

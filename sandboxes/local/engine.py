@@ -18,8 +18,7 @@ from forge_env.sandbox import RunningSandbox, SandboxSpec
 from sandboxes.box import Box
 from sandboxes.connection import Connection
 from sandboxes.engine import MAX_USES, PooledEngine
-from sandboxes.images import cache, rootfs
-from sandboxes.images.build import BUNDLED
+from sandboxes.images import BUNDLED, cache, rootfs
 from sandboxes.local import cgroups
 from sandboxes.network import PROXY_PORT, AllowList
 from sandboxes.runner.config import RunnerConfig
