@@ -96,7 +96,10 @@ class LocalEngine(PooledEngine):
 
     @classmethod
     def running(cls) -> list[RunningSandbox]:  # noqa: D102
-        return list(_launchers())
+        return [  # none is abandoned: launchers never outlive their owners
+            RunningSandbox(options["pid"], BUNDLED, options["owner_pid"], False, options["started"])
+            for options in _running_options()
+        ]
 
     async def build(self, image: str | None = None) -> str:  # noqa: D102
         if image not in (None, BUNDLED):
@@ -229,12 +232,6 @@ def _try(root: Path, runner: Path) -> str | None:
             launched.groups.remove()
         said = launched.said()
     return None if answered else f"the kernel forbids it: {said or 'no answer'}; {_advice(said)}"
-
-
-def _launchers() -> Iterator[RunningSandbox]:
-    """The launchers of this machine. They never outlive their owners."""
-    for options in _running_options():
-        yield RunningSandbox(options["pid"], BUNDLED, options["owner_pid"], False, options["started"])
 
 
 def _running_options() -> Iterator[dict[str, Any]]:

@@ -161,12 +161,8 @@ def _raise_loopback() -> None:
 
 
 def _write(path: str, text: str) -> None:
-    _write_bytes(path, text.encode())
-
-
-def _write_bytes(path: str, data: bytes) -> None:
     with open(path, "wb") as file:
-        file.write(data)
+        file.write(text.encode())
 
 
 if __name__ == "__main__":

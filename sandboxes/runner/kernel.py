@@ -60,6 +60,11 @@ def _prctl(option: int, first: int = 0, second: int = 0, third: int = 0) -> int:
     return result if result >= 0 else _check(result, f"prctl({option})")
 
 
+def syscall(what: str, number: int, *arguments: object) -> int:
+    """A system call that the C library does not wrap; `what` it is, for the error."""
+    return _check(_libc.syscall(number, *arguments), what)
+
+
 def unshare(flags: int) -> None:
     """Move this process (and, for pid namespaces, its next child) into new namespaces."""
     _check(_libc.unshare(flags), "unshare")
@@ -85,9 +90,8 @@ def mount_flags(path: str) -> int:
 
 
 def pivot_root(new_root: str, put_old: str) -> None:
-    """pivot_root(2), which the C library does not wrap."""
-    number = _PIVOT_ROOT[os.uname().machine]
-    _check(_libc.syscall(number, new_root.encode(), put_old.encode()), "pivot_root")
+    """pivot_root(2)."""
+    syscall("pivot_root", _PIVOT_ROOT[os.uname().machine], new_root.encode(), put_old.encode())
 
 
 def detach(target: str) -> None:

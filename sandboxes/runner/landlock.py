@@ -11,6 +11,8 @@ import ctypes
 import os
 import struct
 
+from . import kernel
+
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 """The same numbers on every architecture."""
 _VERSION, _PATH_BENEATH = 1, 1
@@ -18,30 +20,24 @@ _WRITE_FILE, _REFER = 1 << 1, 1 << 13
 _FIRST_ABI = 2
 """Version 1 can't allow moving files between folders."""
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
 
 def ruleset(writable: list[str]) -> int:
     """Descriptor of a ruleset that allows writing below the folders `writable`; -1 where there is no Landlock."""
-    if _libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION) < _FIRST_ABI:
+    try:
+        abi = kernel.syscall("landlock", _CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
+    except OSError:
+        return -1
+    if abi < _FIRST_ABI:
         return -1
     rights = _WRITE_FILE | _REFER
-    descriptor = _call(_CREATE_RULESET, struct.pack("=Q", rights), ctypes.c_size_t(8), 0)
+    descriptor = kernel.syscall("landlock", _CREATE_RULESET, struct.pack("=Q", rights), ctypes.c_size_t(8), 0)
     for folder in writable:
         below = os.open(folder, os.O_PATH | os.O_CLOEXEC)
-        _call(_ADD_RULE, descriptor, _PATH_BENEATH, struct.pack("=Qi", rights, below), 0)
+        kernel.syscall("landlock", _ADD_RULE, descriptor, _PATH_BENEATH, struct.pack("=Qi", rights, below), 0)
         os.close(below)
     return descriptor
 
 
 def restrict(descriptor: int) -> None:
     """Hold this process and all it starts to the ruleset, for good. It needs "no new privileges"."""
-    _call(_RESTRICT_SELF, descriptor, 0)
-
-
-def _call(number: int, *arguments: object) -> int:
-    result: int = _libc.syscall(number, *arguments)
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"landlock: {os.strerror(code)}")
-    return result
+    kernel.syscall("landlock", _RESTRICT_SELF, descriptor, 0)
