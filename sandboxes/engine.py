@@ -7,6 +7,7 @@ from abc import abstractmethod
 from typing import Any
 
 from forge_env.errors import SandboxError, UsageError
+from forge_env.machine import free_memory_gb
 from forge_env.sandbox import TENANT, Sandbox, SandboxEngine, SandboxSpec
 from sandboxes.box import Box, BoxSandbox
 from sandboxes.pool import Pool
@@ -84,8 +85,4 @@ class PooledEngine(SandboxEngine):
 
 def _machine_has_room(spec: SandboxSpec) -> bool:
     """Whether a sandbox that uses all it may still leaves the machine some memory."""
-    with open("/proc/meminfo") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) // 1024 > spec.memory_mb + RESERVE_MB
-    return True
+    return free_memory_gb() * 1024 > spec.memory_mb + RESERVE_MB

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from forge_env.errors import SandboxError, SandboxUnavailableError, UsageError
 from forge_env.sandbox import RunningSandbox, SandboxSpec
 from sandboxes.box import Box
@@ -97,7 +99,7 @@ class LocalEngine(PooledEngine):
     @classmethod
     def running(cls) -> list[RunningSandbox]:  # noqa: D102
         return [  # none is abandoned: launchers never outlive their owners
-            RunningSandbox(options["pid"], BUNDLED, options["owner_pid"], False, options["started"])
+            RunningSandbox(options["pid"], BUNDLED, int(options["owner_pid"]), False, options["started"])
             for options in _running_options()
         ]
 
@@ -236,17 +238,17 @@ def _try(root: Path, runner: Path) -> str | None:
 
 def _running_options() -> Iterator[dict[str, Any]]:
     """The options of every launcher in sight, by their command lines, with `pid` and `started`."""
-    for folder in Path("/proc").iterdir():
-        try:
-            words = (folder / "cmdline").read_text().split("\0") if folder.name.isdigit() else []
-            if len(words) > 4 and words[3].endswith("sandboxes/local/launch.py"):
-                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                options: dict[str, Any] = dict(word.split("=", 1) for word in words[4:] if word)
-                options["owner_pid"] = int(options["owner_pid"])
-                if parent == options["owner_pid"]:  # the launcher itself, not the processes it forks
-                    yield {**options, "pid": folder.name, "started": folder.stat().st_mtime}
-        except (OSError, ValueError, KeyError):
+    for process in psutil.process_iter(["cmdline", "ppid", "create_time"]):
+        words = process.info["cmdline"] or []
+        if len(words) <= 4 or not words[3].endswith("sandboxes/local/launch.py"):
             continue
+        try:
+            options: dict[str, Any] = dict(word.split("=", 1) for word in words[4:])
+            launcher = options["owner_pid"] == str(process.info["ppid"])  # itself, not the processes it forks
+        except (ValueError, KeyError):  # nobody's of ours
+            continue
+        if launcher:
+            yield {**options, "pid": str(process.pid), "started": process.info["create_time"]}
 
 
 def _advice(said: str) -> str:
