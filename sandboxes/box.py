@@ -176,12 +176,10 @@ class BoxSandbox(Sandbox):
         return tests_result(execution, stream, answer.get("judge", {}))
 
     async def shell(self, *, env: Mapping[str, str] | None = None, cwd: str | None = None) -> Session:  # noqa: D102
-        connection = self._held().connection
-        return BoxSession(connection, await open_persistent(connection, "shell", surroundings(env, cwd)))
+        return BoxSession(*await self._open("shell", surroundings(env, cwd)))
 
     async def python(self, *, env: Mapping[str, str] | None = None, cwd: str | None = None) -> Session:  # noqa: D102
-        connection = self._held().connection
-        return BoxSession(connection, await open_persistent(connection, "session", surroundings(env, cwd)))
+        return BoxSession(*await self._open("session", surroundings(env, cwd)))
 
     async def spawn(  # noqa: D102
         self,
@@ -191,9 +189,15 @@ class BoxSandbox(Sandbox):
         cwd: str | None = None,
         limits: Limits | None = None,
     ) -> Process:
+        return BoxProcess(*await self._open("process", command(argv, env, cwd), limits))
+
+    async def _open(self, kind: str, program: Header, limits: Limits | None = None) -> tuple[Connection, int]:
+        """Start a session or background process: the connection that leads to it, and its number there."""
         connection = self._held().connection
-        number = await open_persistent(connection, "process", command(argv, env, cwd), limits=limits)
-        return BoxProcess(connection, number)
+        limits = replace(limits or Limits(), cpu_s=SESSION_CPU_S)
+        header: Header = {"op": "open", "kind": kind, "argv": [], **program, "limits": limits_header(limits)}
+        answer, _ = await connection.request(header, timeout=GRACE_S)
+        return connection, int(answer["id"])
 
     def _held(self) -> Box:
         if self.box is None:
@@ -239,15 +243,13 @@ class _Persistent:
         self._number = number
         self._ended = False
 
-    async def _ask(self, header: Header, body: bytes = b"", *, wait_s: float = 0.0) -> tuple[ExecResult, Header]:
-        answer, output = await self._connection.request(
-            {**header, "session": self._number}, body, timeout=wait_s + GRACE_S
-        )
+    async def _ask(self, header: Header, body: bytes = b"", *, wait_s: float = 0.0) -> ExecResult:
+        header["session"] = self._number
+        answer, output = await self._connection.request(header, body, timeout=wait_s + GRACE_S)
         if "error" in answer:
             raise SandboxError(str(answer["error"]))
         self._ended = bool(answer.get("ended"))
-        result, _ = exec_result(answer, output)
-        return result, answer
+        return exec_result(answer, output)[0]
 
     async def _end(self) -> None:
         if self._ended or not self._connection.alive:
@@ -273,8 +275,7 @@ class BoxSession(_Persistent, Session):
             if self._ended:
                 raise UsageError("this session has ended", fix="check 'alive' and open another one")
             header: Header = {"op": "turn", "limits": limits_header(limits)}
-            result, _ = await self._ask(header, encoded(source, "the source"), wait_s=limits.wall_s)
-        return result
+            return await self._ask(header, encoded(source, "the source"), wait_s=limits.wall_s)
 
     async def close(self) -> None:  # noqa: D102
         await self._end()
@@ -288,23 +289,15 @@ class BoxProcess(_Persistent, Process):
         await self._connection.request(header, data, timeout=GRACE_S)
 
     async def read(self) -> tuple[str, str]:  # noqa: D102
-        result, _ = await self._ask({"op": "take"})
+        result = await self._ask({"op": "take"})
         return result.stdout, result.stderr
 
     async def wait(self, timeout: float) -> ExecResult | None:  # noqa: D102
-        result, _ = await self._ask({"op": "take", "wait_s": timeout}, wait_s=timeout)
+        result = await self._ask({"op": "take", "wait_s": timeout}, wait_s=timeout)
         return result if self._ended else None
 
     async def kill(self) -> None:  # noqa: D102
         await self._end()
-
-
-async def open_persistent(connection: Connection, kind: str, program: Header, *, limits: Limits | None = None) -> int:
-    """Start a session or background process; returns its number."""
-    limits = replace(limits or Limits(), cpu_s=SESSION_CPU_S)
-    header: Header = {"op": "open", "kind": kind, "argv": [], **program, "limits": limits_header(limits)}
-    answer, _ = await connection.request(header, timeout=GRACE_S)
-    return int(answer["id"])
 
 
 # --- from what callers give to requests

@@ -30,7 +30,6 @@ PROBE_TIMEOUT_S = 20.0
 GRACE_S = 3.0
 """How long a runner may take to end by itself once its channel is closed."""
 SCRATCH_MB = 32
-SCRATCH = ["/tmp", "/dev/shm"]
 FIRST_UID = 0x60000000
 """As root, a sandbox runs as FIRST_UID plus a random number: an id that no account has."""
 _IN_CONTAINER = "inside a container, start that container with"
@@ -164,7 +163,7 @@ def launch(root: Path, runner: Path, spec: SandboxSpec, cpus: float) -> Launched
     ours, theirs = socket.socketpair()
     log = os.fdopen(os.memfd_create("launcher"), "w+b")
     groups = cgroups.create(spec.memory_mb, cpus)
-    config = RunnerConfig("ns", control_fd=theirs.fileno(), scratch=SCRATCH)
+    config = RunnerConfig("ns", control_fd=theirs.fileno())
     config.memory_mb = 0 if groups else spec.memory_mb
     config.proxy_port = PROXY_PORT if spec.allow else 0
     options = {

@@ -31,7 +31,7 @@ def main(argument: str) -> None:
     kernel.drop_capabilities()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # orphans that no zygote adopts are reaped at once
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    Supervisor(config, engine, zygotes).run()
+    Supervisor(engine, zygotes, config.memory_mb).run()
 
 
 main(sys.argv[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 PRELOAD = [
     "argparse", "bisect", "builtins", "collections", "contextlib", "copy", "dataclasses", "datetime",
@@ -12,6 +12,10 @@ PRELOAD = [
     "sys", "textwrap", "time", "traceback", "types", "typing", "unittest",
 ]  # fmt: skip
 """What nearly every program imports: loaded once by the zygote, shared by every child."""
+WORK = "/work"
+"""Work folder of programs; that of their judge is beside it."""
+SCRATCH = ("/tmp", "/dev/shm", "/dev/mqueue")
+"""Writable folders besides the work folders, where there are such; wiped with them."""
 
 
 @dataclass
@@ -28,16 +32,10 @@ class RunnerConfig:
     """First of the user ids of children (`uid` isolation)."""
     chown: bool = False
     """The work folders are not their users' yet."""
-    work: str = "/work"
-    scratch: list[str] = field(default_factory=lambda: ["/tmp", "/dev/shm", "/dev/mqueue"])
-    """Writable folders besides `work`, wiped with it."""
-    preload: list[str] = field(default_factory=lambda: list(PRELOAD))
     memory_mb: int = 0
     """Memory of all programs of the sandbox together, MiB; 0: a cgroup outside sees to it."""
     proxy_port: int = 0
     """Port of the sandbox's loopback that leads to the engine's filtering proxy; 0: no way out at all."""
-    drain_mb: int = 64
-    """MiB of output beyond the kept part after which a flooding program is killed."""
 
     def dumps(self) -> str:
         """The command-line argument."""

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 
 from . import kernel
-from .config import RunnerConfig
+from .config import SCRATCH, WORK, RunnerConfig
 from .folders import Folder
 from .processes import OwnChildren, all_children, owner, tree, visible, wait
 
@@ -39,6 +39,7 @@ class Isolation(ABC):
     def __init__(self, config: RunnerConfig, slots: Collection[int]) -> None:
         self.config = config
         self.slots = tuple(slots)
+        self.scratch = [path for path in SCRATCH if os.path.isdir(path)]
         self.adopts = True
         """Whether orphans become the zygote's children."""
 
@@ -115,11 +116,11 @@ class Isolation(ABC):
         for slot in self.slots:
             with self._as_user(slot):  # no right to override file modes: a work folder is its user's
                 found.append(Folder(self.folder(slot)))
-        return found + [Folder(path) for path in self.config.scratch if os.path.isdir(path)]
+        return found + [Folder(path) for path in self.scratch]
 
     def folder(self, slot: int) -> str:
         """Work folder of a slot: 0 runs the agent's code, 1 judges it."""
-        return self.config.work if slot == 0 else f"{self.config.work}-judge"
+        return WORK if slot == 0 else f"{WORK}-judge"
 
 
 class UserIsolation(Isolation):
@@ -213,7 +214,7 @@ class NamespaceIsolation(Isolation):
         kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
         kernel.detach(self.folder(1 - slot))  # the judge's folders and the solution's are out of each other's sight
         if slot:
-            for folder in self.config.scratch:
+            for folder in self.scratch:
                 data = "size=16m,nr_inodes=1024,mode=0700"
                 kernel.mount("judge", folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, data)
         kernel.drop_capabilities()

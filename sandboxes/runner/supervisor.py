@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 
 from . import kernel
 from .capture import Capture
-from .config import RunnerConfig
 from .jobs import SIGKILL, Job, MemoryWatch, ended_for_memory
 from .oneshot import OneShots
 from .sessions import Sessions
@@ -26,6 +25,8 @@ from .zygote import COMMAND, EVENT, MAX_MESSAGE
 
 _CHUNK = 1 << 16
 FOREVER = float("inf")
+DRAIN_MB = 64
+"""MiB of output beyond the kept part after which a flooding program is killed."""
 ATTEND_S = 0.004
 """A program that ends sooner has its output read once, at its end: pipes hold what it could write until then."""
 
@@ -34,13 +35,12 @@ class Supervisor:
     """State of the supervisor process.
 
     Args:
-        config: the runner's options.
         engine: the channel to the engine.
         zygotes: the channel to each slot's zygote; slots may share one.
+        memory_mb: what all programs together may hold, see `RunnerConfig`.
     """
 
-    def __init__(self, config: RunnerConfig, engine: socket.socket, zygotes: dict[int, socket.socket]) -> None:
-        self.config = config
+    def __init__(self, engine: socket.socket, zygotes: dict[int, socket.socket], memory_mb: int) -> None:
         self.engine = engine
         self.zygotes = zygotes
         self.reader = FrameReader()
@@ -48,7 +48,7 @@ class Supervisor:
         self.handlers: dict[int, Callable[[], None]] = {}
         self.jobs: dict[int, Job] = {}  # by ticket
         self.spares = Spares(self)
-        self.memory = MemoryWatch(config.memory_mb)
+        self.memory = MemoryWatch(memory_mb)
         self.resets: list[int] = []  # requests for a reset under way
         self.wiping: set[int] = set()  # first slots of the realms that have not said yet that they are clean
         self.dirty: list[str] = []
@@ -166,7 +166,7 @@ class Supervisor:
             self.unwatch(capture.fd)
         elif job.stream and chunk and capture.total <= capture.head_size + capture.tail_size:
             self.send({"id": job.id, "stream": number}, chunk)
-        elif capture.dropped > self.config.drain_mb << 20 and not job.flooded:
+        elif capture.dropped > DRAIN_MB << 20 and not job.flooded:
             job.flooded = True
             self.kill(job)
 

@@ -19,7 +19,7 @@ import struct
 from dataclasses import dataclass
 
 from . import child, kernel, landlock, rehearsal, seccomp
-from .config import RunnerConfig
+from .config import PRELOAD, RunnerConfig
 from .deaths import Deaths
 from .isolation import Isolation, NamespaceIsolation, UserIsolation
 from .state import State
@@ -43,8 +43,7 @@ class Child:
 class Zygote:
     """State of a zygote process: one realm of slots."""
 
-    def __init__(self, config: RunnerConfig, isolation: Isolation, supervisor: socket.socket) -> None:
-        self.config = config
+    def __init__(self, isolation: Isolation, supervisor: socket.socket) -> None:
         self.isolation = isolation
         self.supervisor = supervisor
         self.children: dict[int, Child] = {}
@@ -162,13 +161,13 @@ def start(config: RunnerConfig, close: list[int]) -> dict[int, socket.socket]:
     Returns the supervisor's end of each slot's zygote; slots of one realm share it. `close`: not for the zygotes.
     """
     kind = {"uid": UserIsolation, "ns": NamespaceIsolation}[config.isolation]
-    for name in config.preload:
+    for name in PRELOAD:
         importlib.import_module(name)
     ends: dict[int, socket.socket] = {}
     for slots in kind.realms():
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         unwanted = [*close, ours.fileno(), *(end.fileno() for end in set(ends.values()))]
-        kind.fork_zygote(functools.partial(_run_zygote, config, kind(config, slots), theirs, unwanted))
+        kind.fork_zygote(functools.partial(_run_zygote, kind(config, slots), theirs, unwanted))
         theirs.close()
         ends.update(dict.fromkeys(slots, ours))
     for end in set(ends.values()):
@@ -177,11 +176,11 @@ def start(config: RunnerConfig, close: list[int]) -> dict[int, socket.socket]:
     return ends
 
 
-def _run_zygote(config: RunnerConfig, isolation: Isolation, supervisor: socket.socket, close: list[int]) -> None:
+def _run_zygote(isolation: Isolation, supervisor: socket.socket, close: list[int]) -> None:
     try:
         for fd in close:
             os.close(fd)
-        Zygote(config, isolation, supervisor).run()
+        Zygote(isolation, supervisor).run()
     except BaseException as error:  # noqa: BLE001  last stop of a forked process
         os.write(2, f"zygote: {type(error).__name__}: {error}\n".encode("utf-8", "replace"))
     finally:
