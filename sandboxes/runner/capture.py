@@ -12,11 +12,16 @@ class Capture:
 
     def __init__(self, fd: int, limit: int) -> None:
         self.fd = fd
-        self.head_size = max(1, limit // 2)
-        self.tail_size = max(1, limit - self.head_size)
+        self.bound(limit)
         self.head = bytearray()
         self.tail = bytearray()
         self.total = 0
+
+    def bound(self, limit: int) -> None:
+        """Hold at most `limit` bytes from now on."""
+        self.limit = limit
+        self.head_size = max(1, limit // 2)
+        self.tail_size = max(1, limit - self.head_size)
 
     @property
     def dropped(self) -> int:

@@ -60,7 +60,8 @@ class Sessions:
         now = time.monotonic()
         job.turn = Turn(header["id"], now, now + header["limits"]["wall_s"])
         job.stream = bool(header.get("stream"))
-        self._limit_output(job, header["limits"]["output_bytes"])
+        for capture in (job.stdout, job.stderr):
+            capture.bound(header["limits"]["output_bytes"])
         try:
             os.set_blocking(job.channel, True)
             write_all(job.channel, body.replace(b"\0", b"") + b"\0")
@@ -155,13 +156,7 @@ class Sessions:
             "ended": False,
         }
         self.supervisor.answer(job, turn.id, report)
-        limit = job.stdout.head_size + job.stdout.tail_size
-        job.stdout, job.stderr = Capture(job.stdout.fd, limit), Capture(job.stderr.fd, limit)
-
-    def _limit_output(self, job: Job, limit: int) -> None:
-        for capture in (job.stdout, job.stderr):
-            capture.head_size = max(1, limit // 2)
-            capture.tail_size = max(1, limit - capture.head_size)
+        job.stdout, job.stderr = (Capture(capture.fd, capture.limit) for capture in (job.stdout, job.stderr))
 
     def _write_input(self, job: Job) -> None:
         """Write as much as the pipe takes; the rest when it has room."""

@@ -164,7 +164,7 @@ class Supervisor:
         chunk = capture.read()
         if chunk == b"":
             self.unwatch(capture.fd)
-        elif job.stream and chunk and capture.total <= capture.head_size + capture.tail_size:
+        elif job.stream and chunk and capture.total <= capture.limit:
             self.send({"id": job.id, "stream": number}, chunk)
         elif capture.dropped > DRAIN_MB << 20 and not job.flooded:
             job.flooded = True
