@@ -21,6 +21,8 @@ HIDDEN = 6
 CANDIDATES = 24
 LONGEST = 44
 """Characters of a test's call and value: it must be read at a glance."""
+Case = tuple[tuple[Any, ...], Any]
+"""Arguments, and the value that they lead to."""
 
 
 class Test(TypedDict):
@@ -60,11 +62,8 @@ def trusted_call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Ca
         value = function(*copy.deepcopy(arguments))
     except Exception as error:  # noqa: BLE001  slips are wrong on purpose and may raise anything
         return CallOutcome(error=type(error).__name__, message=str(error))
-    return CallOutcome(value=value) if _is_plain(value) else CallOutcome(error="TypeError", message="no plain value")
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str | list | tuple | dict | set)
+    plain = value is None or isinstance(value, bool | int | float | str | list | tuple | dict | set)
+    return CallOutcome(value=value) if plain else CallOutcome(error="TypeError", message="no plain value")
 
 
 def arguments_of(test: Test) -> tuple[Any, ...]:
@@ -73,28 +72,24 @@ def arguments_of(test: Test) -> tuple[Any, ...]:
     return arguments
 
 
-def call_text(arguments: tuple[Any, ...]) -> str:
-    """The call of `f` as source."""
-    return f"f({', '.join(map(repr, arguments))})"
+def _as_test(arguments: tuple[Any, ...], value: Any) -> Test:
+    return Test(call=f"f({', '.join(map(repr, arguments))})", expected=repr(value))
 
 
-def _candidates(program: Program, function: Callable[..., Any], rng: Random) -> list[tuple[tuple[Any, ...], Any]]:
-    found: dict[str, tuple[tuple[Any, ...], Any]] = {}
+def _candidates(program: Program, function: Callable[..., Any], rng: Random) -> list[Case]:
+    found: dict[str, Case] = {}
     for _ in range(CANDIDATES):
         arguments = sample_arguments(program.takes, rng)
         outcome = trusted_call(function, arguments)
-        text = call_text(arguments)
-        if outcome.error is None and len(text) + len(repr(outcome.value)) <= LONGEST:
-            found[text] = (arguments, outcome.value)
+        test = _as_test(arguments, outcome.value)
+        if outcome.error is None and len(test["call"]) + len(test["expected"]) <= LONGEST:
+            found[test["call"]] = (arguments, outcome.value)
     return list(found.values())
 
 
-def _fails(function: Callable[..., Any], tests: Sequence[tuple[tuple[Any, ...], Any]]) -> bool:
-    for arguments, value in tests:
-        outcome = trusted_call(function, arguments)
-        if outcome.error is not None or not same(value, outcome.value):
-            return True
-    return False
+def _fails(function: Callable[..., Any], cases: Sequence[Case]) -> bool:
+    told = ((value, trusted_call(function, arguments)) for arguments, value in cases)
+    return any(outcome.error is not None or not same(value, outcome.value) for value, outcome in told)
 
 
 def wrong_codes(program: Program) -> list[str]:
@@ -126,7 +121,3 @@ def make_tests(program: Program, rng: Random) -> tuple[list[Test], list[Test]] |
             if telling is not None:
                 hidden.append(telling)
     return [_as_test(*test) for test in public], [_as_test(*test) for test in hidden]
-
-
-def _as_test(arguments: tuple[Any, ...], value: Any) -> Test:
-    return Test(call=call_text(arguments), expected=repr(value))

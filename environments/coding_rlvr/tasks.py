@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from math import log2
 from random import Random
 
@@ -23,23 +22,8 @@ MIN_FAMILY = 4
 """Families with fewer programs than this are not split: holding out a program would hold out the family."""
 ATTEMPTS = 200
 """Programs tried in one topic, and topics tried."""
-
-
-@dataclass
-class Topic:
-    """The families of one topic at one level."""
-
-    families: list[Family] = field(default_factory=list)
-
-    @cached_property
-    def seen(self) -> list[Family]:
-        """The families that `train` and `eval` share."""
-        return [family for family in self.families if not family.unseen]
-
-    @cached_property
-    def unseen(self) -> list[Family]:
-        """The families held out as a whole."""
-        return [family for family in self.families if family.unseen]
+Topic = dict[bool, list[Family]]
+"""The families of one topic at one level: those that `train` and `eval` share, and those held out as a whole."""
 
 
 @cache
@@ -52,7 +36,8 @@ def select_families(levels: tuple[int, ...], patterns: tuple[str, ...]) -> dict[
     chosen: dict[int, dict[str, Topic]] = {}
     for family in all_families().values():
         if family.level in levels and (not patterns or family.name.startswith(patterns)):
-            chosen.setdefault(family.level, {}).setdefault(family.topic, Topic()).families.append(family)
+            topic = chosen.setdefault(family.level, {}).setdefault(family.topic, {False: [], True: []})
+            topic[family.unseen].append(family)
     if not chosen:
         raise UsageError(
             f"no family of levels {list(levels)} begins with {' or '.join(patterns)}",
@@ -89,7 +74,7 @@ def make_task(seed: int, split: str, index: int, levels: Sequence[int], patterns
 
 def _find(topic: Topic, split: str, rng: Random) -> tuple[Family, Program, tuple[list[Test], list[Test]]] | None:
     """A program of `split` from the topic, with its tests; None when there seems to be none."""
-    families = topic.unseen if split == "unseen" else topic.seen
+    families = topic[split == "unseen"]
     for _ in range(ATTEMPTS if families else 0):
         family = rng.choices(families, [1 + log2(family.size) for family in families])[0]
         program = family.draw(rng)
