@@ -15,7 +15,7 @@ import asyncio
 import functools
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,20 @@ IDLE_S = 60.0
 """After this long without work a box beyond the warm ones is given up."""
 _START_ATTEMPTS = 2
 _WINDOW = 1024
+
+
+@dataclass(eq=False)
+class Waiter:
+    """One who waits for a box of `spec`."""
+
+    spec: SandboxSpec
+    tenant: str
+    box: asyncio.Future[Box]
+
+    def fail(self, error: Exception) -> None:
+        """It gets an error instead."""
+        if not self.box.done():
+            self.box.set_exception(error)
 
 
 class Pool:
@@ -63,7 +77,7 @@ class Pool:
         self._resetting: set[Box] = set()
         self._pending: Counter[SandboxSpec] = Counter()  # starting or resetting
         self._dying = 0
-        self._waiters = Waiters()
+        self._waiting: list[Waiter] = []
         self._background = Background()
         self._shrinking: asyncio.TimerHandle | None = None
         self._closed = False
@@ -89,7 +103,7 @@ class Pool:
         if self._closed:
             raise SandboxError("the sandbox engine is closed")
         asked = time.monotonic()
-        box = None if self._waiters.wants(spec) else self._take_idle(spec, tenant)
+        box = None if any(waiter.spec == spec for waiter in self._waiting) else self._take_idle(spec, tenant)
         self.counters["hits" if box else "misses"] += 1
         if box is None:
             box = await self._wait(spec, tenant)
@@ -98,7 +112,8 @@ class Pool:
         return box
 
     async def _wait(self, spec: SandboxSpec, tenant: str) -> Box:
-        waiter = self._waiters.join(spec, tenant)
+        waiter = Waiter(spec, tenant, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiter)
         self._grow()
         try:
             return await waiter.box
@@ -107,7 +122,8 @@ class Pool:
                 box = waiter.box.result()  # it came at the very moment of giving up
                 del self._leased[box]
                 self._offer(box)
-            self._waiters.leave(waiter)
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
             raise
 
     def release(self, box: Box) -> None:
@@ -126,7 +142,9 @@ class Pool:
         self._closed = True
         if self._shrinking is not None:
             self._shrinking.cancel()
-        self._waiters.fail_all(SandboxError("the sandbox engine was closed"))
+        for waiter in self._waiting:
+            waiter.fail(SandboxError("the sandbox engine was closed"))
+        self._waiting.clear()
         self._background.cancel()
         boxes = [*self._idle, *self._leased, *self._resetting]
         self._idle.clear()
@@ -142,7 +160,7 @@ class Pool:
             "idle": len(self._idle),
             "leased": len(self._leased),
             "pending": self._pending.total(),
-            "waiting": len(self._waiters),
+            "waiting": len(self._waiting),
             "size": self.size,
             "hit_rate": self.counters["hits"] / asked if asked else 1.0,
             "dirt": self.last_dirt,
@@ -163,7 +181,10 @@ class Pool:
         if self._closed or not box.connection.alive:
             self._discard(box, "lost")
             return
-        if waiter := self._waiters.next(box.spec, self._leased.values()):
+        if waiters := [waiter for waiter in self._waiting if waiter.spec == box.spec and not waiter.box.done()]:
+            held = Counter(self._leased.values())
+            waiter = min(waiters, key=lambda waiter: held[waiter.tenant])  # the first among equals
+            self._waiting.remove(waiter)
             self._leased[box] = waiter.tenant
             waiter.box.set_result(box)
             return
@@ -176,7 +197,7 @@ class Pool:
         if self._closed:
             return
         coming = self._pending.copy()
-        for waiter in self._waiters:
+        for waiter in self._waiting:
             if coming[waiter.spec] > 0:
                 coming[waiter.spec] -= 1
                 continue
@@ -240,7 +261,9 @@ class Pool:
         try:
             box = await self._pending_start(spec)
         except ForgeError as error:
-            self._waiters.fail_first(spec, error)
+            if waiter := next((waiter for waiter in self._waiting if waiter.spec == spec), None):
+                self._waiting.remove(waiter)
+                waiter.fail(error)
             self._grow()
         else:
             self._offer(box)
@@ -296,75 +319,6 @@ class Pool:
             self._offer(await self._pending_start(spec))
         except SandboxError:
             return
-
-
-# --- who waits
-
-
-@dataclass(eq=False)
-class Waiter:
-    """One who waits for a box of `spec`."""
-
-    spec: SandboxSpec
-    tenant: str
-    box: asyncio.Future[Box]
-
-
-class Waiters:
-    """The queue."""
-
-    def __init__(self) -> None:
-        self._queue: list[Waiter] = []
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def __iter__(self) -> Iterator[Waiter]:
-        return iter(self._queue)
-
-    def wants(self, spec: SandboxSpec) -> bool:
-        """Whether anybody waits for this kind."""
-        return any(waiter.spec == spec for waiter in self._queue)
-
-    def join(self, spec: SandboxSpec, tenant: str) -> Waiter:
-        """A new last one."""
-        waiter = Waiter(spec, tenant, asyncio.get_running_loop().create_future())
-        self._queue.append(waiter)
-        return waiter
-
-    def leave(self, waiter: Waiter) -> None:
-        """Wait no more; fine when it was served already."""
-        if waiter in self._queue:
-            self._queue.remove(waiter)
-
-    def next(self, spec: SandboxSpec, holders: Iterable[str]) -> Waiter | None:
-        """Take out who is next for a box of this kind, given the tenant of every box that is held."""
-        held = Counter(holders)
-        candidates = [waiter for waiter in self._queue if waiter.spec == spec and not waiter.box.done()]
-        if not candidates:
-            return None
-        chosen = min(candidates, key=lambda waiter: held[waiter.tenant])  # the first among equals
-        self._queue.remove(chosen)
-        return chosen
-
-    def fail_first(self, spec: SandboxSpec, error: Exception) -> None:
-        """The first who waits for this kind gets an error instead."""
-        for waiter in self._queue:
-            if waiter.spec == spec:
-                self._queue.remove(waiter)
-                _fail(waiter, error)
-                return
-
-    def fail_all(self, error: Exception) -> None:
-        """Everybody gets an error."""
-        for waiter in self._queue:
-            _fail(waiter, error)
-        self._queue.clear()
-
-
-def _fail(waiter: Waiter, error: Exception) -> None:
-    if not waiter.box.done():
-        waiter.box.set_exception(error)
 
 
 # --- how long things take
