@@ -17,6 +17,13 @@ SANDBOXES_PER_CPU = 4
 MAX_SANDBOXES = 10_000
 """No machine carries more; a larger number is a slip."""
 RESERVE_MB = 256
+RUNNER_MB = 64
+"""Memory of the runner itself, on top of what the spec grants the program."""
+SCRATCH_MB = 32
+"""Each writable folder besides the work folders."""
+PIDS = 1024
+"""Twice `MAX_PROCESSES`, for the two users of a sandbox, and the runner's own."""
+CPU_PERIOD_US = 100_000
 MAX_USES = 5000
 """Executions after which a box is replaced."""
 

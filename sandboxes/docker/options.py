@@ -7,19 +7,14 @@ from typing import Any
 
 from forge_env.sandbox import SandboxSpec
 from sandboxes.docker.daemon import Daemon
+from sandboxes.engine import CPU_PERIOD_US, PIDS, RUNNER_MB, SCRATCH_MB
 from sandboxes.network import PROXY_PORT
 from sandboxes.runner.config import RunnerConfig
 
 SOCKET_FOLDER = "/run/forge_env"
 SOCKET_NAME = "s"
-RUNNER_MB = 64
-"""Memory of the runner itself, on top of what the spec grants the program."""
-SCRATCH_MB = 32
 INODES_PER_MB = 64
-PIDS = 1024
-"""Twice `MAX_PROCESSES`, for the two users of a container, and the runner's own."""
 MOST_FILES = 4096
-CPU_PERIOD_US = 100_000
 
 
 def tmpfs(size_mb: int, uid: int | None, mode: str, *, podman: bool = False) -> str:

@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandboxes import owner
+from sandboxes.engine import CPU_PERIOD_US, PIDS, RUNNER_MB
 
 PREFIX = "forge-env-"
-PIDS = 1024
-RUNNER_MB = 64
-"""Memory of the runner itself, on top of what the spec grants the program."""
-_PERIOD_US = 100_000
 _CONTROLLERS = ("memory", "pids", "cpu")
 
 
@@ -54,8 +51,7 @@ def create(memory_mb: int, cpus: float) -> Groups | None:
             folder = parent / name
             folder.mkdir()
             made.append(folder)
-        settings = _unified_settings(memory_mb, cpus) if unified else _settings(memory_mb, cpus)
-        for controller, file, value in settings:
+        for controller, file, value in _settings(unified, memory_mb, cpus):
             (parents[controller] / name / file).write_text(value)
     except (OSError, KeyError):
         for folder in made:
@@ -84,23 +80,22 @@ def _removed(folder: Path) -> bool:
     return True
 
 
-def _settings(memory_mb: int, cpus: float) -> list[tuple[str, str, str]]:
-    limit = str((memory_mb + RUNNER_MB) << 20)
+def _settings(unified: bool, memory_mb: int, cpus: float) -> list[tuple[str, str, str]]:
+    """Controller, file and content of each limit."""
+    memory, quota = str((memory_mb + RUNNER_MB) << 20), int(cpus * CPU_PERIOD_US)
+    if unified:
+        return [
+            ("", "memory.max", memory),
+            ("", "memory.swap.max", "0"),
+            ("", "pids.max", str(PIDS)),
+            ("", "cpu.max", f"{quota} {CPU_PERIOD_US}"),
+        ]
     return [
-        ("memory", "memory.limit_in_bytes", limit),
+        ("memory", "memory.limit_in_bytes", memory),
         ("memory", "memory.swappiness", "0"),
         ("pids", "pids.max", str(PIDS)),
-        ("cpu", "cpu.cfs_period_us", str(_PERIOD_US)),
-        ("cpu", "cpu.cfs_quota_us", str(int(cpus * _PERIOD_US))),
-    ]
-
-
-def _unified_settings(memory_mb: int, cpus: float) -> list[tuple[str, str, str]]:
-    return [
-        ("", "memory.max", str((memory_mb + RUNNER_MB) << 20)),
-        ("", "memory.swap.max", "0"),
-        ("", "pids.max", str(PIDS)),
-        ("", "cpu.max", f"{int(cpus * _PERIOD_US)} {_PERIOD_US}"),
+        ("cpu", "cpu.cfs_period_us", str(CPU_PERIOD_US)),
+        ("cpu", "cpu.cfs_quota_us", str(quota)),
     ]
 
 

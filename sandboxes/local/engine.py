@@ -19,7 +19,7 @@ from forge_env.errors import SandboxError, SandboxUnavailableError, UsageError
 from forge_env.sandbox import RunningSandbox, SandboxSpec
 from sandboxes.box import Box
 from sandboxes.connection import Connection
-from sandboxes.engine import MAX_USES, PooledEngine
+from sandboxes.engine import MAX_USES, SCRATCH_MB, PooledEngine
 from sandboxes.images import BUNDLED, cache, rootfs
 from sandboxes.local import cgroups
 from sandboxes.network import PROXY_PORT, AllowList
@@ -29,7 +29,6 @@ START_TIMEOUT_S = 30.0
 PROBE_TIMEOUT_S = 20.0
 GRACE_S = 3.0
 """How long a runner may take to end by itself once its channel is closed."""
-SCRATCH_MB = 32
 FIRST_UID = 0x60000000
 """As root, a sandbox runs as FIRST_UID plus a random number: an id that no account has."""
 _IN_CONTAINER = "inside a container, start that container with"
