@@ -15,7 +15,6 @@ import os
 import sys
 import types
 import unittest
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 from . import values
@@ -36,6 +35,7 @@ _BEFORE_MESSAGE: dict[type[Exception], tuple[Any, ...]] = {
     UnicodeTranslateError: ("", 0, 0),
 }
 """What some exceptions want besides."""
+_NONSENSE = "the solution answered nonsense"
 
 
 class SolutionError(Exception):
@@ -54,7 +54,11 @@ def _receive(fd: int) -> Any:
     (length,) = values.LENGTH.unpack(_read(fd, values.LENGTH.size))
     if length > values.MAX_TOTAL:
         raise SolutionGoneError("the solution's answer is too long")
-    return json.loads(_read(fd, length))
+    data = _read(fd, length)
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise SolutionGoneError(_NONSENSE) from error
 
 
 def _read(fd: int, size: int) -> bytes:
@@ -97,10 +101,8 @@ def serve(code: str, channel: int) -> NoReturn:
 
 def _perform(request: Any, objects: list[Any]) -> Any:
     target = objects[request["o"]]
-    if request.get("a") is not None:
-        target = getattr(target, request["a"])
-    if "args" not in request:
-        return target
+    if "a" in request:
+        return getattr(target, request["a"])
 
     def back(data: Any) -> Any:
         return objects[data["o"]] if isinstance(data, dict) and set(data) == {"o"} else values.decode(data)
@@ -139,7 +141,12 @@ class Remote:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the object."""
-        return _ask(self._channel, self._number, None, args, kwargs)
+
+        def out(value: Any) -> Any:
+            return {"o": value._number} if isinstance(value, Remote) else values.encode(value)
+
+        sent = {"args": list(map(out, args)), "kwargs": {name: out(value) for name, value in kwargs.items()}}
+        return _request(self._channel, {"o": self._number, **sent})
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
@@ -150,24 +157,13 @@ class Remote:
         raise TypeError("an object of the solution has no truth value here")
 
 
-def _ask(channel: int, number: int, name: str | None, args: Any, kwargs: Any) -> Any:
-    def out(value: Any) -> Any:
-        return {"o": value._number} if isinstance(value, Remote) else values.encode(value)
-
-    request = {"o": number, "a": name, "args": list(map(out, args)), "kwargs": {k: out(v) for k, v in kwargs.items()}}
-    return _request(channel, request)
-
-
 def _request(channel: int, request: dict[str, Any]) -> Any:
     _send(channel, request)
-    try:
-        answer = _receive(channel)
-    except (ValueError, RecursionError) as error:
-        raise SolutionGoneError("the solution answered nonsense") from error
+    answer = _receive(channel)
     if isinstance(answer, dict) and "v" in answer:
         return _decode(answer["v"], channel)
     if not isinstance(answer, dict) or not isinstance(answer.get("e"), list):
-        raise SolutionGoneError("the solution answered nonsense")
+        raise SolutionGoneError(_NONSENSE)
     for name in answer["e"]:
         if isinstance(name, str) and name in _EXCEPTIONS:
             kind = _EXCEPTIONS[name]
@@ -181,7 +177,7 @@ def _decode(data: Any, channel: int) -> Any:
     try:
         return values.decode(data)
     except values.MalformedValueError as error:  # a ValueError, which a test may expect
-        raise SolutionGoneError("the solution answered nonsense") from error
+        raise SolutionGoneError(_NONSENSE) from error
 
 
 def run_tests(code: str, channel: int, verdict: int) -> None:
@@ -218,10 +214,7 @@ class _Solution(types.ModuleType):
 
 
 def _stand_in(channel: int) -> _Solution:
-    try:
-        ready = _receive(channel)
-    except (ValueError, RecursionError) as error:
-        raise SolutionGoneError("the solution answered nonsense") from error
+    ready = _receive(channel)
     if not isinstance(ready, dict) or not isinstance(ready.get("names"), dict):
         raise SolutionGoneError(str(ready.get("error") if isinstance(ready, dict) else "no names"))
     return _Solution({name: _decode(data, channel) for name, data in ready["names"].items()})
@@ -246,17 +239,9 @@ def _run_all(namespace: dict[str, Any]) -> tuple[int, list[str]]:
             failures.append(f"{test}: {trace.strip().splitlines()[-1]}")
         failures += [f"{test}: unexpected success" for test in result.unexpectedSuccesses]
     for name, function in functions.items():
-        if not name.startswith("test"):
-            continue
         total += 1
-        if (failure := _run_one(function)) is not None:
-            failures.append(f"{name}: {failure}")
+        try:
+            function()
+        except BaseException as error:  # noqa: BLE001  any exception fails the test
+            failures.append(f"{name}: {type(error).__name__}: {text_of(error)}")
     return max(total, 1), failures
-
-
-def _run_one(function: Callable[[], Any]) -> str | None:
-    try:
-        function()
-    except BaseException as error:  # noqa: BLE001  any exception fails the test
-        return f"{type(error).__name__}: {text_of(error)}"
-    return None
