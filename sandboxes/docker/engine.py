@@ -103,7 +103,8 @@ class DockerEngine(PooledEngine):
     @classmethod
     def reap_abandoned(cls) -> int:  # noqa: D102
         remove_stale_folders()
-        return len(daemon.ask(reap, []))
+        removed: list[str] = daemon.ask(reap, [])
+        return len(removed)
 
     @classmethod
     def prune(cls) -> list[str]:  # noqa: D102
