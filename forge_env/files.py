@@ -69,8 +69,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
 class LineWriter:
     """Appends whole lines. Each is with the operating system when `append` returns, so a kill loses none.
 
-    An incomplete last line, which a killed process or a full disk left, is cut off. On a full disk lines are held in
-    memory, and written with the next ones as soon as there is room.
+    Several processes may append to one file. An incomplete last line, which a killed process or a full disk left, is
+    cut off by whoever writes next. On a full disk lines are held in memory, and written with the next ones as soon as
+    there is room.
 
     Args:
         path: of the file; its folder is made.
@@ -104,9 +105,8 @@ class LineWriter:
         """Whether the disk is full; code that waits for room resets it."""
         self.dropped = 0
         """Lines that were given up."""
-        end = end_of_last_line(self._file)
-        os.ftruncate(self._file, end)
-        os.lseek(self._file, end, os.SEEK_SET)
+        with self._alone():
+            pass
         if reserve:
             self._set_aside(reserve)
 
@@ -164,15 +164,27 @@ class LineWriter:
         self.close()
 
     def _append(self, line: bytes) -> None:
-        start = os.lseek(self._file, 0, os.SEEK_CUR)
-        done = 0
+        with self._alone() as start:
+            done = 0
+            try:
+                while done < len(line):
+                    done += self._write(self._file, line[done:])
+            except OSError:
+                os.ftruncate(self._file, start)
+                raise
+
+    @contextmanager
+    def _alone(self) -> Iterator[int]:
+        """No other process writes meanwhile; yields the end of the last whole line, where this one goes on."""
+        fcntl.flock(self._file, fcntl.LOCK_EX)
         try:
-            while done < len(line):
-                done += self._write(self._file, line[done:])
-        except OSError:
-            os.ftruncate(self._file, start)
-            os.lseek(self._file, start, os.SEEK_SET)
-            raise
+            end = end_of_last_line(self._file)
+            if end < os.fstat(self._file).st_size:
+                os.ftruncate(self._file, end)
+            os.lseek(self._file, end, os.SEEK_SET)
+            yield end
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _set_aside(self, size: int) -> None:
         """Make the reserve; without room for it, go on without."""
@@ -190,6 +202,8 @@ class LineWriter:
 def end_of_last_line(descriptor: int) -> int:
     """Offset just behind the last line feed, searched from the end."""
     end = os.fstat(descriptor).st_size
+    if end and os.pread(descriptor, 1, end - 1) == b"\n":
+        return end
     while end > 0:
         start = max(0, end - 65_536)
         found = os.pread(descriptor, end - start, start).rfind(b"\n")

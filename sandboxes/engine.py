@@ -8,12 +8,10 @@ from typing import Any
 
 from forge_env.errors import SandboxError, UsageError
 from forge_env.machine import free_memory_gb
-from forge_env.sandbox import TENANT, Sandbox, SandboxEngine, SandboxSpec
+from forge_env.sandbox import SANDBOXES_PER_CPU, TENANT, Sandbox, SandboxEngine, SandboxSpec
 from sandboxes.box import Box, BoxSandbox
 from sandboxes.pool import Pool
 
-SANDBOXES_PER_CPU = 4
-"""An episode holds its sandbox while the model thinks, so most are idle at any moment."""
 MAX_SANDBOXES = 10_000
 """No machine carries more; a larger number is a slip."""
 RESERVE_MB = 256

@@ -395,13 +395,21 @@ not listed are left out. Empty: all levels have the same weight."""
         return self
 
 
+class RolloutsSection(Section):
+    """Who plays the episodes."""
+
+    workers: Positive = 1
+    """Processes that play episodes. Each has its share of the groups and of the sandboxes. More than one is needed \
+where `time/rollouts0/busy` comes close to all of its time."""
+
+
 class SandboxSection(Section):
     """Where model-written code runs."""
 
     engine: str = "auto"
     """`docker`, `local`, another installed engine, or `auto`: Docker if it is running, else local."""
     concurrency: Positive | None = None
-    """Maximum number of sandboxes at once; unset: chosen from the CPU count."""
+    """Maximum number of sandboxes at once, of all workers; unset: chosen from the CPU count."""
     base_image: str | None = None
     """Public base image to use instead of this machine's own Python (Docker engine only)."""
 
@@ -499,6 +507,8 @@ class RunConfig(Section):
     """What is trained on."""
     tasks: TasksSection = TasksSection()
     """Order of the training tasks."""
+    rollouts: RolloutsSection = RolloutsSection()
+    """Who plays the episodes."""
     sandbox: SandboxSection = SandboxSection()
     """Where model-written code runs."""
     model: ModelSection = ModelSection()

@@ -10,6 +10,11 @@ OnSpan = Callable[[str, str, float, float], None]
 """Told of every finished span: actor, what it did, start and end in seconds of the clock."""
 
 
+def clock_start() -> float:
+    """When this process's clock began, in seconds of the wall clock: what relates the clocks of two processes."""
+    return time.time() - time.perf_counter()
+
+
 class Since:
     """Seconds by what was done, of which each call returns those that the call before has not counted."""
 
@@ -103,10 +108,14 @@ class Accounts:
         """Those not at their end, in no order."""
         return list(self._open)
 
-    def take(self) -> dict[str, float]:
-        """Seconds by what was done, summed over all, since the last call."""
+    def seconds(self) -> dict[str, float]:
+        """Seconds by what was done, summed over all."""
         seconds = dict(self._closed)
         for account in self._open:
             for doing, value in account.seconds().items():
                 seconds[doing] = seconds.get(doing, 0.0) + value
-        return self._since_taken(seconds)
+        return seconds
+
+    def take(self) -> dict[str, float]:
+        """As `seconds`, since the last call."""
+        return self._since_taken(self.seconds())

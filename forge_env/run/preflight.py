@@ -16,6 +16,8 @@ from forge_env.run.trainer import load_trainer
 
 PROCESS_GB = 1.0
 """Resident memory of a process that has imported torch and vLLM or TorchTitan."""
+WORKER_GB = 0.4
+"""Of one that plays episodes: their environment, the tokenizer, and the episodes under way."""
 CONTROLLER_GB = 0.5
 SANDBOXES_GB = 0.5
 
@@ -100,8 +102,8 @@ def model_size_gb(config: RunConfig) -> float:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / machine.GIB
 
 
-def needed_memory_gb(config: RunConfig) -> float:
-    """Estimate of the host memory that a run takes, GiB: about 4 for the default recipe on a CPU.
+def needed_memory(config: RunConfig) -> dict[str, tuple[int, float]]:
+    """Estimate of the host memory that a run takes, by role: how many processes, and GiB of each.
 
     A CPU generator holds weights and key-value cache, a CPU trainer weights, gradients and two optimizer
     moments; on GPUs both live in device memory and the host holds a copy of the weights for their transfer.
@@ -109,10 +111,21 @@ def needed_memory_gb(config: RunConfig) -> float:
     size = model_size_gb(config)
     generator = PROCESS_GB + (size if config.generator.with_gpus else size + config.generator.kv_cache_gb)
     trainer = PROCESS_GB + (size if config.trainer.with_gpus else 4 * size / config.trainer.procs)
-    engines = config.generator.num_replicas * config.generator.procs
-    reference = 0.0 if config.grpo.reference.source == "none" else PROCESS_GB + size
-    processes = CONTROLLER_GB + SANDBOXES_GB + engines * generator + config.trainer.procs * trainer + reference
-    return processes + config.watchdog.free_memory_gb
+    roles = {
+        "controller": (1, CONTROLLER_GB),
+        "sandboxes": (1, SANDBOXES_GB),
+        "generator": (config.generator.num_replicas * config.generator.procs, generator),
+        "trainer": (config.trainer.procs, trainer),
+        "rollout worker": (config.rollouts.workers, WORKER_GB),
+        "left free": (1, config.watchdog.free_memory_gb),
+        "reference": (int(config.grpo.reference.source != "none"), PROCESS_GB + size),
+    }
+    return {role: (count, each) for role, (count, each) in roles.items() if count}
+
+
+def needed_memory_gb(config: RunConfig) -> float:
+    """The sum of `needed_memory`, GiB: about 5 for the default recipe on a CPU."""
+    return sum(count * each for count, each in needed_memory(config).values())
 
 
 def check_memory(config: RunConfig) -> None:
@@ -120,11 +133,20 @@ def check_memory(config: RunConfig) -> None:
     needed, free = needed_memory_gb(config), machine.free_memory_gb()
     if free >= needed:
         return
-    if config.generator.num_replicas * config.generator.procs * config.trainer.procs > 1:
-        fix = "close other programs, or lower generator.num_replicas, generator.procs or trainer.procs"
-    else:
-        fix = "close other programs, or use a machine with more memory"
-    raise ForgeError(f"too little memory: the run takes about {needed:.1f} GiB, {free:.1f} GiB are free", fix=fix)
+    counts = {
+        "generator.num_replicas": config.generator.num_replicas,
+        "generator.procs": config.generator.procs,
+        "trainer.procs": config.trainer.procs,
+        "rollouts.workers": config.rollouts.workers,
+    }
+    many = " or ".join(key for key, count in counts.items() if count > 1)
+    fix = (
+        f"close other programs, or lower {many}" if many else "close other programs, or use a machine with more memory"
+    )
+    parts = ", ".join(f"{role} {count} x {each:.1f}" for role, (count, each) in needed_memory(config).items())
+    raise ForgeError(
+        f"too little memory: the run takes about {needed:.1f} GiB ({parts}), {free:.1f} GiB are free", fix=fix
+    )
 
 
 def needed_disk_gb(config: RunConfig) -> tuple[float, float]:

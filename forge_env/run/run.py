@@ -30,7 +30,7 @@ from forge_env.run.account import Account
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import MetricsLogger, read_metrics
 from forge_env.run.timeline import Timeline, keep_earlier
-from forge_env.run.trajectories import TrajectoryFiles
+from forge_env.run.trajectories import DISK_FULL, TrajectoryFiles, is_kept
 from forge_env.trajectory import Trajectory
 
 logger = logging.getLogger("forge_env.run")
@@ -142,10 +142,8 @@ class Run:
         Raises:
             OSError: an earlier one could not be written, for another reason than room.
         """
-        keep = self.config.logging.trajectories
-        if keep == "none" or (keep == "eval" and kind == "train"):
-            return
-        self._trajectories.write(trajectory, kind)
+        if is_kept(self.config.logging.trajectories, kind):
+            self._trajectories.write(trajectory, kind)
 
     async def drain(self) -> None:
         """Wait while the thread that writes trajectories is too far behind; raises as `trajectory`."""
@@ -179,7 +177,7 @@ class Run:
 
     def disk_full(self) -> None:
         """Something could not be written for lack of space; it is held, and the run goes on."""
-        self.warn("the disk is full: metrics and trajectories stay in memory until there is room. Free some space")
+        self.warn(DISK_FULL)
 
     def forgive(self, error: OSError) -> None:
         """Warn where `error` is a lack of space, which ends no run; raise any other."""

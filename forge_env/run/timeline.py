@@ -12,7 +12,7 @@ import itertools
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from forge_env.files import DiskFullError, LineWriter
 
@@ -26,6 +26,16 @@ def keep_earlier(path: Path) -> None:
     if path.exists():
         names = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(1))
         path.rename(next(name for name in names if not name.exists()))
+
+
+class Span(NamedTuple):
+    """Something that one of many did meanwhile, to be shown (`Timeline.overlapping`)."""
+
+    track: str
+    key: str
+    name: str
+    start: float
+    end: float
 
 
 class Timeline:

@@ -2,6 +2,7 @@
 
 from forge_env.sandbox.engines import available_engines, open_engine, reap_abandoned
 from forge_env.sandbox.protocol import (
+    SANDBOXES_PER_CPU,
     TENANT,
     CallOutcome,
     CallsResult,
@@ -20,6 +21,7 @@ from forge_env.sandbox.protocol import (
 )
 
 __all__ = [
+    "SANDBOXES_PER_CPU",
     "TENANT",
     "CallOutcome",
     "CallsResult",

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _MOST = 2**31 - 1
+SANDBOXES_PER_CPU = 4
+"""At once, by default: an episode holds its sandbox while the model thinks, so most are idle at any moment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,22 @@ def test_lines_beyond_what_may_be_held_are_dropped_and_counted(tmp_path: Path) -
         writer.close()
 
 
+def test_several_writers_append_whole_lines_to_one_file_and_cut_off_what_a_killed_one_left(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    with LineWriter(path) as one, LineWriter(path) as other:
+        for number in range(50):
+            one.append(b"a" * (10 + number))
+            other.append(b"b" * (60 - number))
+        with path.open("ab") as killed:
+            killed.write(b"half a li")
+        one.append(b"whole")
+        other.append(b"again")
+    lines = path.read_bytes().splitlines()
+    assert len(lines) == 102
+    assert lines[-2:] == [b"whole", b"again"]
+    assert all(len(set(line)) == 1 for line in lines[:-2])
+
+
 def test_a_folder_has_one_writer(tmp_path: Path) -> None:
     taken = r"another process is writing to .*/a \(wait for it, or choose another"
     with HeldFolder(tmp_path / "a"), pytest.raises(UsageError, match=taken):

@@ -19,6 +19,7 @@ All around it (rollouts, buffer, staleness bound, importance-corrected loss) is 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,18 +29,45 @@ from forge_env.errors import UsageError
 from forge_env.trajectory import Trajectory
 from trainers.algorithms.grpo import GRPO
 from trainers.algorithms.parts import learned, make_mask
-from trainers.buffer.packed import pack
-from trainers.buffer.types import Ticket
+from trainers.buffer.packed import PackedGroup, pack
 from trainers.loop.system import Method, System
+from trainers.rollout.types import Group, Preparation, ScoreFunction
+
+
+class Preferring(Preparation):
+    """In the rollout workers: a token is as good as the teacher likes it better than the student did."""
+
+    def __init__(self, config: RunConfig, score: ScoreFunction) -> None:
+        super().__init__(config, score)
+        self.mask = make_mask(config.grpo.mask)
+
+    async def __call__(self, group: Group) -> PackedGroup | None:
+        """Ask the teacher about every token that was sampled."""
+        preferences = [await self.preference(episode) for episode in group.valid]
+        episodes = [  # a copy: the group's own are being written to disk
+            replace(episode, metrics={**episode.metrics, "teacher_kl": -float(preferred.mean())})
+            for episode, preferred in zip(group.valid, preferences, strict=True)
+        ]
+        baseline = np.concatenate(preferences).mean()
+        masks = [learned(self.mask(episode), episode) for episode in episodes]
+        return pack(episodes, [preferred - baseline for preferred in preferences], masks)
+
+    async def preference(self, episode: Trajectory) -> NDArray[np.float32]:
+        """By how much the teacher prefers each sampled token of an episode, float32 [sampled]."""
+        segments = episode.segments()
+        theirs = np.concatenate(await self.score(segments))
+        preferred: NDArray[np.float32] = theirs - np.concatenate([own.logprobs[own.mask] for own in segments])
+        return preferred
 
 
 class Distillation(GRPO):
     """Towards a teacher, on what the student itself does."""
 
+    preparation: ClassVar[type[Preparation]] = Preferring
+
     def __init__(self, system: System) -> None:
         super().__init__(system)
-        # the teacher is asked when an episode is done, so the trainer has nobody to compare with
-        self.teacher, system.trainer.reference = system.trainer.reference, None
+        system.trainer.reference = None  # the workers ask the teacher; the trainer has nobody to compare with
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
@@ -65,29 +93,6 @@ class Distillation(GRPO):
                 fix="use grpo.loss.options.beta=0",
             )
         make_mask(section.mask)
-
-    async def roll_out(self, ticket: Ticket) -> None:
-        """One task: play it, ask the teacher about every token, hand it to the buffer."""
-        group = await self.rollouts.group(ticket.index)
-        if not group.valid:
-            await self.system.replace(ticket, group)
-            return
-        preferences = [await self.preference(episode) for episode in group.valid]
-        episodes = [  # a copy: the group's own are being written to disk
-            replace(episode, metrics={**episode.metrics, "teacher_kl": -float(preferred.mean())})
-            for episode, preferred in zip(group.valid, preferences, strict=True)
-        ]
-        baseline = np.concatenate(preferences).mean()
-        masks = [learned(self.mask(episode), episode) for episode in episodes]
-        await self.system.add(pack(episodes, [preferred - baseline for preferred in preferences], masks), ticket)
-
-    async def preference(self, episode: Trajectory) -> NDArray[np.float32]:
-        """By how much the teacher prefers each sampled token of an episode, float32 [sampled]."""
-        assert self.teacher is not None
-        segments = episode.segments()
-        theirs = np.concatenate(await self.teacher.logprobs(segments))
-        preferred: NDArray[np.float32] = theirs - np.concatenate([own.logprobs[own.mask] for own in segments])
-        return preferred
 
 
 train = Method(Distillation)

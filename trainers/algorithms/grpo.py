@@ -19,26 +19,52 @@ Dr. GRPO (arXiv 2503.20783) for the defaults.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from forge_env.config.recipe import RunConfig
 from forge_env.errors import UsageError
 from trainers.algorithms.parts import learned, make_advantage, make_filter, make_mask, token_advantages
-from trainers.buffer.packed import pack
+from trainers.buffer.packed import PackedGroup, pack
 from trainers.buffer.types import Ticket
 from trainers.loop.system import Algorithm, Method, System
+from trainers.rollout.types import Group, Preparation, ScoreFunction
+
+
+class Weighing(Preparation):
+    """In the rollout workers: an episode is as good as its reward is above that of its group."""
+
+    def __init__(self, config: RunConfig, score: ScoreFunction) -> None:
+        super().__init__(config, score)
+        self.keeps = make_filter(config.grpo.filter)
+        self.advantage = make_advantage(config.grpo.advantage)
+        self.mask = make_mask(config.grpo.mask)
+
+    async def __call__(self, group: Group) -> PackedGroup | None:
+        """Weigh what was sampled; None where `grpo.filter` doesn't want it."""
+        if not self.keeps(group):
+            return None
+        advantages = token_advantages(self.advantage, group)
+        masks = [learned(self.mask(episode), episode) for episode in group.valid]
+        return pack(group.valid, advantages, masks)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the estimator remembers."""
+        return self.advantage.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.advantage.load_state_dict(state)
 
 
 class GRPO(Algorithm):
-    """Group relative policy optimisation: an episode is as good as its reward is above that of its group."""
+    """Group relative policy optimisation."""
+
+    preparation: ClassVar[type[Preparation]] = Weighing
 
     def __init__(self, system: System) -> None:
-        section = system.config.grpo
         self.system = system
         self.rollouts, self.buffer = system.rollouts, system.buffer
-        self.keeps = make_filter(section.filter)
-        self.advantage = make_advantage(section.advantage)
-        self.mask = make_mask(section.mask)
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
@@ -57,17 +83,9 @@ class GRPO(Algorithm):
                 rollouts.create_task(self.roll_out(ticket))
 
     async def roll_out(self, ticket: Ticket) -> None:
-        """One group: sample a task, play its episodes, score them, weigh them, hand them to the buffer."""
-        group = await self.rollouts.group(ticket.index)
-        if not group.valid:
-            await self.system.replace(ticket, group)  # infrastructure or the environment failed: never a zero
-            return
-        if not self.keeps(group):
-            await self.system.drop(ticket, group)  # another task takes its place
-            return
-        advantages = token_advantages(self.advantage, group)
-        masks = [learned(self.mask(episode), episode) for episode in group.valid]
-        await self.system.add(pack(group.valid, advantages, masks), ticket)
+        """One group: a worker plays the episodes of a task, scores and weighs them, hands them to the buffer."""
+        report = await self.rollouts.group(ticket)
+        await self.system.settle(ticket, report)  # lost or not wanted: another task takes its place
 
     async def learn(self) -> None:
         """Train on batch after batch; the new weights travel while the next batch is trained on."""
@@ -75,14 +93,6 @@ class GRPO(Algorithm):
             metrics = await self.system.train(batch)  # reference, loss, gradients, update
             await self.system.publish(batch.step + 1)  # pushed, pulled, swapped; then the batch's slots are free
             await self.system.finish_step(batch, metrics)  # logs, held-out score, checkpoint
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside the order of tasks."""
-        return {"advantage": self.advantage.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
-        self.advantage.load_state_dict(state.get("advantage") or {})
 
 
 train = Method(GRPO)

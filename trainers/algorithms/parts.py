@@ -22,7 +22,7 @@ from forge_env.config.recipe import PartSection
 from forge_env.errors import PluginError
 from forge_env.plugins import make_plugin
 from forge_env.trajectory import Trajectory
-from trainers.loop.rollouts import Group
+from trainers.rollout.types import Group
 
 Weight = float | Sequence[float] | NDArray[np.float32]
 """Of one episode: one number, one for each turn, or one for each sampled token in the order of the turns."""

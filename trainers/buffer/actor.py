@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from trainers.actors.actor import ForgeActor, concurrent_endpoint
 from trainers.actors.remote import result
+from trainers.actors.withdrawal import Withdrawable, withdrawn_when_cancelled
 from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.types import BufferSettings, G
 
@@ -23,7 +22,7 @@ def _served(method: Callable[..., Coroutine[Any, Any, T]]) -> Any:
     """An endpoint that does what a method of the buffer does; None when it was withdrawn."""
 
     async def serve(self: ReplayBuffer, *args: Any, call: str = "", **options: Any) -> T | None:
-        return await self._until_withdrawn(call, method(self._buffer, *args, **options))
+        return await self._calls.until_withdrawn(call, method(self._buffer, *args, **options))
 
     serve.__name__, serve.__qualname__ = method.__name__, f"ReplayBuffer.{method.__name__}"
     return concurrent_endpoint(serve)
@@ -40,7 +39,7 @@ class ReplayBuffer(ForgeActor):
 
     def __init__(self, settings: BufferSettings) -> None:
         self._settings = settings
-        self._calls: dict[str, asyncio.Task[Any]] = {}
+        self._calls = Withdrawable()
 
     @concurrent_endpoint
     async def setup(self) -> None:
@@ -49,6 +48,7 @@ class ReplayBuffer(ForgeActor):
 
     admit = _served(Buffer.admit)
     add = _served(Buffer.add)
+    in_progress = _served(Buffer.in_progress)
     discard = _served(Buffer.discard)
     sample = _served(Buffer.sample)
     reserve = _served(Buffer.reserve)
@@ -68,19 +68,7 @@ class ReplayBuffer(ForgeActor):
     @concurrent_endpoint
     async def withdraw(self, call: str) -> None:
         """Whoever made that call no longer waits for it."""
-        if (task := self._calls.get(call)) is not None:
-            task.cancel()
-
-    async def _until_withdrawn(self, call: str, work: Coroutine[Any, Any, T]) -> T | None:
-        if not call:
-            return await work
-        task = self._calls[call] = asyncio.ensure_future(work)
-        try:
-            await asyncio.wait([task])
-            return None if task.cancelled() else task.result()
-        finally:
-            del self._calls[call]
-            task.cancel()
+        self._calls.withdraw(call)
 
 
 def _remote(
@@ -92,17 +80,12 @@ def _remote(
     """
 
     async def call(self: RemoteReplayBuffer[Any], /, *args: P.args, **options: P.kwargs) -> T:
-        name = uuid.uuid4().hex
         endpoint = getattr(self._actor, method.__name__)
-        pending: asyncio.Future[T] = asyncio.ensure_future(result(endpoint.call_one(*args, call=name, **options)))
-        try:
-            return await asyncio.shield(pending)
-        except asyncio.CancelledError:
-            await result(self._actor.withdraw.call_one(name))
-            granted = await pending
-            if granted is not None and method.__name__ in GRANTS:
-                await result(self._actor.undo.call_one(granted))
-            raise
+        return await withdrawn_when_cancelled(
+            lambda name: result(endpoint.call_one(*args, call=name, **options)),
+            lambda name: result(self._actor.withdraw.call_one(name)),
+            (lambda granted: result(self._actor.undo.call_one(granted))) if method.__name__ in GRANTS else None,
+        )
 
     call.__name__, call.__doc__ = method.__name__, method.__doc__
     return call
@@ -116,6 +99,7 @@ class RemoteReplayBuffer(Generic[G]):
 
     admit = _remote(Buffer.admit)
     add = _remote(Buffer.add)
+    in_progress = _remote(Buffer.in_progress)
     discard = _remote(Buffer.discard)
     sample = _remote(Buffer.sample)
     reserve = _remote(Buffer.reserve)

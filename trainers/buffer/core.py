@@ -28,7 +28,18 @@ from typing import Any, Generic
 from forge_env.errors import UsageError
 from trainers.buffer.pool import Pool
 from trainers.buffer.rules import make_rules
-from trainers.buffer.types import Batch, BufferSettings, BufferStats, Counters, G, Held, Outcome, Reservation, Ticket
+from trainers.buffer.types import (
+    Batch,
+    BufferSettings,
+    BufferStats,
+    Counters,
+    G,
+    Held,
+    Outcome,
+    Reservation,
+    Ticket,
+    TicketDoneError,
+)
 from trainers.buffer.window import Window
 
 FORMAT = 1
@@ -93,7 +104,7 @@ class BufferCore(Generic[G]):
         """The group of `ticket` is complete.
 
         Raises:
-            UsageError: it is not in progress: added before, discarded, or of another buffer.
+            TicketDoneError: it is not in progress.
         """
         if self.late.pop(ticket.index, None) is not None:
             self.counters.completed += 1
@@ -127,9 +138,15 @@ class BufferCore(Generic[G]):
             self._end_rollout(ticket, "discarded")
         self.counters.discarded += 1
 
+    def in_progress(self, ticket: Ticket) -> bool:
+        """Whether the group of `ticket` is still to be added or discarded."""
+        return ticket in (self.rolling.get(ticket.index), self.late.get(ticket.index))
+
     def _end_rollout(self, ticket: Ticket, what: str) -> None:
         if self.rolling.get(ticket.index) != ticket:
-            raise UsageError(f"group {ticket.index} can't be {what}: it is not in progress", fix="once for each ticket")
+            raise TicketDoneError(
+                f"group {ticket.index} can't be {what}: it is not in progress", fix="once for each ticket"
+            )
         del self.rolling[ticket.index]
         self.window.remove(ticket.version)
 

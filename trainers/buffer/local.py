@@ -59,7 +59,7 @@ class LocalReplayBuffer(Generic[G]):
         """See `GroupBuffer`.
 
         Raises:
-            UsageError: the ticket's group is not in progress (added twice, discarded, lost in a restart).
+            TicketDoneError: the ticket's group is not in progress (added twice, discarded, lost in a restart).
         """
         if ticket is None:
             while (outcome := self._core.add_unasked(group)) is None:
@@ -69,6 +69,10 @@ class LocalReplayBuffer(Generic[G]):
                 outcome = self._core.add(group, ticket)
         self._changed()
         return outcome
+
+    async def in_progress(self, ticket: Ticket) -> bool:
+        """See `GroupBuffer`."""
+        return self._core.in_progress(ticket)
 
     async def discard(self, ticket: Ticket) -> None:
         """See `GroupBuffer`."""

@@ -55,6 +55,10 @@ class Ticket:
     version: int
 
 
+class TicketDoneError(UsageError):
+    """The group of a ticket is not in progress: added or discarded before, lost in a restart, or of another buffer."""
+
+
 class Outcome(StrEnum):
     """What became of a group that was added."""
 
@@ -195,6 +199,9 @@ class GroupBuffer(Protocol[G]):
 
     async def add(self, group: G, ticket: Ticket | None = None) -> Outcome:
         """The group of `ticket` is complete. Without a ticket it waits for a place of its own."""
+
+    async def in_progress(self, ticket: Ticket) -> bool:
+        """Whether the group of `ticket` is still to be added or discarded."""
 
     async def discard(self, ticket: Ticket) -> None:
         """The rollout of `ticket` failed; its slot is free again."""

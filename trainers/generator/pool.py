@@ -27,12 +27,16 @@ from numpy.typing import ArrayLike
 
 from forge_env.errors import GeneratorError
 from trainers.actors.remote import result
-from trainers.generator.types import Completion, EngineFailedError, SamplingOptions, WeightsDroppedError
+from trainers.generator.client import HELD_FIRST, Member
+from trainers.generator.types import (
+    Completion,
+    EngineFailedError,
+    SamplingOptions,
+    WeightsDroppedError,
+)
 
 PROMPTS_REMEMBERED = 4096
 """Of new conversations. The members of a group come together, and no cache holds as many prompts."""
-HELD_FIRST = 1 << 20
-"""Priority of requests for held weights before all others: the pool waits for the holder."""
 
 
 class Router:
@@ -106,11 +110,12 @@ class HeldWeights:
 
     Attributes:
         version: their policy version.
+        key: of the replica, as `GeneratorClient.generate` wants it.
     """
 
     def __init__(self, pool: GeneratorPool, replica: int, version: int) -> None:
         self._pool = pool
-        self._replica = replica
+        self.key = (replica, 0)
         self.version = version
         self.released = False
 
@@ -123,13 +128,13 @@ class HeldWeights:
         if self.released:
             raise GeneratorError(f"the weights of version {self.version} were released: they are not held any more")
         router = self._pool._router
-        router.choose(prompt_ids, session, [self._replica])
+        router.choose(prompt_ids, session, [self.key[0]])
         try:
             return await self._pool._ask(
-                self._replica, prompt_ids, replace(options, priority=options.priority - HELD_FIRST)
+                self.key[0], prompt_ids, replace(options, priority=options.priority - HELD_FIRST)
             )
         finally:
-            router.done(self._replica)
+            router.done(self.key[0])
 
 
 class GeneratorPool:
@@ -153,6 +158,21 @@ class GeneratorPool:
         self._updating = asyncio.Lock()
         self._changed = asyncio.Event()
         self._rejoining: set[asyncio.Future[None]] = set()
+        self._followers: list[Callable[[list[Member]], None]] = []
+
+    def follow(self, told: Callable[[list[Member]], None]) -> None:
+        """Tell of the replicas that live, now and whenever that changes."""
+        self._followers.append(told)
+        told(self.members())
+
+    def members(self) -> list[Member]:
+        """The replicas that live."""
+        serving = self._serving()
+        return [Member(index, 0, own.actor, index in serving) for index, own in enumerate(self._replicas)]
+
+    def _tell(self) -> None:
+        for follower in self._followers:
+            follower(self.members())
 
     def check(self) -> None:
         """Raise what has ended an engine: its replica would answer every request at once, with that."""
@@ -224,6 +244,7 @@ class GeneratorPool:
         replica.holders += 1
         weights = HeldWeights(self, index, replica.version)
         try:
+            self._tell()
             yield weights
         finally:
             weights.released = True
@@ -262,6 +283,7 @@ class GeneratorPool:
                 raise
             replica.version = self._version
             self._changed.set()
+            self._tell()
 
     async def _until(self, true: Callable[[], bool]) -> None:
         while not true():
@@ -295,6 +317,7 @@ class GeneratorPool:
         finally:
             self._updates -= 1
             self._changed.set()
+        self._tell()
         await self._until(lambda: not any(each.ordinary for each in self._replicas if each.version < version))
         return {name: max(each[name] for each in results) for name in results[0]}
 

@@ -33,7 +33,25 @@ def check(config: RunConfig) -> None:
     check_parallelism(config)
     check_environment(config)
     check_renderer(config)
+    check_workers(config)
     check_loss(config)
+
+
+def check_workers(config: RunConfig) -> None:
+    """There are groups and sandboxes for every rollout worker."""
+    workers, grpo = config.rollouts.workers, config.grpo
+    groups = grpo.groups_per_step * (grpo.max_off_policy_steps + 1)
+    if workers > groups:
+        raise UsageError(
+            f"rollouts.workers={workers}: at most {groups} groups are under way at once "
+            f"(grpo.groups_per_step={grpo.groups_per_step} for each of {grpo.max_off_policy_steps + 1} steps)",
+            fix=f"use at most {groups}",
+        )
+    if config.sandbox.concurrency is not None and workers > config.sandbox.concurrency:
+        raise UsageError(
+            f"rollouts.workers={workers} can't share sandbox.concurrency={config.sandbox.concurrency} sandboxes",
+            fix="use fewer workers, or more sandboxes",
+        )
 
 
 def check_loss(config: RunConfig) -> None:

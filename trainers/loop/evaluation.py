@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from forge_env.errors import ForgeError
 from forge_env.evaluation.estimates import Estimate, score
-from forge_env.policy import Policy
 from forge_env.run import Run
 from forge_env.trajectory import Trajectory
-from trainers.generator.policy import GenerateFunction
 from trainers.generator.pool import GeneratorPool
-from trainers.loop.rollouts import Rollouts
+from trainers.rollout.rollouts import Rollouts
 
 
 class Evaluator:
@@ -21,33 +17,23 @@ class Evaluator:
 
     Args:
         run: the run.
-        rollouts: plays the episodes.
+        rollouts: plays the episodes, and records them.
         generators: what serves them.
-        make_policy: a policy over a way to generate.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        rollouts: Rollouts,
-        generators: GeneratorPool,
-        make_policy: Callable[[GenerateFunction], Policy],
-    ) -> None:
+    def __init__(self, run: Run, rollouts: Rollouts, generators: GeneratorPool) -> None:
         self._run = run
         self._rollouts = rollouts
         self._generators = generators
-        self._make_policy = make_policy
 
     async def evaluate(self, step: int, split: str, count: int) -> Estimate:
         """Score `count` tasks of `split` after training step `step`; pinned, after the step that is held."""
         if not self._run.config.evaluation.pinned:
-            return self._report(step, split, await self._play(split, count, self._generators.generate))
+            return self._report(step, split, await self._rollouts.evaluate(split, count, f"{split}-{step:05d}"))
         async with self._generators.held() as weights:
-            trajectories = await self._play(split, count, weights.generate)
+            kind = f"{split}-{weights.version:05d}"
+            trajectories = await self._rollouts.evaluate(split, count, kind, weights.key)
         return self._report(weights.version, split, trajectories)
-
-    async def _play(self, split: str, count: int, generate: GenerateFunction) -> list[Trajectory]:
-        return await self._rollouts.evaluate(split, count, self._make_policy(generate))
 
     def _report(self, step: int, split: str, trajectories: list[Trajectory]) -> Estimate:
         section = self._run.config.evaluation
@@ -62,8 +48,6 @@ class Evaluator:
         valid = sum(trajectory.valid for trajectory in trajectories)
         if lost := len(trajectories) - valid:
             self._run.warn(f"evaluation after step {step}: {lost} episodes were lost and are left out")
-        for trajectory in trajectories:
-            self._run.trajectory(trajectory, f"{split}-{step:05d}")
         self._run.evaluation(step, split, result.value, valid, result.stderr)
         return result
 

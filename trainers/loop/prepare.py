@@ -20,10 +20,9 @@ from trainers.loop.checks import TINY, warms_up
 from trainers.loop.stack import Stack
 from trainers.loop.trainer import TrainerHandle
 from trainers.loop.warmup import cache_key, warm_up
-from trainers.model.chat import Chat
 from trainers.model.folder import check_folder, local_folder
-
-PROMPTS_TRIED = 8
+from trainers.rollout.rollouts import Rollouts
+from trainers.rollout.types import Links, Preparation
 
 
 class Actors(NamedTuple):
@@ -32,6 +31,7 @@ class Actors(NamedTuple):
     trainer: TrainerHandle
     generators: GeneratorPool
     buffer: GroupBuffer[Any]
+    rollouts: Rollouts
 
 
 async def find_model(run: Run) -> Path | None:
@@ -46,10 +46,19 @@ async def find_model(run: Run) -> Path | None:
     return folder
 
 
-async def prepare_model(run: Run, stack: Stack, environment: Environment, found: Path | None) -> Actors:
+async def start_actors(
+    run: Run, stack: Stack, environment: Environment, found: Path | None, preparation: type[Preparation]
+) -> Actors:
     """Start every actor, on the recipe's checkpoint, which is built and warmed up first if need be.
 
-    What needs nothing of the other starts beside it: store, buffer, the generators' imports, the trainer.
+    What needs nothing of the other starts beside it: store, buffer, workers, the generators' imports, the trainer.
+
+    Args:
+        run: the run.
+        stack: starts them.
+        environment: the recipe's.
+        found: the checkpoint folder, unless it is built here.
+        preparation: the algorithm's part in the workers.
     """
     resumed = _resumed_model(run)
     warm = None if resumed else _warm_folder(run, environment)
@@ -57,12 +66,12 @@ async def prepare_model(run: Run, stack: Stack, environment: Environment, found:
     start = resumed or cached or found
     if start is None:
         start = await asyncio.to_thread(_build_tiny, run, environment)
-    await check_prompts(run.config, environment, Chat.of(start, run.config.model))
     generators = await stack.launch_generators(warm or start)
     run.stage("trainer", "trainer and generators are starting")
     async with asyncio.TaskGroup() as group:
         group.create_task(stack.open_store())
         buffer = group.create_task(stack.start_buffer())
+        rollouts = group.create_task(_start_rollouts(run, stack, environment, start, preparation))
         # vLLM takes seconds to import: let it, while the trainer warms up the model it is to serve.
         serving = group.create_task(generators.setup() if warm is None or cached else generators.preload())
         trainer = await stack.start_trainer(start)
@@ -73,8 +82,23 @@ async def prepare_model(run: Run, stack: Stack, environment: Environment, found:
             run.stage("generator", "loading the warmed-up model")
             await generators.setup()
     other = await _other_reference(run.config, start)
-    trainer.reference = await stack.start_reference(other or warm or start, run.account("reference", "wait for calls"))
-    return Actors(trainer, generators, buffer.result())
+    reference = trainer.reference = await stack.start_reference(other or warm or start)
+    players = rollouts.result()
+    await players.connect(Links(generators.members(), buffer.result(), reference and reference.actor))
+    generators.follow(players.follow)
+    return Actors(trainer, generators, buffer.result(), players)
+
+
+async def _start_rollouts(
+    run: Run, stack: Stack, environment: Environment, model: Path, preparation: type[Preparation]
+) -> Rollouts:
+    workers = await stack.start_workers(run.folder.root, model, preparation)
+    rollouts = Rollouts(run, environment, workers)
+    await rollouts.look()
+    run.summary["engine"] = rollouts.engine
+    run.note(f"Sandbox engine: {rollouts.engine}")
+    await workers.check_prompts()
+    return rollouts
 
 
 async def _other_reference(config: RunConfig, own: Path) -> Path | None:
@@ -114,23 +138,6 @@ def _cached(run: Run, warm: Path | None) -> Path | None:
         return None
     run.note(f"Warmed-up model from the cache: {warm}")
     return warm
-
-
-async def check_prompts(config: RunConfig, environment: Environment, chat: Chat) -> None:
-    """Refuse a `model.max_length` that the first training tasks' prompts already fill."""
-    lengths = []
-    for index in range(PROMPTS_TRIED):
-        try:
-            observation, _ = await environment.reset(options={"split": environment.splits[0], "index": index})
-        finally:
-            await environment.close()
-        lengths.append(len(chat.render(list(observation), environment.tools)))
-    if min(lengths) >= config.model.max_length:
-        raise UsageError(
-            f"model.max_length={config.model.max_length} leaves no room for a reply: "
-            f"the prompts of {config.environment.name} have {min(lengths)} to {max(lengths)} tokens",
-            fix=f"use model.max_length={max(lengths) + config.grpo.max_tokens_per_turn} or more",
-        )
 
 
 def _build_tiny(run: Run, environment: Environment) -> Path:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from forge_env.config.recipe import ReferenceSection
-from forge_env.run.account import Account
-from forge_env.trajectory import Segment
+from forge_env.run.account import Since, clock_start
+from forge_env.run.timeline import Timeline
 from trainers.actors.remote import result
 from trainers.buffer.types import GroupBuffer
 
@@ -23,37 +19,37 @@ class Reference:
     saved at multiples of `every`.
 
     Args:
-        actor: `ReferenceModel`.
+        actor: `ReferenceModel`, which does one thing at a time.
         section: of the recipe.
-        account: of the actor's time.
     """
 
-    def __init__(self, actor: Any, section: ReferenceSection, account: Account) -> None:
-        self._actor = actor
-        self.account = account
+    def __init__(self, actor: Any, section: ReferenceSection) -> None:
+        self.actor = actor
         self._every = section.every
         self.version = 0
-        self._turn = asyncio.Lock()  # the actor does one thing at a time, and its account says which
+        self._seconds: dict[str, float] = {}
+        self._since_taken = Since()
 
     async def score(self, buffer: GroupBuffer[Any], step: int) -> dict[str, float]:
         """Give the sequences of `step`, which the buffer holds, their `ref_logprobs`; returns the seconds it took."""
         started = time.perf_counter()
-        async with self._turn:
-            with self.account.during("score"):
-                await result(self._actor.score.call(buffer, step))
+        await result(self.actor.score.call(buffer, step))
         return {"reference_s": time.perf_counter() - started}
-
-    async def logprobs(self, segments: list[Segment]) -> list[NDArray[np.float32]]:
-        """Log-probabilities of the target tokens of each segment, float32 [N] each."""
-        async with self._turn:
-            with self.account.during("score"):
-                found: list[NDArray[np.float32]] = await result(self._actor.logprobs.call_one(segments))
-        return found
 
     async def follow(self, version: int) -> None:
         """Policy `version` is published, and held by the store until the next one is."""
         if self._every is not None and version - self.version >= self._every:
-            async with self._turn:
-                with self.account.during("load weights"):
-                    await result(self._actor.load_version.call(version))
+            await result(self.actor.load_version.call(version))
             self.version = version
+
+    async def look(self, timeline: Timeline | None) -> None:
+        """Ask what it has done with its time, which goes on the timeline."""
+        self._seconds, spans, began = await result(self.actor.get_account.call_one())
+        ahead = began - clock_start()
+        if timeline is not None:
+            for doing, start, end in spans:
+                timeline.span("reference", doing, start + ahead, end + ahead)
+
+    def take_times(self) -> dict[str, float]:
+        """Seconds by what was done, since the last call, as far as `look` has seen."""
+        return self._since_taken(self._seconds)

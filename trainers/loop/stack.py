@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_env.config.recipe import RunConfig
-from forge_env.run.account import Account
 from trainers.actors.placement import Placement
 from trainers.actors.remote import result
 from trainers.buffer.types import BufferSettings
@@ -17,9 +16,12 @@ from trainers.generator.arguments import engine_arguments, process_environment
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.reference import Reference
 from trainers.loop.trainer import TrainerHandle
+from trainers.rollout.local import WorkerSettings
+from trainers.rollout.types import Preparation
 
 if TYPE_CHECKING:
     from trainers.buffer.actor import RemoteReplayBuffer
+    from trainers.rollout.crew import Crew
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ class Stack:
         self._trainers: list[Any] = []
         self._generators: list[Any] = []
         self._buffers: list[Any] = []
+        self._workers: list[Crew] = []
         self._store: Any = None
         self._placement = Placement()
 
@@ -99,8 +102,8 @@ class Stack:
         await result(actor.setup.call())
         return TrainerHandle(actor, folder)
 
-    async def start_reference(self, folder: Path, account: Account) -> Reference | None:
-        """Start the reference model on a checkpoint folder, with an account of its time; None: the recipe has none."""
+    async def start_reference(self, folder: Path) -> Reference | None:
+        """Start the reference model on a checkpoint folder; None: the recipe has none."""
         config = self._config
         section = config.grpo.reference
         if section.source == "none":
@@ -118,7 +121,7 @@ class Stack:
         )
         self._trainers.append(actor)
         await result(actor.setup.call())
-        return Reference(actor, section, account)
+        return Reference(actor, section)
 
     async def start_buffer(self) -> RemoteReplayBuffer[Any]:
         """Start the replay buffer."""
@@ -135,6 +138,17 @@ class Stack:
         actor = await ReplayBuffer.options(mesh_name="buffer").as_actor(settings)
         self._buffers.append(actor)
         return RemoteReplayBuffer(actor)
+
+    async def start_workers(self, run_folder: Path, model: Path, preparation: type[Preparation]) -> Crew:
+        """Start the rollout workers, with the tokenizer of a checkpoint folder."""
+        from trainers.rollout.crew import Crew
+
+        config = self._config
+        numbers = range(config.rollouts.workers)
+        crew = Crew([WorkerSettings(number, config, run_folder, model, preparation) for number in numbers])
+        self._workers.append(crew)
+        await crew.start()
+        return crew
 
     async def launch_generators(self, folder: Path) -> GeneratorPool:
         """Start the generators' processes; `preload` and `setup` are the caller's to time."""
@@ -157,9 +171,11 @@ class Stack:
         return actor_class.options(procs=procs, with_gpus=section.with_gpus, mesh_name=name, environment=environment)
 
     async def close(self) -> None:
-        """End every process, generators first: nothing may be left that waits for another."""
+        """End every process, those first that ask others: nothing may be left that waits for another."""
         from trainers.actors.actor import ForgeActor
 
+        workers, self._workers = self._workers, []
+        await asyncio.gather(*(crew.stop() for crew in workers), return_exceptions=True)
         actors = [*self._generators, *self._trainers, *self._buffers]
         self._generators, self._trainers, self._buffers = [], [], []
         await asyncio.gather(*(ForgeActor.shutdown(actor) for actor in actors), return_exceptions=True)

@@ -13,8 +13,9 @@ from forge_env.run.account import Account, Since
 from trainers.buffer.types import BufferStats, GroupBuffer
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.memory import MemoryGate
-from trainers.loop.rollouts import Rollouts
+from trainers.loop.reference import Reference
 from trainers.loop.watchdog import INTERVAL_S, Watchdog
+from trainers.rollout.rollouts import Rollouts
 
 ANSWER_S = 5.0
 """After this long an actor that is asked for its figures counts as one that does not answer."""
@@ -31,7 +32,7 @@ class Status:
         generators: GeneratorPool,
         rollouts: Rollouts,
         trainer: Account,
-        reference: Account | None = None,
+        reference: Reference | None = None,
         memory: MemoryGate | None = None,
     ) -> None:
         self._run = run
@@ -39,7 +40,7 @@ class Status:
         self._rollouts = rollouts
         self._memory = memory
         self._trainer = trainer
-        self._accounts = [account for account in (trainer, reference) if account is not None]
+        self._reference = reference
         self._stats: dict[str, float] = {}
         self._held = BufferStats()
         self._silent: list[str] = []
@@ -62,6 +63,9 @@ class Status:
             self._silent.clear()
             stats = await self._answer(self._generators.stats(), "a generator", self._stats)
             held = await self._answer(buffer.stats(), "the replay buffer", None)
+            await self._answer(self._rollouts.look(), "a rollout worker", None)
+            if self._reference is not None:
+                await self._answer(self._reference.look(self._run.timeline), "the reference model", None)
             now = time.perf_counter()
             before, self._stats, seconds, self._asked_at = self._stats, stats, now - self._asked_at, now
             if held is not None:
@@ -110,8 +114,9 @@ class Status:
             name.removeprefix("time/"): value for name, value in self._stats.items() if name.startswith("time/")
         }
         actors = {
-            **{account.actor: account.take() for account in self._accounts},
-            "episodes": self._rollouts.accounts.take(),
+            "trainer": self._trainer.take(),
+            **({"reference": self._reference.take_times()} if self._reference is not None else {}),
+            **self._rollouts.take_times(),
             "generator": self._generator(generator),
             "buffer": self._buffer(self._held.seconds),
         }

@@ -12,7 +12,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import forge_env as fe
 from forge_env.config.recipe import RunConfig
@@ -23,22 +23,18 @@ from forge_env.run import Run
 from forge_env.run.outcome import save_progress
 from forge_env.run.scratch import scratch_folder
 from forge_env.run.trainer import Trainer
-from forge_env.sandbox import SandboxEngine, open_engine
-from trainers.buffer.packed import PackedGroup
-from trainers.buffer.types import BufferStats, Outcome, Reservation, Ticket
-from trainers.generator.arguments import held_out_sampling
-from trainers.generator.policy import GenerateFunction, GeneratorPolicy
+from trainers.buffer.types import BufferStats, Reservation, Ticket
 from trainers.loop import checks
 from trainers.loop.checkpoints import Checkpoints, Saved
 from trainers.loop.evaluation import Evaluator
 from trainers.loop.memory import MemoryGate
 from trainers.loop.metrics import batch_metrics, buffer_metrics, named
-from trainers.loop.prepare import Actors, find_model, prepare_model
+from trainers.loop.prepare import Actors, find_model, start_actors
 from trainers.loop.publisher import Publisher
-from trainers.loop.rollouts import Group, MakeEnvironment, Rollouts
 from trainers.loop.stack import Stack, prepare_controller
 from trainers.loop.status import Status
 from trainers.loop.watchdog import Watchdog
+from trainers.rollout.types import Fate, GroupReport, Preparation
 
 MAX_DISCARDED_IN_A_ROW = 20
 PATIENCE = 20
@@ -54,6 +50,9 @@ class Algorithm(ABC):
 
     @abstractmethod
     def __init__(self, system: System) -> None: ...
+
+    preparation: ClassVar[type[Preparation]]
+    """What it does in the rollout workers with each group."""
 
     @classmethod
     def check(cls, config: RunConfig) -> None:
@@ -107,23 +106,23 @@ class Method(Trainer):
             return
         run.stage("model", config.model.path)
         found = await find_model(run)
-        run.stage("sandbox", config.sandbox.engine)
-        options = config.sandbox.model_dump(include={"concurrency", "base_image"}, exclude_none=True)
-        engine = open_engine(config.sandbox.engine, **options)
-        stack = Stack(config)
-        async with engine, stack:
-            run.summary["engine"] = engine.name
-            run.note(f"Sandbox engine: {engine.name}")
-            environment = _make_environment(run, engine)
-            start = Watchdog(run, config.watchdog, lambda: stage_of(run))
-            starting = start.while_doing(prepare_model(run, stack, environment, found), lambda: stage_of(run))
+        environment: Environment = fe.make(config.environment.name, **config.environment.options)
+        preparation = self.algorithm.preparation
+        async with Stack(config) as stack:
+            watch = Watchdog(run, config.watchdog, lambda: stage_of(run))
+            starting = watch.while_doing(
+                start_actors(run, stack, environment, found, preparation), lambda: stage_of(run)
+            )
             actors = await unless_stopped(run, starting, expect_ends)
             if actors is None:
                 run.note("stopped before training began: nothing to save")
                 return
-            system = System(run, actors, lambda: _make_environment(run, engine))
-            await system.run_to_end(self.algorithm(system))
-            run.stage("shutdown")
+            system = System(run, actors)
+            try:
+                await system.run_to_end(self.algorithm(system))
+                run.stage("shutdown")
+            finally:
+                await actors.rollouts.close()
             await actors.generators.halt()
 
 
@@ -132,36 +131,22 @@ class System:
 
     Attributes:
         config: the recipe.
-        rollouts: plays episodes.
+        rollouts: has groups and held-out tasks played.
         buffer: holds what waits to be trained on.
         trainer: trains.
         step: training steps done, which is the trainer's policy version.
     """
 
-    def __init__(self, run: Run, actors: Actors, make_env: MakeEnvironment) -> None:
-        from trainers.model.chat import Chat  # takes seconds: the tokenizers
-
-        config = run.config
+    def __init__(self, run: Run, actors: Actors) -> None:
         self.run = run
-        self.config = config
-        self.trainer, self.generators, self.buffer = actors
-        chat = Chat.of(self.trainer.folder, config.model)
-
-        length, limit = config.model.max_length, config.grpo.max_tokens_per_turn
-        own, held_out = config.generator.sampling, held_out_sampling(config)
-
-        def held_out_policy(generate: GenerateFunction) -> GeneratorPolicy:
-            return GeneratorPolicy(chat, generate, length, limit, config.evaluation.temperature, held_out)
-
-        policy = GeneratorPolicy(chat, self.generators.generate, length, limit, config.grpo.temperature, own)
-        self.rollouts = Rollouts(run, make_env, policy)
-        self.evaluator = Evaluator(run, self.rollouts, self.generators, held_out_policy)
+        self.config = run.config
+        self.trainer, self.generators, self.buffer, self.rollouts = actors
+        self.evaluator = Evaluator(run, self.rollouts, self.generators)
         self.step = 0
         self._checkpoints = Checkpoints(run)
         self._account = run.account("trainer", "start")
-        reference = self.trainer.reference.account if self.trainer.reference else None
         self._memory = MemoryGate(run)
-        self._status = Status(run, self.generators, self.rollouts, self._account, reference, self._memory)
+        self._status = Status(run, self.generators, self.rollouts, self._account, self.trainer.reference, self._memory)
         self._counters = BufferStats()
         self._trained_at: list[float] = []
         self._saved_at = asyncio.get_running_loop().time()
@@ -177,34 +162,32 @@ class System:
         await self._memory.room()
         return ticket
 
-    async def add(self, group: PackedGroup, ticket: Ticket) -> None:
-        """A group is complete: hand it to the buffer."""
-        self._discarded_in_a_row = self._dropped_in_a_row = 0
-        if await self.buffer.add(group, ticket) == Outcome.STALE:
-            self.run.warn("a group was dropped as stale: this should not happen, please report it")
-
-    async def replace(self, ticket: Ticket, group: Group) -> None:
-        """A group can't be trained on: another is rolled out in its place.
+    async def settle(self, ticket: Ticket, report: GroupReport) -> None:
+        """A group was played: it is in the buffer, or another is rolled out in its place.
 
         Raises:
-            ForgeError: so did group after group.
+            ForgeError: group after group can't be trained on, or isn't wanted.
         """
+        if report.fate == Fate.LOST:  # infrastructure or the environment failed: never a zero
+            await self._replace(ticket, report)
+        elif report.fate == Fate.DROPPED:
+            await self._drop(ticket)
+        else:
+            self._discarded_in_a_row = self._dropped_in_a_row = 0
+        if report.fate == Fate.STALE:
+            self.run.warn("a group was dropped as stale: this should not happen, please report it")
+
+    async def _replace(self, ticket: Ticket, report: GroupReport) -> None:
         logger.info("group %d is replaced", ticket.index)
         self._discarded_in_a_row += 1
         self.run.warn("no episode of a group can be trained on, so the group is replaced")
         if self._discarded_in_a_row >= MAX_DISCARDED_IN_A_ROW:
-            reason, fix = why_nothing(group)
+            reason, fix = report.why_lost
             text = f"{MAX_DISCARDED_IN_A_ROW} groups in a row could not be trained on; the last because: {reason}"
             raise ForgeError(text, fix=fix)
         await self.buffer.discard(ticket)
 
-    async def drop(self, ticket: Ticket, group: Group) -> None:
-        """A group isn't wanted (`grpo.filter`): it makes room for another.
-
-        Raises:
-            ForgeError: so was none of a long row of groups.
-        """
-        self.rollouts.totals.drop(group)
+    async def _drop(self, ticket: Ticket) -> None:
         self._discarded_in_a_row = 0
         self._dropped_in_a_row += 1
         if self._dropped_in_a_row >= PATIENCE * self.config.grpo.groups_per_step:
@@ -398,6 +381,7 @@ class System:
             state = {  # taken after the buffer's: every position that it has handed out has its task
                 "order": self.rollouts.order.state_dict(first_open),
                 "set_aside": sorted(self.rollouts.set_aside),
+                "workers": self.rollouts.state_dict(),
                 "algorithm": self._algorithm.state_dict(),
             }
             if await self._checkpoints.save(self.trainer, Saved(self.step, state, buffer)) is not None:
@@ -412,22 +396,13 @@ class System:
         self.run.saved(self.step)
         self.run.note(f"Resuming after step {self.step}")
         self.rollouts.order.load_state_dict(saved.state["order"])
-        self.rollouts.set_aside.update(saved.state["set_aside"])
+        await self.rollouts.load_state_dict(saved.state["workers"], set(saved.state["set_aside"]))
         self._algorithm.load_state_dict(saved.state["algorithm"])
         await self.buffer.load_state_dict(saved.buffer)
         await self.buffer.restart(self.step)
         self._counters = await self.buffer.stats()
         await self.trainer.push_weights(self.step)
         await self.generators.update_weights(self.step)
-
-
-def why_nothing(group: Group) -> tuple[str, str]:
-    """Why a group has no episode to train on, and what to do about it."""
-    if error := next((episode.error for episode in group.episodes if not episode.valid), None):
-        return error, "run.log has the errors of all episodes"
-    if group.episodes:
-        return "the first prompt leaves no room for a token", "raise model.max_length"
-    return "no episode finished in time", "raise grpo.group_timeout_s, or lower grpo.max_tokens_per_turn"
 
 
 def stage_of(run: Run) -> str:
@@ -460,9 +435,3 @@ def _complete(run: Run, step: int) -> bool:
     """Every step is trained, and the final held-out score is there."""
     steps, split = run.config.grpo.steps, run.config.evaluation.split
     return step >= steps and any(item.step >= steps and item.split == split for item in run.state.evaluations)
-
-
-def _make_environment(run: Run, engine: SandboxEngine) -> Environment:
-    section = run.config.environment
-    environment: Environment = fe.make(section.name, sandboxes=engine, **section.options)
-    return environment

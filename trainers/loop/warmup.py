@@ -16,7 +16,6 @@ from forge_env.errors import UsageError
 from forge_env.run import Run
 from forge_env.trajectory import Segment
 from forge_env.types import Message, Task
-from trainers.losses.sft import SFTLoss
 from trainers.model.chat import Chat
 from trainers.model.tiny import FORMAT
 from trainers.model.tokenizer import training_task
@@ -91,6 +90,8 @@ class Demonstrations:
 
 async def warm_up(run: Run, environment: Environment, trainer: Any, folder: Path) -> None:
     """Train `trainer` on demonstrations and save the model to `folder`."""
+    from trainers.losses.sft import SFTLoss  # takes seconds: torch
+
     config = run.config
     section = config.warmup
     assert section is not None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from trainers.actors.actor import ForgeActor, endpoint
+from forge_env.run.account import Account, clock_start
+from trainers.actors.actor import ForgeActor, concurrent_endpoint, endpoint
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,6 +51,17 @@ class ReferenceModel(ForgeActor):
         self._model: Any = None
         self._scorer: Any = None
         self._store: Any = None
+        self._spans: list[tuple[str, float, float]] = []
+        self._account = Account(
+            "reference", "wait for calls", on_span=lambda _, doing, start, end: self._spans.append((doing, start, end))
+        )
+
+    @concurrent_endpoint
+    async def get_account(self) -> tuple[dict[str, float], list[tuple[str, float, float]], float]:
+        """Seconds by what was done; what was done when since the last call; when this process's clock began."""
+        spans = self._spans[:]
+        self._spans.clear()
+        return self._account.seconds(), spans, clock_start()
 
     @endpoint
     async def setup(self) -> None:
@@ -86,20 +98,23 @@ class ReferenceModel(ForgeActor):
         """Give the sequences that the buffer holds for `step` their `ref_logprobs`."""
         from trainers.titan.score import fetch
 
-        sizes = await buffer.batch_sizes(step)
-        runs = self._scorer.microbatches(sizes.lengths.tolist())
-        segments = await fetch(buffer, step, sizes, runs)
-        found = await asyncio.to_thread(self._scorer.score, runs, segments)
-        if self._model.ranks.counts:
-            await buffer.set_reference(step, {int(sizes.numbers[place]): values for place, values in found.items()})
+        with self._account.during("score"):
+            sizes = await buffer.batch_sizes(step)
+            runs = self._scorer.microbatches(sizes.lengths.tolist())
+            segments = await fetch(buffer, step, sizes, runs)
+            found = await asyncio.to_thread(self._scorer.score, runs, segments)
+            if self._model.ranks.counts:
+                await buffer.set_reference(step, {int(sizes.numbers[place]): values for place, values in found.items()})
 
     @endpoint
     async def logprobs(self, segments: list[Segment]) -> list[NDArray[np.float32]]:
         """Log-probabilities of the target tokens of each segment, float32 [N] each."""
-        found: list[NDArray[np.float32]] = await asyncio.to_thread(self._scorer.logprobs, segments)
+        with self._account.during("score"):
+            found: list[NDArray[np.float32]] = await asyncio.to_thread(self._scorer.logprobs, segments)
         return found
 
     @endpoint
     async def load_version(self, version: int) -> None:
         """Become policy `version`, which the weight store must still hold."""
-        self._model.load_hf(dict(await self._store.pull(version)))
+        with self._account.during("load weights"):
+            self._model.load_hf(dict(await self._store.pull(version)))

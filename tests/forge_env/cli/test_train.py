@@ -104,7 +104,13 @@ def refused(
 
 def test_too_little_memory(recipe: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
     err = refused(lambda patch: patch.setattr(machine, "free_memory_gb", lambda: 1.0), monkeypatch, capfd)
-    assert "too little memory: the run takes about 4.0 GiB, 1.0 GiB are free" in err
+    assert "too little memory: the run takes about 4.9 GiB (controller 1 x 0.5, " in err
+    assert "rollout worker 1 x 0.4, left free 1 x 0.5), 1.0 GiB are free" in err
+    many = refused(
+        lambda patch: patch.setattr(machine, "free_memory_gb", lambda: 8.0), monkeypatch, capfd, "rollouts.workers=48"
+    )
+    assert "rollout worker 48 x 0.4, left free 1 x 0.5), 8.0 GiB are free" in many
+    assert "or lower rollouts.workers" in many
 
 
 def test_a_full_disk(recipe: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
@@ -164,7 +170,8 @@ def test_the_memory_estimate_grows_with_what_runs() -> None:
         return preflight.needed_memory_gb(RunConfig.model_validate({"environment": {"name": "x"}, **sections}))
 
     default = needed()
-    assert 3.5 <= default <= 4.5
+    assert 4.0 <= default <= 5.0
+    assert needed(rollouts={"workers": 3}) == pytest.approx(default + 2 * preflight.WORKER_GB)
     assert needed(generator={"num_replicas": 3}) > default
     assert needed(trainer={"procs": 2}) > default
     assert needed(grpo={"reference": {"source": "initial"}}) > default + 0.9

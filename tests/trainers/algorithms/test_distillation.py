@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,16 +11,16 @@ import pytest
 
 pytest.importorskip("torch")
 
+from forge_env.config import load_config
 from forge_env.config.recipe import ModelSection, OptimizerSection, TinyModel
 from forge_env.policy import Reply
 from forge_env.trajectory import Segment, Trajectory, Turn
 from forge_env.types import Message
-from trainers.algorithms.distillation import Distillation
-from trainers.algorithms.parts import LearnAll
-from trainers.loop.rollouts import Group
+from trainers.algorithms.distillation import Preferring
 from trainers.losses.grpo import GRPOLoss
 from trainers.losses.sft import SFTLoss
 from trainers.model.tiny import hf_config
+from trainers.rollout.types import Group, ScoreFunction
 from trainers.titan.device import use_device
 from trainers.titan.engine import TitanEngine
 from trainers.titan.model import TitanModel
@@ -56,14 +55,9 @@ def divergence(student: TitanEngine, teacher: TitanEngine) -> float:
     return float((np.exp(own) * (own - theirs)).sum())
 
 
-class Teacher:
-    """The reference model as the algorithm knows it."""
-
-    def __init__(self, model: TitanEngine) -> None:
-        self._model = model
-
-    async def logprobs(self, segments: list[Segment]) -> Any:
-        return self._model.logprobs(segments)
+def preferring(score: ScoreFunction) -> Preferring:
+    """The algorithm's part in the workers, with a teacher that scores so."""
+    return Preferring(load_config("coding_rlvr"), score)
 
 
 class Rollouts:
@@ -72,7 +66,7 @@ class Rollouts:
     def __init__(self, student: TitanEngine, rng: np.random.Generator) -> None:
         self._student, self._rng = student, rng
 
-    async def group(self, position: int) -> Group:
+    def group(self) -> Group:
         known = logprobs(self._student)
         drawn = self._rng.choice(4, 16, p=np.exp(known) / np.exp(known).sum())
         return Group([self._episode(int(ANSWERS[place]), float(known[place])) for place in drawn])
@@ -88,48 +82,30 @@ async def test_a_student_comes_closer_to_its_teacher(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     student = engine(tmp_path, [0.25, 0.25, 0.25, 0.25], rng)
     teacher = engine(tmp_path, [0.7, 0.1, 0.1, 0.1], rng)
-    kept: list[Any] = []
 
-    async def add(group: Any, ticket: Any) -> None:
-        kept.append(group)
+    async def score(segments: list[Segment]) -> Any:
+        return teacher.logprobs(segments)
 
-    algorithm = Distillation.__new__(Distillation)
-    algorithm.rollouts = Rollouts(student, rng)  # type: ignore[assignment]
-    algorithm.system = SimpleNamespace(add=add)  # type: ignore[assignment]
-    algorithm.mask, algorithm.teacher = LearnAll(), Teacher(teacher)  # type: ignore[assignment]
+    prefer, rollouts = preferring(score), Rollouts(student, rng)
     before = divergence(student, teacher)
-    for step in range(40):
-        for index in range(4):
-            await algorithm.roll_out(SimpleNamespace(index=4 * step + index))  # type: ignore[arg-type]
-        student.train([segment for group in kept for segment in group.segments()], GRPOLoss())
-        kept.clear()
+    for _ in range(40):
+        groups = [await prefer(rollouts.group()) for _ in range(4)]
+        student.train([segment for group in groups if group for segment in group.segments()], GRPOLoss())
     assert before > 0.3
     assert divergence(student, teacher) < 0.2 * before
 
 
-async def test_the_teacher_is_asked_about_every_sampled_token_and_its_divergence_is_recorded(tmp_path: Path) -> None:
-    class Fixed:
-        async def logprobs(self, segments: list[Segment]) -> Any:
-            return [np.array([-1.0] * int(segment.mask.sum()), np.float32) for segment in segments]
+async def test_the_teacher_is_asked_about_every_sampled_token_and_its_divergence_is_recorded() -> None:
+    async def score(segments: list[Segment]) -> Any:
+        return [np.array([-1.0] * int(segment.mask.sum()), np.float32) for segment in segments]
 
     turns = [
         Turn([], Reply(Message(role="assistant"), [1, 2], [3, 4], [-2.0, -4.0], [0, 0])),  # type: ignore[arg-type]
         Turn([], Reply(Message(role="assistant"), [5], [6], [-0.5], [1], continues=4)),  # type: ignore[arg-type]
     ]
-    episode, kept = Trajectory("e", "t", "t", turns=turns, metrics={"solved": 1.0}), []
-
-    async def add(group: Any, ticket: Any) -> None:
-        kept.append(group)
-
-    async def group(position: int) -> Group:
-        return Group([episode])
-
-    algorithm = Distillation.__new__(Distillation)
-    algorithm.rollouts = SimpleNamespace(group=group)  # type: ignore[assignment]
-    algorithm.system = SimpleNamespace(add=add)  # type: ignore[assignment]
-    algorithm.mask, algorithm.teacher = LearnAll(), Fixed()  # type: ignore[assignment]
-    await algorithm.roll_out(SimpleNamespace(index=0))  # type: ignore[arg-type]
-    [packed] = kept
+    episode = Trajectory("e", "t", "t", turns=turns, metrics={"solved": 1.0})
+    packed = await preferring(score)(Group([episode]))
+    assert packed is not None
     [segment] = packed.segments()
     mean = (1.0 + 3.0 - 0.5) / 3
     assert segment.advantages.tolist() == pytest.approx([0, 0, 1.0 - mean, 3.0 - mean, 0, -0.5 - mean], abs=1e-6)

@@ -11,19 +11,35 @@ pytest.importorskip("torch")
 from forge_env.config import load_config
 from forge_env.errors import ForgeError
 from tests.trainers.algorithms.test_parts import episode
-from trainers.algorithms.grpo import GRPO
+from trainers.algorithms.grpo import GRPO, Weighing
 from trainers.buffer.local import LocalReplayBuffer
-from trainers.buffer.types import BufferSettings
-from trainers.loop.rollouts import Group, Totals
+from trainers.buffer.types import BufferSettings, Ticket
 from trainers.loop.system import PATIENCE, System
+from trainers.rollout.types import Fate, Group, GroupReport, Totals
+
+
+async def nobody(segments: Any) -> Any:
+    raise AssertionError("there is no reference model")
+
+
+async def test_what_the_filter_drops_is_not_trained_on() -> None:
+    weighing = Weighing(load_config("coding_rlvr", ["grpo.filter.name=with_signal"]), nobody)
+    assert await weighing(Group([episode(1.0, (1, 2)), episode(1.0, (1,))])) is None
+    packed = await weighing(Group([episode(1.0, (1, 2)), episode(0.0, (1,))]))
+    assert packed is not None
+    assert packed.record.column("advantage").tolist() == [0.5, -0.5]
 
 
 async def test_dropped_groups_make_room_and_are_counted_and_nothing_but_them_ends_the_run() -> None:
+    group = Group([episode(1.0, (1, 2)), episode(1.0, (1,))])
+
     class Rollouts:
         totals = Totals()
 
-        async def group(self, position: int) -> Group:
-            return Group([episode(1.0, (1, 2)), episode(1.0, (1,))])
+        async def group(self, ticket: Ticket) -> GroupReport:
+            totals = Totals.of(group, 2, Fate.DROPPED)
+            self.totals.add(totals)
+            return GroupReport(fate=Fate.DROPPED, totals=totals)
 
     buffer: LocalReplayBuffer[Any] = LocalReplayBuffer(BufferSettings(per_step=1, max_off_policy_steps=0))
     config = load_config("coding_rlvr", ["grpo.filter.name=with_signal", "grpo.groups_per_step=1"])

@@ -167,11 +167,11 @@ def stand_ins(trace: Trace, actors: Actors) -> Iterator[None]:
     async def launch(cls: Any, *args: Any, **kwargs: Any) -> Actor:
         name = cls._actor_class().__name__
         actor = actors[name](trace, cls.mesh_name, cls.procs, args, kwargs)
-        shown = () if name == "ReplayBuffer" else (args, kwargs)
+        shown = () if name in ("ReplayBuffer", "RolloutWorker") else (args, kwargs)
         trace.add("launch", cls.mesh_name, cls.procs, cls.with_gpus, *shown)
         return actor
 
-    async def shutdown(actor: Actor) -> None:
+    async def shutdown(actor: Actor, *, dead: bool = False) -> None:
         trace.add("shutdown", actor.name)
 
     async def open_store(stack: Any) -> None:
@@ -190,7 +190,7 @@ def stand_ins(trace: Trace, actors: Actors) -> Iterator[None]:
         patch.setattr("trainers.loop.stack.Stack.open_store", open_store)
         patch.setattr(machine, "gpus", lambda: [machine.GPU(str(n), f"GPU-{n}", "none", 1.0) for n in range(8)])
         patch.setattr("trainers.buffer.actor.RemoteReplayBuffer", partial(Buffer, trace))
-        patch.setattr("trainers.loop.system.open_engine", open_engine)
+        patch.setattr("trainers.rollout.local.open_engine", open_engine)
         patch.setattr(asyncio, "to_thread", inline)
         yield
 

@@ -108,6 +108,7 @@ KNOBS: dict[str, Change] = {
             "half_life": Change(0.1, CURRICULUM),
         },
     ),
+    "rollouts.workers": Change(2),
     **_below(
         "sandbox",
         {"engine": Change("local"), "concurrency": Change(3), "base_image": Change("python:3.12-slim")},

@@ -16,9 +16,12 @@ import numpy as np
 from pydantic import BaseModel
 from safetensors.numpy import save_file
 
+from trainers.actors.withdrawal import Withdrawable
 from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.types import Reservation
 from trainers.generator.types import Completion
+from trainers.rollout.local import LocalWorker
+from trainers.rollout.types import GroupReport, HeldOut, HeldOutReport, Links, RollOut, WorkerStatus
 
 Events = list[tuple[float, str, str]]
 """Virtual second, what, details."""
@@ -54,7 +57,7 @@ class Trace:
             return self._plain(value.model_dump())
         if isinstance(value, Mapping):
             return {self._plain(key): self._plain(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
+        if isinstance(value, list | tuple | range):
             return [self._plain(item) for item in value]
         if isinstance(value, np.ndarray):
             return value.tolist()
@@ -91,13 +94,24 @@ class Actor:
     def __getattr__(self, endpoint: str) -> Endpoint:
         return Endpoint(self, endpoint)
 
+    @property
+    def _forge_all(self) -> Actor:
+        return self
+
     def slice(self, **dims: int | slice) -> Actor:
         return self
+
+    async def do_ended(self) -> None:
+        await asyncio.Event().wait()
 
     async def answer(self, endpoint: str, *args: Any, **kwargs: Any) -> Any:
         """What the endpoint returns; most return nothing."""
         answer = getattr(type(self), f"do_{endpoint}", None)
         return None if answer is None else await answer(self, *args, **kwargs)
+
+
+NAMES_LAST = {"generate": 2, "abort": 0, "withdraw": 0}
+"""Endpoints whose arguments from this one on are names of calls, which are random."""
 
 
 class Endpoint:
@@ -108,7 +122,9 @@ class Endpoint:
         self._name = name
 
     def call_one(self, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
-        self._actor.trace.add(f"{self._actor.name}.{self._name}", args, kwargs)
+        named = {key: value for key, value in kwargs.items() if key != "call"}
+        shown = args[: NAMES_LAST.get(self._name)]
+        self._actor.trace.add(f"{self._actor.name}.{self._name}", shown, named)
         return asyncio.ensure_future(self._actor.answer(self._name, *args, **kwargs))
 
     broadcast = call_one
@@ -199,6 +215,44 @@ class ReferenceModel(Actor):
         found = zip(sizes.numbers.tolist(), sizes.targets.tolist(), strict=True)
         await buffer.set_reference(step, {number: np.full(count, -1, np.float32) for number, count in found})
 
+    async def do_get_account(self) -> tuple[dict[str, float], list[tuple[str, float, float]], float]:
+        return {"wait for calls": asyncio.get_running_loop().time()}, [], 0.0
+
+
+class RolloutWorker(Actor):
+    """The real one, in this process. How it was made is not part of the trace."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._worker, self._calls = LocalWorker(*self.arguments), Withdrawable()
+
+    async def do_setup(self) -> None:
+        await self._worker.setup()
+
+    async def do_restore(self, state: Mapping[str, Any], set_aside: Sequence[str]) -> None:
+        await self._worker.restore(state, set_aside)
+
+    async def do_connect(self, links: Links) -> None:
+        await self._worker.connect(links)
+
+    async def do_check_prompts(self) -> None:
+        await self._worker.check_prompts()
+
+    async def do_roll_out(self, request: RollOut, call: str) -> GroupReport | None:
+        return await self._calls.until_withdrawn(call, self._worker.roll_out(request))
+
+    async def do_evaluate(self, request: HeldOut, call: str) -> HeldOutReport | None:
+        return await self._calls.until_withdrawn(call, self._worker.evaluate(request))
+
+    async def do_withdraw(self, call: str) -> None:
+        self._calls.withdraw(call)
+
+    async def do_get_status(self) -> WorkerStatus:
+        return await self._worker.get_status()
+
+    async def do_close(self) -> WorkerStatus:
+        return await self._worker.close()
+
 
 class ReplayBuffer(Actor):
     """Never asked: `Buffer` plays its part. How it was made is not part of the trace."""
@@ -219,5 +273,5 @@ class Buffer(LocalReplayBuffer[Any]):
 
 Actors = Mapping[str, type[Actor]]
 STAND_INS: Actors = {
-    stand_in.__name__: stand_in for stand_in in (TitanTrainer, Generator, ReferenceModel, ReplayBuffer)
+    stand_in.__name__: stand_in for stand_in in (TitanTrainer, Generator, ReferenceModel, RolloutWorker, ReplayBuffer)
 }

@@ -95,6 +95,7 @@ def test_arguments_of_vllm_are_passed_on() -> None:
             "use a divisor",
         ),
         ("model.path=Qwen/Qwen3-0.6B", "warmup works only with a model built here", "warmup=null"),
+        ("rollouts.workers=80", "at most 48 groups are under way at once (grpo.groups_per_step=24 for each of 2", "48"),
         ("model.path=./nowhere", "there is no folder './nowhere'", "checkpoint folder"),
         ("model={renderer: prime-qwen3, thinking: true}", "'prime-qwen3' has no switch for thinking", "thinking=false"),
         ("model.renderer=qwen33", "No renderer config registered", "model.renderer=qwen3"),
@@ -116,6 +117,11 @@ def test_usage_is_refused_with_its_fix(override: str, message: str, fix: str) ->
     assert isinstance(error, UsageError)
     assert message in error.message
     assert fix in (error.fix or "")
+
+
+def test_more_workers_than_sandboxes_are_refused() -> None:
+    error = refusal("rollouts.workers=3", "sandbox.concurrency=2")
+    assert "rollouts.workers=3 can't share sandbox.concurrency=2 sandboxes" in error.message
 
 
 def test_what_a_schedule_does_not_use_may_be_at_its_default() -> None:

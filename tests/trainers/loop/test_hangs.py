@@ -27,8 +27,8 @@ from tests.trainers.loop.dry_run import Sums, dry_run
 from tests.trainers.loop.stand_ins import STAND_INS, Actors, Generator, TitanTrainer
 from trainers.generator.pool import GeneratorPool
 from trainers.generator.types import Completion, EngineFailedError, SamplingOptions
-from trainers.loop.rollouts import Rollouts
 from trainers.loop.status import Status
+from trainers.rollout.player import Player
 
 WATCHED = {"watchdog.warn_s": 200.0, "watchdog.end_s": 300.0, "evaluation.temperature": 0.5}
 
@@ -105,13 +105,16 @@ def test_an_actor_that_does_not_answer_is_itself_the_diagnosis(tmp_path: Path) -
         async def stats(self) -> Any:
             await asyncio.Event().wait()
 
-    rollouts: Any = SimpleNamespace(episodes_running=0, episodes_ended=0, longest_waiting=lambda: "no episode")
-
     async def report() -> None:
         deaf: Any = Deaf()
+        rollouts: Any = SimpleNamespace(
+            episodes_running=0, episodes_ended=0, longest_waiting=lambda: "no episode", look=deaf.stats
+        )
         await Status(run, deaf, rollouts, Account("trainer", "wait for episodes")).report(deaf)
 
-    with pytest.raises(ForgeError, match="a generator does not answer; the replay buffer does not answer"):
+    with pytest.raises(
+        ForgeError, match="a generator does not answer; the replay buffer does not answer; a rollout worker does not"
+    ):
         virtual_time.run(report())
 
 
@@ -201,12 +204,11 @@ class Faulty(Sums):
 
 def played(make: Callable[[], fe.Environment], policy: Any, groups: int = 1) -> tuple[list[int], float]:
     """Episodes of each group that were not late, and the seconds all of them took."""
-    keys = ["grpo.group_size=4", "grpo.group_timeout_s=20", "logging.timeline=false", "logging.trajectories=none"]
-    run = Run(load_config("coding_rlvr", keys), RunFolder(Path("nowhere")))
+    config = load_config("coding_rlvr", ["grpo.group_size=4", "grpo.group_timeout_s=20"])
 
     async def play() -> tuple[list[int], float]:
-        rollouts = Rollouts(run, make, policy())
-        found = await asyncio.gather(*(rollouts.group(index) for index in range(groups)))
+        player = Player(config, make, policy(), warn=lambda text: None)
+        found = await asyncio.gather(*(player.group(index, index) for index in range(groups)))
         return [len(group.episodes) for group in found], asyncio.get_running_loop().time()
 
     return virtual_time.run(play())
@@ -248,6 +250,6 @@ def test_every_actor_has_an_account_of_its_time(tmp_path: Path) -> None:
     assert len(rows) == 5
     for row in rows:
         accounted = {name.split("/")[1] for name in row if name.startswith("time/")}
-        assert accounted == {"trainer", "reference", "episodes", "generator", "buffer"}
+        assert accounted == {"trainer", "reference", "episodes", "rollouts0", "generator", "buffer"}
     assert sum(row.get("time/generator/generate", 0.0) for row in rows) > 0
     assert any(row.get("generator/tokens_per_s", 0.0) > 0 for row in rows), "the report's curve of what is generated"

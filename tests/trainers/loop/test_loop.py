@@ -30,12 +30,13 @@ from trainers.generator.pool import GeneratorPool
 from trainers.generator.types import SamplingOptions
 from trainers.loop.checkpoints import Checkpoints, Saved
 from trainers.loop.evaluation import Evaluator
-from trainers.loop.prepare import _cached, _resumed_model, check_prompts
+from trainers.loop.prepare import _cached, _resumed_model
 from trainers.loop.publisher import Publisher
-from trainers.loop.rollouts import Group, Totals
-from trainers.loop.system import System, unless_stopped, why_nothing
+from trainers.loop.system import System, unless_stopped
 from trainers.model.chat import Chat, FolderTokenizer
 from trainers.model.tiny import build_tiny_folder
+from trainers.rollout.local import check_prompts
+from trainers.rollout.types import Group, Totals, why_nothing
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def run(config: RunConfig, tmp_path: Path) -> Run:
 class Lost:
     """Rollouts of which infrastructure spoils every one."""
 
-    async def evaluate(self, split: str, count: int, policy: object) -> list[Trajectory]:
+    async def evaluate(self, split: str, count: int, kind: str, held: object) -> list[Trajectory]:
         return [
             Trajectory(id=str(n), environment="", task_id="", valid=False, error="no sandbox") for n in range(count)
         ]
@@ -59,7 +60,7 @@ class Lost:
 
 async def test_a_score_of_nothing_is_an_error_and_no_zero(run: Run) -> None:
     with pytest.raises(ForgeError, match=r"no episode of the evaluation on eval could be played.*no sandbox"):
-        await Evaluator(run, Lost(), GeneratorPool([None]), lambda generate: None).evaluate(0, "eval", 3)  # type: ignore[arg-type]
+        await Evaluator(run, Lost(), GeneratorPool([None])).evaluate(0, "eval", 3)  # type: ignore[arg-type]
     assert run.state.evaluations == []
 
 
@@ -293,7 +294,7 @@ async def test_a_checkpoint_knows_the_task_of_every_position_that_its_buffer_has
     system = System.__new__(System)
     system.step, system._account, system._checkpoints = 1, Account("trainer"), Kept()  # type: ignore[assignment]
     system.trainer, system.buffer = None, Buffer(BufferSettings(2, 1))  # type: ignore[assignment]
-    system.rollouts = SimpleNamespace(order=order, set_aside=set())  # type: ignore[assignment]
+    system.rollouts = SimpleNamespace(order=order, set_aside=set(), state_dict=dict)  # type: ignore[assignment]
     system._algorithm = SimpleNamespace(state_dict=dict)  # type: ignore[assignment]
     await system._save()
     [state] = saved

@@ -1,0 +1,78 @@
+"""The rollout worker as an actor: a process that plays episodes on an event loop of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from forge_env.logs import log_to
+from forge_env.run.folder import RunFolder
+from trainers.actors.actor import ForgeActor, concurrent_endpoint
+from trainers.actors.processes import settle_heap
+from trainers.actors.withdrawal import Withdrawable
+from trainers.rollout.local import LocalWorker, WorkerSettings
+from trainers.rollout.types import GroupReport, HeldOut, HeldOutReport, Links, RollOut, WorkerStatus
+
+
+class RolloutWorker(ForgeActor):
+    """A `LocalWorker` behind endpoints. Calls overlap; `call` names one for `withdraw`.
+
+    Args:
+        settings: of the worker.
+    """
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._calls = Withdrawable()
+        self._logging = ExitStack()
+
+    @concurrent_endpoint
+    async def setup(self) -> None:
+        """Open the sandbox engine; make environment, chat format and the algorithm's part."""
+        self._logging.enter_context(log_to(RunFolder(self._settings.folder).log))
+        self._worker = LocalWorker(self._settings)
+        await self._worker.setup()
+        settle_heap()
+
+    @concurrent_endpoint
+    async def check_prompts(self) -> None:
+        """See `LocalWorker.check_prompts`."""
+        await self._worker.check_prompts()
+
+    @concurrent_endpoint
+    async def connect(self, links: Links) -> None:
+        """See `LocalWorker.connect`."""
+        await self._worker.connect(links)
+
+    @concurrent_endpoint
+    async def restore(self, state: Mapping[str, Any], set_aside: Iterable[str]) -> None:
+        """See `LocalWorker.restore`."""
+        await self._worker.restore(state, set_aside)
+
+    @concurrent_endpoint
+    async def roll_out(self, request: RollOut, call: str = "") -> GroupReport | None:
+        """See `LocalWorker.roll_out`; None when it was withdrawn."""
+        return await self._calls.until_withdrawn(call, self._worker.roll_out(request))
+
+    @concurrent_endpoint
+    async def evaluate(self, request: HeldOut, call: str = "") -> HeldOutReport | None:
+        """See `LocalWorker.evaluate`; None when it was withdrawn."""
+        return await self._calls.until_withdrawn(call, self._worker.evaluate(request))
+
+    @concurrent_endpoint
+    async def withdraw(self, call: str) -> None:
+        """Whoever made that call no longer waits for it."""
+        self._calls.withdraw(call)
+
+    @concurrent_endpoint
+    async def get_status(self) -> WorkerStatus:
+        """See `LocalWorker.get_status`."""
+        return await self._worker.get_status()
+
+    @concurrent_endpoint
+    async def close(self) -> WorkerStatus:
+        """See `LocalWorker.close`."""
+        last = await self._worker.close()
+        self._logging.close()
+        return last
