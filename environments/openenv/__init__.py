@@ -269,12 +269,7 @@ class OpenEnvEnvironment(Environment):
         properties = {name: value for name, value in schema.get("properties", {}).items() if name != "metadata"}
         ours = {"message", "tool_calls"} <= properties.keys()
         if ours or schema.get("title") in TOOL_SCHEMAS:
-            listed = await self._list_tools()
-            self._remote_tools = True
-        else:
-            listed = None
-        if listed is not None:
-            self._tools = listed
+            self._tools, self._remote_tools = await self._list_tools(), True
         elif _text_field(schema) is None:
             parameters = {**schema, "properties": properties}
             self._tools = [ToolSpec(name="act", description="Act in the environment.", parameters=parameters)]

@@ -39,13 +39,7 @@ def run(args: argparse.Namespace) -> int:
         for change in preflight.changed_keys(config, folder.config):
             print(f"changed on resume: {change}", flush=True)
     tidy()
-    outcome = launch(
-        config,
-        folder,
-        lambda: load_trainer(config.method),
-        resume=args.resume,
-        debug=args.debug,
-    )
+    outcome = launch(config, folder, lambda: load_trainer(config.method), resume=args.resume, debug=args.debug)
     if outcome.error is not None:
         report_error(outcome.error, hint=f"the traceback is at the end of {folder.log}")
     with suppress(OSError):  # a terminal that is gone

@@ -82,12 +82,7 @@ async def evaluate_async(
     name, policy = _named_policy(model)
     config = build(EvaluationConfig, Source("", {"environments": chosen, "model": name, **settings}))
     evaluation = Evaluation(
-        config,
-        policy=policy,
-        classes=classes,
-        resume=resume,
-        sandboxes=sandboxes,
-        stream=sys.stderr if show else None,
+        config, policy=policy, classes=classes, resume=resume, sandboxes=sandboxes, stream=sys.stderr if show else None
     )
     return await evaluation.run()
 

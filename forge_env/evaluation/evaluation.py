@@ -33,7 +33,6 @@ from forge_env.logs import log_to
 from forge_env.policy import Policy
 from forge_env.registry import environment_class, make, make_config
 from forge_env.rollout.scripted import GoldPolicy, scripted_policy
-from forge_env.sandbox.engines import LazyEngine
 from forge_env.trajectory import TrajectoryWriter
 from forge_env.types import Task
 
@@ -84,7 +83,7 @@ class Evaluation:
             if "base_url" not in config.model_fields_set:  # as recorded, whatever this shell's default is
                 config = self.config = config.model_copy(update={"base_url": before.base_url})
         self._meter = Meter(read_price(config.prices, config.model) if config.prices else None, config.budget)
-        self._engine = WatchedEngine(self.sandboxes or LazyEngine(config.sandbox))
+        self._engine = WatchedEngine(config.sandbox, self.sandboxes)
         self._sources = {
             choice.label: TaskSource(self._maker(choice, index)) for index, choice in enumerate(config.environments)
         }

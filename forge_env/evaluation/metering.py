@@ -98,8 +98,8 @@ class Meter:
         return usage
 
 
-class MeteredPolicy(Policy):
-    """A policy for one sample: every reply is counted, and limits end the episode."""
+class MeteredPolicy(Policy, PolicySession):
+    """A policy for one sample, and the session of its try: every reply is counted, and limits end the episode."""
 
     def __init__(
         self, policy: Policy, meter: Meter, config: EvaluationConfig, *, on_turn: Callable[[], object] = lambda: None
@@ -122,48 +122,53 @@ class MeteredPolicy(Policy):
         self._early = False
 
     def session_inside(self, env: Environment, task: Task, *, seed: int | None = None) -> PolicySession:
-        """A counted session; scripted policies are shown the task as usual."""
-        return _MeteredSession(self, open_session(self.policy, env, task, seed=seed))
-
-
-class _MeteredSession(PolicySession):
-    def __init__(self, owner: MeteredPolicy, inner: PolicySession) -> None:
-        self._owner = owner
-        self._inner = inner
-        self._usage = TokenUsage()
-        self._tool_calls = 0
-        owner.turns = []
+        """A new try; scripted policies are shown the task as usual."""
+        self._inner = open_session(self.policy, env, task, seed=seed)
+        self._tried = TokenUsage()
+        self.turns = []
+        return self
 
     async def reply(self, observation: Observation) -> Reply:
-        owner = self._owner
-        self._check()
-        if (limit := owner.config.token_limit) is not None:
-            self.limit_reply(limit - self._usage.completion)  # where the session inside can be told
-        owner.begun()
-        owner.meter.asking += 1
-        owner.on_turn()
+        """The policy's, counted.
+
+        Raises:
+            LimitReached: the sample may use no more.
+            BudgetExhaustedError: the run may.
+        """
+        config, meter, tried = self.config, self.meter, self._tried
+        if meter.exhausted:
+            raise BudgetExhaustedError(f"the budget of {config.budget:g} is used up")
+        if config.token_limit is not None and tried.completion >= config.token_limit:
+            raise LimitReached("tokens")
+        if config.cost_limit is not None and tried.cost >= config.cost_limit:
+            raise LimitReached("cost")
+        if config.token_limit is not None:
+            self.limit_reply(config.token_limit - tried.completion)  # where the session inside can be told
+        self.begun()
+        meter.asking += 1
+        self.on_turn()
         try:
             reply = await self._inner.reply(observation)
         finally:
-            owner.meter.asking -= 1
-            owner.on_turn()
-        used = owner.meter.of(reply)
-        for usage in (self._usage, owner.usage, owner.meter.total):
+            meter.asking -= 1
+            self.on_turn()
+        used = meter.of(reply)
+        for usage in (tried, self.usage, meter.total):
             usage.add(used)
-        owner.turns.append(Turn(observation, reply))
-        self._tool_calls += len(reply.message.tool_calls)
+        self.turns.append(Turn(observation, reply))
         if (passed := self._passed(reply)) is not None:
             raise LimitReached(passed, reply=reply)
         return reply
 
     def _passed(self, reply: Reply) -> str | None:
         """The limit that this reply went beyond, or was cut at."""
-        config, used = self._owner.config, self._usage
-        if config.tool_call_limit is not None and self._tool_calls > config.tool_call_limit:
+        config, tried = self.config, self._tried
+        calls = sum(len(turn.message.tool_calls) for turn in self.turns)
+        if config.tool_call_limit is not None and calls > config.tool_call_limit:
             return "tool_calls"
-        if config.token_limit is not None and used.completion + (reply.stop_reason == "length") > config.token_limit:
+        if config.token_limit is not None and tried.completion + (reply.stop_reason == "length") > config.token_limit:
             return "tokens"
-        if config.cost_limit is not None and used.cost > config.cost_limit:
+        if config.cost_limit is not None and tried.cost > config.cost_limit:
             return "cost"
         return None
 
@@ -174,13 +179,3 @@ class _MeteredSession(PolicySession):
     def unanswered(self) -> InfrastructureError | None:
         """What the session inside says."""
         return self._inner.unanswered()
-
-    def _check(self) -> None:
-        owner, used = self._owner, self._usage
-        config = owner.config
-        if owner.meter.exhausted:
-            raise BudgetExhaustedError(f"the budget of {config.budget:g} is used up")
-        if config.token_limit is not None and used.completion >= config.token_limit:
-            raise LimitReached("tokens")
-        if config.cost_limit is not None and used.cost >= config.cost_limit:
-            raise LimitReached("cost")

@@ -34,6 +34,7 @@ from forge_env.policy import Policy
 from forge_env.rollout.episode import EpisodeLimits, Retry, run_episode
 from forge_env.rollout.scripted import PolicyBugError
 from forge_env.rollout.working_time import waiting
+from forge_env.sandbox.engines import LazyEngine
 from forge_env.sandbox.protocol import Sandbox, SandboxEngine, SandboxSpec
 from forge_env.trajectory import Trajectory, TrajectoryWriter
 from forge_env.types import Task
@@ -75,15 +76,18 @@ QUEUE = 2
 """Sandboxes waited for, however few are out, that don't yet hold anything up."""
 
 
-class WatchedEngine(SandboxEngine):
-    """Passes everything on to `engine`; knows how many sandboxes are out, and how many are waited for.
+class WatchedEngine(LazyEngine):
+    """Knows how many sandboxes are out, and how many are waited for. Waiting for a sandbox is not working time.
 
-    Waiting for a sandbox is not working time.
+    Args:
+        name: of the engine that the first sandbox opens.
+        given: a started engine to use instead.
     """
 
-    def __init__(self, engine: SandboxEngine, *, on_change: Callable[[], object] = lambda: None) -> None:
-        self.engine = engine
-        self.on_change = on_change
+    def __init__(self, name: str, given: SandboxEngine | None = None) -> None:
+        super().__init__(name)
+        self._engine = given
+        self.on_change: Callable[[], object] = lambda: None
         """Called whenever a sandbox was handed out."""
         self.out = 0
         self.queued = 0
@@ -98,21 +102,12 @@ class WatchedEngine(SandboxEngine):
         """Whether the queue is as long as all that is out: starting more samples would only lengthen it."""
         return self.queued >= max(QUEUE, self.out)
 
-    @classmethod
-    def unavailable_reason(cls) -> str | None:
-        """Known by the engine inside only."""
-        return None
-
-    async def start(self) -> None:
-        """Start the engine."""
-        await self.engine.start()
-
     async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:
         """A sandbox of the engine."""
         self.queued += 1
         try:
             with waiting():
-                sandbox = await self.engine.acquire(spec)
+                sandbox = await super().acquire(spec)
         finally:
             self.queued -= 1
         self.out += 1
@@ -122,15 +117,7 @@ class WatchedEngine(SandboxEngine):
     async def release(self, sandbox: Sandbox) -> None:
         """Give a sandbox back."""
         self.out -= 1
-        await self.engine.release(sandbox)
-
-    async def close(self) -> None:
-        """Close the engine."""
-        await self.engine.close()
-
-    def stats(self) -> dict[str, Any]:
-        """Counters of the engine."""
-        return self.engine.stats()
+        await super().release(sandbox)
 
 
 log = logging.getLogger(__name__)
@@ -289,16 +276,13 @@ class Runner:
                 trajectory_id=sample.id,
                 retry=self._retry,
             )
-        except (EnvironmentBugError, PolicyBugError, BudgetExhaustedError) as error:
-            trajectory.valid, trajectory.error = False, f"{type(error).__name__}: {error}"
-            trajectory.turns = metered.turns
-            log.error("sample %s: %s", sample.id, error)
-        except ForgeError:
-            raise  # a deliberate word to whoever started this run
         except Exception as error:  # a sample is the boundary: one bug must not cost the others
-            trajectory.valid, trajectory.error = False, with_place(error)
-            trajectory.turns = metered.turns
-            log.error("sample %s: %s", sample.id, trajectory.error, exc_info=error)
+            known = isinstance(error, EnvironmentBugError | PolicyBugError | BudgetExhaustedError)
+            if isinstance(error, ForgeError) and not known:
+                raise  # a deliberate word to whoever started this run
+            trajectory.valid, trajectory.turns = False, metered.turns
+            trajectory.error = f"{type(error).__name__}: {error}" if known else with_place(error)
+            log.error("sample %s: %s", sample.id, trajectory.error, exc_info=None if known else error)
         return trajectory
 
     async def _record(self, sample: Sample, trajectory: Trajectory, metered: MeteredPolicy) -> None:

@@ -39,15 +39,7 @@ from forge_env.registry import environment_class, make, make_config, summary_of
 from forge_env.sandbox import SandboxEngine
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.serve.mcp import SERVER_ERROR, McpEndpoint, answer_rpc
-from forge_env.serve.sessions import (
-    EpisodeState,
-    ServeLimits,
-    Session,
-    Sessions,
-    WireError,
-    parse_message,
-    schemas,
-)
+from forge_env.serve.sessions import EpisodeState, ServeLimits, Session, Sessions, WireError, parse_message, schemas
 
 log = logging.getLogger(__name__)
 COOKIE = "openenv_session"
