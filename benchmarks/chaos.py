@@ -59,7 +59,7 @@ SHORT = {
 SHAPES: list[dict[str, object]] = [
     {"generator.num_replicas": 2, "grpo.max_off_policy_steps": 1},
     {"generator.num_replicas": 1, "grpo.max_off_policy_steps": 0, "grpo.reference.source": "initial"},
-    {"trainer.procs": 2, "grpo.max_off_policy_steps": 2},
+    {"trainer.procs": 2, "trainer.threads": 1, "grpo.max_off_policy_steps": 2},
 ]
 """Of the chains, in turns: together they have every role."""
 KINDS = ("killed", "stopped", "starved")
