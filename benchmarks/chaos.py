@@ -361,7 +361,7 @@ class Chain:
 
     def _finish(self, run: Run) -> None:
         """Let the last run come to its end, and look at what all have left."""
-        if not run.until(lambda: run.look() and run.ended, START_S + STEP_S, watch_end=False):
+        if not run.until(lambda: not run.look() or run.ended, START_S + STEP_S, watch_end=False):
             self.problems.append(f"the last run hangs: {run.said[-300:]}\n{run.log[-4000:]}")
             run.process.kill()
         if run.process.wait() != 0:

@@ -255,3 +255,15 @@ def test_a_killed_run_leaves_nothing(tmp_path: Path, cache: Path) -> None:
     command = [sys.executable, "-m", "forge_env", "list"]
     subprocess.run(command, check=True, capture_output=True, cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)})
     assert_nothing_left(training, family, shm)
+
+
+def test_a_closed_terminal_saves_and_leaves_nothing(tmp_path: Path, cache: Path) -> None:
+    shm = shared_memory()
+    training = Training(tmp_path, cache, "closed", "sandbox.engine=local", "grpo.steps=500", terminal=True)
+    training.wait_for("step 1 trains groups")
+    family = training.family()
+    os.close(training.terminal)
+    assert training.wait(120) == 130, (training.run / "run.log").read_text()[-2000:]
+    assert training.summary["exit"] == "interrupted"
+    assert list((training.run / "checkpoints").glob("step-*/progress.json"))
+    assert_nothing_left(training, family, shm)
