@@ -95,6 +95,24 @@ def test_only_actors_import_monarch() -> None:
             assert not [name for name in imports(path) if name.split(".")[0] == "monarch"], path
 
 
+TIME_OF_DAY = {
+    "environments/verifiers/__init__.py": "a message's time, as its library wants it",
+    "forge_env/cli/sandbox.py": "the age of a sandbox that another process has made",
+    "forge_env/run/account.py": "what relates the clocks of two hosts on a timeline",
+    "forge_env/run/metrics.py": "a TensorBoard event's time",
+    "sandboxes/box.py": "whether a sandbox has set its clock",
+    "sandboxes/runner/supervisor.py": "the sandbox's own",
+}
+"""What may know it: all else measures time by clocks that nobody sets."""
+
+
+def test_a_clock_that_is_set_moves_nothing() -> None:
+    for room in ROOMS:
+        for path in files(room):
+            if "attacks" not in path.parts and str(path.relative_to(ROOT)) not in TIME_OF_DAY:
+                assert "time.time()" not in path.read_text(), path
+
+
 def test_importing_the_platform_loads_nothing_heavy() -> None:
     code = (
         "import sys, forge_env;"

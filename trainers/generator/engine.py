@@ -128,7 +128,7 @@ class AsyncEngine:
         completion = Completion(prompt, NO_TOKENS, NO_TOKENS, NO_TOKENS, "stop", self.version)
         request = _Request(completion, asyncio.get_running_loop().create_future())
         self._requests[request_id] = request
-        self._orders.append(Admission(request_id, completion.prompt_ids, options, time.time()))
+        self._orders.append(Admission(request_id, completion.prompt_ids, options, time.monotonic()))
         self.stats.requests += 1
         self._work.set()
         try:

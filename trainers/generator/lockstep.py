@@ -28,7 +28,7 @@ class Admission:
     prompt_ids: NDArray[np.int32]
     options: SamplingOptions
     arrived: float
-    """Unix time; of requests of one priority, vLLM serves the oldest first."""
+    """Seconds of the monotonic clock; of requests of one priority, vLLM serves the oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
