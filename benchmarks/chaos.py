@@ -34,6 +34,8 @@ from benchmarks.report import record, table
 
 END_S = 60.0
 """A run that does not heal ends within this."""
+WATCHDOG_S = 120.0
+"""One that only the watchdog ends, within this more; a start on a busy machine takes more than a minute."""
 GONE_S = 20.0
 """What is left of a run is gone within this after its end; Monarch's own processes take a while to notice."""
 START_S = 240.0
@@ -53,8 +55,8 @@ SHORT = {
     "evaluation.every": 0,
     "checkpoint.every": 2,
     "logging.tensorboard": "false",
-    "watchdog.warn_s": 30,
-    "watchdog.end_s": 50,
+    "watchdog.warn_s": 60,
+    "watchdog.end_s": WATCHDOG_S,
 }
 SHAPES: list[dict[str, object]] = [
     {"generator.num_replicas": 2, "grpo.max_off_policy_steps": 1},
@@ -347,7 +349,8 @@ class Chain:
         if code == 0 or (death.role == "controller" and death.kind == "killed"):
             return
         assert death.noticed_s is not None
-        if death.noticed_s > END_S + (STARVE_S if death.kind == "starved" else 0.0):
+        watched = WATCHDOG_S if "no progress" in death.cause else 0.0
+        if death.noticed_s > END_S + watched + (STARVE_S if death.kind == "starved" else 0.0):
             death.problems.append(f"its end took {death.noticed_s:.0f} s")
         if code != (130 if death.kind in ASKED else 1):
             death.problems.append(f"it ended with code {code}: {run.said[-400:]}")
