@@ -446,7 +446,7 @@ score mixes the policy versions that arrive in the meantime."""
 
 
 class CheckpointSection(Section):
-    """When model and optimizer are saved."""
+    """When the whole run is saved, beside training."""
 
     every: NonNegative = 0
     """Training steps between checkpoints; 0: by time only."""
@@ -454,6 +454,9 @@ class CheckpointSection(Section):
     """Maximum minutes between checkpoints; 0: no limit. A checkpoint is always saved at the end."""
     keep: Positive = 2
     """Number of most recent checkpoints to keep."""
+    keep_best: NonNegative = 1
+    """Number of checkpoints with the best held-out scores to keep besides; a checkpoint is then saved for every \
+evaluation. 0: by number only."""
     grace_s: Annotated[float, Field(ge=0)] = 0.0
     """Seconds from SIGTERM until the platform kills (Kubernetes: 30, `docker stop`: 10, Slurm: 30). The run ends \
 within them: saved if the step under way ends in time, else with the checkpoint before. 0: there is no such limit."""

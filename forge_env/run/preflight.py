@@ -106,11 +106,13 @@ def needed_memory(config: RunConfig) -> dict[str, tuple[int, float]]:
     """Estimate of the host memory that a run takes, by role: how many processes, and GiB of each.
 
     A CPU generator holds weights and key-value cache, a CPU trainer weights, gradients and two optimizer
-    moments; on GPUs both live in device memory and the host holds a copy of the weights for their transfer.
+    moments; on GPUs both live in device memory and the host holds a copy of the weights for their transfer. A
+    checkpoint under way is a copy of weights and moments.
     """
     size = model_size_gb(config)
     generator = PROCESS_GB + (size if config.generator.with_gpus else size + config.generator.kv_cache_gb)
     trainer = PROCESS_GB + (size if config.trainer.with_gpus else 4 * size / config.trainer.procs)
+    trainer += 3 * size / config.trainer.procs
     roles = {
         "controller": (1, CONTROLLER_GB),
         "sandboxes": (1, SANDBOXES_GB),
@@ -152,7 +154,7 @@ def check_memory(config: RunConfig) -> None:
 def needed_disk_gb(config: RunConfig) -> tuple[float, float]:
     """Estimates for (run folder, cache), GiB: a checkpoint holds weights and two moments in float32."""
     size = model_size_gb(config)
-    checkpoints = (config.checkpoint.keep + 1) * 3 * size
+    checkpoints = (config.checkpoint.keep + config.checkpoint.keep_best + 1) * 3 * size
     return 0.3 + checkpoints, 0.2 + (3 * size if config.warmup else size)
 
 

@@ -166,6 +166,24 @@ class Platform:
     limits_threads: bool = False
 
 
+ROWS = 16
+"""Rows that a matrix product has at least, for each thread, on a CPU. MKL computes few rows in another way than many,
+so what is sampled would depend on how many requests happen to be under way beside it."""
+
+
+def padded_gemm(layer: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+    """vLLM's linear layer on a CPU, of at least `ROWS` rows for each thread: x [rows, in] -> [rows, out].
+
+    Every row then comes out the same, to the last bit, whatever the others are.
+    """
+    import torch
+
+    missing = ROWS * torch.get_num_threads() - x.shape[0]
+    if missing <= 0:
+        return layer.cpu_linear(x, weight, bias)
+    return layer.cpu_linear(torch.nn.functional.pad(x, (0, 0, 0, missing)), weight, bias)[: x.shape[0]]
+
+
 EVERYWHERE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
 CPU = Platform(
     environment={
@@ -174,9 +192,14 @@ CPU = Platform(
         "OMP_NUM_THREADS": "{threads}",
         # vLLM compiles a few sampling helpers, which on a CPU takes seconds and gains nothing.
         "TORCHDYNAMO_DISABLE": "1",
+        # A long context whose attention idle threads share out adds up in another order than one that is not.
+        "VLLM_CPU_ATTN_SPLIT_KV": "0",
     },
-    # oneDNN's GEMM handlers keep stale copies after the second weight load; plain layout does not.
-    attributes={"vllm._custom_ops._supports_onednn": False},
+    attributes={
+        # oneDNN's GEMM handlers keep stale copies after the second weight load; plain layout does not.
+        "vllm._custom_ops._supports_onednn": False,
+        "vllm.model_executor.layers.utils.cpu_unquantized_gemm": padded_gemm,
+    },
     limits_threads=True,
 )
 GPU = Platform()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +74,7 @@ class _Session(PolicySession):
             max_tokens=min(policy.max_tokens, room),
             temperature=policy.temperature,
             stop_token_ids=[*policy.chat.stop_token_ids, *policy.sampling.stop_token_ids],
-            seed=self._seed,
+            seed=None if self._seed is None else turn_seed(self._seed, self._turns),
             priority=-self._turns,  # what is nearly done first: groups become complete sooner
             shaping=policy.sampling.model_dump(exclude={"stop_token_ids"}, exclude_defaults=True),
         )
@@ -101,3 +102,8 @@ class _Session(PolicySession):
             if extended is not None:
                 return extended
         return chat.render(self._messages, self._tools)
+
+
+def turn_seed(seed: int, turn: int) -> int:
+    """The seed of one request of an episode, below 2**63."""
+    return int.from_bytes(blake2b(f"{seed}/{turn}".encode(), digest_size=8).digest()) >> 1

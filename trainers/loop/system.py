@@ -100,12 +100,15 @@ class Method(Trainer):
         """Start everything that the recipe names, and let the algorithm run on it."""
         from trainers.actors.faults import expect_ends
 
-        config = run.config
-        if run.resume and _complete(run, Checkpoints(run).step):
+        config, checkpoints = run.config, Checkpoints(run)
+        checkpoints.tidy()
+        if run.resume and _complete(run, checkpoints.step):
             run.note(f"All {config.grpo.steps} steps are done: nothing to resume. More: --grpo.steps N")
             return
         run.stage("model", config.model.path)
         found = await find_model(run)
+        if run.resume:
+            await asyncio.to_thread(checkpoints.verify, found)
         environment: Environment = fe.make(config.environment.name, **config.environment.options)
         preparation = self.algorithm.preparation
         async with Stack(config) as stack:
@@ -124,6 +127,7 @@ class Method(Trainer):
             finally:
                 await actors.rollouts.close()
             await actors.generators.halt()
+        checkpoints.tidy()
 
 
 class System:
@@ -149,9 +153,15 @@ class System:
         self._status = Status(run, self.generators, self.rollouts, self._account, self.trainer.reference, self._memory)
         self._counters = BufferStats()
         self._trained_at: list[float] = []
-        self._saved_at = asyncio.get_running_loop().time()
+        self._at_rest: Saved | None = None
+        """The last moment at which nothing was under way; in synchronous mode only, where there is one every step."""
         self._training = False
         self._discarded_in_a_row = self._dropped_in_a_row = 0
+        self._results: dict[int, float] = {}
+        """Of groups by position, how they went: what the order of tasks has not learned from yet."""
+        self._under_way: set[int] = set()
+        """Positions of groups that were admitted and not settled."""
+        self._changed = asyncio.Event()
         self._evaluation: asyncio.Task[Estimate | None] | None = None
 
     # --- what an algorithm calls
@@ -159,6 +169,7 @@ class System:
     async def admit(self) -> Ticket:
         """Wait for a slot of the buffer, and for memory; the ticket of a group to roll out."""
         ticket = await self.buffer.admit()
+        self._under_way.add(ticket.index)
         await self._memory.room()
         return ticket
 
@@ -176,6 +187,10 @@ class System:
             self._discarded_in_a_row = self._dropped_in_a_row = 0
         if report.fate == Fate.STALE:
             self.run.warn("a group was dropped as stale: this should not happen, please report it")
+        if report.success is not None:  # from here on it counts, and only once: the buffer knows what became of it
+            self._results[ticket.index] = report.success
+        self._under_way.discard(ticket.index)
+        self._changed.set()
 
     async def _replace(self, ticket: Ticket, report: GroupReport) -> None:
         logger.info("group %d is replaced", ticket.index)
@@ -223,6 +238,11 @@ class System:
             raise
         self.step, self._training = batch.step + 1, False
         self._account.enter("book-keeping")
+        if self.synchronous:  # all groups were in the batch, or are gone: nothing is left but to hear of the last ones
+            await self._all_settled()
+        self._learn_from_results()
+        if self.synchronous:
+            self._at_rest = await self._collect()
         for what, name in (("updates", "skipped_updates"), ("sequences", "sequences_not_finite")):
             if count := int(metrics.get(f"trainer/{name}", 0)):
                 self.run.warn(f"{count} {what} of step {batch.step + 1} were left out: something was not finite")
@@ -241,11 +261,23 @@ class System:
         every, last = self.config.evaluation.every, self.step >= self.config.grpo.steps
         if every and self.step % every == 0 and not last:
             self._evaluate_beside()
-        if not last and self._save_is_due():
-            await self._settled()
-            await self._save()
+        if not last and self._checkpoints.due(self.step) and not self._checkpoints.busy:
+            with self._account.during("save"):
+                await self._checkpoints.begin(self.trainer, self._at_rest or await self._collect())
             self._summarise()
             save_progress(self.run)
+
+    async def _all_settled(self) -> None:
+        """Wait until no group is under way."""
+        while self._under_way:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _learn_from_results(self) -> None:
+        """Tell the order of tasks how groups went: between two steps and by position, not as they happen to end."""
+        for position in sorted(self._results):
+            self.rollouts.order.record(position, self._results[position])
+        self._results.clear()
 
     # --- a session
 
@@ -273,9 +305,8 @@ class System:
         self.run.saved(0)
         if self.run.resume:
             await self._resume()
-        if self.step < config.grpo.steps:
-            when = f"after step {self.step}" if self.step else "before training"
-            await self._evaluate_all(f"held-out score {when}")
+        if not self.step:
+            await self._evaluate_all("held-out score before training")
         self.run.stage("training", f"{config.grpo.steps} steps")
         try:
             await self._loops()
@@ -289,10 +320,10 @@ class System:
         try:
             await self._side_by_side()
         except BaseException:  # whatever ended it: what is trained is kept, where the trainer is between two steps
-            if not self._training and self.step > self._checkpoints.step:
+            if not self._training and self.step:
                 try:
                     async with asyncio.timeout(LAST_SAVE_S):
-                        await self._save()
+                        await self._save(patient=False)
                 except Exception:  # boundary: it must not hide what ended the run
                     logger.exception("step %d could not be saved", self.step)
             raise
@@ -301,6 +332,8 @@ class System:
         async with asyncio.TaskGroup() as group:
             self._tasks = group
             self._publisher = Publisher(self.trainer, self.generators, self.buffer, group)
+            self._checkpoints.start_clock()
+            self._evaluate_what_was_lost()
             generating = group.create_task(self._algorithm.generate())
             await self._algorithm.learn()
             generating.cancel()
@@ -326,10 +359,19 @@ class System:
 
         async def evaluate() -> Estimate:
             await self._publisher.settled()
-            return await self.evaluator.evaluate(step, section.split, section.num_tasks)
+            result = await self.evaluator.evaluate(step, section.split, section.num_tasks)
+            self._checkpoints.prune()
+            return result
 
         # whoever asks the run to stop must not wait for it: weights that it holds keep new ones from arriving
         self._evaluation = self._tasks.create_task(unless_stopped(self.run, evaluate()))
+
+    def _evaluate_what_was_lost(self) -> None:
+        """An evaluation that was under way when the last session ended is made up for."""
+        section = self.config.evaluation
+        scored = any(item.step == self.step and item.split == section.split for item in self.run.state.evaluations)
+        if section.every and self.step and self.step % section.every == 0 and not scored:
+            self._evaluate_beside()
 
     # --- the record
 
@@ -369,24 +411,35 @@ class System:
 
     # --- checkpoints
 
-    def _save_is_due(self) -> bool:
-        section = self.config.checkpoint
-        if section.every and self.step % section.every == 0:
-            return True
-        return bool(section.minutes) and asyncio.get_running_loop().time() - self._saved_at >= section.minutes * 60
+    @property
+    def synchronous(self) -> bool:
+        """Whether nothing is sampled while a step is trained: then a run repeats itself, and resumes, to the bit."""
+        return self.config.grpo.max_off_policy_steps == 0
 
-    async def _save(self) -> None:
+    async def _save(self, *, patient: bool = True) -> None:
         with self._account.during("save"):
-            first_open, buffer = (await self.buffer.stats()).first_open, await self.buffer.state_dict()
-            state = {  # taken after the buffer's: every position that it has handed out has its task
-                "order": self.rollouts.order.state_dict(first_open),
-                "set_aside": sorted(self.rollouts.set_aside),
-                "workers": self.rollouts.state_dict(),
-                "algorithm": self._algorithm.state_dict(),
-            }
-            if await self._checkpoints.save(self.trainer, Saved(self.step, state, buffer)) is not None:
-                self.run.saved(self.step)
-        self._saved_at = asyncio.get_running_loop().time()
+            await self._checkpoints.settled()
+            at_rest = self._at_rest if self._at_rest is not None and self._at_rest.step == self.step else None
+            await self._checkpoints.save(self.trainer, at_rest or await self._collect(), patient=patient)
+
+    async def _collect(self) -> Saved:
+        """What a checkpoint holds besides the trainer's state: the buffer first, and of the rest what goes with it."""
+        first_open, buffer = (await self.buffer.stats()).first_open, await self.buffer.state_dict()
+        lost = {index for index, _ in [*buffer["rolling"], *buffer["late"]]} | set(buffer["again"])  # played again
+        results = {
+            position: result
+            for position, result in self._results.items()
+            if position < buffer["next_index"] and position not in lost
+        }
+        state = {  # taken after the buffer's: every position that it has handed out has its task
+            "order": self.rollouts.order.state_dict(first_open),
+            "results": sorted(results.items()),
+            "set_aside": sorted(self.rollouts.set_aside),
+            "workers": self.rollouts.state_dict(),
+            "in_a_row": [self._discarded_in_a_row, self._dropped_in_a_row],
+            "algorithm": self._algorithm.state_dict(),
+        }
+        return Saved(self.step, state, buffer)
 
     async def _resume(self) -> None:
         saved = await self._checkpoints.restore(self.trainer)
@@ -397,6 +450,8 @@ class System:
         self.run.note(f"Resuming after step {self.step}")
         self.rollouts.order.load_state_dict(saved.state["order"])
         await self.rollouts.load_state_dict(saved.state["workers"], set(saved.state["set_aside"]))
+        self._results = {int(position): float(result) for position, result in saved.state["results"]}
+        self._discarded_in_a_row, self._dropped_in_a_row = saved.state["in_a_row"]
         self._algorithm.load_state_dict(saved.state["algorithm"])
         await self.buffer.load_state_dict(saved.buffer)
         await self.buffer.restart(self.step)

@@ -77,9 +77,19 @@ class TrainerHandle:
 
         return asyncio.ensure_future(arrived())
 
-    async def save(self, folder: str) -> None:
-        """Write weights and training state."""
-        await result(self._actor.save.call(folder))
+    async def begin_save(self, folder: str) -> asyncio.Future[dict[str, float]]:
+        """Start to write weights and training state as they are now; what is returned ends when they are written.
+
+        Training may go on at once.
+        """
+        metrics: dict[str, float] = await agreed(self._actor.begin_save.call(folder))
+        writing = self._actor.saved.call()  # sent now, ahead of whatever the trainer is asked next
+
+        async def written() -> dict[str, float]:
+            result: dict[str, float] = await agreed(writing)
+            return metrics | result
+
+        return asyncio.ensure_future(written())
 
     async def load(self, folder: str) -> None:
         """Read what `save` wrote."""

@@ -33,6 +33,7 @@ from trainers.generator.arguments import held_out_sampling
 from trainers.generator.client import GeneratorClient
 from trainers.generator.policy import GenerateFunction, GeneratorPolicy
 from trainers.model.chat import Chat
+from trainers.rollout.in_turn import InTurn
 from trainers.rollout.player import Player
 from trainers.rollout.types import (
     Fate,
@@ -101,6 +102,7 @@ class LocalWorker:
         self._ahead = clock_start() - settings.clock_start
         self._client = GeneratorClient(config.generator.num_replicas, config.generator.max_num_seqs)
         self._open = AsyncExitStack()
+        self._in_turn = InTurn(config.grpo.max_off_policy_steps == 0)
 
     async def setup(self) -> None:
         """Open the sandbox engine; make environment, chat format and the algorithm's part."""
@@ -175,9 +177,13 @@ class LocalWorker:
         self._set_aside(request.set_aside)
         if request.again and not await self._asking(lambda links: links.buffer.in_progress(request.ticket)):
             return self._said(GroupReport(fate=Fate.KEPT, state=self._prepare.state_dict()))
-        group = await self._player.group(request.ticket.index, request.task)
-        await self._record(group.episodes, "train")
-        fate = await self._hand_in(group, request)
+        self._in_turn.begin(request.ticket.index)
+        try:
+            group = await self._player.group(request.ticket.index, request.task)
+            await self._record(group.episodes, "train")
+            fate = await self._hand_in(group, request)
+        finally:
+            self._in_turn.done(request.ticket.index)
         report = GroupReport(
             fate=fate,
             totals=Totals.of(group, self._config.grpo.group_size, fate),
@@ -197,6 +203,8 @@ class LocalWorker:
     async def _hand_in(self, group: Group, request: RollOut) -> Fate:
         if not group.valid:
             return Fate.LOST
+        if self._prepare.state_dict():  # it remembers the groups before
+            await self._in_turn.wait(request.ticket.index)
         packed = await self._prepare(group)
         if packed is None:
             return Fate.DROPPED

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from hashlib import blake2b
 
 from forge_env.config.recipe import RunConfig
 from forge_env.environment.base import Environment
@@ -140,6 +141,7 @@ class Player:
                     task=task,
                     environment_name=self._config.environment.name,
                     trajectory_id=name,
+                    seed=episode_seed(self._config.seed, name),
                     watch=watch,
                 )
             except EnvironmentBugError as error:
@@ -162,6 +164,11 @@ class Player:
         if show is None or not name.endswith("-0"):
             return None
         return lambda actor, doing, start, end: show(Span("episodes", actor, doing, start, end))
+
+
+def episode_seed(run_seed: int, name: str) -> int:
+    """The seed of an episode, below 2**32: the same whenever and beside whatever else it is played."""
+    return int.from_bytes(blake2b(f"{run_seed}/{name}".encode(), digest_size=4).digest())
 
 
 async def _cancel(tasks: list[asyncio.Task[Trajectory]]) -> None:

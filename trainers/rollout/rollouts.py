@@ -146,8 +146,6 @@ class Rollouts:
         self._heed(number, report)
         seen.state = report.state
         self.totals.add(report.totals)
-        if report.success is not None:
-            self.order.record(ticket.index, report.success)
         self._watch_bugs(report.bug)
         return report
 

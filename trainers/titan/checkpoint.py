@@ -3,14 +3,17 @@
 model/          weights, a Hugging Face folder
 optimizer/      the optimizer's state in torch's distributed format: each rank writes and reads its own shards
 state.pt        schedule, counters and random states
+
+`snapshot` copies all of it into main memory; `write` needs nothing but that copy, so training goes on meanwhile.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors.torch import load_file
@@ -19,11 +22,12 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 from forge_env.errors import UsageError
-from forge_env.files import written_whole
+from trainers.titan.model import TitanModel
 
 if TYPE_CHECKING:
     from trainers.titan.engine import TitanEngine
@@ -72,20 +76,68 @@ class _Planner(DefaultLoadPlanner):
         set_element(self.original_state_dict, place, torch.load(value, weights_only=True))
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Weights and training state of one rank, as they were at one moment.
+
+    Attributes:
+        weights: whole, under Hugging Face names; of the first rank, empty on others.
+        optimizer: this rank's shards of the optimizer's state.
+        state: schedule, counters, random states.
+    """
+
+    weights: dict[str, torch.Tensor]
+    optimizer: dict[str, Any]
+    state: dict[str, Any]
+
+
+class Stager:
+    """Copies state into main memory, to the same place every time: fresh pages cost several times the copy."""
+
+    def __init__(self, *, pinned: bool = False) -> None:
+        options = StagingOptions(
+            use_pinned_memory=pinned, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+        )
+        self._stager = DefaultStager(options)
+
+    def copy(self, state: dict[str, Any]) -> dict[str, Any]:
+        """A copy, overwritten by the next one."""
+        return cast("dict[str, Any]", self._stager.stage(state))
+
+
+def snapshot(engine: TitanEngine) -> Snapshot:
+    """What `write` needs; a collective. The copy is overwritten by the next one."""
+    _ = engine.model.ranks.saving_group  # made here, where all ranks are at the same point of training
+    weights = engine.stager.copy(engine.model.state_dict_hf())
+    optimizer = engine.stager.copy(engine.optimizer.state_dict())
+    state = {
+        "schedule": dict(engine.schedule.state_dict()),
+        "updates": engine.updates,
+        "skipped_in_a_row": engine.skipped_in_a_row,
+        "rng": engine.rng.getstate(),
+        "torch_rng": torch.get_rng_state(),
+    }
+    return Snapshot(weights, optimizer, state)
+
+
+def write(taken: Snapshot, model: TitanModel, folder: Path) -> None:
+    """Write a snapshot; a collective of its own among the ranks, so training may go on in another thread.
+
+    What fails on one rank, such as a full disk, is raised on all of them, or else on the first: nobody is left waiting.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    ranks = model.ranks
+    save_shards(
+        taken.optimizer, checkpoint_id=folder / "optimizer", no_dist=ranks.alone, process_group=ranks.saving_group
+    )
+    if ranks.first:  # nothing collective from here on
+        torch.save(taken.state, folder / "state.pt")
+        model.write_hf(taken.weights, folder / "model")
+
+
 def save(engine: TitanEngine, folder: Path) -> None:
     """Write `engine`'s weights and training state; a collective."""
-    folder.mkdir(parents=True, exist_ok=True)
-    engine.model.save_hf(folder / "model")
-    save_shards(engine.optimizer.state_dict(), checkpoint_id=folder / "optimizer", no_dist=engine.model.ranks.alone)
-    if engine.model.ranks.first:
-        state: dict[str, Any] = {
-            "schedule": engine.schedule.state_dict(),
-            "updates": engine.updates,
-            "rng": engine.rng.getstate(),
-            "torch_rng": torch.get_rng_state(),
-        }
-        with written_whole(folder / "state.pt") as staging:
-            torch.save(state, staging)
+    write(snapshot(engine), engine.model, folder)
     engine.model.ranks.gather(None)  # nobody goes on before all is written
 
 
@@ -102,5 +154,6 @@ def load(engine: TitanEngine, folder: Path) -> None:
     state = torch.load(folder / "state.pt", weights_only=True)
     engine.schedule.load_state_dict(state["schedule"])
     engine.updates = state["updates"]
+    engine.skipped_in_a_row = state["skipped_in_a_row"]
     engine.rng.setstate(state["rng"])
     torch.set_rng_state(state["torch_rng"])

@@ -90,6 +90,7 @@ class TitanEngine(Scorer):
         self.optimizer = build_optimizer(model.module, section, device)
         self.schedule = build_schedule(self.optimizer, section, steps)
         self.throughput = Throughput(model, device)
+        self.stager = checkpoint.Stager(pinned=device.torch.type == "cuda")
         self.rng = random.Random(seed)
         self.updates = 0
         self.accumulated = 0
@@ -280,6 +281,10 @@ class TitanEngine(Scorer):
     def learning_rate(self) -> dict[str, float]:
         """The current learning rate of the first optimizer."""
         return {"learning_rate": float(next(iter(self.schedule.get_metrics().values())))}
+
+    def snapshot(self) -> checkpoint.Snapshot:
+        """Weights and training state as they are now, for `checkpoint.write`; overwritten by the next one."""
+        return checkpoint.snapshot(self)
 
     def save(self, folder: Path) -> None:
         """Write weights (`model/`, a Hugging Face folder) and training state into `folder`."""

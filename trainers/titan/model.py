@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -215,8 +216,11 @@ class TitanModel:
     def save_hf(self, folder: Path) -> None:
         """Write a complete Hugging Face folder; it appears whole or not at all. A collective: all ranks call it."""
         weights = self.state_dict_hf()
-        if not self.ranks.first:
-            return
+        if self.ranks.first:
+            self.write_hf(weights, folder)
+
+    def write_hf(self, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
+        """Write whole weights under Hugging Face names as a complete folder."""
         with written_whole(folder) as staging:
             staging.mkdir()
             for name in ("config.json", *TOKENIZER_FILES):

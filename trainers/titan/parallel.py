@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -94,6 +95,14 @@ class Ranks:
     def row_multiple(self) -> int:
         """What the length of a row must be a multiple of, since ranks split it."""
         return self.tensor_degree * (1 if self.context is None else 2 * self.context.degree)
+
+    @cached_property
+    def saving_group(self) -> dist.ProcessGroup | None:
+        """A process group for checkpoints alone, which are written beside training; None where there is one process.
+
+        All ranks must ask for it for the first time together.
+        """
+        return None if self.alone else dist.new_group(backend="gloo")
 
     def parallelize(self, module: Any, sharding: Sharding, dtype: torch.dtype) -> None:
         """Checkpoint activations, compile, and shard with TorchTitan's functions for Qwen3, in place."""

@@ -64,6 +64,7 @@ class TitanTrainer(RankedActor):
         self._minibatches = 1
         self._published: int | None = None
         self._pushing: asyncio.Task[dict[str, float]] | None = None
+        self._saving: asyncio.Task[dict[str, float]] | None = None
 
     @endpoint
     async def setup(self) -> None:
@@ -209,6 +210,30 @@ class TitanTrainer(RankedActor):
     async def logprobs(self, sequences: list[Any]) -> list[Any]:
         """Log-probabilities of each segment's target tokens under the current weights, float32 arrays."""
         return cast("list[Any]", self._engine.logprobs(sequences))
+
+    @endpoint
+    async def begin_save(self, folder: str) -> dict[str, float]:
+        """Copy weights and training state and start to write the copy; training may go on at once. See `saved`."""
+        if self._saving is not None:  # its copy would be overwritten
+            await asyncio.wait([self._saving])
+        started = time.perf_counter()
+        snapshot = self._engine.snapshot()
+        self._saving = asyncio.create_task(self._write(snapshot, Path(folder)))
+        return {"snapshot_s": time.perf_counter() - started}
+
+    async def _write(self, snapshot: Any, folder: Path) -> dict[str, float]:
+        from trainers.titan.checkpoint import write
+
+        started = time.perf_counter()
+        await asyncio.to_thread(write, snapshot, self._model, folder)
+        return {"write_s": time.perf_counter() - started}
+
+    @concurrent_endpoint
+    async def saved(self) -> dict[str, float]:
+        """Wait until what `begin_save` began is written, or raise what kept it from that."""
+        if self._saving is None:
+            return {}
+        return await asyncio.shield(self._saving)
 
     @endpoint
     async def save(self, folder: str) -> None:

@@ -244,9 +244,10 @@ KNOBS: dict[str, Change] = {
     **_below(
         "checkpoint",
         {
-            "every": Change(2),
+            "every": Change(2, {"checkpoint.keep_best": 0}),
             "minutes": Change(0.2),
-            "keep": Change(1, {"checkpoint.every": 1}),
+            "keep": Change(1, {"checkpoint": {"every": 1, "keep_best": 0}}),
+            "keep_best": Change(0),
             "grace_s": Change(2.0, where=("terminated",)),
         },
     ),

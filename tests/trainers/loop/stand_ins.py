@@ -73,7 +73,7 @@ class Trace:
     def _text(self, text: str) -> str:
         if not text.startswith(str(self.root)):
             return text
-        name = re.sub(r"-[0-9a-f]{16}", "", str(Path(text).relative_to(self.root)))
+        name = re.sub(r"-[0-9a-f]{16}|\.\d+\.partial", "", str(Path(text).relative_to(self.root)))
         files = [Path(text, file) for file in ("config.json", "tokenizer.json")]
         contents = b"".join(file.read_bytes() for file in files if file.is_file())
         return f"{name} {blake2b(contents, digest_size=8).hexdigest()}"
@@ -163,8 +163,13 @@ class TitanTrainer(Actor):
         await asyncio.sleep(0.3)
         return {"push_s": 0.3, "bytes": 8.0}
 
-    async def do_save(self, folder: str) -> None:
+    async def do_begin_save(self, folder: str) -> dict[str, float]:
         await self.do_save_model(str(Path(folder) / "model"))
+        return {"snapshot_s": 0.0}
+
+    async def do_saved(self) -> dict[str, float]:
+        await asyncio.sleep(0.2)
+        return {"write_s": 0.2}
 
     async def do_save_model(self, folder: str) -> None:
         shutil.copytree(self.arguments[0], folder)

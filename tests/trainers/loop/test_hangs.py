@@ -30,7 +30,7 @@ from trainers.generator.types import Completion, EngineFailedError, SamplingOpti
 from trainers.loop.status import Status
 from trainers.rollout.player import Player
 
-WATCHED = {"watchdog.warn_s": 200.0, "watchdog.end_s": 300.0, "evaluation.temperature": 0.5}
+WATCHED = {"checkpoint.keep_best": 0, "watchdog.warn_s": 200.0, "watchdog.end_s": 300.0, "evaluation.temperature": 0.5}
 
 
 def never(when: Callable[[Any, dict[str, Any]], bool]) -> Actors:

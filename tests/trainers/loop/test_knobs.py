@@ -191,7 +191,7 @@ def test_a_dry_run_is_a_run(root: Path) -> None:
     events: Events = dry_run({"checkpoint.every": 2, "evaluation.extra_splits": ["unseen"]}, root)
     calls = [what for _, what, _ in events]
     assert calls.count("trainer.begin_push") == calls.count("generator0.update_weights") == 5
-    assert calls.count("trainer.save") == 3
+    assert calls.count("trainer.begin_save") == calls.count("trainer.saved") == 3
     assert sum(what == "shutdown" for what in calls) == 4
     assert not {"failed", "refused"} & set(calls)
 

@@ -20,7 +20,6 @@ import forge_env as fe
 from forge_env.config import RunConfig, load_config
 from forge_env.errors import ForgeError
 from forge_env.run import Run, RunFolder
-from forge_env.run.account import Account
 from forge_env.tasks.curriculum import Curriculum
 from forge_env.trajectory import Trajectory
 from trainers.algorithms.grpo import train
@@ -28,13 +27,14 @@ from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.types import BufferSettings
 from trainers.generator.pool import GeneratorPool
 from trainers.generator.types import SamplingOptions
-from trainers.loop.checkpoints import Checkpoints, Saved
+from trainers.loop.checkpoints import MANIFEST, Checkpoints
 from trainers.loop.evaluation import Evaluator
 from trainers.loop.prepare import _cached, _resumed_model
 from trainers.loop.publisher import Publisher
 from trainers.loop.system import System, unless_stopped
 from trainers.model.chat import Chat, FolderTokenizer
 from trainers.model.tiny import build_tiny_folder
+from trainers.rollout.in_turn import InTurn
 from trainers.rollout.local import check_prompts
 from trainers.rollout.types import Group, Totals, why_nothing
 
@@ -93,63 +93,13 @@ async def test_work_ends_when_the_run_is_asked_to_stop(run: Run) -> None:
     assert ended == ["cleaned up"]
 
 
-class Writer:
-    """A trainer that counts how often it saves."""
-
-    def __init__(self) -> None:
-        self.saved: list[str] = []
-
-    async def save(self, folder: str) -> None:
-        self.saved.append(Path(folder).name)
-
-
-async def test_a_step_is_saved_once(run: Run) -> None:
-    writer, checkpoints = Writer(), Checkpoints(run)
-    assert checkpoints.step == 0
-    for step in (1, 2, 2, 3):
-        await checkpoints.save(writer, Saved(step, {}, {}))  # type: ignore[arg-type]
-    assert writer.saved == ["step-000001", "step-000002", "step-000003"]
-    assert checkpoints.step == 3
-    assert [path.name for path in sorted(run.folder.checkpoints.iterdir())] == ["step-000002", "step-000003"]
-
-
-async def test_a_full_disk_leaves_a_checkpoint_out_and_the_last_one_waits_for_room(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    free: list[float] = []
-
-    class FullDisk(Writer):
-        async def save(self, folder: str) -> None:
-            await super().save(folder)
-            if free[0] == 0:
-                raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
-
-    monkeypatch.setattr("forge_env.machine.free_disk_gb", lambda path: free[0] if len(free) == 1 else free.pop(0))
-    monkeypatch.setattr("trainers.loop.checkpoints.ROOM_S", 0.0)
-    writer, checkpoints, last = FullDisk(), Checkpoints(run), run.config.grpo.steps
-    free[:] = [0.0]
-    assert await checkpoints.save(writer, Saved(1, {}, {})) is None  # type: ignore[arg-type]
-    assert list(run.folder.checkpoints.glob("*")) == []
-    free[:] = [0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
-    assert await checkpoints.save(writer, Saved(last, {}, {})) is not None  # type: ignore[arg-type]
-    assert (checkpoints.step, len(run.state.warnings)) == (last, 1)
-    free[:] = [1.0]
-
-    class Broken(Writer):
-        async def save(self, folder: str) -> None:
-            raise RuntimeError("CUDA error")
-
-    with pytest.raises(RuntimeError, match="CUDA error"):
-        await checkpoints.save(Broken(), Saved(2, {}, {}))  # type: ignore[arg-type]
-
-
 def checkpointed(config: RunConfig, root: Path) -> Run:
     """A run to be resumed, with one checkpoint."""
     folder = RunFolder(root / "run")
     model = folder.checkpoints / "step-000002" / "model"
     model.mkdir(parents=True)
     (model / "model.safetensors").write_bytes(b"weights")
-    (model.parent / "progress.json").write_text(json.dumps({"step": 2, "order": {}}))
+    (model.parent / MANIFEST).write_text("{}")
     return Run(config, folder, resume=True)
 
 
@@ -182,7 +132,7 @@ def test_a_damaged_model_in_the_cache_is_removed_and_told(run: Run, tmp_path: Pa
 async def test_a_finished_run_is_not_started_again(config: RunConfig, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     (folder.checkpoints / "step-000004").mkdir(parents=True)
-    (folder.checkpoints / "step-000004" / "progress.json").write_text(json.dumps({"step": 4, "order": {}}))
+    (folder.checkpoints / "step-000004" / MANIFEST).write_text("{}")
     folder.metrics.write_text(json.dumps({"step": 4, "eval/eval/score": 0.8}) + "\n")
     run = Run(config, folder, resume=True)
     await train(run)
@@ -247,6 +197,7 @@ def evaluating(run: Run, evaluator: SlowEvaluator, tasks: asyncio.TaskGroup) -> 
     system.run, system.config, system.step, system._evaluation = run, run.config, 10, None
     system.evaluator = evaluator  # type: ignore[assignment]
     system._publisher = Publisher(None, None, None, tasks)  # type: ignore[arg-type]
+    system._checkpoints = Checkpoints(run)
     system._tasks = tasks
     return system
 
@@ -280,23 +231,45 @@ async def test_a_checkpoint_knows_the_task_of_every_position_that_its_buffer_has
     """Rollouts go on while it is made; a position that was handed out meanwhile gets the same task after a resume."""
     environment = fe.make("coding_rlvr")
     order = Curriculum(lambda index: environment.task("train", index), None)
-    saved: list[Saved] = []
 
     class Buffer(LocalReplayBuffer[Any]):
         async def state_dict(self) -> dict[str, Any]:
             order[(await self.admit()).index]
-            return await super().state_dict()
-
-    class Kept:
-        async def save(self, trainer: Any, state: Saved) -> None:
-            saved.append(state)
+            state = await super().state_dict()
+            order[(await self.admit()).index]
+            system._results[0] = system._results[1] = 1.0  # they end while the state is under way
+            return state
 
     system = System.__new__(System)
-    system.step, system._account, system._checkpoints = 1, Account("trainer"), Kept()  # type: ignore[assignment]
-    system.trainer, system.buffer = None, Buffer(BufferSettings(2, 1))  # type: ignore[assignment]
+    system.step, system.buffer, system._results = 1, Buffer(BufferSettings(2, 1)), {}  # type: ignore[assignment]
     system.rollouts = SimpleNamespace(order=order, set_aside=set(), state_dict=dict)  # type: ignore[assignment]
+    system._discarded_in_a_row, system._dropped_in_a_row = 3, 4
     system._algorithm = SimpleNamespace(state_dict=dict)  # type: ignore[assignment]
-    await system._save()
-    [state] = saved
+    state = await system._collect()
     assert [index for index, _ in state.buffer["rolling"]] == [0]
-    assert list(state.state["order"]["assigned"]) == ["0"]
+    assert {"0", "1"} >= set(state.state["order"]["assigned"]) >= {"0"}
+    assert state.state["results"] == [], "groups that are rolled out again would count twice"
+    assert state.state["in_a_row"] == [3, 4]
+
+
+async def test_groups_pass_in_the_order_of_their_admission() -> None:
+    turns, passed = InTurn(True), list[int]()
+
+    async def group(index: int, ended: asyncio.Event, kept: bool) -> None:
+        turns.begin(index)
+        await ended.wait()
+        if kept:
+            await turns.wait(index)
+            passed.append(index)
+        turns.done(index)
+
+    ends = [asyncio.Event() for _ in range(5)]
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        for index in range(5):
+            tasks.create_task(group(index, ends[index], kept=index != 1))
+        for index in (4, 2, 3, 0, 1):
+            for _ in range(5):
+                await asyncio.sleep(0)
+            ends[index].set()
+    assert passed == [0, 2, 3, 4]
+    await InTurn(False).wait(7)

@@ -119,8 +119,12 @@ class Trainer(Actor):
         await asyncio.sleep(1.0)
         return {}
 
-    async def do_save(self, folder: str) -> None:
+    async def do_begin_save(self, folder: str) -> dict[str, float]:
         self._model.save_hf(Path(folder, "model"))
+        return {}
+
+    async def do_saved(self) -> dict[str, float]:
+        return {}
 
 
 class Generator(Actor):

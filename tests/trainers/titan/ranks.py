@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from trainers.actors.ranks import join, leave
 from trainers.losses.grpo import GSPOLoss
 from trainers.losses.sft import SFTLoss
 from trainers.losses.types import Loss, LossOutput, TokenBatch
+from trainers.titan.checkpoint import write
 from trainers.titan.device import use_device
 from trainers.titan.engine import TitanEngine
 from trainers.titan.model import TitanModel
@@ -105,6 +107,8 @@ def _two(tied: Path, untied: Path, out: Path) -> dict[str, Any]:
     seen["recomputed"] = observe(engine(tied, activation_checkpoint="full"))
     seen["skipped"] = _skip(tied)
     seen["resumed"] = _save_and_resume(tied, out)
+    seen["saved beside training"] = _save_beside(tied, out)
+    seen["disk full"] = _fill_the_disk(tied, out)
     return seen
 
 
@@ -145,6 +149,38 @@ def _save_and_resume(folder: Path, out: Path) -> dict[str, Any]:
     resumed.load(out / "by-one")
     metrics = resumed.train(sequences(), SFTLoss(), minibatches=2)
     return {"metrics": metrics, "weights": weights(resumed), "updates": resumed.updates}
+
+
+def _save_beside(folder: Path, out: Path) -> list[float]:
+    """Writes a checkpoint in a thread while the ranks train on; losses of the next step, and after a resume."""
+    trained, losses = engine(folder), []
+    for round in range(3):
+        taken = trained.snapshot()
+        with ThreadPoolExecutor(1) as thread:
+            written = thread.submit(write, taken, trained.model, out / f"beside-{round}")
+            losses.append(trained.train(sequences(), SFTLoss(), minibatches=2)["loss"])
+            written.result()
+    resumed = engine(folder)
+    resumed.load(out / "beside-1")
+    return [*losses[1:], *(resumed.train(sequences(), SFTLoss(), minibatches=2)["loss"] for _ in range(2))]
+
+
+def _fill_the_disk(folder: Path, out: Path) -> list[list[bool]]:
+    """Whether each rank's write fails, where the disk is full for one of them; and whether they train on."""
+    trained, seen = engine(folder), []
+    for full in (0, 1):
+        if dist.get_rank() == full:
+            (out / f"full-{full}" / "optimizer" / f"__{full}_0.distcp").mkdir(parents=True)  # no file can be there
+        trained.model.ranks.gather(None)
+        taken = trained.snapshot()
+        try:
+            write(taken, trained.model, out / f"full-{full}")
+            failed = False
+        except Exception:  # noqa: BLE001 - whatever torch makes of it
+            failed = True
+        metrics = trained.train(sequences(), SFTLoss())
+        seen.append([*trained.model.ranks.gather(failed), metrics["loss"] > 0])
+    return seen
 
 
 def run_ranks(size: int, tied: Path, untied: Path, out: Path) -> dict[str, Any]:

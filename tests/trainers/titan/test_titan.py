@@ -27,6 +27,7 @@ from trainers.losses.sft import SFTLoss
 from trainers.losses.types import LossOutput, TokenBatch
 from trainers.model.tiny import hf_config
 from trainers.titan.batch import Microbatch, collate
+from trainers.titan.checkpoint import write
 from trainers.titan.device import use_device
 from trainers.titan.engine import MAX_SKIPPED_UPDATES, TitanEngine
 from trainers.titan.layout import PackedLayout
@@ -282,6 +283,25 @@ def test_a_checkpoint_continues_as_if_nothing_had_happened(folder: Path, tmp_pat
         )
     for name, tensor in weights(whole).items():
         assert torch.equal(tensor, weights(resumed)[name])
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(folder: Path, tmp_path: Path) -> None:
+    data, trained = sequences(8), engine(folder)
+    trained.train(data, SFTLoss(), minibatches=2)
+    for round in range(2):  # the second copy goes where the first one lay
+        trained.save(tmp_path / f"at-once-{round}")
+        taken = trained.snapshot()
+        trained.train(data, SFTLoss(), minibatches=2)
+        write(taken, trained.model, tmp_path / f"later-{round}")
+        states = []
+        for name in ("at-once", "later"):
+            resumed = engine(folder, seed=99)
+            resumed.load(tmp_path / f"{name}-{round}")
+            resumed.train(data, SFTLoss(), minibatches=2)  # weights, moments, schedule, minibatches: all of it
+            states.append(weights(resumed))
+        for name, tensor in weights(trained).items():
+            assert torch.equal(states[0][name], tensor)
+            assert torch.equal(states[1][name], tensor)
 
 
 class Hostile:

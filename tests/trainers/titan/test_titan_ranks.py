@@ -120,6 +120,20 @@ def test_one_rank_goes_on_where_two_left_off(folders: dict[str, Path], seen: dic
     check_weights(weights(resumed), seen["resumed"]["weights"])
 
 
+def test_ranks_train_on_while_a_checkpoint_is_written(
+    seen: dict[str, Any], work: Path, folders: dict[str, Path]
+) -> None:
+    second, third, again, further = seen["saved beside training"]
+    assert (again, further) == (second, third)
+    alone = engine(folders["tied"])
+    alone.load(work / "beside-1")
+    assert alone.train(sequences(), SFTLoss(), minibatches=2)["loss"] == pytest.approx(second, rel=1e-5)
+
+
+def test_a_full_disk_of_one_rank_fails_on_all_and_keeps_nobody_waiting(seen: dict[str, Any]) -> None:
+    assert seen["disk full"] == [[True, True, True], [True, True, True]]
+
+
 def test_a_folder_that_is_no_checkpoint_is_refused(folders: dict[str, Path]) -> None:
     with pytest.raises(UsageError, match="not a checkpoint"):
         engine(folders["tied"]).load(folders["tied"])

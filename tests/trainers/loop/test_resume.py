@@ -1,0 +1,151 @@
+"""A killed run on the real stack goes on as if nothing had happened: in synchronous mode, to the last bit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from safetensors.torch import load_file
+
+import forge_env as fe
+from forge_env.trajectory import read_trajectories
+from forge_env.types import Message, Observation, StepResult
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(900)]
+STEPS, KILLED_AFTER, TURNS = 5, 2, 3
+RECIPE: dict[str, Any] = {
+    "environment": {"name": f"{__name__}:Chatter"},
+    "sandbox": {"engine": "local"},
+    "model": {"max_length": 256, "tiny": {"layers": 2, "dim": 64, "heads": 2, "kv_heads": 2, "hidden_dim": 96}},
+    "tasks": {"order": "curriculum", "half_life": 4},
+    "trainer": {"minibatches": 2, "threads": 2, "optimizer": {"lr": 1e-2, "warmup_steps": 1}},
+    "grpo": {
+        "steps": STEPS,
+        "groups_per_step": 6,
+        "group_size": 4,
+        "max_tokens_per_turn": 24,
+        "max_off_policy_steps": 0,
+        "advantage": {"name": "reinforce_plus_plus"},
+        "filter": {"name": "with_signal"},
+    },
+    "evaluation": {"every": 2, "num_tasks": 4},
+    "checkpoint": {"every": 1, "keep": 10},
+    "logging": {"tensorboard": False},
+}
+
+
+class Chatter(fe.Environment):
+    """Answers after a while that nobody can foresee; the reward is drawn from what was said."""
+
+    def num_tasks(self, split: str) -> int | None:
+        return None
+
+    def task(self, split: str, index: int) -> fe.Task:
+        return fe.Task(id=f"{split}-{index}", prompt=f"Say {index}.", split=split, difficulty=1 + index % 3)
+
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        self._task = self.resolve_task(seed, options)
+        self._said: list[str] = []
+        return [Message(role="user", content=str(self._task.prompt))], {}
+
+    async def step(self, action: fe.types.Action) -> StepResult:
+        await asyncio.sleep(random.SystemRandom().random() / 20)
+        self._said.append(str(action.content if isinstance(action, Message) else action))
+        drawn = zlib.crc32("".join(self._said).encode())
+        if len(self._said) < TURNS:
+            return [Message(role="user", content=f"And {drawn % 1000}?")], 0.0, False, False, {}
+        reward = float(drawn % 3 / 2) if self._task.difficulty < 3 else float(drawn % 16 == 0)
+        return [], reward, True, False, {"metrics": {"solved": float(reward == 1)}}
+
+
+class Training:
+    """One `forge-env train` in a process of its own."""
+
+    def __init__(self, folder: Path, name: str, *arguments: str) -> None:
+        self.run = folder / "runs" / name
+        self.output = folder / f"{name}.out"
+        (folder / "recipe.yaml").write_text(json.dumps(RECIPE))
+        environment = {**os.environ, "FORGE_ENV_CACHE": str(folder / "cache"), "TMPDIR": str(folder)}
+        environment["PYTHONPATH"] = str(Path(__file__).parents[3])
+        command = [sys.executable, "-m", "forge_env", "train", "recipe.yaml", "--name", name, *arguments]
+        with self.output.open("a") as output:
+            self.process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, env=environment)
+
+    def finish(self) -> None:
+        assert self.process.wait(600) == 0, self.output.read_text() + (self.run / "run.log").read_text()[-5000:]
+
+    def kill_after(self, step: int) -> None:
+        """End it the hard way while it samples or trains what comes after that step's checkpoint."""
+        deadline, log = time.monotonic() + 300, self.run / "run.log"
+        while not log.exists() or f"step {step} saved" not in log.read_text():
+            assert self.process.poll() is None, self.output.read_text()
+            assert time.monotonic() < deadline, self.output.read_text()
+            time.sleep(0.02)  # the output of another program has no event to wait for
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.kill()
+        self.process.wait(60)
+        psutil.wait_procs(family, timeout=60)
+
+    @property
+    def weights(self) -> dict[str, torch.Tensor]:
+        return load_file(self.run / "checkpoints" / f"step-{STEPS:06d}" / "model" / "model.safetensors")
+
+    @property
+    def state(self) -> dict[str, Any]:
+        data: dict[str, Any] = json.loads(
+            (self.run / "checkpoints" / f"step-{STEPS:06d}" / "progress.json").read_text()
+        )
+        return data
+
+    def episodes(self) -> dict[str, list[list[int]]]:
+        """By name, the tokens of every turn; of those played again, the last."""
+        played = read_trajectories(self.run / "trajectories" / "train.jsonl")
+        return {episode.id: [turn.reply.token_ids.tolist() for turn in episode.turns] for episode in played}
+
+    def rows(self) -> dict[int, dict[str, Any]]:
+        """Of each step, the last."""
+        lines = (self.run / "metrics.jsonl").read_text().splitlines()
+        return {row["step"]: row for row in map(json.loads, lines) if "reward/mean" in row}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short: it is the TMPDIR of runs whose sockets lie below it."""
+    with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_a_killed_synchronous_run_resumes_to_the_last_bit(folder: Path) -> None:
+    undisturbed = Training(folder, "undisturbed")
+    undisturbed.finish()
+    killed = Training(folder, "killed")
+    killed.kill_after(KILLED_AFTER)
+    resumed = Training(folder, "killed", "--resume")
+    resumed.finish()
+    assert "Resuming after step" in resumed.output.read_text()
+    expected, found = undisturbed.weights, resumed.weights
+    assert undisturbed.episodes() == resumed.episodes(), "the same tasks, each with the same replies"
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    assert resumed.state == undisturbed.state, "order, curriculum, estimator"
+    for step, row in undisturbed.rows().items():
+        for name in ("reward/mean", "grpo_loss/total_loss", "trainer/grad_norm"):
+            assert resumed.rows()[step].get(name) == row.get(name), (step, name)
