@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, requires, version
@@ -113,6 +114,30 @@ def gpus() -> list[GPU]:
         return found
     wanted = [entry.strip() for entry in visible.split(",") if entry.strip()]
     return [gpu for gpu in found if any(entry == gpu.index or gpu.uuid.startswith(entry) for entry in wanted)]
+
+
+def claim(gpu: GPU) -> socket.socket | None:
+    """A GPU for this process while what is returned is open; None: another run on this machine has it.
+
+    The kernel ends a claim with its process, and there is no file to be left behind.
+    """
+    held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        held.bind(f"\0forge-env-{gpu.uuid}")
+    except OSError:
+        held.close()
+        return None
+    return held
+
+
+def unclaimed_gpus() -> list[GPU]:
+    """The visible GPUs that no other run has."""
+    found = []
+    for gpu in gpus():
+        if (held := claim(gpu)) is not None:
+            held.close()
+            found.append(gpu)
+    return found
 
 
 def missing_training_packages() -> list[str]:

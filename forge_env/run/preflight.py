@@ -76,15 +76,16 @@ def check_gpus(config: RunConfig) -> None:
     needed = needed_gpus(config)
     if not needed:
         return
-    found = len(machine.gpus())
+    visible, found = len(machine.gpus()), len(machine.unclaimed_gpus())
     total = sum(needed.values())
     if found >= total:
         return
     roles = ", ".join(f"{role} {count}" for role, count in needed.items())
     cpu = " ".join(f"--{role}.with_gpus false" for role in needed)
     smaller = "fewer generator.num_replicas, generator.procs or trainer.procs, " if found >= len(needed) else ""
+    others = f", of which other runs have {visible - found}" if visible > found else ""
     raise ForgeError(
-        f"Insufficient GPU resources: this recipe needs {total} ({roles}), this machine has {found}",
+        f"Insufficient GPU resources: this recipe needs {total} ({roles}), this machine has {visible}{others}",
         fix=f"use {smaller}a bigger machine, or run on the CPU with {cpu}",
     )
 

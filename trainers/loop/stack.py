@@ -182,3 +182,4 @@ class Stack:
         if self._store is not None:
             store, self._store = self._store, None
             await store.close()
+        self._placement.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from forge_env import machine
@@ -11,16 +13,35 @@ from trainers.actors.placement import Placement
 
 @pytest.fixture(autouse=True)
 def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [machine.GPU(str(number), f"GPU-{number}", "H200", 139.0) for number in range(3)]
-    monkeypatch.setattr(machine, "gpus", lambda: found)
+    own = f"{os.getpid()}"  # other tests run beside these
+    found = [machine.GPU(str(number), f"GPU-{own}-{number}", "H200", 139.0) for number in range(3)]
+    monkeypatch.setattr(machine, "gpus", lambda: list(found))
+
+
+def taken(placement: Placement, count: int) -> list[int]:
+    return [int(name.rpartition("-")[2]) for name in placement.take(count)["CUDA_VISIBLE_DEVICES"].split(",")]
 
 
 def test_gpus_are_given_once() -> None:
     placement = Placement()
-    given = [placement.take(count)["CUDA_VISIBLE_DEVICES"] for count in (1, 2)]
-    assert given == ["GPU-0", "GPU-1,GPU-2"]
+    assert [taken(placement, count) for count in (1, 2)] == [[0], [1, 2]]
     with pytest.raises(ForgeError, match="1 GPUs are needed and 0 are left"):
         placement.take(1)
+    placement.close()
+
+
+def test_two_runs_share_no_gpu() -> None:
+    """The second gets what the first has left, until that has ended."""
+    first, second = Placement(), Placement()
+    assert taken(first, 1) == [0]
+    assert taken(second, 2) == [1, 2]
+    assert machine.unclaimed_gpus() == []
+    first.close()
+    assert [gpu.index for gpu in machine.unclaimed_gpus()] == ["0"]
+    third = Placement()
+    assert taken(third, 1) == [0]
+    second.close()
+    third.close()
 
 
 def test_who_wants_none_is_told_nothing() -> None:

@@ -12,6 +12,7 @@ import json
 import random
 import re
 import shutil
+import socket
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -189,6 +190,7 @@ def stand_ins(trace: Trace, actors: Actors) -> Iterator[None]:
         patch.setattr(ForgeActor, "shutdown", staticmethod(shutdown))
         patch.setattr("trainers.loop.stack.Stack.open_store", open_store)
         patch.setattr(machine, "gpus", lambda: [machine.GPU(str(n), f"GPU-{n}", "none", 1.0) for n in range(8)])
+        patch.setattr(machine, "claim", lambda gpu: socket.socket())  # of GPUs that aren't there
         patch.setattr("trainers.buffer.actor.RemoteReplayBuffer", partial(Buffer, trace))
         patch.setattr("trainers.rollout.local.open_engine", open_engine)
         patch.setattr(asyncio, "to_thread", inline)
