@@ -45,16 +45,16 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One answered request."""
+class Begun:
+    """A request's beginning."""
 
-    begun: float
+    epoch: int
+    """Decreases of the window before it."""
+    at: float
     """Seconds on the clock."""
-    ended: float
-    load: float
-    """Requests in flight beside it and it, on average."""
+    area: float
+    """Requests in flight, summed over time until then."""
     window: int
-    """When it began."""
 
 
 @dataclass(slots=True)
@@ -69,12 +69,12 @@ class Answers:
     squares: float = 0.0
     """Of its deviations from the mean (B. P. Welford, Technometrics 4, 1962)."""
 
-    def add(self, answer: Answer) -> None:
-        """One answer more."""
+    def add(self, begun: Begun, ended: float, load: float) -> None:
+        """One answer more, to a request with `load` in flight on average, itself among them."""
         self.count += 1
-        self.loads += answer.load
-        self.windows += answer.window
-        value = math.log(max(answer.ended - answer.begun, 1e-6))
+        self.loads += load
+        self.windows += begun.window
+        value = math.log(max(ended - begun.at, 1e-6))
         before = value - self.mean
         self.mean += before / self.count
         self.squares += before * (value - self.mean)
@@ -109,18 +109,18 @@ class Comparison:
         """Requests in flight that are known to pay; endless while nothing is known."""
         return self._known.load if self._known.count >= self._round_size else math.inf
 
-    def add(self, answer: Answer, *, known: bool) -> Verdict:
+    def add(self, begun: Begun, ended: float, load: float, *, known: bool) -> Verdict:
         """One answer more; `known`: the window stands at the known load."""
         if known or self._known.count < self._round_size:
-            self._known.add(answer)
+            self._known.add(begun, ended, load)
             self._level = self._known.load
             return Verdict.OPEN
-        if answer.load >= PROBE * self._known.load:
-            self._tried_from = min(self._tried_from, answer.ended)
-            if answer.begun >= self._tried_from:
-                self._tried.add(answer)
-        elif self._level / NEAR <= answer.load <= self._level * NEAR:
-            self._known.add(answer)  # the longest answers of the first rounds come last
+        if load >= PROBE * self._known.load:
+            self._tried_from = min(self._tried_from, ended)
+            if begun.at >= self._tried_from:
+                self._tried.add(begun, ended, load)
+        elif self._level / NEAR <= load <= self._level * NEAR:
+            self._known.add(begun, ended, load)  # the longest answers of the first rounds come last
         return self._judge()
 
     def _judge(self) -> Verdict:
@@ -169,16 +169,6 @@ HOLD_ROUNDS = 4
 MOST_HOLD_ROUNDS = 8
 CALM_ROUNDS = 20
 """Rounds without a refusal after which growth doubles again: what was too much was a passing matter."""
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """A request's beginning, as `succeeded` and `overloaded` must know it."""
-
-    epoch: int
-    at: float
-    area: float
-    window: int
 
 
 class AdaptiveLimiter:
@@ -282,8 +272,7 @@ class AdaptiveLimiter:
         self._doubling = self._doubling or self._calm >= CALM_ROUNDS * self.size
         pressed = self._pressed > 0
         self._pressed -= pressed
-        answer = Answer(begun.at, self._since, load, begun.window)
-        verdict = self._comparison.add(answer, known=self._held > 0)
+        verdict = self._comparison.add(begun, self._since, load, known=self._held > 0)
         if verdict is Verdict.QUEUES:
             self._take_back(self._comparison.knee())
         elif self._held:

@@ -20,6 +20,7 @@ did wrong.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
@@ -29,7 +30,7 @@ from forge_env.environment.base import Environment, EnvironmentConfig, as_observ
 from forge_env.errors import EnvironmentBugError, UsageError, environment_code
 from forge_env.rewards.rubric import Rubric, RubricResult
 from forge_env.tools.calls import ToolCalls
-from forge_env.tools.schema import Tool, ToolResult, clean_unicode, shorten, tools_of, unknown_tool
+from forge_env.tools.schema import Tool, ToolResult, clean_unicode, shorten, tools_of
 from forge_env.types import Action, Message, Observation, ResetResult, StepResult, Task, ToolCall, ToolSpec, as_message
 
 if TYPE_CHECKING:
@@ -263,7 +264,9 @@ class ToolEnvironment(Environment):
             await settled(self.cleanup())
 
     async def _answer_calls(self, calls: list[ToolCall], allowed: list[ToolCall]) -> Observation:
-        results = await gather_or_cancel([self._run_call(call) for call in allowed])
+        tools, timeout_s, task_id = self._tools, self.config.tool_timeout_s, self.current_task.id
+        run = partial(self._running_calls.run, tools, timeout_s=timeout_s, task_id=task_id)
+        results = await gather_or_cancel([run(call) for call in allowed])
         self.tool_calls += len(allowed)
         used_up = ToolResult(f"Error: all {self.config.max_tool_calls} tool calls are used up", error=True)
         results += [used_up] * (len(calls) - len(allowed))
@@ -277,10 +280,3 @@ class ToolEnvironment(Environment):
             )
             for call, result in zip(calls, results, strict=True)
         ]
-
-    async def _run_call(self, call: ToolCall) -> ToolResult:
-        found = self._tools.get(call.function.name)
-        if found is None:
-            return unknown_tool(call, self._tools)
-        arguments, timeout_s = call.function.arguments, self.config.tool_timeout_s
-        return await self._running_calls.run(found, arguments, timeout_s=timeout_s, task_id=self.current_task.id)

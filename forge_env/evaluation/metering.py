@@ -101,9 +101,7 @@ class Meter:
 class MeteredPolicy(Policy, PolicySession):
     """A policy for one sample, and the session of its try: every reply is counted, and limits end the episode."""
 
-    def __init__(
-        self, policy: Policy, meter: Meter, config: EvaluationConfig, *, on_turn: Callable[[], object] = lambda: None
-    ) -> None:
+    def __init__(self, policy: Policy, meter: Meter, config: EvaluationConfig, on_turn: Callable[[], object]) -> None:
         self.policy = policy
         self.meter = meter
         self.config = config

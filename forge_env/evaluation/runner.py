@@ -202,7 +202,7 @@ class Runner:
                 sample = next(pending, None)
                 if sample is None:
                     return
-                metered = MeteredPolicy(self.policy, self.meter, self.config, on_turn=self._changed.set)
+                metered = MeteredPolicy(self.policy, self.meter, self.config, self._changed.set)
                 self._running += 1
                 group.create_task(self._play(sample, metered))
                 if self._running == 1 or self.engine.in_use:

@@ -99,14 +99,12 @@ class _FunctionSession(PolicySession):
 class RandomPolicy(Policy):
     """Random messages and tool calls, right and wrong ones; the same seed says the same."""
 
-    def __init__(self, *, p_tool_call: float = 0.6) -> None:
-        self.p_tool_call = p_tool_call
-
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
         """A session with a random generator of its own."""
-        return _RandomSession(tools, random.Random(seed), self.p_tool_call)
+        return _RandomSession(tools, random.Random(seed))
 
 
+P_TOOL_CALL = 0.6
 _WORDS = (
     *("yes", "no", "42", "-1", "print('hi')", "\u00e9t\u00e9 \U0001f40d"),
     *("<think>hm</think>", "```python\n1/0\n```", ""),
@@ -114,16 +112,15 @@ _WORDS = (
 
 
 class _RandomSession(PolicySession):
-    def __init__(self, tools: list[ToolSpec], rng: random.Random, p_tool_call: float) -> None:
+    def __init__(self, tools: list[ToolSpec], rng: random.Random) -> None:
         self._tools = tools
         self._rng = rng
-        self._p_tool_call = p_tool_call
 
     async def reply(self, observation: Observation) -> Reply:
         rng = self._rng
         content = " ".join(rng.choice(_WORDS) for _ in range(rng.randrange(4)))
         calls = []
-        if self._tools and rng.random() < self._p_tool_call:
+        if self._tools and rng.random() < P_TOOL_CALL:
             calls = [self._call(f"call-{number}") for number in range(rng.randint(1, 3))]
         return Reply(message=Message(role="assistant", content=content, tool_calls=calls))
 

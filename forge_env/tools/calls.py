@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 
 from forge_env.errors import InfrastructureError, ToolError
-from forge_env.tools.schema import CURRENT_CALL, CallScope, Tool, ToolResult
+from forge_env.tools.schema import CURRENT_CALL, CallScope, Tool, ToolResult, unknown_tool
+from forge_env.types import ToolCall
 
 
 class ToolCalls:
@@ -49,9 +51,11 @@ class ToolCalls:
         if scope.given_up or scope.episode != self._episode:
             raise ToolError(f"this tool call is over: it can't {what} any more")
 
-    async def run(self, tool: Tool, arguments: str, *, timeout_s: float, task_id: str) -> ToolResult:
-        """`tool.answer`, within its number of calls; functions in threads one at a time."""
-        name = tool.spec.name
+    async def run(self, tools: Mapping[str, Tool], call: ToolCall, *, timeout_s: float, task_id: str) -> ToolResult:
+        """The answer of the tool that is called, within its number of calls; functions in threads one at a time."""
+        name, arguments = call.function.name, call.function.arguments
+        if (tool := tools.get(name)) is None:
+            return unknown_tool(call, tools)
         self._counts[name] += 1
         if tool.max_calls is not None and self._counts[name] > tool.max_calls:
             return ToolResult(f"Error: {name} can be called {tool.max_calls} times only", error=True)

@@ -42,13 +42,12 @@ class Check:
 class Validator:
     """Runs every check on the first `num_tasks` tasks of each split."""
 
-    def __init__(self, make_env: Callable[[], Environment], *, num_tasks: int = 20, seed: int = 0) -> None:
+    def __init__(self, make_env: Callable[[], Environment], *, num_tasks: int = 20) -> None:
         if num_tasks < 1:
             raise UsageError("validation needs at least one task", fix="--tasks 1 or more")
         self.make_env = make_env
         self.num_tasks = num_tasks
         self.num_searched = min(num_tasks, 3)
-        self.seed = seed
         self.env = make_env()
         self.step_times: list[float] = []
         self.highest: tuple[float, str] | None = None
@@ -108,19 +107,18 @@ class Validator:
         total = "endless" if count is None else str(count)
         return tasks, Check("ok", name, f"{total}; {len(tasks)} looked at: distinct ids, the same every time")
 
-    async def _play(self, policy: Policy, tasks: Sequence[Task], *, seed: int | None = None) -> list[Trajectory]:
+    async def _play(self, policy: Policy, tasks: Sequence[Task], *, seed: int = 0) -> list[Trajectory]:
         gate = asyncio.Semaphore(CONCURRENCY)
 
         async def one(task: Task) -> Trajectory:
             async with gate:
-                chosen = self.seed if seed is None else seed
                 key = object()
 
                 def watch(doing: str) -> None:
                     self._under_way[key] = (task.id, doing, time.monotonic())
 
                 try:
-                    return await run_episode(self.make_env, policy, task=task, seed=chosen, limits=LIMITS, watch=watch)
+                    return await run_episode(self.make_env, policy, task=task, seed=seed, limits=LIMITS, watch=watch)
                 finally:
                     self._under_way.pop(key, None)
 
