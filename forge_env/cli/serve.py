@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 
 from forge_env.cli.command import Parser, add_environment, environment_options
 from forge_env.errors import UsageError
+from forge_env.interrupts import run_until_interrupted
 
 
 def add_arguments(parser: Parser) -> None:
@@ -41,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
         address = f"http://{host}:{port}"
         print(f"{name} is served at {address} (OpenEnv) and {address}/mcp (MCP); Ctrl-C stops", flush=True)
 
-    asyncio.run(serve(app_of(name, sandbox=args.sandbox, limits=limits, **options), args.host, args.port, ready=ready))
+    app = app_of(name, sandbox=args.sandbox, limits=limits, **options)
+    run_until_interrupted(serve(app, args.host, args.port, ready=ready))
     return 0
 
 

@@ -33,10 +33,8 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from forge_env import __version__
-from forge_env.environment.base import Environment
 from forge_env.errors import UsageError
 from forge_env.registry import environment_class, make, make_config, summary_of
-from forge_env.sandbox import SandboxEngine
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.serve.mcp import SERVER_ERROR, McpEndpoint, answer_rpc
 from forge_env.serve.sessions import EpisodeState, ServeLimits, Session, Sessions, WireError, parse_message, schemas
@@ -51,27 +49,26 @@ SHUTDOWN_S = 5.0
 """How long connections have to end when the server does."""
 
 
-def make_app(
-    name: str,
-    make_env: Callable[[], Environment],
-    *,
-    limits: ServeLimits = DEFAULT_LIMITS,
-    description: str = "",
-    version: str = "",
-    engine: SandboxEngine | None = None,
-) -> Starlette:
-    """The ASGI application that serves `make_env()` to every session; `engine` is open while it runs.
+def app_of(name: str, *, sandbox: str = "auto", limits: ServeLimits = DEFAULT_LIMITS, **options: Any) -> Starlette:
+    """The application that serves the environment `name`, for any ASGI server: `app = app_of("my_env")`.
 
     `app.state.sessions` are its sessions; they are closed when the application shuts down.
+
+    Raises:
+        UsageError: there is no such environment, or no such option of it.
     """
-    sessions = Sessions(make_env, limits)
-    mcp = McpEndpoint(name, version, sessions)
+    cls = environment_class(name)
+    make_config(name, cls, options)
+    engine = LazyEngine(sandbox)
+    sessions = Sessions(lambda: make(name, sandboxes=engine, **options), limits)
+    mcp = McpEndpoint(name, __version__, sessions)
+    about = {"name": name, "description": summary_of(cls) or name, "version": __version__}
 
     async def health(request: Request) -> JSONResponse:
         return JSONResponse({"status": "healthy"})
 
     async def metadata(request: Request) -> JSONResponse:
-        return JSONResponse({"name": name, "description": description or name, "version": version or None})
+        return JSONResponse(about)
 
     async def schema(request: Request) -> JSONResponse:
         return JSONResponse(schemas())
@@ -84,7 +81,7 @@ def make_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with engine or contextlib.nullcontext(), mcp.run():
+        async with engine, mcp.run():
             yield
             await sessions.close_all()
 
@@ -100,25 +97,6 @@ def make_app(
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={WireError: _refused})
     app.state.sessions = sessions
     return app
-
-
-def app_of(name: str, *, sandbox: str = "auto", limits: ServeLimits = DEFAULT_LIMITS, **options: Any) -> Starlette:
-    """The application that serves the environment `name`, for any ASGI server: `app = app_of("my_env")`.
-
-    Raises:
-        UsageError: there is no such environment, or no such option of it.
-    """
-    cls = environment_class(name)
-    make_config(name, cls, options)
-    engine = LazyEngine(sandbox)
-    return make_app(
-        name,
-        lambda: make(name, sandboxes=engine, **options),
-        limits=limits,
-        description=summary_of(cls),
-        version=__version__,
-        engine=engine,
-    )
 
 
 # --- without a connection
@@ -391,6 +369,11 @@ async def serve(app: Starlette, host: str, port: int, *, ready: Callable[[int], 
     """
     import uvicorn
 
+    class Server(uvicorn.Server):
+        def capture_signals(self) -> contextlib.nullcontext[None]:  # type: ignore[override]
+            """Signals are those of whoever serves: uvicorn would raise them again, once it has ended."""
+            return contextlib.nullcontext()
+
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:  # from here on a client's connection waits, and isn't refused
         sock = socket.create_server((host, port), family=family, backlog=2048)
@@ -410,7 +393,7 @@ async def serve(app: Starlette, host: str, port: int, *, ready: Callable[[int], 
         ws_ping_timeout=20.0,
         timeout_graceful_shutdown=int(SHUTDOWN_S),
     )
-    server = uvicorn.Server(config)
+    server = Server(config)
     ready(sock.getsockname()[1])
     running = asyncio.ensure_future(server.serve(sockets=[sock]))
     try:

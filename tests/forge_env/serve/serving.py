@@ -9,6 +9,7 @@ from typing import Any
 
 import forge_env as fe
 from forge_env.errors import SandboxError
+from forge_env.registry import unregister
 
 
 class Adder(fe.ToolEnvironment):
@@ -62,12 +63,13 @@ class Adder(fe.ToolEnvironment):
 
 
 @asynccontextmanager
-async def serving(make_env: Callable[[], fe.Environment] = Adder, port: int = 0, **limits: Any) -> AsyncIterator[Any]:
+async def serving(cls: type[fe.Environment] = Adder, port: int = 0, **limits: Any) -> AsyncIterator[Any]:
     """`(url, sessions)` of a running server."""
-    from forge_env.serve.openenv import make_app, serve
+    from forge_env.serve.openenv import app_of, serve
     from forge_env.serve.sessions import ServeLimits
 
-    app = make_app("adder", make_env, limits=ServeLimits(**limits), description="Add what you are told.", version="1")
+    fe.register("adder", cls)
+    app = app_of("adder", limits=ServeLimits(**limits))
     ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     running = asyncio.create_task(serve(app, "127.0.0.1", port, ready=ready.set_result))
     try:
@@ -75,6 +77,7 @@ async def serving(make_env: Callable[[], fe.Environment] = Adder, port: int = 0,
     finally:
         running.cancel()
         await asyncio.wait([running])
+        unregister("adder")
 
 
 async def until(condition: Callable[[], bool]) -> None:

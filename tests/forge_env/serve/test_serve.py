@@ -237,6 +237,6 @@ async def test_the_documents_of_a_server() -> None:
     async with serving() as (url, _), httpx.AsyncClient(base_url=url, trust_env=False) as client:
         assert (await client.get("/health")).json() == {"status": "healthy"}
         assert (await client.get("/metadata")).json() == {
-            "name": "adder", "description": "Add what you are told.", "version": "1"
+            "name": "adder", "description": "Add what you are told.", "version": fe.__version__
         }  # fmt: skip
         assert (await client.get("/schema")).json()["action"]["required"] == ["message"]

@@ -126,7 +126,7 @@ async def test_the_protocol_over_plain_http() -> None:
         hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
         first = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
         answer = await client.post("/mcp", json=first, headers=headers)
-        assert answer.json()["result"]["serverInfo"] == {"name": "adder", "version": "1"}
+        assert answer.json()["result"]["serverInfo"] == {"name": "adder", "version": fe.__version__}
         headers["Mcp-Session-Id"] = answer.headers["mcp-session-id"]
         headers["MCP-Protocol-Version"] = "2025-11-25"
         assert (await client.delete("/mcp", headers=headers)).status_code == 200
