@@ -33,6 +33,7 @@ RECIPE: dict[str, Any] = {
     "environment": {"name": f"{__name__}:Chatter"},
     "sandbox": {"engine": "local"},
     "model": {"max_length": 256, "tiny": {"layers": 2, "dim": 64, "heads": 2, "kv_heads": 2, "hidden_dim": 96}},
+    "warmup": {"steps": 5},
     "tasks": {"order": "curriculum", "half_life": 4},
     "trainer": {"minibatches": 2, "threads": 2, "optimizer": {"lr": 1e-2, "warmup_steps": 1}},
     "grpo": {
@@ -58,6 +59,10 @@ class Chatter(fe.Environment):
 
     def task(self, split: str, index: int) -> fe.Task:
         return fe.Task(id=f"{split}-{index}", prompt=f"Say {index}.", split=split, difficulty=1 + index % 3)
+
+    def demonstrate(self, task: fe.Task, rng: random.Random) -> list[Message]:
+        said = f"I say {rng.randrange(1000)}, and nothing else."
+        return [Message(role="user", content=str(task.prompt)), Message(role="assistant", content=said)]
 
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -90,7 +95,7 @@ class Training:
             self.process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, env=environment)
 
     def finish(self) -> None:
-        assert self.process.wait(600) == 0, self.output.read_text() + (self.run / "run.log").read_text()[-5000:]
+        assert self.process.wait(600) == 0, self.output.read_text()
 
     def kill_after(self, step: int) -> None:
         """End it the hard way while it samples or trains what comes after that step's checkpoint."""
