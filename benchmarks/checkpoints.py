@@ -1,0 +1,128 @@
+"""What checkpoints cost a run, how long a resume takes, and what seeds of requests cost.
+
+    python -m benchmarks checkpoints [--steps 12] [--record]
+
+A shortened run of `coding_rlvr` saves every second step, five times as often as by default: seconds that the trainer
+stood still for it, and seconds of writing beside it, as shares of the training's wall time. The run is then resumed,
+from the start of the command to the first step trained. At last one engine samples the same requests with and without
+seeds of their own, in turns; tokens per CPU second, because the machine may be shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import record, spread, table
+
+SHORT = ["evaluation.num_tasks=32", "evaluation.extra_tasks=4", "checkpoint.every=2", "sandbox.engine=local"]
+ROUNDS = 8
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "forge_env", "train", "coding_rlvr", "--name", "run", *SHORT, *arguments]
+
+
+def trained(run: Path) -> list[dict[str, Any]]:
+    """One row for every step, the last one of each."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    rows = {row["step"]: row for row in map(json.loads, lines) if "reward/mean" in row}
+    return [rows[step] for step in sorted(rows)]
+
+
+def saving(root: Path, steps: int) -> list[list[object]]:
+    """Train; what saving took."""
+    subprocess.run(command(f"grpo.steps={steps}"), cwd=root, check=True, stdout=subprocess.DEVNULL)
+    run = root / "runs" / "run"
+    rows = trained(run)
+    took: dict[str, float] = {}
+    for row in rows[1:]:
+        for name, value in row.items():
+            if name.startswith("time/trainer/"):
+                took[name] = took.get(name, 0.0) + value
+    wall = sum(took.values())
+    said = re.findall(
+        r"step \d+ saved: ([\d.]+) MiB in ([\d.]+) s .*?'snapshot_s': ([\d.e-]+)", (run / "run.log").read_text()
+    )
+    sizes, writes, copies = ([float(value) for value in column] for column in zip(*said, strict=True))
+    stalled = took.get("time/trainer/save", 0.0)
+    return [
+        ["size, MiB", spread(sizes)],
+        ["state copied, s", spread(copies)],
+        ["from the begin to the rename, s", spread(writes)],
+        [f"trainer stood still for {len(said)} checkpoints, of {wall:.0f} s", f"{stalled / wall:.2%}"],
+        ["as if training had stood still for all of the writing", f"{sum(writes) / wall:.2%}"],
+    ]
+
+
+def resuming(root: Path, steps: int) -> float:
+    """Seconds from `--resume` to the first step trained."""
+    run = root / "runs" / "run"
+    before, started = len(trained(run)), time.perf_counter()
+    process = subprocess.Popen(command("--resume", f"grpo.steps={steps + 1}"), cwd=root, stdout=subprocess.DEVNULL)
+    seconds = None
+    while process.poll() is None:
+        if seconds is None and len(trained(run)) > before:
+            seconds = time.perf_counter() - started
+        time.sleep(0.1)
+    if process.returncode or seconds is None:
+        raise SystemExit("the resumed run failed")
+    return seconds
+
+
+async def seeds(model: Path) -> dict[str, list[float]]:
+    """Tokens per CPU second, a value for each round."""
+    from forge_env.config import load_config
+    from trainers.generator.arguments import engine_arguments, prepare_process
+    from trainers.generator.engine import AsyncEngine
+    from trainers.generator.types import SamplingOptions
+
+    prepare_process(with_gpus=False, threads=1, kv_cache_gb=1)
+    engine = AsyncEngine(engine_arguments(load_config("coding_rlvr"), model))
+    rates: dict[str, list[float]] = {"with seeds": [], "without": []}
+    for number in range(ROUNDS + 1):
+        for name in sorted(rates, reverse=bool(number % 2)):
+            started = time.process_time()
+            calls = []
+            for place in range(128):
+                seed = 1000 * number + place if name == "with seeds" else None
+                options = SamplingOptions(max_tokens=96, seed=seed, shaping={"ignore_eos": True})
+                calls.append(engine.generate([10 + place // 8] * 100, options))
+            sampled = sum(len(one.token_ids) for one in await asyncio.gather(*calls))
+            if number:  # in the first round memory is touched for the first time
+                rates[name].append(sampled / (time.process_time() - started))
+    await engine.close()
+    return rates
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--record", action="store_true", help="write docs/benchmarks.md")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp") as folder:
+        root = Path(folder)
+        rows = saving(root, args.steps)
+        print("\n".join(table(["", ""], rows)), flush=True)
+        rows.append(["from `--resume` to the first step trained, s", f"{resuming(root, args.steps):.1f}"])
+        print(rows[-1], flush=True)
+        rates = asyncio.run(seeds(root / "runs" / "run" / "checkpoints" / "resumed"))
+    rows += [[f"tokens per CPU second {name}", spread(values)] for name, values in rates.items()]
+    lines = table(["", ""], rows)
+    print("\n".join(lines))
+    print(json.dumps({name: statistics.median(values) for name, values in rates.items()}))
+    if args.record:
+        record("checkpoints", "Checkpoints", "make bench ARGS='checkpoints --record'", lines)
+
+
+if __name__ == "__main__":
+    main()
