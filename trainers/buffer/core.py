@@ -401,11 +401,19 @@ class BufferCore(Generic[G]):
         self.rolling, self.late = {}, {}
         self.drop_old()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, trained: int = 0) -> dict[str, Any]:
         """Everything that decides what the buffer does from here on, its random state included.
 
         Numbers, strings, lists and dictionaries, except the groups, which are as they were added.
+
+        Args:
+            trained: steps before this one are part of the weights that go with this state, so their groups count as
+                done with, and are left out where no group is used again.
         """
+        counters, in_training = asdict(self.counters), self.in_training
+        if self.settings.replay.max_uses == 1:
+            in_training = {step: batch for step, batch in self.in_training.items() if step >= trained}
+            counters["trained"] += sum(len(batch) for step, batch in self.in_training.items() if step < trained)
         return {
             "format": FORMAT,
             "generator_version": self.window.generator_version,
@@ -416,8 +424,8 @@ class BufferCore(Generic[G]):
             "again": sorted(self.again),
             "ready": _pool_state(self.ready),
             "kept": _pool_state(self.used),
-            "in_training": {step: [_held_state(held) for held in batch] for step, batch in self.in_training.items()},
-            "counters": asdict(self.counters),
+            "in_training": {step: [_held_state(held) for held in batch] for step, batch in in_training.items()},
+            "counters": counters,
             "random": _as_lists(self.random.getstate()),
         }
 

@@ -168,10 +168,10 @@ class LocalReplayBuffer(Generic[G]):
         """See `GroupBuffer`."""
         return replace(self._core.stats(), seconds=self._account.seconds())
 
-    async def state_dict(self) -> dict[str, Any]:
+    async def state_dict(self, trained: int = 0) -> dict[str, Any]:
         """See `GroupBuffer`."""
         with self._account.during("save"):
-            return self._core.state_dict()
+            return self._core.state_dict(trained)
 
     async def load_state_dict(self, saved: dict[str, Any]) -> None:
         """See `GroupBuffer`.

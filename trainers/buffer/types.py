@@ -239,8 +239,8 @@ class GroupBuffer(Protocol[G]):
     async def stats(self) -> BufferStats:
         """Counters and contents."""
 
-    async def state_dict(self) -> dict[str, Any]:
-        """Everything, random state included."""
+    async def state_dict(self, trained: int = 0) -> dict[str, Any]:
+        """Everything, random state included; groups of steps before `trained` are done with."""
 
     async def load_state_dict(self, state: dict[str, Any]) -> None:
         """Become what `state_dict` described, to the last bit."""

@@ -424,7 +424,7 @@ class System:
 
     async def _collect(self) -> Saved:
         """What a checkpoint holds besides the trainer's state: the buffer first, and of the rest what goes with it."""
-        first_open, buffer = (await self.buffer.stats()).first_open, await self.buffer.state_dict()
+        first_open, buffer = (await self.buffer.stats()).first_open, await self.buffer.state_dict(self.step)
         lost = {index for index, _ in [*buffer["rolling"], *buffer["late"]]} | set(buffer["again"])  # played again
         results = {
             position: result

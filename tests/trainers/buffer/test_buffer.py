@@ -254,3 +254,19 @@ def test_a_packed_group_is_hardly_larger_than_its_tensors() -> None:
     assert isinstance(group, PackedGroup)
     assert len(pickle.dumps(group)) < 1.05 * group.nbytes
     assert group.nbytes < 8 * (210 * 4.2 + 150 * 4 + 60)  # versions and advantages are runs
+
+
+def test_a_state_needs_no_groups_that_its_weights_were_trained_on() -> None:
+    """After a restart at those weights it is the same buffer, with and without them."""
+    core: BufferCore[FakeGroup] = BufferCore(settings(2, 1))
+    fill(core, 0.5, 0.1, 0.2, 0.3)
+    core.take(0)
+    found = []
+    for trained in (0, 1):
+        state = core.state_dict(trained)
+        assert list(state["in_training"]) == ([] if trained else [0])
+        again: BufferCore[FakeGroup] = BufferCore(core.settings)
+        again.load_state_dict(state)
+        again.restart(1)
+        found.append(again.state_dict())
+    assert found[0] == found[1]

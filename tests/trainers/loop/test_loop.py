@@ -233,9 +233,9 @@ async def test_a_checkpoint_knows_the_task_of_every_position_that_its_buffer_has
     order = Curriculum(lambda index: environment.task("train", index), None)
 
     class Buffer(LocalReplayBuffer[Any]):
-        async def state_dict(self) -> dict[str, Any]:
+        async def state_dict(self, trained: int = 0) -> dict[str, Any]:
             order[(await self.admit()).index]
-            state = await super().state_dict()
+            state = await super().state_dict(trained)
             order[(await self.admit()).index]
             system._results[0] = system._results[1] = 1.0  # they end while the state is under way
             return state
