@@ -12,6 +12,8 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import asdict
 from typing import Any, ClassVar, TypeVar
 
 import forge_env as fe
@@ -34,11 +36,13 @@ from trainers.loop.publisher import Publisher
 from trainers.loop.stack import Stack, prepare_controller
 from trainers.loop.status import Status
 from trainers.loop.watchdog import Watchdog
-from trainers.rollout.types import Fate, GroupReport, Preparation
+from trainers.rollout.types import Fate, GroupReport, Preparation, Totals
 
 MAX_DISCARDED_IN_A_ROW = 20
 PATIENCE = 20
 """Batches of groups that the filter drops, in a row, after which there is nothing to learn from."""
+HEAR_S = 1.0
+"""How long a checkpoint waits for what a worker has to say of a group that the buffer has already."""
 LAST_SAVE_S = 60.0
 """How long saving may take when a failure ends the run."""
 T = TypeVar("T")
@@ -267,9 +271,9 @@ class System:
             self._summarise()
             save_progress(self.run)
 
-    async def _all_settled(self) -> None:
-        """Wait until no group is under way."""
-        while self._under_way:
+    async def _all_settled(self, of: Callable[[int], bool] = lambda position: True) -> None:
+        """Wait until no group is under way, of those at some positions."""
+        while any(map(of, self._under_way)):
             self._changed.clear()
             await self._changed.wait()
 
@@ -426,16 +430,20 @@ class System:
         """What a checkpoint holds besides the trainer's state: the buffer first, and of the rest what goes with it."""
         first_open, buffer = (await self.buffer.stats()).first_open, await self.buffer.state_dict(self.step)
         lost = {index for index, _ in [*buffer["rolling"], *buffer["late"]]} | set(buffer["again"])  # played again
-        results = {
-            position: result
-            for position, result in self._results.items()
-            if position < buffer["next_index"] and position not in lost
-        }
+
+        def known(position: int) -> bool:
+            return bool(position < buffer["next_index"]) and position not in lost
+
+        with suppress(TimeoutError):  # of groups that the buffer has just been given, their worker tells at once
+            async with asyncio.timeout(HEAR_S):
+                await self._all_settled(known)
+        results = {position: result for position, result in self._results.items() if known(position)}
         state = {  # taken after the buffer's: every position that it has handed out has its task
             "order": self.rollouts.order.state_dict(first_open),
             "results": sorted(results.items()),
             "set_aside": sorted(self.rollouts.set_aside),
             "workers": self.rollouts.state_dict(),
+            "totals": asdict(self.rollouts.totals_of(known, first_open)),
             "in_a_row": [self._discarded_in_a_row, self._dropped_in_a_row],
             "algorithm": self._algorithm.state_dict(),
         }
@@ -450,6 +458,7 @@ class System:
         self.run.note(f"Resuming after step {self.step}")
         self.rollouts.order.load_state_dict(saved.state["order"])
         await self.rollouts.load_state_dict(saved.state["workers"], set(saved.state["set_aside"]))
+        self.rollouts.totals = Totals(**saved.state["totals"])
         self._results = {int(position): float(result) for position, result in saved.state["results"]}
         self._discarded_in_a_row, self._dropped_in_a_row = saved.state["in_a_row"]
         self._algorithm.load_state_dict(saved.state["algorithm"])

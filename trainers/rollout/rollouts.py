@@ -110,7 +110,7 @@ class Rollouts:
     Attributes:
         order: which task comes when.
         set_aside: ids of tasks whose environment has raised; they are not played again.
-        totals: counts since the start of the run.
+        totals: counts since the start of the run, of each group once.
     """
 
     def __init__(self, run: Run, environment: Environment, workers: Workers) -> None:
@@ -128,7 +128,9 @@ class Rollouts:
         self._episodes, self._own = Since(), [Since() for _ in self._seen]
         self.order = make_order(config.tasks, environment, environment.splits[0], seed=config.seed)
         self.set_aside: set[str] = set()
-        self.totals = Totals.since(run.earlier)
+        self.totals = Totals()
+        self._counted: dict[int, Totals] = {}
+        """The counts of groups that may be played again, by position."""
 
     # --- groups
 
@@ -145,9 +147,25 @@ class Rollouts:
         report: GroupReport = await self._ask(number, "roll_out", request)
         self._heed(number, report)
         seen.state = report.state
-        self.totals.add(report.totals)
+        self._count(ticket.index, report.totals)
         self._watch_bugs(report.bug)
         return report
+
+    def _count(self, position: int, counts: Totals) -> None:
+        """Count a group, instead of what came of it before where it was played again."""
+        if (before := self._counted.get(position)) is not None:
+            self.totals.add(before, -1)
+        self._counted[position] = counts
+        self.totals.add(counts)
+
+    def totals_of(self, known: Callable[[int], bool], first_open: int) -> Totals:
+        """The counts without groups that are not `known` and will be played again; none before `first_open` will."""
+        self._counted = {index: counts for index, counts in self._counted.items() if index >= first_open}
+        totals = replace(self.totals)
+        for index, counts in self._counted.items():
+            if not known(index):
+                totals.add(counts, -1)
+        return totals
 
     async def _ask(self, number: int, endpoint: str, request: RollOut | HeldOut) -> Any:
         """What a worker answers; the one that takes its place where it dies."""

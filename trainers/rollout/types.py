@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -156,11 +156,6 @@ class Totals:
     tokens_filtered: int = 0
 
     @classmethod
-    def since(cls, earlier: Mapping[str, Any]) -> Totals:
-        """Counts that go on from the summary of an earlier session of the run."""
-        return cls(**{field.name: int(earlier.get(field.name) or 0) for field in fields(cls)})
-
-    @classmethod
     def of(cls, group: Group, group_size: int, fate: Fate) -> Totals:
         """The counts of one group."""
         dropped = fate == Fate.DROPPED
@@ -174,10 +169,10 @@ class Totals:
             tokens_filtered=dropped * sum(episode.num_sampled_tokens for episode in group.valid),
         )
 
-    def add(self, more: Totals) -> None:
-        """Count these too."""
+    def add(self, more: Totals, times: int = 1) -> None:
+        """Count these too; -1 times: no more."""
         for name, value in asdict(more).items():
-            setattr(self, name, getattr(self, name) + value)
+            setattr(self, name, getattr(self, name) + times * value)
 
     def summary(self) -> dict[str, int]:
         """For summary.json."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -46,6 +47,7 @@ async def test_dropped_groups_make_room_and_are_counted_and_nothing_but_them_end
     system: Any = System.__new__(System)
     system.config, system.rollouts, system.buffer = config, Rollouts(), buffer
     system._discarded_in_a_row = system._dropped_in_a_row = 0
+    system._under_way, system._results, system._changed = set(), {}, asyncio.Event()
     algorithm = GRPO(system)
     for _ in range(PATIENCE - 1):
         await algorithm.roll_out(await buffer.admit())  # there is one place, which is free again each time

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -139,11 +140,6 @@ async def test_a_finished_run_is_not_started_again(config: RunConfig, tmp_path: 
     assert [stage.name for stage in run.state.stages] == []
 
 
-def test_counts_go_on_after_a_resume() -> None:
-    totals = Totals.since({"tokens_generated": 10, "episodes": 4, "forks": None, "engine": "local"})
-    assert (totals.tokens_generated, totals.episodes, totals.forks) == (10, 4, 0)
-
-
 class Sink:
     """An actor's endpoints as far as a pool calls them: generation never ends."""
 
@@ -242,13 +238,24 @@ async def test_a_checkpoint_knows_the_task_of_every_position_that_its_buffer_has
 
     system = System.__new__(System)
     system.step, system.buffer, system._results = 1, Buffer(BufferSettings(2, 1)), {}  # type: ignore[assignment]
-    system.rollouts = SimpleNamespace(order=order, set_aside=set(), state_dict=dict)  # type: ignore[assignment]
+    asked: list[tuple[list[bool], int]] = []
+
+    def totals_of(known: Callable[[int], bool], first_open: int) -> Totals:
+        asked.append(([known(position) for position in range(3)], first_open))
+        return Totals(episodes=7)
+
+    system.rollouts = SimpleNamespace(  # type: ignore[assignment]
+        order=order, set_aside=set(), state_dict=dict, totals_of=totals_of
+    )
+    system._under_way = set()
     system._discarded_in_a_row, system._dropped_in_a_row = 3, 4
     system._algorithm = SimpleNamespace(state_dict=dict)  # type: ignore[assignment]
     state = await system._collect()
     assert [index for index, _ in state.buffer["rolling"]] == [0]
     assert {"0", "1"} >= set(state.state["order"]["assigned"]) >= {"0"}
     assert state.state["results"] == [], "groups that are rolled out again would count twice"
+    assert asked == [([False, False, False], 0)]
+    assert state.state["totals"]["episodes"] == 7
     assert state.state["in_a_row"] == [3, 4]
 
 

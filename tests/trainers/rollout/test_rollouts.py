@@ -26,7 +26,7 @@ from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.packed import PackedGroup
 from trainers.buffer.types import BufferSettings, Outcome, Ticket
 from trainers.rollout.rollouts import Rollouts
-from trainers.rollout.types import Fate, Group, GroupReport, Links, Preparation
+from trainers.rollout.types import Fate, Group, GroupReport, Links, Preparation, Totals
 
 
 class Levels(fe.SingleTurnEnvironment):
@@ -261,6 +261,20 @@ async def test_a_dead_workers_groups_are_played_again_under_their_tickets(made: 
     assert (stats.ready, stats.rolling, stats.completed) == (2, 0, 2)
     assert played.rollouts.totals.episodes == 8
     assert any("rollout worker 1 died" in text for text in played.run.state.warnings)
+
+
+async def test_every_group_is_counted_once_however_often_it_is_played(made: Make) -> None:
+    """In the same session, or in one that goes on from a checkpoint whose buffer doesn't have it."""
+    played = await made(count=1)
+    for position in range(4):
+        await played.group(position)
+    rollouts = played.rollouts
+    assert rollouts.totals.episodes == 16
+    saved = rollouts.totals_of(lambda position: position != 2, 1)
+    assert (saved.episodes, rollouts.totals.episodes) == (12, 16)
+    again = Totals(episodes=3, episodes_late=1)
+    rollouts._count(2, again)
+    assert (rollouts.totals.episodes, rollouts.totals.episodes_late) == (15, 1)
 
 
 class Silent(Weighing):
