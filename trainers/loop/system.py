@@ -451,6 +451,7 @@ class System:
 
     async def _resume(self) -> None:
         saved = await self._checkpoints.restore(self.trainer)
+        self.rollouts.count_from(Totals() if saved is None else Totals(**saved.state["totals"]))
         if saved is None:
             return
         self.step = saved.step
@@ -458,7 +459,6 @@ class System:
         self.run.note(f"Resuming after step {self.step}")
         self.rollouts.order.load_state_dict(saved.state["order"])
         await self.rollouts.load_state_dict(saved.state["workers"], set(saved.state["set_aside"]))
-        self.rollouts.totals = Totals(**saved.state["totals"])
         self._results = {int(position): float(result) for position, result in saved.state["results"]}
         self._discarded_in_a_row, self._dropped_in_a_row = saved.state["in_a_row"]
         self._algorithm.load_state_dict(saved.state["algorithm"])

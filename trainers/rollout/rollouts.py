@@ -158,6 +158,11 @@ class Rollouts:
         self._counted[position] = counts
         self.totals.add(counts)
 
+    def count_from(self, totals: Totals) -> None:
+        """Go on from these counts: what was played since will be played again."""
+        self.totals = totals
+        self._counted.clear()
+
     def totals_of(self, known: Callable[[int], bool], first_open: int) -> Totals:
         """The counts without groups that are not `known` and will be played again; none before `first_open` will."""
         self._counted = {index: counts for index, counts in self._counted.items() if index >= first_open}
