@@ -14,8 +14,8 @@ import re
 import resource
 import ssl
 import urllib.request
-from collections.abc import AsyncIterator
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import httpx
@@ -44,7 +44,7 @@ class Connections:
 
     def __init__(self, base_url: str, *, api_key: str = "", uds: str | None = None) -> None:
         self.base_url = address(base_url)
-        self._urls: dict[str, httpx.URL] = {}
+        self._url = cache(self.base_url.join)
         headers = {
             "host": self.base_url.netloc.decode(),
             "content-type": "application/json",
@@ -79,18 +79,15 @@ class Connections:
             raise self._broken(error) from error
         status, headers, content = response
         if status // 100 != 2:
-            refused = redirected(status, headers, self._urls[path], path) or refusal(status, headers, content)
+            refused = redirected(status, headers, self._url(path), path) or refusal(status, headers, content)
             refused.status = status
             raise refused
         return content if "text/event-stream" in headers.get("content-type", "") else parse_json(content)
 
     async def _send(self, method: str, path: str, body: Any) -> tuple[int, httpx.Headers, bytes]:
-        url = self._urls.get(path)
-        if url is None:
-            url = self._urls[path] = self.base_url.join(path)
         request = httpx.Request(
             method,
-            url,
+            self._url(path),
             content=None if body is None else json.dumps(body, separators=(",", ":")).encode(),
             headers=self._headers,
             extensions={"timeout": {"connect": CONNECT_S, "read": None, "write": None, "pool": None}},
@@ -169,9 +166,8 @@ async def _read(response: httpx.Response) -> bytes:
     """The decoded body; bounded, so that a runaway endpoint can't take the memory."""
     chunks: list[bytes] = []
     size = 0
-    stream: AsyncIterator[bytes] = response.aiter_bytes()
     try:
-        async for chunk in stream:
+        async for chunk in response.aiter_bytes():
             size += len(chunk)
             if size > MAX_ANSWER_BYTES:
                 raise AnswerTooLargeError(f"the answer is larger than {MAX_ANSWER_BYTES >> 20} MiB")

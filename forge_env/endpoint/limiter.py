@@ -174,20 +174,13 @@ CALM_ROUNDS = 20
 class AdaptiveLimiter:
     """A semaphore whose size follows the endpoint. Used from one event loop."""
 
-    def __init__(
-        self,
-        *,
-        start: int = 16,
-        maximum: int = 256,
-        on_change: Callable[[], object] = lambda: None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, *, start: int = 16, maximum: int = 256, clock: Callable[[], float] = time.perf_counter) -> None:
         self.maximum = maximum
         self.window = float(min(start, maximum))
         self.in_flight = 0
         self.overloads = 0
         """How often the endpoint said that it was too much."""
-        self.on_change = on_change
+        self.on_change: Callable[[], object] = lambda: None
         """Called whenever the window changed."""
         self._clock = clock
         self._waiters: deque[asyncio.Future[None]] = deque()

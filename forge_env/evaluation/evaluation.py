@@ -278,14 +278,7 @@ class Evaluation:
         from forge_env.evaluation.summary import summarize
         from forge_env.evaluation.tables import markdown
 
-        summary = summarize(
-            self.config,
-            results.values(),
-            self.planned,
-            used=self._meter.total,
-            wall_s=self.progress.elapsed,
-            request_errors=dict(self.progress.request_errors),
-        )
+        summary = summarize(self.config, results.values(), self.planned, self.progress)
         try:
             summary.write(self.folder.summary)
             write_whole(self.folder.report, markdown(summary))

@@ -296,7 +296,16 @@ class Runner:
         try:
             await self._writing(self.writer.write, trajectory)
         except (TypeError, ValueError, RecursionError) as error:  # a policy or an environment put in what is not JSON
-            trajectory = _unrecordable(trajectory, error)
+            trajectory = Trajectory(
+                id=sample.id,
+                environment=sample.label,
+                task_id=trajectory.task_id,
+                split=trajectory.split,
+                valid=False,
+                error=f"{type(error).__name__}: the sample can't be recorded: {error}",
+                wall_s=trajectory.wall_s,
+                info=trajectory.info,
+            )
             log.error("sample %s: %s", sample.id, trajectory.error)
             await self._writing(self.writer.write, trajectory)
         if self.writer.full:
@@ -349,17 +358,3 @@ class Runner:
 
 def _refused(fatal: EndpointError) -> RunAbortedError:
     return RunAbortedError(f"the endpoint rejects every request: {fatal.message}", fix=fatal.fix)
-
-
-def _unrecordable(trajectory: Trajectory, error: Exception) -> Trajectory:
-    """What can be recorded of it: that it is lost, and why."""
-    return Trajectory(
-        id=trajectory.id,
-        environment=trajectory.environment,
-        task_id=trajectory.task_id,
-        split=trajectory.split,
-        valid=False,
-        error=f"{type(error).__name__}: the sample can't be recorded: {error}",
-        wall_s=trajectory.wall_s,
-        info=trajectory.info,
-    )

@@ -8,14 +8,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge_env.config.evaluation import EvaluationConfig
 from forge_env.evaluation.estimates import Estimate, by_task, mean, passes
-from forge_env.evaluation.metering import TokenUsage
 from forge_env.evaluation.plan import SampleResult
 from forge_env.files import write_whole
 from forge_env.schema import with_schema
+
+if TYPE_CHECKING:
+    from forge_env.evaluation.progress import EvaluationProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +110,7 @@ def summarize(
     config: EvaluationConfig,
     results: Iterable[SampleResult],
     planned: dict[str, tuple[str, int]],
-    *,
-    used: TokenUsage | None = None,
-    wall_s: float = 0.0,
-    request_errors: dict[str, int] | None = None,
+    progress: EvaluationProgress,
 ) -> Summary:
     """Figures of the samples that are there.
 
@@ -119,11 +118,8 @@ def summarize(
         config: the evaluation.
         results: one for each sample.
         planned: split and number of samples by label.
-        used: of everything that was asked.
-        wall_s: seconds of this process.
-        request_errors: failed requests of this process by kind.
+        progress: has what was used, and what this process met.
     """
-    used = used or TokenUsage()
     by_label: dict[str, list[SampleResult]] = {label: [] for label in planned}
     for result in results:
         if result.environment in by_label:
@@ -140,11 +136,11 @@ def summarize(
         confidence=config.confidence,
         status="incomplete" if missing else "lossy" if lost else "complete",
         environments=environments,
-        cost=used.cost,
-        prompt_tokens=used.prompt,
-        completion_tokens=used.completion,
-        wall_s=wall_s,
-        request_errors=dict(request_errors or {}),
+        cost=progress.usage.cost,
+        prompt_tokens=progress.usage.prompt,
+        completion_tokens=progress.usage.completion,
+        wall_s=progress.elapsed,
+        request_errors=dict(progress.request_errors),
     )
 
 

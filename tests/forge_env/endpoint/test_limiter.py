@@ -64,15 +64,11 @@ class Simulation:
         self.latency, self.reset, self.servers, self.allowed = latency, reset, servers, allowed
         self.rng = random.Random(seed)
         self.played = Played()
-        self.limiter = AdaptiveLimiter(
-            start=start, maximum=maximum, clock=asyncio.get_running_loop().time, on_change=self._wake
-        )
+        self.limiter = AdaptiveLimiter(start=start, maximum=maximum, clock=asyncio.get_running_loop().time)
         self.changed = asyncio.Event()
+        self.limiter.on_change = self.changed.set
         self.queue: deque[asyncio.Future[None]] = deque()
         self.under_way = self.served = 0
-
-    def _wake(self) -> None:
-        self.changed.set()
 
     async def until(self, answers: int) -> Played:
         """Play until there have been so many."""
