@@ -305,13 +305,11 @@ class Override(NamedTuple):
             raise UsageError(f"--{self.key}: {self.text!r} is not a YAML value", fix="put it in quotes") from error
 
 
-def read_arguments(
-    arguments: Iterable[str], short: Mapping[str, str] | None = None
-) -> tuple[list[str], list[Override]]:
+def read_arguments(given: Iterable[str], short: Mapping[str, str] | None = None) -> tuple[list[str], list[Override]]:
     """Plain words and overrides of a command line, each in order.
 
     Args:
-        arguments: what the command's own flags have left.
+        given: what the command's own flags have left.
         short: key by letter, for `-n 5` and `-n5`.
 
     Raises:
@@ -319,7 +317,7 @@ def read_arguments(
     """
     words: list[str] = []
     overrides: list[Override] = []
-    rest = list(arguments)
+    rest = list(given)
     while rest:
         argument = rest.pop(0)
         if match := OVERRIDE.match(argument):

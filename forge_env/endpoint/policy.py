@@ -374,10 +374,7 @@ class EndpointPolicy(Policy):
     def request(self, tools: list[ToolSpec], seed: int | None) -> dict[str, Any]:
         """The fields that all requests of a session share."""
         options = self.options
-        body: dict[str, Any] = {"model": options.model}
-        for name in ("temperature", "top_p", "max_tokens"):
-            if (value := getattr(options, name)) is not None:
-                body[name] = value
+        body = options.model_dump(include={"model", "temperature", "top_p", "max_tokens"}, exclude_none=True)
         if options.send_seed and seed is not None:
             body["seed"] = seed
         if tools and options.tools == "native":

@@ -14,6 +14,8 @@ from forge_env.registry import make
 from forge_env.types import Action, Message, Observation
 
 GymObservation = tuple[Message, ...]
+GymReset = tuple[GymObservation, dict[str, Any]]
+GymStep = tuple[GymObservation, float, bool, bool, dict[str, Any]]
 
 
 class GymEnvironment(gymnasium.Env[GymObservation, Action]):
@@ -39,20 +41,16 @@ class GymEnvironment(gymnasium.Env[GymObservation, Action]):
         self._engine_name = sandboxes
         self._shown: list[Message] = []
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[GymObservation, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> GymReset:
         """Start an episode; without a seed, the generator of the last seed chooses the task."""
         super().reset(seed=seed)
         return self._host.run(self.reset_async(seed, options))
 
-    def step(self, action: Action) -> tuple[GymObservation, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Action) -> GymStep:
         """Apply one assistant message or its text."""
         return self._host.run(self.step_async(action))
 
-    async def reset_async(
-        self, seed: int | None, options: dict[str, Any] | None
-    ) -> tuple[GymObservation, dict[str, Any]]:
+    async def reset_async(self, seed: int | None, options: dict[str, Any] | None) -> GymReset:
         """`reset` on the host's loop."""
         chosen = int(self.np_random.integers(2**31)) if seed is None else seed
         if not self.environment.reusable:  # a tool call that timed out still runs in it
@@ -62,7 +60,7 @@ class GymEnvironment(gymnasium.Env[GymObservation, Action]):
         self._shown = []
         return self._new(observation), info
 
-    async def step_async(self, action: Action) -> tuple[GymObservation, float, bool, bool, dict[str, Any]]:
+    async def step_async(self, action: Action) -> GymStep:
         """`step` on the host's loop."""
         observation, reward, terminated, truncated, info = await self.environment.step(action)
         self._shown.append(Message(role="assistant", content=action) if isinstance(action, str) else action)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from forge_env.concurrency import gather_or_cancel
 from forge_env.gym.host import get_host
 from forge_env.gym.spaces import AssistantMessage, Messages
-from forge_env.gym.twin import GymEnvironment, GymObservation
+from forge_env.gym.twin import GymEnvironment, GymObservation, GymStep
 from forge_env.types import Action
 
 Observations = tuple[GymObservation, ...]
@@ -103,6 +103,6 @@ class GymVectorEnvironment(VectorEnv[Observations, Sequence[Action], NDArray[Any
         return list(seed)
 
 
-async def _reset(env: GymEnvironment) -> tuple[GymObservation, float, bool, bool, dict[str, Any]]:
+async def _reset(env: GymEnvironment) -> GymStep:
     observation, info = await env.reset_async(None, None)
     return observation, 0.0, False, False, info

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from forge_env.errors import UsageError
@@ -75,21 +76,19 @@ def is_expression(target: str) -> bool:
     return (parse_number(target) is None and bool(_FORMULA.search(target))) or bool(_SYMBOL.search(target))
 
 
+@dataclass(eq=False)
 class MathReward:
     """1 for the right answer marked as such, `partial_credit` for the right number elsewhere, else 0.
 
     The target decides how answers are compared: with a number, as numbers; with another expression (fractions of
     roots, formulas, sets, intervals, matrices; LaTeX or plain), as math-verify does, which the extra `math` installs.
     That runs in processes beside this one (`forge_env.rewards.equivalence`), and the call returns an awaitable then.
-
-    Args:
-        tolerance: largest absolute difference of numbers that counts as right.
-        partial_credit: for a response that holds the number but doesn't mark it.
     """
 
-    def __init__(self, tolerance: float = 1e-6, partial_credit: float = 0.1) -> None:
-        self.tolerance = tolerance
-        self.partial_credit = partial_credit
+    tolerance: float = 1e-6
+    """Largest absolute difference of numbers that counts as right."""
+    partial_credit: float = 0.1
+    """For a response that holds the number but doesn't mark it."""
 
     def __call__(self, prompt: str, response: str, target: str | float | None) -> float | Coroutine[Any, Any, float]:
         """Score one response.

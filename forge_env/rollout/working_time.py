@@ -12,8 +12,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar, Token
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 
 class WorkingTime:
@@ -59,13 +58,11 @@ class WorkingTime:
         self._token = _CURRENT.set(self)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         if self._token is not None:
             _CURRENT.reset(self._token)
             self._token = None
-        await self._timeout.__aexit__(kind, error, trace)
+        await self._timeout.__aexit__(*error)
 
 
 _CURRENT: ContextVar[WorkingTime | None] = ContextVar("working_time", default=None)

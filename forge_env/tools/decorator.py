@@ -36,6 +36,9 @@ class ToolOptions:
             raise UsageError(f"max_calls={self.max_calls!r} of a tool is not valid", fix="give a whole number")
 
 
+PLAIN = ToolOptions()
+
+
 def _is_number(value: Any, kind: type) -> bool:
     return isinstance(value, int | kind) and not isinstance(value, bool)
 

@@ -34,7 +34,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from forge_env.concurrency import result_of, start_in_thread
 from forge_env.errors import ToolError, UsageError, did_you_mean, environment_code, mistakes
-from forge_env.tools.decorator import ToolOptions, options_of
+from forge_env.tools.decorator import PLAIN, ToolOptions, options_of
 from forge_env.tools.decorator import tool as tool
 from forge_env.types import ToolCall, ToolSpec
 
@@ -102,10 +102,7 @@ class _Schema(GenerateJsonSchema):
 class Tool:
     """A function with the schema of its arguments. `owner` below is the environment a method belongs to."""
 
-    def __init__(
-        self, function: Callable[..., Any], options: ToolOptions | None = None, *, method: bool = False
-    ) -> None:
-        options = options or ToolOptions()
+    def __init__(self, function: Callable[..., Any], options: ToolOptions = PLAIN, *, method: bool = False) -> None:
         self.function = function
         self.timeout_s = options.timeout_s
         self.max_calls = options.max_calls
