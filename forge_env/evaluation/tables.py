@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from rich.table import Table as RichTable
-
     from forge_env.evaluation.estimates import Estimate
     from forge_env.evaluation.summary import EnvironmentSummary, GroupSummary, Summary
 
@@ -147,24 +145,18 @@ def _cell(text: str) -> str:
 
 def print_tables(tables: Iterable[Table], notes: Iterable[str], stream: TextIO) -> None:
     """Tables for a person to read."""
-    from rich.console import Console
-    from rich.markup import escape
-
-    console = Console(file=stream, highlight=False, emoji=False, width=None if stream.isatty() else 160)
-    for table in tables:
-        console.print(_rich(table))
-    for note in notes:
-        console.print(f"[dim]{escape(note)}[/]", soft_wrap=True)  # a path that is broken in two can't be clicked
-
-
-def _rich(table: Table) -> RichTable:
     from rich.box import SIMPLE
+    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table as RichTable
 
-    drawn = RichTable(title=escape(table.title), box=SIMPLE, title_justify="left")
-    for number, column in enumerate(table.columns):
-        drawn.add_column(escape(column), justify="left" if number == 0 else "right")
-    for row in table.rows:
-        drawn.add_row(*map(escape, row))
-    return drawn
+    console = Console(file=stream, highlight=False, emoji=False, width=None if stream.isatty() else 160)
+    for table in tables:
+        drawn = RichTable(title=escape(table.title), box=SIMPLE, title_justify="left")
+        for number, column in enumerate(table.columns):
+            drawn.add_column(escape(column), justify="left" if number == 0 else "right")
+        for row in table.rows:
+            drawn.add_row(*map(escape, row))
+        console.print(drawn)
+    for note in notes:
+        console.print(f"[dim]{escape(note)}[/]", soft_wrap=True)  # a path that is broken in two can't be clicked

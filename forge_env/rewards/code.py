@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from forge_env.errors import UsageError
@@ -16,6 +17,7 @@ def extract_code(response: str) -> str:
     return response if block is None else block
 
 
+@dataclass(eq=False, kw_only=True)
 class CodeTests:
     """Share of the tests that the answer's code passes; with `all_or_nothing`, 1 or 0.
 
@@ -23,9 +25,8 @@ class CodeTests:
     that agent code has never run in; values are compared out here, where it can't reach them.
     """
 
-    def __init__(self, *, all_or_nothing: bool = True, limits: Limits | None = None) -> None:
-        self.all_or_nothing = all_or_nothing
-        self.limits = limits
+    all_or_nothing: bool = True
+    limits: Limits | None = None
 
     async def __call__(self, task: Task, answer: str, env: Any) -> float:
         """Score one answer."""

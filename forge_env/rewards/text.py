@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from forge_env.rewards.spans import last_between
 
@@ -24,12 +25,12 @@ def _accepted(target: Target | None) -> list[str]:
     return [str(item) for item in target]
 
 
+@dataclass(eq=False, kw_only=True)
 class ExactMatch:
     """1 when the response is the target, surrounding white space aside."""
 
-    def __init__(self, *, ignore_case: bool = False, ignore_punctuation: bool = False) -> None:
-        self.ignore_case = ignore_case
-        self.ignore_punctuation = ignore_punctuation
+    ignore_case: bool = False
+    ignore_punctuation: bool = False
 
     def __call__(self, response: str, target: Target) -> float:
         """Score one response."""
@@ -43,14 +44,14 @@ class ExactMatch:
         return " ".join(text.split()) if self.ignore_punctuation else text.strip()
 
 
+@dataclass(eq=False)
 class FuzzyMatch:
     """Similarity of response and target in [0, 1], upper and lower case alike; below `threshold` it is 0.
 
     It is 2 L / (n + m), where L is the length of their longest common subsequence and n, m are their own.
     """
 
-    def __init__(self, threshold: float = 0.0) -> None:
-        self.threshold = threshold
+    threshold: float = 0.0
 
     def __call__(self, response: str, target: Target) -> float:
         """Score one response against the nearest accepted text."""
@@ -101,12 +102,12 @@ def fuzzy_match(response: str, target: Target) -> float:
     return FuzzyMatch()(response, target)
 
 
+@dataclass(eq=False)
 class ThinkingReward:
     """`full_reward` for exactly one well-formed, non-empty `<think>` block, `partial_reward` for an attempt, else 0."""
 
-    def __init__(self, partial_reward: float = 0.2, full_reward: float = 1.0) -> None:
-        self.partial_reward = partial_reward
-        self.full_reward = full_reward
+    partial_reward: float = 0.2
+    full_reward: float = 1.0
 
     def __call__(self, prompt: str, response: str, target: object = None) -> float:
         """Score one response; prompt and target don't matter."""
