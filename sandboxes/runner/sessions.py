@@ -13,8 +13,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from .capture import Capture
-from .jobs import Job, Turn
+from .jobs import Capture, Job, Turn
 from .wire import Header, write_all
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from . import kernel
-from .capture import Capture
-from .jobs import SIGKILL, Job, MemoryWatch, ended_for_memory
+from .jobs import SIGKILL, Capture, Job, MemoryWatch, ended_for_memory
 from .oneshot import OneShots
 from .sessions import Sessions
 from .spares import Spares

@@ -12,17 +12,19 @@ import gc
 import importlib
 import json
 import os
+import resource
 import select
 import signal
 import socket
 import struct
+import sys
 from dataclasses import dataclass
+from typing import Any
 
 from . import child, kernel, landlock, rehearsal, seccomp
 from .config import PRELOAD, RunnerConfig
 from .deaths import Deaths
 from .isolation import Isolation, NamespaceIsolation, UserIsolation
-from .state import State
 
 COMMAND = struct.Struct("=cii")
 """Operation, slot, ticket. `S`pawn (with descriptors), `K`ill, `I`nterrupt, `W`ipe and check."""
@@ -30,6 +32,39 @@ EVENT = struct.Struct("=ciiqqq")
 """Operation, ticket, wait status, CPU microseconds, peak KiB, leftovers. `R`eady, e`X`it, `W`iped (JSON follows)."""
 MAX_MESSAGE = 1 << 16
 _PASSED_SIZE = socket.CMSG_SPACE(4 * 4)
+
+
+class State:
+    """What every child inherits from its zygote: a snapshot of the calling process, to compare with later."""
+
+    def __init__(self) -> None:
+        self._mounts = open("/proc/self/mountinfo")  # noqa: SIM115  kept: the kernel tells of changes through it
+        self._mount_events = select.poll()
+        self._mount_events.register(self._mounts.fileno(), select.POLLPRI)
+        self._mount_events.poll(0)
+        self._baseline_mounts = self._read_mounts()
+        self._baseline = self._look()
+
+    def changes(self) -> list[str]:
+        """The names of what is different now."""
+        now = self._look()
+        changed = [name for name, value in now.items() if value != self._baseline[name]]
+        if self._mount_events.poll(0) and self._read_mounts() != self._baseline_mounts:
+            changed.append("mounts")
+        return changed
+
+    def _read_mounts(self) -> str:
+        self._mounts.seek(0)
+        return self._mounts.read().replace("//deleted", "")  # the engine removes the socket's folder once connected
+
+    def _look(self) -> dict[str, Any]:
+        return {
+            "environment": os.environ.copy(),
+            "limits": [resource.getrlimit(number) for number in range(resource.RLIMIT_NICE)],
+            "host name": os.uname().nodename,
+            "signals": [signal.getsignal(number) for number in (signal.SIGCHLD, signal.SIGTERM)],
+            "module path": sys.path.copy(),
+        }
 
 
 @dataclass
