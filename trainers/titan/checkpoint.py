@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from safetensors.torch import load_file
 from torch.distributed.checkpoint._traverse import set_element
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -127,9 +128,13 @@ def write(taken: Snapshot, model: TitanModel, folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     ranks = model.ranks
-    save_shards(
-        taken.optimizer, checkpoint_id=folder / "optimizer", no_dist=ranks.alone, process_group=ranks.saving_group
-    )
+    try:
+        save_shards(
+            taken.optimizer, checkpoint_id=folder / "optimizer", no_dist=ranks.alone, process_group=ranks.saving_group
+        )
+    except CheckpointException as error:  # no `Exception`, so that it would end the process
+        rank, (cause, _) = next(iter(error.failures.items()))
+        raise RuntimeError(f"rank {rank} could not write its shards: {type(cause).__name__}: {cause}") from error
     if ranks.first:  # nothing collective from here on
         torch.save(taken.state, folder / "state.pt")
         model.write_hf(taken.weights, folder / "model")
@@ -149,7 +154,14 @@ def load(engine: TitanEngine, folder: Path) -> None:
     optimizer = engine.optimizer.state_dict()
     reader, planner = _Reader(folder / "optimizer"), _Planner()
     reader.read_metadata()  # refused here, and not inside a collective
-    load_shards(optimizer, storage_reader=reader, planner=planner, no_dist=engine.model.ranks.alone)
+    try:
+        load_shards(optimizer, storage_reader=reader, planner=planner, no_dist=engine.model.ranks.alone)
+    except CheckpointException as error:  # no `Exception`, so that it would end the process
+        _, (cause, _) = next(iter(error.failures.items()))
+        raise UsageError(
+            f"the optimizer's state in {folder} can't be read: {type(cause).__name__}: {cause}",
+            fix=f"start a new run from its model: model.path={folder / 'model'}",
+        ) from error
     engine.optimizer.load_state_dict(optimizer)
     state = torch.load(folder / "state.pt", weights_only=True)
     engine.schedule.load_state_dict(state["schedule"])

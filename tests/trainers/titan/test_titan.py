@@ -304,6 +304,12 @@ def test_training_goes_on_while_a_checkpoint_is_written(folder: Path, tmp_path: 
             assert torch.equal(states[1][name], tensor)
 
 
+def test_what_cannot_be_written_is_an_error_like_any_other(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "optimizer" / "__0_0.distcp").mkdir(parents=True)
+    with pytest.raises(RuntimeError, match="rank 0 could not write its shards: IsADirectoryError"):
+        engine(folder).save(tmp_path)
+
+
 class Hostile:
     """Pickled, it writes a file when it is read."""
 
