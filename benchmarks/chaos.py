@@ -238,7 +238,7 @@ class Chain:
         cache: of models.
         count: deaths.
         engine: of the sandboxes.
-        only: "ROLE:KIND", either of them empty, where not any will do.
+        only: "ROLE:KIND,...": what is done, in turns; what is left empty is drawn.
     """
 
     def __init__(self, seed: str, place: Path, cache: Path, count: int, engine: str = "local", only: str = "") -> None:
@@ -247,7 +247,7 @@ class Chain:
         self.place = place
         self.cache = cache
         self.count = count
-        self.only = only.partition(":")[::2]
+        self.only = [each.partition(":")[::2] for each in only.split(",")]
         self.settings: dict[str, object] = {
             **SHORT,
             **SHAPES[self.random.randrange(len(SHAPES))],
@@ -313,9 +313,10 @@ class Chain:
         roles = run.look()
         role = self.random.choice(sorted(roles))
         kind = self.random.choice([*KINDS, *ASKED] if role == "controller" else KINDS)
-        role = self.only[0] if self.only[0] in roles else role
+        wanted, how = self.only[len(self.deaths) % len(self.only)]
+        role, kind = wanted if wanted in roles else role, how or kind
         victim = self.random.choice(roles[role])
-        death = Death(self.seed, role, self.only[1] or kind, when)
+        death = Death(self.seed, role, kind, when)
         trained, others = len(run.steps), {process.pid for process in roles[role]}
         death.at = time.monotonic()
         hurt(victim, death.kind, for_good=role != "controller")
@@ -480,7 +481,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=50, help="deaths")
     parser.add_argument("--seed", help="repeat the chain of this seed")
     parser.add_argument("--engine", default="local", help="of the sandboxes")
-    parser.add_argument("--only", default="", metavar="ROLE:KIND", help="either may be empty")
+    parser.add_argument("--only", default="", metavar="ROLE:KIND,...", help="in turns; what is left empty is drawn")
     parser.add_argument("--cache", type=Path, help="of models; unset: they are made first")
     parser.add_argument("--keep", type=Path, help="folder of those chains that went wrong")
     parser.add_argument("--results", type=Path, help="file to which results are added; those in it count")
