@@ -112,8 +112,7 @@ async def compare(folder: Path, count: int, bursts: int) -> list[tuple[float, fl
     await build(folder)
     pairs = []
     async with Stack(recipe()) as stack:
-        generators = await stack.launch_generators(folder / "model")
-        await generators.setup()
+        generators = await stack.start_generators(folder / "model")
         hand = ByHand(folder / "model", count)
         for burst in range(WARM_UP + bursts):
             actor = await through_actor(generators, count, burst) if burst % 2 else 0.0

@@ -59,8 +59,7 @@ async def measure(counts: Sequence[int], scratch: Path) -> list[Row]:
         await stack.open_store()
         trainer = await stack.start_trainer(folder)
         await trainer.save_model(str(scratch / "model"))
-        generators = await stack.launch_generators(scratch / "model")
-        await generators.setup()
+        generators = await stack.start_generators(scratch / "model")
         await trainer.configure(OptimizerSection(lr=1e-3), loss=SFTLoss(), steps=1000, microbatch_tokens=4096)
         done = 0
         for count in sorted(counts):

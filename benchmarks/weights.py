@@ -48,12 +48,14 @@ async def measure(megabytes: float, repeats: int) -> dict[str, list[float]]:
     import torchstore
 
     from benchmarks.weights_receiver import Receiver
+    from trainers.actors.processes import start_processes
     from trainers.weights.store import WeightStore
 
     state = tensors(megabytes)
     own = {name: tensor.clone() for name, tensor in state.items()}
     store = WeightStore()
-    await store.open()
+    volume = await start_processes(1, "weights")
+    await store.open(volume)
     receiver = await Receiver.as_actor()
     times: dict[str, list[float]] = {"push": [], "pull": [], "sync": [], "memcpy": [], "tensor by tensor": []}
     try:
@@ -80,6 +82,7 @@ async def measure(megabytes: float, repeats: int) -> dict[str, list[float]]:
     finally:
         await Receiver.shutdown(receiver)
         await store.close()
+        await volume.stop()
     return times
 
 

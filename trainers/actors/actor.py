@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from monarch.actor import Actor, concurrent_endpoint, current_rank, endpoint
 
-from trainers.actors.processes import start_processes, stop_processes, survive_deaths
-from trainers.actors.remote import result
+from trainers.actors.processes import end_of, start_processes, stop_processes, survive_deaths
+from trainers.actors.remote import ActorDiedError, result
 from trainers.actors.service import Service, ServiceOptions
 
 __all__ = ["ForgeActor", "concurrent_endpoint", "endpoint", "own_rank"]
 
 # Libraries whose start-up chatter would otherwise appear in every run's log.
 QUIET = {"TQDM_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore"}
+WHY_S = 0.6
+"""How long Monarch may take to say why a process ended: it looks every half second."""
 
 
 def own_rank() -> int:
@@ -139,9 +141,10 @@ class ForgeActor(Actor):  # type: ignore[misc]
     def watch(cls, actor: Any) -> asyncio.Future[None]:
         """Ends with `ActorDiedError` when any process of the actor dies, hangs, or loses its host.
 
-        It is one call that never returns: the only thing that Monarch tells of every kind of death.
+        That is one call that never returns, the only thing that Monarch tells of every kind of death. It may take
+        seconds; of processes on this machine the kernel tells at once.
         """
-        return asyncio.ensure_future(result(actor._forge_all.ended.call()))
+        return asyncio.ensure_future(_death(result(actor._forge_all.ended.call()), actor._forge_pids))
 
     @concurrent_endpoint
     async def ended(self) -> None:
@@ -156,3 +159,19 @@ class ForgeActor(Actor):  # type: ignore[misc]
     @endpoint
     async def setup(self) -> None:
         """Heavy start-up; override it."""
+
+
+async def _death(telling: Awaitable[None], pids: Sequence[int]) -> None:
+    """Raise how an actor ended: what `telling` raises, or that one of its processes is gone."""
+    told = asyncio.ensure_future(telling)
+    ends = [asyncio.ensure_future(end_of(pid)) for pid in pids]
+    try:
+        await asyncio.wait([told, *ends], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([told], timeout=WHY_S)
+        if told.done():
+            return told.result()
+        raise ActorDiedError("its process has ended")
+    finally:
+        for task in (told, *ends):
+            task.cancel()
+        await asyncio.gather(told, *ends, return_exceptions=True)

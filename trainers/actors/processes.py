@@ -54,6 +54,21 @@ def _log_fault(failure: Any) -> None:
     logger.debug("%s: %s", failure.mesh_name, failure.report())
 
 
+async def end_of(pid: int) -> None:
+    """Wait until a process of this machine has ended; the kernel tells at once."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
 async def stop_processes(mesh: ProcMesh, pids: Sequence[int] = (), *, dead: bool = False) -> None:
     """End processes; what does not end by itself is killed.
 

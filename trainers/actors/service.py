@@ -344,9 +344,8 @@ class Service:
             life.cancel()
         await asyncio.gather(*self._lives, return_exceptions=True)
         self._wake()
-        if self.failure.done():
+        if not self.failure.cancel() and not self.failure.cancelled():
             self.failure.exception()  # seen
-        self.failure.cancel()
 
     async def launch(self, replica: Replica) -> Any:
         """Start the processes and the actor of one life of a replica; override it to tell them apart."""
@@ -404,6 +403,7 @@ class Service:
         try:
             replica.actor = await self.launch(replica)
             replica.life += 1
+            logger.info("%s%d: process %s", self.name, replica.number, ", ".join(map(str, replica.actor._forge_pids)))
             replica.death = self._class.watch(replica.actor)
             await self.set_up(replica)
             replica.metrics.start_s = time.perf_counter() - began

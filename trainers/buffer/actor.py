@@ -80,11 +80,11 @@ def _remote(
     """
 
     async def call(self: RemoteReplayBuffer[Any], /, *args: P.args, **options: P.kwargs) -> T:
-        endpoint = getattr(self._actor, method.__name__)
+        endpoint = getattr(self.actor, method.__name__)
         return await withdrawn_when_cancelled(
             lambda name: result(endpoint.call_one(*args, call=name, **options)),
-            lambda name: result(self._actor.withdraw.call_one(name)),
-            (lambda granted: result(self._actor.undo.call_one(granted))) if method.__name__ in GRANTS else None,
+            lambda name: result(self.actor.withdraw.call_one(name)),
+            (lambda granted: result(self.actor.undo.call_one(granted))) if method.__name__ in GRANTS else None,
         )
 
     call.__name__, call.__doc__ = method.__name__, method.__doc__
@@ -95,7 +95,7 @@ class RemoteReplayBuffer(Generic[G]):
     """A `GroupBuffer` over the actor. It can be sent to other actors, whose calls then go to the buffer directly."""
 
     def __init__(self, actor: Any) -> None:
-        self._actor = actor
+        self.actor = actor
 
     admit = _remote(Buffer.admit)
     add = _remote(Buffer.add)

@@ -1,6 +1,8 @@
-"""Requests to generators, from whichever process: which replica serves one.
+"""Requests to generators, from whichever process: which replica serves one, and what when that dies.
 
-The pool (`trainers.generator.pool`) knows how the replicas are; a client is told (`update`) whenever that changes.
+The pool (`trainers.generator.pool`) knows how the replicas are; a client is told (`update`) whenever that changes. A
+request whose replica dies is made again on another one: the tokens that it had sampled of this turn are lost, those of
+turns before are the caller's. Where no replica serves just now, requests wait for one.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from forge_env.errors import GeneratorError
-from trainers.actors.remote import result
+from trainers.actors.remote import ActorDiedError, result
 from trainers.actors.service import Router
-from trainers.generator.types import Completion, SamplingOptions
+from trainers.generator.types import Completion, EngineFailedError, SamplingOptions, WeightsHeldError
 
 HELD_FIRST = 1 << 20
 """Priority of requests for held weights before all others: the pool waits for the holder."""
+REPEATS = 3
+"""How often a request is made again because its replica died; it may be what killed them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +62,29 @@ class GeneratorClient:
     def __init__(self, replicas: int, max_num_seqs: int = 128) -> None:
         self._router = Router(replicas, max(1, max_num_seqs // 8))
         self._members: dict[int, Member] = {}
+        self._dead: set[tuple[int, int]] = set()
+        self._waiting: dict[tuple[int, int], set[asyncio.Future[Completion]]] = {}
+        """Calls under way, by the life that is asked."""
+        self._view = 0
         self._changed = asyncio.Event()
         self._name, self._count = uuid.uuid4().hex[:8], itertools.count()
 
     def update(self, members: Sequence[Member]) -> None:
         """These replicas live, and no others."""
         self._members = {member.number: member for member in members}
+        alive = {member.key for member in members}
+        for key in [key for key in self._waiting if key not in alive]:
+            for call in self._waiting.pop(key):  # Monarch may take seconds to tell
+                call.cancel()
+        for key in alive:
+            self._waiting.setdefault(key, set())
+        self._view += 1
         self._changed.set()
+
+    @property
+    def in_flight(self) -> list[int]:
+        """Requests of this client under way, by replica."""
+        return self._router.in_flight
 
     async def generate(
         self,
@@ -81,34 +101,79 @@ class GeneratorClient:
             session: the conversation it belongs to, which stays on one replica where it can: an object that lives
                 as long as the conversation.
             held: the `Member.key` whose held weights it is for; no other will do.
+
+        Raises:
+            GeneratorError: the replica whose weights were held is gone, or replica after replica died of it.
         """
         prompt = np.asarray(prompt_ids, np.int32)
-        serving = await self._serving() if held is None else [held[0]]
-        number = self._router.choose(serving, session, hash(prompt.tobytes()))
-        try:
-            return await self._ask(self._members[number], prompt, options, held is not None)
-        finally:
-            self._router.done(number)
+        prefix, deaths, refused = hash(prompt.tobytes()), 0, (-1, -1, -1)
+        while True:
+            member = await self._choose(session, prefix, held, refused)
+            view = self._view
+            try:
+                return await self._ask(member, prompt, options, held is not None)
+            except (ActorDiedError, EngineFailedError) as error:
+                deaths += 1
+                self._dead.add(member.key)
+                if held is not None:
+                    raise GeneratorError(f"the weights that were held are gone: {error}") from error
+                if deaths > REPEATS:
+                    raise GeneratorError(f"{deaths} generators died with this request; the last: {error}") from error
+            except WeightsHeldError:
+                if held is not None:
+                    raise
+                refused = (*member.key, view)
+            finally:
+                self._router.done(member.number)
 
-    async def _serving(self) -> list[int]:
-        """Replicas for ordinary requests; waits until there is one."""
-        while not (serving := [member.number for member in self._members.values() if member.serving]):
+    async def _choose(
+        self, session: object, prefix: int, held: tuple[int, int] | None, refused: tuple[int, int, int]
+    ) -> Member:
+        """The replica for a request; counted as in flight."""
+        if held is not None:
+            member = self._members.get(held[0])
+            if member is None or member.key != held or held in self._dead:
+                raise GeneratorError("the weights that were held are gone: their generator died")
+            self._router.choose([member.number], session, prefix)
+            return member
+        while not (serving := self._serving(refused)):
             self._changed.clear()
             await self._changed.wait()
-        return serving
+        return self._members[self._router.choose(serving, session, prefix)]
+
+    def _serving(self, refused: tuple[int, int, int]) -> list[int]:
+        """Replicas for ordinary requests, but for one that has just refused: the news of why are on their way."""
+        return [
+            member.number
+            for member in self._members.values()
+            if member.serving and member.key not in self._dead and (*member.key, self._view) != refused
+        ]
 
     async def _ask(self, member: Member, prompt: Any, options: SamplingOptions, held: bool) -> Completion:
         request_id = f"{self._name}-{next(self._count)}"
         if held:
             options = replace(options, priority=options.priority - HELD_FIRST)
         values = {name: getattr(options, name) for name in options.__slots__}
+        call = asyncio.ensure_future(result(member.actor.generate.call_one(prompt, values, request_id, held)))
+        waiting = self._waiting[member.key]
+        waiting.add(call)
         try:
-            completion: Completion = await result(member.actor.generate.call_one(prompt, values, request_id))
+            completion: Completion = await call
         except asyncio.CancelledError:
+            if self._waiting.get(member.key) is not waiting and not _is_cancelled():
+                raise ActorDiedError(f"generator {member.number} died") from None
             member.actor.abort.broadcast(request_id)
             raise
-        except GeneratorError:
+        except (GeneratorError, ActorDiedError):
             raise
-        except Exception as error:  # task boundary: whatever a remote process raised, or Monarch about its end
+        except Exception as error:  # task boundary: whatever a remote process raised
             raise GeneratorError(f"generator {member.number} failed: {type(error).__name__}: {error}") from error
+        finally:
+            waiting.discard(call)
         return completion
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody wants this very task to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

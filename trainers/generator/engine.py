@@ -77,6 +77,7 @@ class AsyncEngine:
             raise UsageError(
                 f"vLLM refuses its arguments: {error}", fix="see the generator section of the recipe"
             ) from error
+        self._loads = 0
         self._set_version(0)
         self._recompute_on_update = recompute_on_update
         self._followers = followers
@@ -92,6 +93,8 @@ class AsyncEngine:
         self._count = 0
         self._loop_task: asyncio.Task[None] | None = None
         self._failure: GeneratorError | None = None
+        self.broken = asyncio.Event()
+        """Set when the engine has failed by itself: it answers no request any more."""
         self._loop = asyncio.get_running_loop()
         # always the same one: memory and caches of a thread are its own
         self._thread = ThreadPoolExecutor(1, "engine")
@@ -115,7 +118,7 @@ class AsyncEngine:
             GeneratorError: the engine has failed (`EngineFailedError`), or was closed.
             UsageError: a request of that name is under way.
         """
-        self._check()
+        self.check()
         if self._loop_task is None:
             self._loop_task = asyncio.create_task(self._run(), name="engine")
         self._count += 1
@@ -197,12 +200,14 @@ class AsyncEngine:
 
     @property
     def _salt(self) -> str:
-        return f"v{self.version}"
+        """Of the prefix cache: a run that was set back reaches a version twice, with different weights."""
+        return f"v{self.version}.{self._loads}"
 
     def _take_orders(self) -> list[Order]:
         return [self._orders.popleft() for _ in range(len(self._orders))]
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise what has ended the engine."""
         if self._failure is not None:
             raise self._failure
 
@@ -250,6 +255,8 @@ class AsyncEngine:
         if not isinstance(error, GeneratorError):
             error = EngineFailedError(f"the vLLM engine failed: {type(error).__name__}: {error}")
         self._failure = error
+        if isinstance(error, EngineFailedError):
+            self.broken.set()
         for request_id in list(self._requests):
             self._answer(request_id, error)
 
@@ -261,7 +268,7 @@ class AsyncEngine:
             Exception: loading failed, and with it the engine: nobody knows which weights it holds.
         """
         async with self._pause():
-            self._check()
+            self.check()
             started = time.perf_counter()
             with self.account.during("load weights"):
                 own = self._in_thread(self._load, weights, version)
@@ -285,6 +292,7 @@ class AsyncEngine:
 
     def _set_version(self, version: int) -> None:
         self.version = version
+        self._loads += 1
         self.engine.set_weight_version(str(version))
 
     async def close(self) -> None:

@@ -13,6 +13,7 @@ from trainers.actors.actor import concurrent_endpoint
 from trainers.actors.processes import settle_heap
 from trainers.actors.ranks import RankedActor
 from trainers.actors.remote import result
+from trainers.generator.hold import Hold
 from trainers.generator.lockstep import Followers, Order, name_rank
 from trainers.generator.types import Completion, SamplingOptions, WeightsDroppedError
 
@@ -45,6 +46,8 @@ class Generator(RankedActor):
         self._followers: Followers | None = None
         self._pulled: Any = None
         self._updating = asyncio.Lock()
+        self._hold = Hold()
+        self._loaded = asyncio.Event()
 
     @classmethod
     async def launch(cls, *args: Any, **kwargs: Any) -> Any:
@@ -53,7 +56,8 @@ class Generator(RankedActor):
         if cls.procs == 1:
             return actor
         leader = actor.slice(procs=0)
-        leader._forge_proc_mesh = actor._forge_proc_mesh
+        leader._forge_proc_mesh, leader._forge_all = actor._forge_proc_mesh, actor
+        leader._forge_pids = actor._forge_pids
         await result(leader.lead.call(actor.slice(procs=slice(1, cls.procs))))
         return leader
 
@@ -95,17 +99,55 @@ class Generator(RankedActor):
             self._engine_args, recompute_on_update=self._recompute_on_update, followers=self._followers
         )
         self._store = WeightStore()
+        self._loaded.set()
         settle_heap()
 
     @concurrent_endpoint
+    async def ended(self) -> None:
+        """Raises what has ended the engine: it would answer every request at once, with that."""
+        await self._loaded.wait()
+        await self._engine.broken.wait()
+        self._engine.check()
+
+    @concurrent_endpoint
     async def generate(
-        self, prompt_ids: ArrayLike, options: dict[str, Any] | None = None, request_id: str | None = None
+        self,
+        prompt_ids: ArrayLike,
+        options: dict[str, Any] | None = None,
+        request_id: str | None = None,
+        held: bool = False,
     ) -> Completion:
-        """Sample one completion of `prompt_ids`, [P]; `request_id` is the caller's name for it, for `abort`."""
-        completion: Completion = await self._engine.generate(
-            prompt_ids, SamplingOptions(**{**self._defaults, **(options or {})}), request_id
-        )
+        """Sample one completion of `prompt_ids`, [P].
+
+        Args:
+            prompt_ids: tokens to condition on.
+            options: of `SamplingOptions`, over the defaults.
+            request_id: the caller's name for it, for `abort`.
+            held: it is for the weights that are held.
+
+        Raises:
+            WeightsHeldError: the weights are held for others.
+        """
+        with self._hold.request(held=held):
+            completion: Completion = await self._engine.generate(
+                prompt_ids, SamplingOptions(**{**self._defaults, **(options or {})}), request_id
+            )
         return completion
+
+    @concurrent_endpoint
+    async def hold(self) -> None:
+        """From here on, take requests for held weights only."""
+        self._hold.begin()
+
+    @concurrent_endpoint
+    async def release(self) -> None:
+        """Take every request again."""
+        self._hold.end()
+
+    @concurrent_endpoint
+    async def quiet(self) -> None:
+        """Wait until no request is under way but those for held weights."""
+        await self._hold.quiet.wait()
 
     @concurrent_endpoint
     async def abort(self, request_id: str) -> None:

@@ -1,108 +1,48 @@
-"""All generators of a run behind one handle: which replica serves a request, and when weights change.
+"""All generators of a run: a service that heals, and knows which weights each replica has.
 
-Requests go to the replica that has their conversation or their prompt in its cache (`Router`), new weights to all
-replicas, but for those whose weights are held (`GeneratorPool.held`), which get them when they are released:
+Requests are a client's (`trainers.generator.client`), which is told of every change. New weights go to all replicas,
+but for those whose weights are held (`GeneratorPool.held`), which get them when they are released:
 
     one replica        update_weights waits until nobody holds
     several replicas   the least busy one is held and serves nobody else; the others are updated meanwhile
 
-With held weights too, `update_weights(v)` returns when no ordinary request samples from weights older than v, which is
-what bounds the age of a trained token (`trainers.buffer.window`): ordinary requests that a held replica still has under
-way are waited for, and it takes no new ones before it has the newest weights.
+Invariant: when `update_weights(v)` returns, no ordinary request samples from weights older than v, which is what bounds
+the age of a trained token (`trainers.buffer.window`). Replicas that were updated sample from v; a held one refuses
+ordinary requests, and those that it had under way are waited for; one that is down has none, and loads the target
+before it serves again. The target is set before anybody is told: a replica that starts meanwhile can't miss it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from forge_env.errors import GeneratorError
-from trainers.actors.remote import result
-from trainers.generator.client import HELD_FIRST, Member
-from trainers.generator.types import (
-    Completion,
-    EngineFailedError,
-    SamplingOptions,
-    WeightsDroppedError,
-)
+from trainers.actors.remote import ActorDiedError
+from trainers.actors.service import Replica, ReplicaState, Service
+from trainers.generator.client import GeneratorClient, Member
+from trainers.generator.types import Completion, SamplingOptions, WeightsDroppedError
 
-PROMPTS_REMEMBERED = 4096
-"""Of new conversations. The members of a group come together, and no cache holds as many prompts."""
-
-
-class Router:
-    """Chooses replicas by prefix and load.
-
-    A turn of a conversation goes where the turn before went, and a new conversation where the same prompt went
-    last: there, its keys and values are in the prefix cache. Where that replica has `slack` requests more in
-    flight than the least busy one, the cache is worth less than the waiting, and the least busy one is chosen.
-
-    Args:
-        replicas: how many there are.
-        slack: requests that a replica may be ahead of the least busy one and still be chosen for its cache.
-    """
-
-    def __init__(self, replicas: int, slack: int = 16) -> None:
-        self.in_flight = [0] * replicas
-        self._slack = slack
-        self._conversations: WeakKeyDictionary[object, int] = WeakKeyDictionary()
-        self._prompts: OrderedDict[int, int] = OrderedDict()
-
-    def choose(self, prompt_ids: ArrayLike, session: object = None, serving: Sequence[int] | None = None) -> int:
-        """The replica for a request; counted as in flight until `done`.
-
-        Args:
-            prompt_ids: tokens to condition on, [P].
-            session: the conversation: an object that lives as long as it, so that it is remembered as long.
-            serving: replicas to choose from; None: all.
-        """
-        serving = range(len(self.in_flight)) if serving is None else serving
-        replica = self.least_busy(serving)
-        home = None if session is None else self._conversations.get(session)
-        if home is None:
-            prompt = hash(np.asarray(prompt_ids, np.int32).tobytes())
-            home = self._prompts.pop(prompt, None)
-            replica = self._at_home(home, replica, serving)
-            self._prompts[prompt] = replica
-            if len(self._prompts) > PROMPTS_REMEMBERED:
-                self._prompts.popitem(last=False)
-        else:
-            replica = self._at_home(home, replica, serving)
-        if session is not None:
-            self._conversations[session] = replica
-        self.in_flight[replica] += 1
-        return replica
-
-    def least_busy(self, serving: Sequence[int]) -> int:
-        """The one of these with the fewest requests in flight."""
-        return min(serving, key=self.in_flight.__getitem__)
-
-    def _at_home(self, home: int | None, least_busy: int, serving: Sequence[int]) -> int:
-        if home is not None and home in serving and self.in_flight[home] <= self.in_flight[least_busy] + self._slack:
-            return home
-        return least_busy
-
-    def done(self, replica: int) -> None:
-        """A request of this replica has ended."""
-        self.in_flight[replica] -= 1
+Version = tuple[int, int]
+"""How often the run was set back to earlier weights, and the policy version."""
 
 
 @dataclass(slots=True)
-class _Replica:
-    actor: Any
-    version: int = 0
+class _Weights:
+    """Of one life of a replica."""
+
+    life: int = 0
+    version: Version = (0, 0)
     holders: int = 0
-    ordinary: int = 0
-    """Requests under way that are not for held weights."""
+    exclusive: bool = False
+    """It was told to refuse ordinary requests."""
+    stats: dict[str, float] = field(default_factory=dict)
+    """As it last told them."""
 
 
 class HeldWeights:
@@ -113,52 +53,63 @@ class HeldWeights:
         key: of the replica, as `GeneratorClient.generate` wants it.
     """
 
-    def __init__(self, pool: GeneratorPool, replica: int, version: int) -> None:
-        self._pool = pool
-        self.key = (replica, 0)
+    def __init__(self, client: GeneratorClient, key: tuple[int, int], version: int) -> None:
+        self._client = client
+        self.key = key
         self.version = version
         self.released = False
 
     async def generate(self, prompt_ids: ArrayLike, options: SamplingOptions, session: object = None) -> Completion:
-        """One completion from these weights; see `GeneratorPool.generate`.
+        """One completion from these weights; see `GeneratorClient.generate`.
 
         Raises:
-            GeneratorError: they were released.
+            GeneratorError: they were released, or their replica died.
         """
         if self.released:
             raise GeneratorError(f"the weights of version {self.version} were released: they are not held any more")
-        router = self._pool._router
-        router.choose(prompt_ids, session, [self.key[0]])
-        try:
-            return await self._pool._ask(
-                self.key[0], prompt_ids, replace(options, priority=options.priority - HELD_FIRST)
-            )
-        finally:
-            router.done(self.key[0])
+        return await self._client.generate(prompt_ids, options, session, self.key)
 
 
-class GeneratorPool:
+class GeneratorPool(Service):
     """All generators of a run.
 
     Args:
-        actors: of `Generator`, with the weights of version 0.
-        max_num_seqs: sequences that one engine decodes together. A conversation leaves the replica that has it in
-            its cache when that one is an eighth of them busier than another.
+        launches: one for each replica: starts its actor, given the number of its life.
+        actor_class: `Generator`.
+        max_num_seqs: see `GeneratorClient`.
+
+    Attributes:
+        client: asks them from this process.
+        model_ready: set when their model folder is there; until then they import vLLM.
+        tell: is told, in words, of a replica that dies and of one that is back.
     """
 
-    def __init__(self, actors: list[Any], max_num_seqs: int = 128) -> None:
-        self._replicas = [_Replica(actor) for actor in actors]
-        self._router = Router(len(actors), max(1, max_num_seqs // 8))
-        self._names = itertools.count()
-        self._failure: EngineFailedError | None = None
-        self._version = 0
-        """The newest that `update_weights` brought."""
+    def __init__(self, launches: Sequence[Callable[[int], Any]], actor_class: Any, max_num_seqs: int = 128) -> None:
+        super().__init__(actor_class.options(num_replicas=len(launches)))
+        self._launches = launches
+        self.max_num_seqs = max_num_seqs
+        self.client = GeneratorClient(len(launches), max_num_seqs)
+        self.model_ready = asyncio.Event()
+        self.tell: Callable[[str], None] = lambda text: None
+        self._weights = [_Weights() for _ in launches]
+        self._target: Version = (0, 0)
+        """What a replica needs to serve once it is up."""
+        self._arrived: Version = (0, 0)
+        """The newest that `update_weights` has brought to all that were up."""
         self._updates = 0
         """Calls of `update_weights` that have not yet swapped."""
         self._updating = asyncio.Lock()
-        self._changed = asyncio.Event()
+        self._looked = asyncio.Event()
         self._rejoining: set[asyncio.Future[None]] = set()
-        self._followers: list[Callable[[list[Member]], None]] = []
+        self._followers: list[Callable[[list[Member]], None]] = [self.client.update]
+        self._past: dict[str, float] = {}
+        """Counters of lives that are over."""
+
+    async def generate(self, prompt_ids: ArrayLike, options: SamplingOptions, session: object = None) -> Completion:
+        """One completion; see `GeneratorClient.generate`."""
+        return await self.client.generate(prompt_ids, options, session)
+
+    # --- who is there
 
     def follow(self, told: Callable[[list[Member]], None]) -> None:
         """Tell of the replicas that live, now and whenever that changes."""
@@ -167,136 +118,76 @@ class GeneratorPool:
 
     def members(self) -> list[Member]:
         """The replicas that live."""
-        serving = self._serving()
-        return [Member(index, 0, own.actor, index in serving) for index, own in enumerate(self._replicas)]
-
-    def _tell(self) -> None:
-        for follower in self._followers:
-            follower(self.members())
-
-    def check(self) -> None:
-        """Raise what has ended an engine: its replica would answer every request at once, with that."""
-        if self._failure is not None:
-            raise self._failure
-
-    async def generate(self, prompt_ids: ArrayLike, options: SamplingOptions, session: object = None) -> Completion:
-        """One completion; a cancelled call ends the request in its replica too.
-
-        Args:
-            prompt_ids: tokens to condition on, int32 [P].
-            options: how to sample.
-            session: the conversation it belongs to, which stays on one replica where it can: an object that lives
-                as long as the conversation.
-        """
-        index = self._router.choose(prompt_ids, session, self._serving())
-        replica = self._replicas[index]
-        replica.ordinary += 1
-        try:
-            return await self._ask(index, prompt_ids, options)
-        finally:
-            replica.ordinary -= 1
-            self._router.done(index)
-            if replica.version != self._version:
-                self._changed.set()
-
-    def _serving(self) -> list[int]:
-        """The replicas that ordinary requests go to: one alone always, of several those that are up to date."""
-        if len(self._replicas) == 1:
-            return [0]
         return [
-            index
-            for index, replica in enumerate(self._replicas)
-            if not replica.holders and replica.version == self._version
+            Member(replica.number, replica.life, replica.actor, self._serves(replica))
+            for replica in self.replicas
+            if replica.healthy
         ]
 
-    async def _ask(self, index: int, prompt_ids: ArrayLike, options: SamplingOptions) -> Completion:
-        actor, request_id = self._replicas[index].actor, f"pool-{next(self._names)}"
-        try:
-            values = {name: getattr(options, name) for name in options.__slots__}
-            prompt_ids = np.asarray(prompt_ids, np.int32)
-            completion: Completion = await result(actor.generate.call_one(prompt_ids, values, request_id))
-        except asyncio.CancelledError:
-            actor.abort.broadcast(request_id)
-            raise
-        except EngineFailedError as error:
-            self._failed(index, error)
-            raise
-        except GeneratorError:
-            raise
-        except Exception as error:  # task boundary: whatever a remote process raised, or Monarch about its end
-            raise GeneratorError(f"generator {index} failed: {type(error).__name__}: {error}") from error
-        return completion
+    def _serves(self, replica: Replica) -> bool:
+        """Whether it takes ordinary requests: one alone always, of several those that are up to date."""
+        weights = self._weights[replica.number]
+        if not replica.healthy:
+            return False
+        if self._alone:
+            return True
+        return not weights.holders and not weights.exclusive and weights.version >= self._arrived
 
-    def _failed(self, index: int, error: Exception) -> None:
-        self._failure = EngineFailedError(f"generator {index}: {error}", fix="see run.log, then --resume")
+    @property
+    def _alone(self) -> bool:
+        return sum(replica.metrics.state is not ReplicaState.FAILED for replica in self.replicas) == 1
 
-    @asynccontextmanager
-    async def held(self) -> AsyncIterator[HeldWeights]:
-        """The newest weights, which inside do not change, whatever is trained meanwhile.
+    def _told(self) -> None:
+        """Something has changed: whoever waits looks again, and every client is told."""
+        self._looked.set()
+        members = self.members()
+        for follower in self._followers:
+            follower(members)
 
-        Its requests go ahead of all others. Several may hold at once; while new weights wait for the end of that,
-        nobody else begins to hold the old ones.
-        """
-        await self._until(lambda: self._to_hold() is not None)
-        index = self._to_hold()
-        assert index is not None
-        replica = self._replicas[index]
-        replica.holders += 1
-        weights = HeldWeights(self, index, replica.version)
-        try:
-            self._tell()
-            yield weights
-        finally:
-            weights.released = True
-            replica.holders -= 1
-            self._changed.set()
-            if not replica.holders:
-                rejoining = asyncio.ensure_future(self._rejoin(index))
-                self._rejoining.add(rejoining)
-                rejoining.add_done_callback(self._rejoining.discard)
-                await asyncio.shield(rejoining)  # whoever is cancelled here, the replica is needed again
-
-    def _to_hold(self) -> int | None:
-        """A replica with the newest weights, a held one first; one is left for all others where there are several."""
-        if self._updates:
-            return None
-        for index, replica in enumerate(self._replicas):
-            if replica.holders and replica.version == self._version:
-                return index
-        serving = self._serving()
-        if len(serving) == 1 < len(self._replicas):
-            return None
-        return self._router.least_busy(serving)
-
-    async def _rejoin(self, index: int) -> None:
-        """Bring a replica that was held to the newest weights, and so back to ordinary requests."""
-        replica = self._replicas[index]
-        async with self._updating:
-            if replica.holders or replica.version == self._version:
-                return
-            try:
-                await result(replica.actor.update_weights.call_one(self._version))
-            except WeightsDroppedError:
-                return  # newer ones are published, and on their way to every replica
-            except Exception as error:  # task boundary, as in `_ask`: nobody may be left to be told
-                self._failed(index, error)
-                raise
-            replica.version = self._version
-            self._changed.set()
-            self._tell()
+    def changed(self, replica: Replica) -> None:
+        """A replica died, or is back."""
+        number = replica.number
+        if replica.metrics.state is ReplicaState.RECOVERING:
+            for name, value in self._weights[number].stats.items():
+                self._past[name] = self._past.get(name, 0.0) + value
+            self._weights[number] = _Weights(replica.life)
+            self.tell(f"{self.name} {number} died and is started again; the others answer its requests")
+        elif replica.healthy and replica.metrics.deaths:
+            self.tell(f"{self.name} {number} is back at version {self._weights[number].version[1]}")
+        self._told()
 
     async def _until(self, true: Callable[[], bool]) -> None:
         while not true():
-            self._changed.clear()
-            await self._changed.wait()
+            self._looked.clear()
+            await self._looked.wait()
 
-    async def setup(self) -> None:
-        """Load the model in every replica."""
-        await self._everywhere("setup")
+    def check(self) -> None:
+        """Raise what has ended a replica for good."""
+        if self.failure.done() and not self.failure.cancelled() and (error := self.failure.exception()) is not None:
+            raise error
 
-    async def preload(self) -> None:
-        """Import vLLM in every replica, ahead of `setup`."""
-        await self._everywhere("preload")
+    # --- life
+
+    async def launch(self, replica: Replica) -> Any:
+        """Start one life of a replica."""
+        return await self._launches[replica.number](replica.life)
+
+    async def set_up(self, replica: Replica) -> None:
+        """Load the model, and the weights that the others have."""
+        weights = self._weights[replica.number] = _Weights(replica.life)
+        await replica.call("preload")
+        await self.model_ready.wait()
+        await replica.call("setup")
+        while weights.version != self._target:
+            wanted = self._target
+            try:
+                await replica.call("update_weights", wanted[1])
+            except WeightsDroppedError:  # newer ones are in the store, and will be the target
+                await self._until(lambda wanted=wanted: self._target != wanted)  # type: ignore[misc]
+            else:
+                weights.version = wanted
+
+    # --- weights
 
     async def update_weights(self, version: int) -> dict[str, float]:
         """Swap the weights everywhere but where they are held; the slowest replica's times.
@@ -306,30 +197,139 @@ class GeneratorPool:
         self._updates += 1
         try:
             async with self._updating:
-                await self._until(lambda: not all(replica.holders for replica in self._replicas))
-                free = [replica for replica in self._replicas if not replica.holders]
-                results = await asyncio.gather(
-                    *(result(replica.actor.update_weights.call_one(version)) for replica in free)
-                )
-                for replica in free:
-                    replica.version = version
-                self._version = version
+                await self._until(self._may_update)
+                self._target = (self._target[0], version)
+                free = [replica for replica in self.replicas if replica.healthy and not self._holders(replica)]
+                results = await asyncio.gather(*(self._update(replica, self._target) for replica in free))
+                self._arrived = self._target
         finally:
             self._updates -= 1
-            self._changed.set()
-        self._tell()
-        await self._until(lambda: not any(each.ordinary for each in self._replicas if each.version < version))
-        return {name: max(each[name] for each in results) for name in results[0]}
+            self._told()
+        await asyncio.gather(*(self._quiet(replica) for replica in self.replicas if self._holders(replica)))
+        times = [each for each in results if each]
+        return {name: max(each[name] for each in times) for name in times[0]} if times else {}
+
+    async def set_back(self, version: int) -> None:
+        """As `update_weights`, to weights that may be older than those there are: the run goes on from there."""
+        self._target = self._arrived = (self._target[0] + 1, version)
+        await self.update_weights(version)
+
+    def _holders(self, replica: Replica) -> int:
+        return self._weights[replica.number].holders
+
+    def _may_update(self) -> bool:
+        healthy = [replica for replica in self.replicas if replica.healthy]
+        return not healthy or not all(map(self._holders, healthy))
+
+    async def _update(self, replica: Replica, target: Version) -> dict[str, float]:
+        """Bring a replica to `target`; nothing if it dies: it comes back with that."""
+        weights = self._weights[replica.number]
+        try:
+            times: dict[str, float] = await replica.call("update_weights", target[1])
+            weights.version = target
+            await self._take_all(replica, weights)
+        except ActorDiedError:
+            return {}
+        return times
+
+    async def _take_all(self, replica: Replica, weights: _Weights) -> None:
+        if weights.exclusive and not weights.holders:
+            await replica.call("release")
+            weights.exclusive = False
+
+    async def _quiet(self, replica: Replica) -> None:
+        with suppress(ActorDiedError):  # then nothing is under way there
+            await replica.call("quiet")
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[HeldWeights]:
+        """The newest weights, which inside do not change, whatever is trained meanwhile.
+
+        Its requests go ahead of all others. Several may hold at once; while new weights wait for the end of that,
+        nobody else begins to hold the old ones.
+
+        Raises:
+            ActorDiedError: the replica that was to be held died.
+        """
+        await self._until(lambda: self._to_hold() is not None)
+        replica = self._to_hold()
+        assert replica is not None
+        weights = self._weights[replica.number]
+        weights.holders += 1
+        held = HeldWeights(self.client, (replica.number, replica.life), weights.version[1])
+        try:
+            if not self._alone and not weights.exclusive:
+                weights.exclusive = True
+                self._told()
+                await replica.call("hold")
+            yield held
+        finally:
+            held.released = True
+            weights.holders -= 1
+            self._looked.set()
+            if not weights.holders and weights is self._weights[replica.number]:  # the replica still lives
+                rejoining = asyncio.ensure_future(self._rejoin(replica, weights))
+                self._rejoining.add(rejoining)
+                rejoining.add_done_callback(self._rejoining.discard)
+                await asyncio.shield(rejoining)  # whoever is cancelled here, the replica is needed again
+
+    def _to_hold(self) -> Replica | None:
+        """A replica with the newest weights, a held one first; one is left for all others where there are several."""
+        if self._updates:
+            return None
+        for replica in self.replicas:
+            if replica.healthy and self._holders(replica) and self._weights[replica.number].version == self._arrived:
+                return replica
+        serving = [replica for replica in self.replicas if self._serves(replica)]
+        if not serving or (len(serving) == 1 and not self._alone):
+            return None
+        return min(serving, key=lambda replica: self._busy(replica.number))
+
+    def _busy(self, number: int) -> float:
+        """Requests in flight, as far as is known here."""
+        return self.client.in_flight[number] + self._weights[number].stats.get("in_flight", 0.0)
+
+    async def _rejoin(self, replica: Replica, weights: _Weights) -> None:
+        """Bring a replica that was held to the newest weights, and so back to ordinary requests."""
+        async with self._updating:
+            if weights.holders or weights is not self._weights[replica.number]:
+                return
+            try:
+                if weights.version != self._target:
+                    await self._update(replica, self._target)
+                else:
+                    await self._take_all(replica, weights)
+            except (WeightsDroppedError, ActorDiedError):
+                return  # newer ones are published, and on their way to every replica; or it starts again
+            except Exception as error:  # task boundary: nobody may be left to be told
+                if not self.failure.done():
+                    self.failure.set_exception(GeneratorError(f"{self.name} {replica.number}: {error}"))
+                raise
+            self._told()
+
+    # --- figures
 
     async def stats(self) -> dict[str, float]:
-        """Counters summed over replicas."""
-        results = await asyncio.gather(*(result(each.actor.get_stats.call_one()) for each in self._replicas))
-        names = dict.fromkeys(name for each in results for name in each)
-        return {name: sum(each.get(name, 0.0) for each in results) for name in names}
+        """Counters summed over replicas and their lives; `replicas`, how many of them are up."""
+        healthy = [replica for replica in self.replicas if replica.healthy]
+        for weights, told in zip(
+            [self._weights[replica.number] for replica in healthy],
+            await asyncio.gather(*(replica.call("get_stats") for replica in healthy), return_exceptions=True),
+            strict=True,
+        ):
+            if isinstance(told, dict):
+                weights.stats = told
+            elif not isinstance(told, ActorDiedError):
+                raise told
+        every = [self._past | {"in_flight": 0.0}, *(weights.stats for weights in self._weights)]
+        names = dict.fromkeys(name for each in every for name in each)
+        totals = {name: sum(each.get(name, 0.0) for each in every) for name in names}
+        return totals | {"replicas": float(len(healthy))}
 
     async def halt(self) -> None:
         """Abort everything in flight."""
-        await self._everywhere("halt")
+        await asyncio.gather(*(self._halt(replica) for replica in self.replicas if replica.healthy))
 
-    async def _everywhere(self, endpoint: str) -> None:
-        await asyncio.gather(*(result(getattr(each.actor, endpoint).call()) for each in self._replicas))
+    async def _halt(self, replica: Replica) -> None:
+        with suppress(ActorDiedError):
+            await replica.call("halt")

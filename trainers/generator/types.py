@@ -16,6 +16,10 @@ class EngineFailedError(GeneratorError):
     """vLLM's engine has failed: this replica answers no request any more."""
 
 
+class WeightsHeldError(GeneratorError):
+    """This replica's weights are held for others: ask another replica."""
+
+
 class WeightsDroppedError(GeneratorError):
     """The version that was to be pulled is not in the store any more: a newer one is."""
 

@@ -66,21 +66,23 @@ async def start_actors(
     start = resumed or cached or found
     if start is None:
         start = await asyncio.to_thread(_build_tiny, run, environment)
-    generators = await stack.launch_generators(warm or start)
+    generators = stack.generators(warm or start)
     run.stage("trainer", "trainer and generators are starting")
     async with asyncio.TaskGroup() as group:
         group.create_task(stack.open_store())
         buffer = group.create_task(stack.start_buffer())
         rollouts = group.create_task(_start_rollouts(run, stack, environment, start, preparation))
         # vLLM takes seconds to import: let it, while the trainer warms up the model it is to serve.
-        serving = group.create_task(generators.setup() if warm is None or cached else generators.preload())
+        group.create_task(generators.start())
+        if warm is None or cached:
+            generators.model_ready.set()
         trainer = await stack.start_trainer(start)
         if warm is not None and not cached:
             run.stage("warm-up", "supervised fine-tuning on demonstrations")
             await warm_up(run, environment, trainer, warm)
-            await serving
+            trainer.folder = warm
             run.stage("generator", "loading the warmed-up model")
-            await generators.setup()
+            generators.model_ready.set()
     other = await _other_reference(run.config, start)
     reference = trainer.reference = await stack.start_reference(other or warm or start)
     players = rollouts.result()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_env.config.recipe import RunConfig
+from forge_env.errors import ForgeError
 from trainers.actors.placement import Placement
-from trainers.actors.remote import result
+from trainers.actors.remote import ActorDiedError, result
 from trainers.buffer.types import BufferSettings
 from trainers.generator.arguments import engine_arguments, process_environment
 from trainers.generator.pool import GeneratorPool
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
     from trainers.rollout.crew import Crew
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
+NAMED_S = 2.0
+"""How long after a failed call the news may take of whose death it was."""
 
 # Settings that torchstore, Monarch and torch read once, when they start, in this process and in its children.
 PROCESS_ENVIRONMENT = {
@@ -47,26 +53,47 @@ def prepare_controller() -> None:
         os.environ.setdefault(name, value)
 
 
+class RoleDiedError(ForgeError):
+    """An actor of the run has died that has no twin to take its place.
+
+    Attributes:
+        role: which: "trainer", "reference", "buffer" or "weights".
+    """
+
+    def __init__(self, role: str, why: str) -> None:
+        super().__init__(f"the {ROLES[role]} died: {why}", fix="see run.log, then continue with --resume")
+        self.role = role
+
+
+ROLES = {"trainer": "trainer", "reference": "reference model", "buffer": "replay buffer", "weights": "weight store"}
+
+
 class Stack:
-    """Weight store, trainer and generators of one run; `async with` starts nothing but guarantees the end."""
+    """Weight store, trainer, buffer, reference and generators of a run; `async with` guarantees their end.
+
+    Generators heal by themselves (`GeneratorPool`). The death of another actor ends what `unless_one_dies` does, and
+    whoever called that may `restart` it.
+    """
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._trainers: list[Any] = []
-        self._generators: list[Any] = []
-        self._buffers: list[Any] = []
-        self._workers: list[Crew] = []
+        self._actors: dict[str, Any] = {}
+        self._watches: dict[str, asyncio.Future[None]] = {}
+        self._again: dict[str, Callable[[], Awaitable[None]]] = {}
+        """How to start an actor of whom there was one before."""
+        self._death: asyncio.Future[None] | None = None
+        self._pool: GeneratorPool | None = None
+        self._crew: Crew | None = None
         self._store: Any = None
         self._placement = Placement()
 
     async def __aenter__(self) -> Stack:
+        from trainers.actors.processes import survive_deaths
+
+        survive_deaths()
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        from trainers.actors.faults import expect_ends
-
-        if error is None:  # else what ended the run may yet be told
-            expect_ends()
         try:
             await self.close()
         except Exception:  # whatever fails here is a consequence: it must not hide what ended the run
@@ -74,12 +101,88 @@ class Stack:
                 raise
             logger.exception("while ending the actors")
 
+    # --- deaths
+
+    async def unless_one_dies(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do `work`, and cancel it when an actor dies.
+
+        Raises:
+            RoleDiedError: which one did, whatever `work` made of it.
+            ForgeError: a generator is given up.
+        """
+        death = self._death = asyncio.get_running_loop().create_future()
+        for role, watch in list(self._watches.items()):
+            if watch.done():
+                self._ended(role, watch)
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait([task, death], return_when=asyncio.FIRST_COMPLETED)
+            if not death.done() and not task.cancelled() and _caused_by_a_death(task.exception()):
+                await asyncio.wait([death], timeout=NAMED_S)
+            if death.done() and not (task.done() and not task.cancelled() and task.exception() is None):
+                death.result()
+            return await task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            if death.done():
+                death.exception()  # seen
+            death.cancel()
+
+    def _watch(self, role: str, actor: Any) -> None:
+        from trainers.actors.actor import ForgeActor
+
+        watch = self._watches[role] = ForgeActor.watch(actor)
+        watch.add_done_callback(partial(self._ended, role))
+
+    def _ended(self, role: str, watch: asyncio.Future[None]) -> None:
+        if watch.cancelled() or self._watches.get(role) is not watch:
+            return
+        del self._watches[role]  # it is told once: `restart` is up to whoever is told
+        why = watch.exception()
+        if self._death is not None and not self._death.done():
+            self._death.set_exception(RoleDiedError(role, str(why)))
+
+    async def restart(self, role: str) -> None:
+        """End what is left of an actor and start it again, as it was started."""
+        await self._end(role, dead=True)
+        await self._again[role]()
+
+    async def _end(self, role: str, *, dead: bool = False) -> None:
+        from trainers.actors.actor import ForgeActor
+
+        if (watch := self._watches.pop(role, None)) is not None:
+            watch.cancel()
+        if (actor := self._actors.pop(role, None)) is not None:
+            await ForgeActor.shutdown(actor, dead=dead)
+
+    async def _start(self, role: str, actor_class: Any, *args: Any, **kwargs: Any) -> Any:
+        """Launch an actor, watch it, set it up."""
+        actor = self._actors[role] = await actor_class.launch(*args, **kwargs)
+        logger.info("%s: process %s", role, ", ".join(map(str, actor._forge_pids)))
+        self._watch(role, actor)
+        await result(actor.setup.call())
+        return actor
+
+    # --- actors
+
     async def open_store(self) -> None:
         """Start the weight store."""
+        from trainers.actors.actor import ForgeActor
         from trainers.weights.store import WeightStore
 
-        self._store = WeightStore()
-        await self._store.open()
+        store = self._store = WeightStore()
+
+        async def start() -> None:
+            keeper = await self._start("weights", ForgeActor.options(mesh_name="weights"))
+            await store.open(keeper._forge_proc_mesh)
+
+        self._again["weights"] = start
+        await start()
+
+    async def forget_weights_but(self, version: int) -> None:
+        """Drop versions that a trainer has left behind which is gone."""
+        await self._store.drop_all_but(version)
 
     async def start_trainer(self, folder: Path) -> TrainerHandle:
         """Start the trainer on a checkpoint folder."""
@@ -87,20 +190,29 @@ class Stack:
 
         config = self._config
         section = config.trainer
-        actor = await self._placed(TitanTrainer, section, "trainer", section.procs).launch(
-            str(folder),
-            max_length=config.model.max_length,
-            threads=section.threads,
-            with_gpus=section.with_gpus,
-            seed=config.seed,
-            dtype=config.model.dtype,
-            parallelism=section.parallelism,
-            activation_checkpoint=section.activation_checkpoint,
-            compile=section.compile,
-        )
-        self._trainers.append(actor)
-        await result(actor.setup.call())
-        return TrainerHandle(actor, folder)
+        placed = self._placed(TitanTrainer, section, "trainer", section.procs)
+
+        async def start(folder: Path) -> Any:
+            return await self._start(
+                "trainer",
+                placed,
+                str(folder),
+                max_length=config.model.max_length,
+                threads=section.threads,
+                with_gpus=section.with_gpus,
+                seed=config.seed,
+                dtype=config.model.dtype,
+                parallelism=section.parallelism,
+                activation_checkpoint=section.activation_checkpoint,
+                compile=section.compile,
+            )
+
+        async def again() -> None:
+            trainer.actor = await start(trainer.folder)
+
+        trainer = TrainerHandle(await start(folder), folder)
+        self._again["trainer"] = again
+        return trainer
 
     async def start_reference(self, folder: Path) -> Reference | None:
         """Start the reference model on a checkpoint folder; None: the recipe has none."""
@@ -110,18 +222,27 @@ class Stack:
             return None
         from trainers.titan.reference import ReferenceModel
 
-        actor = await self._placed(ReferenceModel, section, "reference", 1).launch(
-            str(folder),
-            max_length=config.model.max_length,
-            microbatch_tokens=config.trainer.microbatch_tokens,
-            temperature=config.grpo.temperature,
-            threads=config.trainer.threads,
-            with_gpus=section.with_gpus,
-            dtype=config.model.dtype,
-        )
-        self._trainers.append(actor)
-        await result(actor.setup.call())
-        return Reference(actor, section)
+        placed = self._placed(ReferenceModel, section, "reference", 1)
+
+        async def start() -> Any:
+            return await self._start(
+                "reference",
+                placed,
+                str(folder),
+                max_length=config.model.max_length,
+                microbatch_tokens=config.trainer.microbatch_tokens,
+                temperature=config.grpo.temperature,
+                threads=config.trainer.threads,
+                with_gpus=section.with_gpus,
+                dtype=config.model.dtype,
+            )
+
+        async def again() -> None:
+            reference.actor = await start()
+
+        reference = Reference(await start(), section)
+        self._again["reference"] = again
+        return reference
 
     async def start_buffer(self) -> RemoteReplayBuffer[Any]:
         """Start the replay buffer."""
@@ -135,9 +256,16 @@ class Stack:
             replay=config.grpo.replay,
             seed=config.seed,
         )
-        actor = await ReplayBuffer.options(mesh_name="buffer").as_actor(settings)
-        self._buffers.append(actor)
-        return RemoteReplayBuffer(actor)
+
+        async def start() -> Any:
+            return await self._start("buffer", ReplayBuffer.options(mesh_name="buffer"), settings)
+
+        async def again() -> None:
+            buffer.actor = await start()
+
+        buffer: RemoteReplayBuffer[Any] = RemoteReplayBuffer(await start())
+        self._again["buffer"] = again
+        return buffer
 
     async def start_workers(self, run_folder: Path, model: Path, preparation: type[Preparation]) -> Crew:
         """Start the rollout workers, with the tokenizer of a checkpoint folder."""
@@ -146,24 +274,38 @@ class Stack:
         config = self._config
         numbers = range(config.rollouts.workers)
         crew = Crew([WorkerSettings(number, config, run_folder, model, preparation) for number in numbers])
-        self._workers.append(crew)
+        self._crew = crew
         await crew.start()
         return crew
 
-    async def launch_generators(self, folder: Path) -> GeneratorPool:
-        """Start the generators' processes; `preload` and `setup` are the caller's to time."""
+    def generators(self, folder: Path) -> GeneratorPool:
+        """The generators, to be started; set `model_ready` when there is a model in `folder`."""
         from trainers.generator.generator import Generator
 
         config = self._config
         section = config.generator
         engine_args = engine_arguments(config, folder)
         process: dict[str, Any] = section.model_dump(include={"with_gpus", "threads", "kv_cache_gb"})
-        for replica in range(section.num_replicas):
-            environment = process_environment(**process)
-            actor_class = self._placed(Generator, section, f"generator{replica}", section.procs, **environment)
-            seeded = {**engine_args, "seed": config.seed * section.num_replicas + replica}
-            self._generators.append(await actor_class.launch(seeded, {}, process, section.recompute_on_update))
-        return GeneratorPool(self._generators, section.max_num_seqs)
+        launches = []
+        for number in range(section.num_replicas):
+            placed = self._placed(
+                Generator, section, f"generator{number}", section.procs, **process_environment(**process)
+            )
+
+            async def launch(life: int, placed: Any = placed, number: int = number) -> Any:
+                seed = (config.seed + life) * section.num_replicas + number  # another life draws other samples
+                return await placed.launch({**engine_args, "seed": seed}, {}, process, section.recompute_on_update)
+
+            launches.append(launch)
+        self._pool = GeneratorPool(launches, Generator.options(mesh_name="generator"), section.max_num_seqs)
+        return self._pool
+
+    async def start_generators(self, folder: Path) -> GeneratorPool:
+        """Start the generators on the model in `folder`."""
+        generators = self.generators(folder)
+        generators.model_ready.set()
+        await generators.start()
+        return generators
 
     def _placed(self, actor_class: Any, section: Any, name: str, procs: int, **environment: str) -> Any:
         """The class with its processes, on GPUs of their own where its section of the recipe says so."""
@@ -172,14 +314,21 @@ class Stack:
 
     async def close(self) -> None:
         """End every process, those first that ask others: nothing may be left that waits for another."""
-        from trainers.actors.actor import ForgeActor
-
-        workers, self._workers = self._workers, []
-        await asyncio.gather(*(crew.stop() for crew in workers), return_exceptions=True)
-        actors = [*self._generators, *self._trainers, *self._buffers]
-        self._generators, self._trainers, self._buffers = [], [], []
-        await asyncio.gather(*(ForgeActor.shutdown(actor) for actor in actors), return_exceptions=True)
-        if self._store is not None:
-            store, self._store = self._store, None
+        if self._crew is not None:
+            crew, self._crew = self._crew, None
+            await crew.stop()
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            await pool.stop()
+        store, self._store = self._store, None
+        if store is not None and "weights" in self._watches and not self._watches["weights"].done():
             await store.close()
+        await asyncio.gather(*(self._end(role) for role in list(self._actors)), return_exceptions=True)
         self._placement.close()
+
+
+def _caused_by_a_death(error: BaseException | None) -> bool:
+    """Whether an error says that an actor is gone, which one is not."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_caused_by_a_death, error.exceptions))
+    return isinstance(error, ActorDiedError) or (error is not None and _caused_by_a_death(error.__cause__))

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from forge_env.display.terminal import duration
 from forge_env.run import Run
 from forge_env.run.account import Account, Since
+from trainers.actors.remote import ActorDiedError
 from trainers.buffer.types import BufferStats, GroupBuffer
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.memory import MemoryGate
@@ -79,7 +80,7 @@ class Status:
         try:
             async with asyncio.timeout(ANSWER_S):
                 return await call
-        except TimeoutError:
+        except (TimeoutError, ActorDiedError):  # of a death the run is told elsewhere, and goes on
             self._silent.append(f"{who} does not answer")
             return otherwise
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, ClassVar, TypeVar
@@ -33,12 +33,14 @@ from trainers.loop.memory import MemoryGate
 from trainers.loop.metrics import batch_metrics, buffer_metrics, named
 from trainers.loop.prepare import Actors, find_model, start_actors
 from trainers.loop.publisher import Publisher
-from trainers.loop.stack import Stack, prepare_controller
+from trainers.loop.stack import RoleDiedError, Stack, prepare_controller
 from trainers.loop.status import Status
 from trainers.loop.watchdog import Watchdog
 from trainers.rollout.types import Fate, GroupReport, Preparation, Totals
 
 MAX_DISCARDED_IN_A_ROW = 20
+MAX_DEATHS_IN_A_ROW = 3
+"""Deaths of actors that are survived without a step trained in between."""
 PATIENCE = 20
 """Batches of groups that the filter drops, in a row, after which there is nothing to learn from."""
 HEAR_S = 1.0
@@ -96,14 +98,10 @@ class Method(Trainer):
         """Run the recipe `run.config` to its end, or until `run.stop`."""
         with scratch_folder():
             prepare_controller()
-            from trainers.actors.faults import unless_a_process_dies
-
-            await unless_a_process_dies(self.play(run))
+            await self.play(run)
 
     async def play(self, run: Run) -> None:
         """Start everything that the recipe names, and let the algorithm run on it."""
-        from trainers.actors.faults import expect_ends
-
         config, checkpoints = run.config, Checkpoints(run)
         checkpoints.tidy()
         if run.resume and _complete(run, checkpoints.step):
@@ -120,11 +118,11 @@ class Method(Trainer):
             starting = watch.while_doing(
                 start_actors(run, stack, environment, found, preparation), lambda: stage_of(run)
             )
-            actors = await unless_stopped(run, starting, expect_ends)
+            actors = await stack.unless_one_dies(unless_stopped(run, starting))
             if actors is None:
                 run.note("stopped before training began: nothing to save")
                 return
-            system = System(run, actors)
+            system = System(run, stack, actors)
             try:
                 await system.run_to_end(self.algorithm(system))
                 run.stage("shutdown")
@@ -145,10 +143,12 @@ class System:
         step: training steps done, which is the trainer's policy version.
     """
 
-    def __init__(self, run: Run, actors: Actors) -> None:
+    def __init__(self, run: Run, stack: Stack, actors: Actors) -> None:
         self.run = run
+        self._stack = stack
         self.config = run.config
         self.trainer, self.generators, self.buffer, self.rollouts = actors
+        self.generators.tell = run.warn
         self.evaluator = Evaluator(run, self.rollouts, self.generators)
         self.step = 0
         self._checkpoints = Checkpoints(run)
@@ -166,6 +166,10 @@ class System:
         self._under_way: set[int] = set()
         """Positions of groups that were admitted and not settled."""
         self._changed = asyncio.Event()
+        self._deaths_in_a_row = 0
+        """Deaths of actors since the last step that was trained."""
+        self._dead: set[str] = set()
+        """Roles whose actors have to be started again."""
         self._evaluation: asyncio.Task[Estimate | None] | None = None
 
     # --- what an algorithm calls
@@ -240,7 +244,7 @@ class System:
         except ForgeError:  # it gave up by itself, between two updates
             self._training = False
             raise
-        self.step, self._training = batch.step + 1, False
+        self.step, self._training, self._deaths_in_a_row = batch.step + 1, False, 0
         self._account.enter("book-keeping")
         if self.synchronous:  # all groups were in the batch, or are gone: nothing is left but to hear of the last ones
             await self._all_settled()
@@ -294,6 +298,25 @@ class System:
             watching.cancel()
 
     async def _run_to_end(self) -> None:
+        config = self.config
+        await self._stack.unless_one_dies(self._begin())
+        self.run.stage("training", f"{config.grpo.steps} steps")
+        try:
+            await self._loops()
+        finally:
+            self._summarise()
+        if self.step >= config.grpo.steps:
+            await self._evaluate_all("held-out score after training")
+
+    async def _begin(self) -> None:
+        await self._configure()
+        self.run.saved(0)
+        if self.run.resume:
+            await self._resume()
+        if not self.step:
+            await self._evaluate_all("held-out score before training")
+
+    async def _configure(self) -> None:
         from trainers.losses.load import make_loss  # takes seconds: torch
 
         config = self.config
@@ -306,31 +329,60 @@ class System:
             temperature=config.grpo.temperature,
             threads=config.trainer.threads,
         )
-        self.run.saved(0)
-        if self.run.resume:
-            await self._resume()
-        if not self.step:
-            await self._evaluate_all("held-out score before training")
-        self.run.stage("training", f"{config.grpo.steps} steps")
-        try:
-            await self._loops()
-        finally:
-            self._summarise()
-        if self.step >= config.grpo.steps:
-            await self._evaluate_all("held-out score after training")
 
     async def _loops(self) -> None:
-        """Rollouts and evaluations run beside the training loop; a failure ends all of them."""
+        """Rollouts and evaluations run beside the training loop; a failure ends all of them, but for a death.
+
+        An actor that dies is started again, and the run goes on from the newest checkpoint, or from where it began.
+        """
+        self._beginning = await self._collect()
+        work = self._side_by_side
+        while True:
+            try:
+                await self._stack.unless_one_dies(work())
+                if work == self._side_by_side:
+                    return
+                work = self._side_by_side
+            except RoleDiedError as death:
+                self._deaths_in_a_row += 1
+                if self._deaths_in_a_row > MAX_DEATHS_IN_A_ROW:
+                    raise
+                self._dead.add(death.role)
+                self.run.warn(f"{death.message}. It is started again")
+                work = self._recover
+            except BaseException:  # whatever ended it: what is trained is kept, where the trainer is between two steps
+                await self._save_at_the_end()
+                raise
+
+    async def _save_at_the_end(self) -> None:
+        if self._training or not self.step:
+            return
         try:
-            await self._side_by_side()
-        except BaseException:  # whatever ended it: what is trained is kept, where the trainer is between two steps
-            if not self._training and self.step:
-                try:
-                    async with asyncio.timeout(LAST_SAVE_S):
-                        await self._save(patient=False)
-                except Exception:  # boundary: it must not hide what ended the run
-                    logger.exception("step %d could not be saved", self.step)
-            raise
+            async with asyncio.timeout(LAST_SAVE_S):
+                await self._save(patient=False)
+        except Exception:  # boundary: it must not hide what ended the run
+            logger.exception("step %d could not be saved", self.step)
+
+    async def _recover(self) -> None:
+        """Start what died again, and set everything back to the newest checkpoint, or to the beginning."""
+        await self._checkpoints.settled()
+        if self._training:  # nobody knows how far it is with its step, or whether it still waits for whoever died
+            self._dead.add("trainer")
+        if not self._dead & {"trainer", "buffer"}:
+            await self._save(patient=False)  # so that nothing is lost
+        if not self._checkpoints.step:
+            self._dead.add("trainer")  # there is nothing else to set it back with
+        before = self.step
+        for role in sorted(self._dead):
+            await self._stack.restart(role)
+        self._training = False
+        reference = self.trainer.reference
+        await self.rollouts.reconnect(self.buffer, reference and reference.actor)
+        await self._configure()
+        await self._restore(await self._checkpoints.restore(self.trainer) or self._beginning)
+        self._dead.clear()  # only now: who dies meanwhile finds the others neither here nor there
+        lost = f"; {before - self.step} steps are trained again" if before > self.step else ""
+        self.run.note(f"Going on after step {self.step}{lost}")
 
     async def _side_by_side(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -451,12 +503,19 @@ class System:
 
     async def _resume(self) -> None:
         saved = await self._checkpoints.restore(self.trainer)
-        self.rollouts.count_from(Totals() if saved is None else Totals(**saved.state["totals"]))
         if saved is None:
+            self.rollouts.count_from(Totals())
             return
+        self.run.note(f"Resuming after step {saved.step}")
+        await self._restore(saved)
+
+    async def _restore(self, saved: Saved) -> None:
+        """Go on from `saved`, whose weights the trainer has."""
+        self.rollouts.count_from(Totals(**saved.state["totals"]))
         self.step = saved.step
+        self._at_rest = None
+        self._under_way.clear()
         self.run.saved(self.step)
-        self.run.note(f"Resuming after step {self.step}")
         self.rollouts.order.load_state_dict(saved.state["order"])
         await self.rollouts.load_state_dict(saved.state["workers"], set(saved.state["set_aside"]))
         self._results = {int(position): float(result) for position, result in saved.state["results"]}
@@ -465,8 +524,11 @@ class System:
         await self.buffer.load_state_dict(saved.buffer)
         await self.buffer.restart(self.step)
         self._counters = await self.buffer.stats()
+        if self.trainer.reference is not None:
+            self.trainer.reference.version = 0  # a copy that follows the policy takes the next weights that are pushed
         await self.trainer.push_weights(self.step)
-        await self.generators.update_weights(self.step)
+        await self.generators.set_back(self.step)
+        await self._stack.forget_weights_but(self.step)
 
 
 def stage_of(run: Run) -> str:
@@ -475,20 +537,12 @@ def stage_of(run: Run) -> str:
     return f"stage {name}" + (f", {run.state.done} of {run.state.total} done" if run.state.total else "")
 
 
-async def unless_stopped(
-    run: Run, work: Coroutine[Any, Any, T], on_stop: Callable[[], object] = lambda: None
-) -> T | None:
-    """What `work` returns, or None when `run` is asked to stop first: then it is cancelled, and has ended.
-
-    `on_stop` is called before it is cancelled.
-    """
+async def unless_stopped(run: Run, work: Coroutine[Any, Any, T]) -> T | None:
+    """What `work` returns, or None when `run` is asked to stop first: then it is cancelled, and has ended."""
     working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(run.stop.wait())
     try:
         await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        on_stop()
-        return None
+        return working.result() if working.done() else None
     finally:
         working.cancel()
         stopping.cancel()

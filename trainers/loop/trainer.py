@@ -21,17 +21,17 @@ class TrainerHandle:
     """The trainer's endpoints as methods."""
 
     def __init__(self, actor: Any, folder: Path) -> None:
-        self._actor = actor
+        self.actor = actor
         self.folder = folder
         self.reference: Reference | None = None
 
     async def configure(self, optimizer: OptimizerSection, **options: Any) -> None:
         """Begin a phase of training (see `TitanTrainer.configure`)."""
-        await result(self._actor.configure.call(optimizer, **options))
+        await result(self.actor.configure.call(optimizer, **options))
 
     async def train_step(self, sequences: list[Segment]) -> dict[str, float]:
         """Update the weights from one batch, all of which is learned."""
-        metrics: dict[str, float] = await agreed(self._actor.train.call(sequences))
+        metrics: dict[str, float] = await agreed(self.actor.train.call(sequences))
         return metrics
 
     async def train_on(
@@ -51,12 +51,12 @@ class TrainerHandle:
             metrics = await self.reference.score(buffer, reservation.step)
         if account is not None:
             account.enter("train")
-        trained: dict[str, float] = await agreed(self._actor.train_on.call(buffer, reservation.step))
+        trained: dict[str, float] = await agreed(self.actor.train_on.call(buffer, reservation.step))
         return metrics | trained
 
     async def push_weights(self, version: int) -> dict[str, float]:
         """Publish the weights; a lagging reference model may become this version."""
-        metrics: dict[str, float] = await agreed(self._actor.push_weights.call(version))
+        metrics: dict[str, float] = await agreed(self.actor.push_weights.call(version))
         if self.reference is not None:
             await self.reference.follow(version)
         return metrics
@@ -66,8 +66,8 @@ class TrainerHandle:
 
         Training may go on at once.
         """
-        metrics: dict[str, float] = await agreed(self._actor.begin_push.call(version))
-        arrival = self._actor.pushed.call()  # sent now, ahead of whatever the trainer is asked next
+        metrics: dict[str, float] = await agreed(self.actor.begin_push.call(version))
+        arrival = self.actor.pushed.call()  # sent now, ahead of whatever the trainer is asked next
 
         async def arrived() -> dict[str, float]:
             published: dict[str, float] = await agreed(arrival)
@@ -82,8 +82,8 @@ class TrainerHandle:
 
         Training may go on at once.
         """
-        metrics: dict[str, float] = await agreed(self._actor.begin_save.call(folder))
-        writing = self._actor.saved.call()  # sent now, ahead of whatever the trainer is asked next
+        metrics: dict[str, float] = await agreed(self.actor.begin_save.call(folder))
+        writing = self.actor.saved.call()  # sent now, ahead of whatever the trainer is asked next
 
         async def written() -> dict[str, float]:
             result: dict[str, float] = await agreed(writing)
@@ -93,13 +93,13 @@ class TrainerHandle:
 
     async def load(self, folder: str) -> None:
         """Read what `save` wrote."""
-        await result(self._actor.load.call(folder))
+        await result(self.actor.load.call(folder))
 
     async def save_model(self, folder: str) -> None:
         """Write a Hugging Face folder."""
-        await result(self._actor.save_model.call(folder))
+        await result(self.actor.save_model.call(folder))
 
     async def logprobs(self, sequences: list[Segment]) -> list[NDArray[np.float32]]:
         """Log-probabilities of target tokens under the current weights."""
-        values: list[NDArray[np.float32]] = await agreed(self._actor.logprobs.call(sequences))
+        values: list[NDArray[np.float32]] = await agreed(self.actor.logprobs.call(sequences))
         return values

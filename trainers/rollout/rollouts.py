@@ -23,7 +23,7 @@ from forge_env.run.account import Since
 from forge_env.tasks.curriculum import make_order
 from forge_env.trajectory import Trajectory
 from trainers.actors.remote import ActorDiedError
-from trainers.buffer.types import Ticket
+from trainers.buffer.types import GroupBuffer, Ticket
 from trainers.generator.client import Member
 from trainers.rollout.types import (
     GroupReport,
@@ -297,6 +297,10 @@ class Rollouts:
         """Tell every worker whom it calls."""
         self._links = links
         await self._workers.connect(links)
+
+    async def reconnect(self, buffer: GroupBuffer[Any], reference: Any) -> None:
+        """Others have taken the place of buffer or reference model."""
+        await self.connect(replace(self._links, buffer=buffer, reference=reference))
 
     def follow(self, members: Sequence[Member]) -> None:
         """The generators may have changed: then the workers are told, one change after the other."""

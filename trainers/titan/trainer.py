@@ -184,7 +184,7 @@ class TitanTrainer(RankedActor):
 
     async def _put(self, snapshot: Any, version: int, started: float) -> dict[str, float]:
         moved = await self._store.put(snapshot, version)
-        if self._published is not None:  # generators have had the version before
+        if self._published not in (None, version):  # generators have had the version before
             await self._store.drop(self._published)
         self._published = version
         return {"push_s": time.perf_counter() - started, "bytes": float(moved)}

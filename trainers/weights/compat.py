@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import torchstore.api
-from torchstore.controller import Controller
+from monarch.actor import get_or_spawn_controller
+from torchstore.controller import Controller, Trie
 from torchstore.transport.buffers import MonarchTransportBuffer, RDMATransportBuffer, TransportBuffer, rdma_available
 from torchstore.transport.pipe import Pipe
 
@@ -39,6 +40,19 @@ class AsyncController(Controller):  # type: ignore[misc]
     notify_put = _asynchronous("notify_put")
     keys = _asynchronous("keys")
     notify_delete = _asynchronous("notify_delete")
+
+    @endpoint
+    async def forget(self) -> None:
+        """Let go of volumes that may be dead, so that `init` can be called again."""
+        self.is_initialized = False
+        self.keys_to_storage_volumes = Trie()
+
+
+async def open_store(processes: Any) -> None:
+    """Make `processes`, a mesh of one, the store's only volume, in the place of one that may be there."""
+    controller = await get_or_spawn_controller(torchstore.api.DEFAULT_TORCHSTORE_NAME, AsyncController)
+    await controller.forget.call()
+    await torchstore.initialize(mesh=processes)
 
 
 _without_rdma: type[MonarchTransportBuffer] = MonarchTransportBuffer

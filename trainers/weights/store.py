@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import torch
 import torchstore
 
-from trainers.actors.processes import start_processes
+from trainers.actors.remote import ActorDiedError, result
 from trainers.weights import compat, shared  # compat patches torchstore before its first use
 from trainers.weights.flat import Layout
 
@@ -18,6 +19,7 @@ _VERSIONS = "weights/v"
 
 Buffers = Mapping[torch.dtype, torch.Tensor]
 """Flat, by data type."""
+T = TypeVar("T")
 
 
 def _key(version: int, dtype: torch.dtype) -> str:
@@ -26,6 +28,9 @@ def _key(version: int, dtype: torch.dtype) -> str:
 
 class WeightStore:
     """One process's view of the store. `open` and `close` belong to the process that owns the run.
+
+    The process that holds the weights may die and another take its place (`open` again): what was in it is gone until
+    the trainer pushes again, and every view finds the new one at its next call.
 
     Args:
         dtype: in which snapshots keep floating-point tensors: that of whoever computes with them; by default their own.
@@ -38,20 +43,30 @@ class WeightStore:
         self._met = False
         self._held: dict[int, Buffers] = {}
         self._spare: Buffers | None = None
-        self._volumes: Any = None
 
-    async def open(self) -> None:
-        """Start the process that holds the weights."""
-        self._volumes = await start_processes(1, "weights")
-        await torchstore.initialize(mesh=self._volumes)
+    async def open(self, processes: Any) -> None:
+        """Keep the weights in `processes`, a mesh of one, from here on; they are the caller's to end."""
+        await compat.open_store(processes)
+        torchstore.reset_client()
         await torchstore.put(HOST_KEY, shared.host())
 
     async def close(self) -> None:
-        """Stop the store and its process."""
-        if self._volumes is not None:
-            await torchstore.shutdown()
-            await self._volumes.stop()
-            self._volumes = None
+        """Empty the store, so that it can be opened again."""
+        await torchstore.shutdown()
+
+    async def _reach(self, operation: Callable[[], Awaitable[T]]) -> T:
+        """Do what needs the store; once more where its process has been replaced since the last time.
+
+        Raises:
+            ActorDiedError: its process is gone, and no other has taken its place yet.
+        """
+        try:
+            found: T = await result(operation())
+        except ActorDiedError:
+            torchstore.reset_client()
+            self._met = self._layout_published = False
+            found = await result(operation())
+        return found
 
     async def _meet(self) -> None:
         """Learn, once, whether the store is on this machine, so that memory can be shared with it."""
@@ -74,18 +89,29 @@ class WeightStore:
         return self._layout.pack(state, spare)
 
     async def put(self, buffers: Buffers, version: int) -> int:
-        """Publish a snapshot as `version`; returns the bytes moved."""
+        """Publish a snapshot as `version`; returns the bytes moved. Errors as in `pull`."""
+        await self._reach(lambda: self._put(buffers, version))
+        self._held[version] = buffers
+        return sum(buffer.nbytes for buffer in buffers.values())
+
+    async def _put(self, buffers: Buffers, version: int) -> None:
         await self._meet()
         if not self._layout_published:
             await torchstore.put(LAYOUT_KEY, self._layout)
             self._layout_published = True
         for dtype, buffer in buffers.items():
             await torchstore.put(_key(version, dtype), buffer)
-        self._held[version] = buffers
-        return sum(buffer.nbytes for buffer in buffers.values())
 
     async def pull(self, version: int) -> Iterable[tuple[str, torch.Tensor]]:
-        """The tensors of `version`, as views into the store's own buffers: to be read, until the version is dropped."""
+        """The tensors of `version`, as views into the store's own buffers: to be read, until the version is dropped.
+
+        Raises:
+            KeyError: the store has no such version.
+            ActorDiedError: the store's process is gone.
+        """
+        return await self._reach(lambda: self._pull(version))
+
+    async def _pull(self, version: int) -> Iterable[tuple[str, torch.Tensor]]:
         await self._meet()
         if self._layout is None:
             self._layout = await torchstore.get(LAYOUT_KEY)
@@ -103,5 +129,11 @@ class WeightStore:
         if self._layout is None:
             self._layout = await torchstore.get(LAYOUT_KEY)
         for dtype in self._layout.sizes:
-            await torchstore.delete(_key(version, dtype))
+            with suppress(KeyError):  # it went with the process that held it
+                await result(torchstore.delete(_key(version, dtype)))
         self._spare = self._held.pop(version, None)
+
+    async def drop_all_but(self, version: int) -> None:
+        """Forget every other version: those of a trainer that is gone."""
+        for other in await self.versions() - {version}:
+            await self.drop(other)

@@ -162,7 +162,7 @@ async def test_a_request_ended_before_the_engine_has_seen_it_leaves_nothing_ther
 async def test_requests_that_arrive_before_new_weights_never_meet_the_old_ones(fake: Fake, engine: AsyncEngine) -> None:
     loading, calls = await load_during_a_step(fake, engine, "old", "new")
     await asyncio.gather(loading, *calls)
-    assert fake.admitted == [("old", "v0"), ("new", "v1")]
+    assert fake.admitted == [("old", "v0.1"), ("new", "v1.2")]
 
 
 async def test_requests_beside_the_very_first_weights_are_answered(fake: Fake, engine: AsyncEngine) -> None:
@@ -211,7 +211,7 @@ async def test_closing_ends_the_thread_after_the_step_under_way(fake: Fake, engi
     errors = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(error) for error in errors] == [GeneratorError] * 2
     engine._thread.shutdown()  # waits: it would not come back from steps without end
-    assert fake.admitted == [("a", "v0")]
+    assert fake.admitted == [("a", "v0.1")]
 
 
 async def test_weights_that_the_store_has_dropped_are_told_from_a_store_that_fails() -> None:

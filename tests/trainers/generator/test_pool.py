@@ -1,79 +1,25 @@
-"""Requests go where their prompt is cached, and never far from balance; weights that are held stay as they are."""
+"""Weights that are held stay as they are; a replica that dies comes back with those that the others have."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from forge_env.errors import GeneratorError
-from trainers.generator.pool import PROMPTS_REMEMBERED, GeneratorPool, HeldWeights, Router
-from trainers.generator.types import Completion, EngineFailedError, SamplingOptions, WeightsDroppedError
+from trainers.actors.remote import ActorDiedError
+from trainers.actors.service import ReplicaState, ServiceOptions
+from trainers.generator.client import REPEATS
+from trainers.generator.hold import Hold
+from trainers.generator.pool import GeneratorPool, HeldWeights
+from trainers.generator.types import Completion, SamplingOptions, WeightsDroppedError
 
 
 class Conversation:
     """A session of a policy, as far as a router knows it."""
-
-
-def test_turns_of_a_conversation_and_equal_prompts_share_a_replica() -> None:
-    router, mine = Router(3, slack=8), Conversation()
-    first = router.choose([1, 2, 3], mine)
-    assert router.choose([1, 2, 3], Conversation()) == first, "the group's prompt is cached there"
-    assert router.choose([9], Conversation()) != first
-    assert router.choose([1, 2, 3, 4, 5], mine) == first
-
-
-def test_a_busy_replica_is_left_for_the_least_busy_one() -> None:
-    router, mine = Router(2, slack=2), Conversation()
-    home = router.choose([1], mine)
-    for _ in range(2):
-        assert router.choose([1], mine) == home
-    assert router.choose([1], mine) != home
-
-
-@given(
-    st.integers(1, 5),
-    st.integers(0, 6),
-    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.booleans()), max_size=200),
-)
-def test_balance(replicas: int, slack: int, requests: list[tuple[int, int, bool]]) -> None:
-    router, running = Router(replicas, slack), []
-    conversations = [Conversation() for _ in range(5)]
-    for prompt, session, end in requests:
-        before = list(router.in_flight)
-        replica = router.choose([prompt], conversations[session])
-        assert before[replica] <= min(before) + slack
-        running.append(replica)
-        if end:
-            router.done(running.pop(0))
-    for replica in running:
-        router.done(replica)
-    assert router.in_flight == [0] * replicas
-
-
-def test_every_conversation_returns_to_its_replica_while_it_lives_and_is_forgotten_then() -> None:
-    router = Router(4, slack=16)
-    conversations = [Conversation() for _ in range(10_000)]
-    homes: list[int] = []
-    for number, conversation in enumerate(conversations):
-        homes.append(router.choose([number], conversation))
-        if number >= 100:
-            router.done(homes[number - 100])
-    for replica in homes[-100:]:
-        router.done(replica)
-    assert min(homes.count(replica) for replica in range(4)) > 2400
-    for number, conversation in enumerate(conversations):
-        assert router.choose([number, 0], conversation) == homes[number]
-        router.done(homes[number])
-    del conversations, conversation
-    gc.collect()
-    assert len(router._conversations) == 0
-    assert len(router._prompts) == PROMPTS_REMEMBERED
 
 
 @pytest.mark.parametrize(("max_num_seqs", "ahead"), [(4, 1), (64, 8), (512, 64)])
@@ -82,10 +28,11 @@ async def test_the_slack_is_an_eighth_of_a_batch(max_num_seqs: int, ahead: int) 
     calls = []
     for replica in replicas:
         replica.go_on.clear()
-    pool = GeneratorPool(replicas, max_num_seqs)
+    pool, _ = await pool_of(replicas, max_num_seqs)
     for _ in range(ahead + 2):
         calls.append(asyncio.ensure_future(pool.generate([1], SamplingOptions(), mine)))
         await asyncio.sleep(0)
+    await settle()
     assert [len(replica.asked) for replica in replicas] == [ahead + 1, 1]
     for replica in replicas:
         replica.go_on.set()
@@ -99,7 +46,12 @@ class Endpoint:
     """A method as an actor's endpoint."""
 
     def __init__(self, method: Any) -> None:
-        self.call_one = self.call = method
+        self.call_one = self.broadcast = method
+
+        async def call(*args: Any) -> dict[int, Any]:
+            return {0: await method(*args)}
+
+        self.call = call
 
 
 class Replica:
@@ -114,21 +66,100 @@ class Replica:
         self.may_update = asyncio.Event()
         self.may_update.set()
         self.failure: Exception | None = None
+        self.running: list[str] = []
+        self.aborted: list[str] = []
+        self._forge_pids = ()
+        self.death: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.gate = Hold()
         self.generate, self.update_weights = Endpoint(self._generate), Endpoint(self._update)
+        self.preload = self.setup = self.halt = Endpoint(self._nothing)
+        self.abort = Endpoint(self.aborted.append)
+        self.hold, self.release = Endpoint(self._hold), Endpoint(self._release)
+        self.quiet, self.get_stats = Endpoint(self.gate.quiet.wait), Endpoint(self._stats)
 
-    async def _generate(self, prompt_ids: list[int], options: dict[str, Any], request_id: str) -> Completion:
-        self.asked.append(options)
-        began = self.version
-        await self.go_on.wait()
-        return Completion(prompt_ids, [7], [-1.0], [began], "stop", self.version)
+    def die(self) -> None:
+        """Calls under way fail, as Monarch has it, and so do later ones."""
+        self.death.set_exception(ActorDiedError("killed"))
+
+    async def _unless_dead(self, event: asyncio.Event) -> None:
+        waiting = asyncio.ensure_future(event.wait())
+        await asyncio.wait([waiting, self.death], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if self.death.done():
+            raise ActorDiedError("killed")
+
+    async def _nothing(self) -> None: ...
+
+    async def _hold(self) -> None:
+        self.gate.begin()
+
+    async def _release(self) -> None:
+        self.gate.end()
+
+    async def _stats(self) -> dict[str, float]:
+        return {"tokens": float(len(self.asked)), "in_flight": 0.0}
+
+    async def _generate(self, prompt_ids: Any, options: dict[str, Any], request_id: str, held: bool) -> Completion:
+        with self.gate.request(held=held):
+            self.asked.append(options)
+            self.running.append(request_id)
+            began = self.version
+            await self._unless_dead(self.go_on)
+            return Completion(prompt_ids, [7], [-1.0], [began], "stop", self.version)
 
     async def _update(self, version: int) -> dict[str, float]:
-        await self.may_update.wait()
+        await self._unless_dead(self.may_update)
         if self.failure is not None:
             raise self.failure
         self.updates.append(version)
         self.version = version
         return {"pull_s": float(version)}
+
+
+class Replicas:
+    """What a pool knows of an actor's class; a replica that dies is followed by a new one."""
+
+    mesh_name = "generator"
+    num_replicas = 0
+    service = ServiceOptions(backoff_s=0.0, max_deaths=2)
+    repeatable = frozenset[str]()
+
+    def __init__(self, first: list[Replica]) -> None:
+        self.lives = [[replica] for replica in first]
+        self.may_start = asyncio.Event()
+        self.may_start.set()
+        self.buried: list[Replica] = []
+        self.fresh: Callable[[], Replica] = Replica
+
+    def options(self, num_replicas: int) -> Replicas:
+        self.num_replicas = num_replicas
+        return self
+
+    def launch(self, number: int) -> Any:
+        async def launch(life: int) -> Replica:
+            if life:
+                await self.may_start.wait()
+                self.lives[number].append(self.fresh())
+            return self.lives[number][-1]
+
+        return launch
+
+    def watch(self, replica: Replica) -> asyncio.Future[None]:
+        async def watch() -> None:
+            await asyncio.shield(replica.death)
+
+        return asyncio.ensure_future(watch())
+
+    async def shutdown(self, replica: Replica, *, dead: bool) -> None:
+        self.buried.append(replica)
+
+
+async def pool_of(replicas: list[Replica], max_num_seqs: int = 128) -> tuple[GeneratorPool, Replicas]:
+    known = Replicas(replicas)
+    pool = GeneratorPool([known.launch(number) for number in range(len(replicas))], known, max_num_seqs)
+    pool.model_ready.set()
+    await pool.start()
+    return pool, known
 
 
 async def settle() -> None:
@@ -143,7 +174,7 @@ def ask(pool: GeneratorPool | HeldWeights, session: object = None) -> asyncio.Fu
 
 async def test_one_replica_gets_new_weights_when_nobody_holds_the_old_ones() -> None:
     replica = Replica()
-    pool = GeneratorPool([replica])
+    pool, _ = await pool_of([replica])
     async with pool.held() as first, pool.held() as second:
         assert (first.version, second.version) == (0, 0)
         update = asyncio.ensure_future(pool.update_weights(1))
@@ -161,7 +192,7 @@ async def test_one_replica_gets_new_weights_when_nobody_holds_the_old_ones() -> 
 
 async def test_requests_for_held_weights_go_first() -> None:
     replica = Replica()
-    pool = GeneratorPool([replica])
+    pool, _ = await pool_of([replica])
     async with pool.held() as held:
         await asyncio.gather(ask(held), ask(pool))
     (one, other) = (options["priority"] for options in replica.asked)
@@ -171,12 +202,13 @@ async def test_requests_for_held_weights_go_first() -> None:
 
 async def test_of_several_the_least_busy_one_is_held_and_comes_back_up_to_date() -> None:
     replicas = [Replica(), Replica(), Replica()]
-    pool = GeneratorPool(replicas)
+    pool, _ = await pool_of(replicas)
     replicas[0].go_on.clear()
     busy = ask(pool)
     await settle()
     async with pool.held() as held:
         await ask(held)
+        await settle()
         assert [len(replica.asked) for replica in replicas] == [1, 1, 0]
         await pool.update_weights(1)
         await pool.update_weights(2)
@@ -199,7 +231,7 @@ async def test_of_several_the_least_busy_one_is_held_and_comes_back_up_to_date()
 
 async def test_while_it_catches_up_others_serve_and_a_cancelled_holder_does_not_stop_it() -> None:
     replicas = [Replica(), Replica()]
-    pool, release = GeneratorPool(replicas), asyncio.Event()
+    (pool, _), release = await pool_of(replicas), asyncio.Event()
 
     async def hold() -> None:
         async with pool.held():
@@ -224,7 +256,7 @@ async def test_while_it_catches_up_others_serve_and_a_cancelled_holder_does_not_
 
 async def test_new_weights_have_not_arrived_while_an_ordinary_request_samples_from_held_ones() -> None:
     replicas = [Replica(), Replica()]
-    pool = GeneratorPool(replicas)
+    pool, _ = await pool_of(replicas)
     for replica in replicas:
         replica.go_on.clear()
     requests = [ask(pool), ask(pool)]
@@ -242,7 +274,7 @@ async def test_new_weights_have_not_arrived_while_an_ordinary_request_samples_fr
 
 async def test_weights_dropped_meanwhile_are_left_for_the_newer_ones() -> None:
     replicas = [Replica(), Replica()]
-    pool = GeneratorPool(replicas)
+    pool, _ = await pool_of(replicas)
     async with pool.held():
         await pool.update_weights(1)
         replicas[0].failure = WeightsDroppedError("version 2 is there")
@@ -257,23 +289,23 @@ async def test_weights_dropped_meanwhile_are_left_for_the_newer_ones() -> None:
 
 async def test_a_replica_that_fails_to_catch_up_ends_the_run() -> None:
     replicas = [Replica(), Replica()]
-    pool = GeneratorPool(replicas)
+    pool, _ = await pool_of(replicas)
 
     async def hold() -> None:
         async with pool.held():
             await pool.update_weights(1)
-            replicas[0].failure = RuntimeError("no such tensor")
+            replicas[0].failure = ValueError("no such tensor")
 
-    with pytest.raises(RuntimeError, match="no such tensor"):
+    with pytest.raises(ValueError, match="no such tensor"):
         await hold()
-    with pytest.raises(EngineFailedError, match="generator 0: no such tensor"):
+    with pytest.raises(GeneratorError, match="generator 0: no such tensor"):
         pool.check()
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
 async def test_an_error_inside_releases_the_weights(replicas: int) -> None:
     actors = [Replica() for _ in range(replicas)]
-    pool = GeneratorPool(actors)
+    pool, _ = await pool_of(actors)
     with pytest.raises(ZeroDivisionError):
         async with pool.held() as held:
             raise ZeroDivisionError
@@ -281,3 +313,135 @@ async def test_an_error_inside_releases_the_weights(replicas: int) -> None:
         await ask(held)
     await pool.update_weights(1)
     assert [actor.updates for actor in actors] == [[1]] * replicas
+
+
+async def test_a_cancelled_call_ends_the_request_in_its_replica() -> None:
+    replica = Replica()
+    pool, _ = await pool_of([replica])
+    replica.go_on.clear()
+    call = ask(pool)
+    await settle()
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    assert replica.aborted == replica.running != []
+
+
+# --- deaths
+
+
+async def test_requests_of_a_replica_that_dies_are_answered_by_another() -> None:
+    replicas = [Replica(), Replica()]
+    pool, known = await pool_of(replicas)
+    for replica in replicas:
+        replica.go_on.clear()
+    requests = [ask(pool) for _ in range(4)]
+    await settle()
+    known.may_start.clear()
+    replicas[0].die()
+    await settle()
+    assert [replica.metrics.state for replica in pool.replicas] == [ReplicaState.RECOVERING, ReplicaState.HEALTHY]
+    assert known.buried == [replicas[0]]
+    assert len(replicas[1].asked) == 4
+    replicas[1].go_on.set()
+    await asyncio.gather(*requests)
+    await pool.update_weights(1)
+    assert (await ask(pool)).versions == [1]
+    known.may_start.set()
+    await settle()
+    new = known.lives[0][1]
+    assert new.updates == [1], "it is back with the weights that the others have"
+    for _ in range(4):
+        await ask(pool, Conversation())
+    assert new.asked
+    assert (await pool.stats())["tokens"] == 9 + len(requests) - 4, "what the dead one had counted stays counted"
+
+
+async def test_one_alone_is_waited_for() -> None:
+    replica = Replica()
+    pool, known = await pool_of([replica])
+    replica.go_on.clear()
+    known.may_start.clear()
+    request = ask(pool)
+    await settle()
+    replica.die()
+    await settle()
+    await pool.update_weights(1)
+    assert not request.done()
+    known.may_start.set()
+    assert (await request).versions == [1]
+
+
+async def test_what_dies_while_it_is_updated_comes_back_at_the_target() -> None:
+    replicas = [Replica(), Replica()]
+    pool, known = await pool_of(replicas)
+    replicas[0].may_update.clear()
+    update = asyncio.ensure_future(pool.update_weights(3))
+    await settle()
+    replicas[0].die()
+    assert await update == {"pull_s": 3.0}
+    await settle()
+    assert known.lives[0][1].updates == [3]
+    assert pool.replicas[0].healthy
+
+
+async def test_a_replica_that_starts_while_weights_change_loads_until_it_has_the_newest() -> None:
+    replicas = [Replica(), Replica()]
+    pool, known = await pool_of(replicas)
+    await pool.update_weights(1)
+    started = Replica()
+    started.may_update.clear()
+    known.fresh = lambda: started
+    replicas[0].die()
+    await settle()
+    await pool.update_weights(2)
+    started.may_update.set()
+    await settle()
+    assert started.updates[-1] == 2
+    assert pool.replicas[0].healthy
+
+
+async def test_held_weights_that_die_are_gone_and_nothing_waits_for_them() -> None:
+    replicas = [Replica(), Replica()]
+    pool, known = await pool_of(replicas)
+    async with pool.held() as held:
+        number = held.key[0]
+        replicas[number].die()
+        await settle()
+        with pytest.raises(GeneratorError, match="held are gone"):
+            await ask(held)
+        await pool.update_weights(1)
+    assert pool.replicas[number].healthy
+    assert known.lives[number][1].updates in ([], [1])
+    async with pool.held() as held:
+        assert held.version == 1
+
+
+async def test_a_request_that_kills_whoever_gets_it_is_given_up() -> None:
+    replicas = [Replica()]
+    pool, known = await pool_of(replicas)
+    pool.options = ServiceOptions(backoff_s=0.0, max_deaths=10)
+
+    def busy() -> Replica:
+        replica = Replica()
+        replica.go_on.clear()
+        return replica
+
+    known.fresh = busy
+    replicas[0].go_on.clear()
+    request = ask(pool)
+    for _ in range(REPEATS + 1):
+        await settle()
+        known.lives[0][-1].die()
+    with pytest.raises(GeneratorError, match=f"{REPEATS + 1} generators died with this request"):
+        await request
+
+
+async def test_the_run_can_be_set_back() -> None:
+    replicas = [Replica(), Replica()]
+    pool, _ = await pool_of(replicas)
+    await pool.update_weights(5)
+    await pool.set_back(2)
+    assert [replica.version for replica in replicas] == [2, 2]
+    assert (await ask(pool)).versions == [2]
+    await pool.update_weights(3)
+    assert (await ask(pool)).versions == [3]

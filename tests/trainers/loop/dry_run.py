@@ -178,6 +178,9 @@ def stand_ins(trace: Trace, actors: Actors) -> Iterator[None]:
     async def open_store(stack: Any) -> None:
         trace.add("open store")
 
+    async def forget(stack: Any, version: int) -> None:
+        trace.add("forget weights", version)
+
     async def inline(function: Any, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
@@ -189,6 +192,7 @@ def stand_ins(trace: Trace, actors: Actors) -> Iterator[None]:
         patch.setattr(ForgeActor, "launch", classmethod(launch))
         patch.setattr(ForgeActor, "shutdown", staticmethod(shutdown))
         patch.setattr("trainers.loop.stack.Stack.open_store", open_store)
+        patch.setattr("trainers.loop.stack.Stack.forget_weights_but", forget)
         patch.setattr(machine, "gpus", lambda: [machine.GPU(str(n), f"GPU-{n}", "none", 1.0) for n in range(8)])
         patch.setattr(machine, "claim", lambda gpu: socket.socket())  # of GPUs that aren't there
         patch.setattr("trainers.buffer.actor.RemoteReplayBuffer", partial(Buffer, trace))

@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 from trainers.actors.withdrawal import Withdrawable
 from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.types import Reservation
+from trainers.generator.hold import Hold
 from trainers.generator.types import Completion
 from trainers.rollout.local import LocalWorker
 from trainers.rollout.types import GroupReport, HeldOut, HeldOutReport, Links, RollOut, WorkerStatus
@@ -90,6 +91,7 @@ class Actor:
         self.procs = procs
         self.arguments = arguments
         self.options = options
+        self._forge_pids = ()
 
     def __getattr__(self, endpoint: str) -> Endpoint:
         return Endpoint(self, endpoint)
@@ -185,10 +187,21 @@ class Generator(Actor):
         self._tokens = 0
         self._places = asyncio.Semaphore(self.arguments[0]["max_num_seqs"])
         self._asked: Counter[tuple[int, ...]] = Counter()
+        self._hold = Hold()
 
-    async def do_generate(self, prompt_ids: Any, options: dict[str, Any], request_id: str) -> Completion:
-        async with self._places:
-            return await self._sample(prompt_ids, options)
+    async def do_hold(self) -> None:
+        self._hold.begin()
+
+    async def do_release(self) -> None:
+        self._hold.end()
+
+    async def do_quiet(self) -> None:
+        await self._hold.quiet.wait()
+
+    async def do_generate(self, prompt_ids: Any, options: dict[str, Any], request_id: str, held: bool) -> Completion:
+        with self._hold.request(held=held):
+            async with self._places:
+                return await self._sample(prompt_ids, options)
 
     async def _sample(self, prompt_ids: Any, options: dict[str, Any]) -> Completion:
         prompt = tuple(prompt_ids.tolist())

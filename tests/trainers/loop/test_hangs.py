@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 import forge_env as fe
 from forge_env import machine
 from forge_env.config import load_config
-from forge_env.errors import ForgeError, GeneratorError
+from forge_env.errors import ForgeError
 from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.run import Run, RunFolder
 from forge_env.run.account import Account
@@ -25,8 +25,7 @@ from forge_env.types import Message
 from tests.trainers.buffer import virtual_time
 from tests.trainers.loop.dry_run import Sums, dry_run
 from tests.trainers.loop.stand_ins import STAND_INS, Actors, Generator, TitanTrainer
-from trainers.generator.pool import GeneratorPool
-from trainers.generator.types import Completion, EngineFailedError, SamplingOptions
+from trainers.generator.types import Completion
 from trainers.loop.status import Status
 from trainers.rollout.player import Player
 
@@ -39,11 +38,13 @@ def never(when: Callable[[Any, dict[str, Any]], bool]) -> Actors:
     class Silent(Generator):
         asked = 0
 
-        async def do_generate(self, prompt_ids: Any, options: dict[str, Any], request_id: str) -> Completion:
+        async def do_generate(
+            self, prompt_ids: Any, options: dict[str, Any], request_id: str, held: bool
+        ) -> Completion:
             self.asked += 1
             if when(self, options):
                 await asyncio.Event().wait()
-            return await super().do_generate(prompt_ids, options, request_id)
+            return await super().do_generate(prompt_ids, options, request_id, held)
 
     return {**STAND_INS, "Generator": Silent}
 
@@ -143,21 +144,6 @@ def test_memory_that_nothing_frees_is_the_cause_that_is_named(tmp_path: Path, mo
 
 def loop_time() -> float:
     return asyncio.get_running_loop().time()
-
-
-async def test_an_engine_that_failed_ends_the_run_instead_of_attracting_requests() -> None:
-    class Broken:
-        generate = property(lambda self: self)
-
-        async def call_one(self, *_: Any) -> Any:
-            raise EngineFailedError("the vLLM engine failed: out of memory")
-
-    pool = GeneratorPool([Broken()])
-    pool.check()
-    with pytest.raises(GeneratorError):
-        await pool.generate([1], SamplingOptions())
-    with pytest.raises(EngineFailedError, match=r"generator 0: .*out of memory"):
-        pool.check()
 
 
 # --- the time of a group

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,8 +27,6 @@ from forge_env.trajectory import Trajectory
 from trainers.algorithms.grpo import train
 from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.types import BufferSettings
-from trainers.generator.pool import GeneratorPool
-from trainers.generator.types import SamplingOptions
 from trainers.loop.checkpoints import MANIFEST, Checkpoints
 from trainers.loop.evaluation import Evaluator
 from trainers.loop.prepare import _cached, _resumed_model
@@ -59,9 +58,17 @@ class Lost:
         ]
 
 
+class Holding:
+    """Generators whose weights can be held."""
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[Any]:
+        yield SimpleNamespace(version=0, key=(0, 0))
+
+
 async def test_a_score_of_nothing_is_an_error_and_no_zero(run: Run) -> None:
     with pytest.raises(ForgeError, match=r"no episode of the evaluation on eval could be played.*no sandbox"):
-        await Evaluator(run, Lost(), GeneratorPool([None])).evaluate(0, "eval", 3)  # type: ignore[arg-type]
+        await Evaluator(run, Lost(), Holding()).evaluate(0, "eval", 3)  # type: ignore[arg-type]
     assert run.state.evaluations == []
 
 
@@ -138,32 +145,6 @@ async def test_a_finished_run_is_not_started_again(config: RunConfig, tmp_path: 
     run = Run(config, folder, resume=True)
     await train(run)
     assert [stage.name for stage in run.state.stages] == []
-
-
-class Sink:
-    """An actor's endpoints as far as a pool calls them: generation never ends."""
-
-    def __init__(self) -> None:
-        self.aborted: list[str] = []
-        self.begun = asyncio.Event()
-        self.generate = self.abort = self
-
-    async def call_one(self, prompt_ids: Any, options: dict[str, Any], request_id: str) -> None:
-        self.running = request_id
-        self.begun.set()
-        await asyncio.Event().wait()
-
-    def broadcast(self, request_id: str) -> None:
-        self.aborted.append(request_id)
-
-
-async def test_a_cancelled_call_ends_the_request_in_its_replica() -> None:
-    replica = Sink()
-    call = asyncio.create_task(GeneratorPool([replica]).generate([1, 2], SamplingOptions()))
-    await replica.begun.wait()
-    call.cancel()
-    await asyncio.gather(call, return_exceptions=True)
-    assert replica.aborted == [replica.running]
 
 
 async def test_a_prompt_that_fills_the_model_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -58,8 +58,7 @@ async def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreemen
         await stack.open_store()
         trainer = await stack.start_trainer(folder)
         await trainer.save_model(str(tmp_path / "model"))
-        generators = await stack.launch_generators(tmp_path / "model")
-        await generators.setup()
+        generators = await stack.start_generators(tmp_path / "model")
         await trainer.configure(OptimizerSection(lr=1e-2), loss=SFTLoss(), steps=100, microbatch_tokens=4096)
 
         async def sample(tokens: int) -> list[Completion]:
@@ -129,8 +128,7 @@ async def test_recomputed_requests_go_on_with_exactly_the_new_policy(tmp_path: P
         await stack.open_store()
         trainer = await stack.start_trainer(folder)
         await trainer.save_model(str(tmp_path / "model"))
-        generators = await stack.launch_generators(tmp_path / "model")
-        await generators.setup()
+        generators = await stack.start_generators(tmp_path / "model")
         await trainer.configure(OptimizerSection(lr=1e-2), loss=SFTLoss(), steps=100, microbatch_tokens=4096)
         prompts = [[10 + number] * 40 for number in range(8)]
         options = SamplingOptions(max_tokens=400)

@@ -133,7 +133,7 @@ class Generator(Actor):
     async def do_setup(self) -> None:
         self._sampler = Sampler(self.arguments[0]["model"])
 
-    async def do_generate(self, prompt_ids: Any, options: dict[str, Any], request_id: str) -> Completion:
+    async def do_generate(self, prompt_ids: Any, options: dict[str, Any], request_id: str, held: bool) -> Completion:
         prompt = prompt_ids.tolist()
         sampler, dice = self._sampler, self._sampler.dice(prompt)
         ids: list[int] = []

@@ -14,6 +14,7 @@ import torch
 
 from forge_env.config.recipe import ModelSection, OptimizerSection, TinyModel
 from forge_env.errors import UsageError
+from trainers.actors.processes import start_processes, stop_processes
 from trainers.actors.remote import agreed, result
 from trainers.loop.stack import prepare_controller
 from trainers.losses.sft import SFTLoss
@@ -52,7 +53,8 @@ async def test_two_processes_are_one_trainer(folder: Path, tmp_path: Path) -> No
     for _ in range(2):
         alone.train(data, SFTLoss())
     store = WeightStore()
-    await store.open()
+    volume = await start_processes(1, "weights")
+    await store.open(volume)
     trainer = await TitanTrainer.options(procs=2, mesh_name="trainer").as_actor(str(folder), max_length=128)
     try:
         with pytest.raises(UsageError, match="call `configure` first"):
@@ -92,5 +94,6 @@ async def test_two_processes_are_one_trainer(folder: Path, tmp_path: Path) -> No
     finally:
         await TitanTrainer.shutdown(trainer)
         await store.close()
+        await stop_processes(volume)
     left = {process.pid for process in psutil.Process().children(recursive=True)} - before
     assert not [pid for pid in left if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
