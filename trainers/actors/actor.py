@@ -7,13 +7,13 @@ import os
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from monarch.actor import Actor, concurrent_endpoint, current_rank, endpoint
+from monarch.actor import Actor, concurrent_endpoint, current_rank, endpoint, get_or_spawn_controller
 
 from trainers.actors.processes import end_of, start_processes, stop_processes, survive_deaths
 from trainers.actors.remote import ActorDiedError, result
 from trainers.actors.service import Service, ServiceOptions
 
-__all__ = ["ForgeActor", "concurrent_endpoint", "endpoint", "own_rank"]
+__all__ = ["ForgeActor", "concurrent_endpoint", "endpoint", "get_or_spawn_controller", "own_rank"]
 
 # Libraries whose start-up chatter would otherwise appear in every run's log.
 QUIET = {"TQDM_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore"}

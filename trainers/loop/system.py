@@ -166,6 +166,8 @@ class System:
         self._under_way: set[int] = set()
         """Positions of groups that were admitted and not settled."""
         self._changed = asyncio.Event()
+        self._unlogged: tuple[Reservation, dict[str, float]] | None = None
+        """A step that is trained, and what it gave, until that is logged."""
         self._deaths_in_a_row = 0
         """Deaths of actors since the last step that was trained."""
         self._dead: set[str] = set()
@@ -245,6 +247,7 @@ class System:
             self._training = False
             raise
         self.step, self._training, self._deaths_in_a_row = batch.step + 1, False, 0
+        self._unlogged = batch, metrics
         self._account.enter("book-keeping")
         if self.synchronous:  # all groups were in the batch, or are gone: nothing is left but to hear of the last ones
             await self._all_settled()
@@ -369,6 +372,8 @@ class System:
         if self._training:  # nobody knows how far it is with its step, or whether it still waits for whoever died
             self._dead.add("trainer")
         if not self._dead & {"trainer", "buffer"}:
+            if self._unlogged is not None:
+                await self._log(*self._unlogged)
             await self._save(patient=False)  # so that nothing is lost
         if not self._checkpoints.step:
             self._dead.add("trainer")  # there is nothing else to set it back with
@@ -446,6 +451,7 @@ class System:
         }
         self._trained_at.append(time.perf_counter())
         self.run.log(self.step, row)
+        self._unlogged = None
         self.run.status(reward=row["reward/mean"], staleness=row["staleness/max"], eta_s=self._seconds_left())
         self.run.progress(self.step, self.config.grpo.steps)
 
@@ -513,7 +519,7 @@ class System:
         """Go on from `saved`, whose weights the trainer has."""
         self.rollouts.count_from(Totals(**saved.state["totals"]))
         self.step = saved.step
-        self._at_rest = None
+        self._at_rest = self._unlogged = None
         self._under_way.clear()
         self.run.saved(self.step)
         self.rollouts.order.load_state_dict(saved.state["order"])

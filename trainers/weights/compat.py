@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import torchstore.api
-from monarch.actor import get_or_spawn_controller
 from torchstore.controller import Controller, Trie
 from torchstore.transport.buffers import MonarchTransportBuffer, RDMATransportBuffer, TransportBuffer, rdma_available
 from torchstore.transport.pipe import Pipe
 
-from trainers.actors.actor import endpoint
+from trainers.actors.actor import endpoint, get_or_spawn_controller
 from trainers.weights.shared import SharedTransportBuffer
 
 _PLAIN = ("get_controller_strategy", "locate_volumes", "notify_put", "keys", "notify_delete")
