@@ -283,7 +283,8 @@ class Chain:
         self._finish(run)
 
     def _start(self) -> Run:
-        self._run = Run(self.place, self.cache, self.settings, resume=self._run is not None)
+        begun = (self.place / "runs" / "chaos" / "config.yaml").exists()
+        self._run = Run(self.place, self.cache, self.settings, resume=begun)
         return self._run
 
     # --- one death
