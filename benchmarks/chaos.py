@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import re
@@ -43,8 +44,8 @@ START_S = 240.0
 STEP_S = 180.0
 """The longest that a run may go without a step after a death, before it counts as hung."""
 STARVE_S = 12.0
-DEATHS_OF_A_CHAIN = 4
-STEPS_A_RUN = 4
+DEATHS_OF_A_CHAIN = 10
+STEPS_A_DEATH = 3
 
 SHORT = {
     "warmup.steps": 60,
@@ -239,20 +240,31 @@ class Chain:
         count: deaths.
         engine: of the sandboxes.
         only: "ROLE:KIND,...": what is done, in turns; what is left empty is drawn.
+        until: in seconds of the monotonic clock; from then on nothing dies any more.
     """
 
-    def __init__(self, seed: str, place: Path, cache: Path, count: int, engine: str = "local", only: str = "") -> None:
+    def __init__(
+        self,
+        seed: str,
+        place: Path,
+        cache: Path,
+        count: int,
+        engine: str = "local",
+        only: str = "",
+        until: float = math.inf,
+    ) -> None:
         self.random = random.Random(seed)
         self.seed = seed
         self.place = place
         self.cache = cache
         self.count = count
+        self.until = until
         self.only = [each.partition(":")[::2] for each in only.split(",")]
         self.settings: dict[str, object] = {
             **SHORT,
             **SHAPES[self.random.randrange(len(SHAPES))],
             "sandbox.engine": engine,
-            "grpo.steps": STEPS_A_RUN * (count + 1),
+            "grpo.steps": STEPS_A_DEATH * (count + 1),
             "seed": self.random.randrange(100),
         }
         self.deaths: list[Death] = []
@@ -272,7 +284,7 @@ class Chain:
 
     def _play(self) -> None:
         run = self._start()
-        while len(self.deaths) < self.count and not self.problems:
+        while len(self.deaths) < self.count and time.monotonic() < self.until and not self.problems:
             if (when := self._moment(run)) is None:
                 break
             death = self._kill_something(run, when)
@@ -486,31 +498,31 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, help="of models; unset: they are made first")
     parser.add_argument("--keep", type=Path, help="folder of those chains that went wrong")
     parser.add_argument("--results", type=Path, help="file to which results are added; those in it count")
-    parser.add_argument("--seconds", type=float, help="begin no chain after this long")
+    parser.add_argument("--seconds", type=float, help="after this long nothing dies any more")
     parser.add_argument("--record", action="store_true", help="write the table to docs/benchmarks.md")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     results = Path(options.results).read_text().splitlines() if options.results and options.results.exists() else []
     deaths = [Death(**json.loads(line)) for line in results]
-    began, wrong = time.monotonic(), 0
+    until = time.monotonic() + (options.seconds or math.inf)
+    wrong = 0
     with tempfile.TemporaryDirectory(prefix="fc-", dir="/tmp") as own_cache:
-        while len(deaths) < options.runs and (not options.seconds or time.monotonic() - began < options.seconds):
+        while len(deaths) < options.runs and time.monotonic() < until:
             seed = options.seed or str(random.randrange(10**6))
-            with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp") as place:
+            with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp", ignore_cleanup_errors=True) as place:
                 count = min(DEATHS_OF_A_CHAIN, options.runs - len(deaths))
                 cache = options.cache or Path(own_cache)
-                chain = Chain(seed, Path(place), cache, count, options.engine, options.only)
-                chain.play()
-                bad = bool(chain.problems) or any(death.problems for death in chain.deaths)
-                if bad and options.keep:
-                    shutil.copytree(
-                        place, options.keep / f"chain-{seed}", dirs_exist_ok=True, ignore_dangling_symlinks=True
-                    )
-            wrong += bad
-            deaths += chain.deaths
-            if options.results:
-                with options.results.open("a") as file:
-                    file.writelines(json.dumps(asdict(death)) + "\n" for death in chain.deaths)
+                chain = Chain(seed, Path(place), cache, count, options.engine, options.only, until)
+                try:
+                    chain.play()
+                finally:
+                    deaths += chain.deaths
+                    if options.results:
+                        with options.results.open("a") as file:
+                            file.writelines(json.dumps(asdict(death)) + "\n" for death in chain.deaths)
+                    if options.keep and (chain.problems or any(death.problems for death in chain.deaths)):
+                        shutil.copytree(place, options.keep / f"chain-{seed}", dirs_exist_ok=True)
+            wrong += bool(chain.problems)
             if options.seed:
                 break
     print("\n".join(lines(deaths)))
