@@ -31,13 +31,8 @@ T = TypeVar("T")
 NAMED_S = 2.0
 """How long after a failed call the news may take of whose death it was."""
 
-# Settings that torchstore, Monarch and torch read once, when they start, in this process and in its children.
+# Settings that libraries read once, when they start, in this process and in its children; Monarch's: `trainers.actors`.
 PROCESS_ENVIRONMENT = {
-    "HYPERACTOR_CODEC_MAX_FRAME_LENGTH": str(64 * 1024**3),
-    "HYPERACTOR_MESH_ENABLE_LOG_FORWARDING": "false",
-    "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY": "500ms",  # how soon a death is noticed: 10 s if not set
-    "HYPERACTOR_MESH_GET_ACTOR_STATE_MAX_IDLE": "10s",  # and a process that does not answer: 30 s if not set
-    "HYPERACTOR_MESH_GET_PROC_STATE_MAX_IDLE": "10s",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "PYTHONWARNINGS": "ignore",
     "TOKENIZERS_PARALLELISM": "false",
