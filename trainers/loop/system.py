@@ -45,6 +45,8 @@ PATIENCE = 20
 """Batches of groups that the filter drops, in a row, after which there is nothing to learn from."""
 HEAR_S = 1.0
 """How long a checkpoint waits for what a worker has to say of a group that the buffer has already."""
+HALT_S = 10.0
+"""How long the generators may take to give up what they have under way."""
 LAST_SAVE_S = 60.0
 """How long saving may take when a failure ends the run."""
 T = TypeVar("T")
@@ -128,7 +130,9 @@ class Method(Trainer):
                 run.stage("shutdown")
             finally:
                 await actors.rollouts.close()
-            await actors.generators.halt()
+            with suppress(TimeoutError):  # one that is held up is killed below
+                async with asyncio.timeout(HALT_S):
+                    await actors.generators.halt()
         checkpoints.tidy()
 
 
