@@ -63,7 +63,7 @@ def launch(
             state = RunState(folder.name, config.evaluation.split, config.grpo.max_off_policy_steps)
             run = _open_run(config, folder, state, resume, earlier)
             run.display = open_display(state, terminal, live=not debug)
-            return _play(run, load_trainer, float(earlier.get("wall_s") or 0.0))
+            return _play(run, load_trainer, float(earlier.get("wall_s") or 0.0), debug=debug)
     finally:
         folder.release()
 
@@ -82,10 +82,10 @@ def _open_run(config: RunConfig, folder: RunFolder, state: RunState, resume: boo
     return run
 
 
-def _play(run: Run, load_trainer: Callable[[], Trainer], earlier_s: float) -> RunOutcome:
+def _play(run: Run, load_trainer: Callable[[], Trainer], earlier_s: float, *, debug: bool) -> RunOutcome:
     """Run, then write the outcome, also after a failure."""
     try:
-        outcome = _outcome(run, load_trainer)
+        outcome = _outcome(run, load_trainer, debug=debug)
         run.end_stage()
         run.state.exit = outcome.exit
         outcome = replace(outcome, ending=describe_end(run, outcome))
@@ -99,9 +99,10 @@ def _play(run: Run, load_trainer: Callable[[], Trainer], earlier_s: float) -> Ru
     return outcome
 
 
-def _outcome(run: Run, load_trainer: Callable[[], Trainer]) -> RunOutcome:
+def _outcome(run: Run, load_trainer: Callable[[], Trainer], *, debug: bool) -> RunOutcome:
     async def train() -> None:
-        guard = LoopGuard(run.config.watchdog.warn_s, run.config.watchdog.end_s, run.warn)
+        section = run.config.watchdog
+        guard = LoopGuard(section.warn_s, 0.0 if debug else section.end_s, run.warn)  # a debugger holds it up for long
         async with kept_up_to_date(run.display):
             trainer = load_trainer()
             with guard:
