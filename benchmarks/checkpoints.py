@@ -2,10 +2,11 @@
 
     python -m benchmarks checkpoints [--steps 12] [--record]
 
-A shortened run of `coding_rlvr` (small groups, a hardly warmed-up model) saves after every step: seconds that the trainer
-stood still for it, and seconds of writing beside it. By default one is saved every five minutes and with evaluations, so
-both are also given as shares of one minute. The run is then resumed: seconds from the command to the first step trained. At last one engine samples the same requests with and without
-seeds of their own, in turns; tokens per CPU second, because the machine may be shared.
+A shortened run of `coding_rlvr` (small groups, a hardly warmed-up model) saves after every step: seconds that the
+trainer stood still for it, and seconds of writing beside it. By default one is saved every five minutes and with
+evaluations, so both are also given as shares of one minute. The run is then resumed: seconds from the command to the
+first step trained. At last one engine samples the same requests with and without seeds of their own, in turns; tokens
+per CPU second, because the machine may be shared.
 """
 
 from __future__ import annotations
