@@ -156,8 +156,7 @@ class VerifiersEnvironment(Environment):
                 {asking, self._episode}, timeout=self.config.answer_s, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
-            if not asking.done():
-                asking.cancel()
+            asking.cancel()
         if not done:
             await self._stop()
             raise InfrastructureError(f"{self.config.taskset}: nothing happened for {self.config.answer_s:g} s")
@@ -211,16 +210,8 @@ class Request:
         said = message.to_openai()
         choice = {"index": 0, "message": said, "finish_reason": "tool_calls" if message.tool_calls else "stop"}
         usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-        self.answered.set_result(
-            {
-                "id": "forge-env",
-                "object": "chat.completion",
-                "created": int(time.time()),
-                "model": MODEL,
-                "choices": [choice],
-                "usage": usage,
-            }
-        )
+        head = {"id": "forge-env", "object": "chat.completion", "created": int(time.time()), "model": MODEL}
+        self.answered.set_result({**head, "choices": [choice], "usage": usage})
 
 
 def as_stream(reply: dict[str, Any]) -> str:

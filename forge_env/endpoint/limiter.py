@@ -127,7 +127,9 @@ class Comparison:
         known, tried = self._known, self._tried
         if tried.count < max(FEWEST, tried.load):  # the first answers of a round are its shortest
             return Verdict.OPEN
-        distance = tried.mean - known.mean - self._just_pays()
+        # by how much the logarithm of latency may grow with the load, where that just pays
+        growth = (1 - math.log(GAIN) / math.log(PROBE)) * math.log(tried.load / known.load)
+        distance = tried.mean - known.mean - growth
         error = math.sqrt(known.variance + tried.variance)
         sure = SURE_IT_QUEUES if distance > 0 else SURE_IT_PAYS
         if tried.count < PATIENCE * tried.load and abs(distance) < sure * error:
@@ -137,10 +139,6 @@ class Comparison:
         self._known, self._level, self._round_size = tried, tried.load, tried.count
         self._tried, self._tried_from = Answers(), math.inf
         return Verdict.PAYS
-
-    def _just_pays(self) -> float:
-        """By how much the logarithm of latency may grow with the load."""
-        return (1 - math.log(GAIN) / math.log(PROBE)) * math.log(self._tried.load / self._known.load)
 
     def knee(self) -> float:
         """The window whose load completes, with the known latency, what the larger one does."""

@@ -157,14 +157,13 @@ class _RandomSession(PolicySession):
                 return rng.choice(_WORDS)
 
 
+OWN: dict[str, type[Policy]] = {"gold": GoldPolicy, "empty": ReplayPolicy, "random": RandomPolicy}
+
+
 def scripted_policy(name: str) -> Policy | None:
     """The policy that `name` stands for (module docstring), or None when it is no scripted one."""
-    if name == "gold":
-        return GoldPolicy()
-    if name == "empty":
-        return ReplayPolicy()
-    if name == "random":
-        return RandomPolicy()
+    if name in OWN:
+        return OWN[name]()
     module, colon, attribute = name.partition(":")
     if not colon or "/" in name:
         return None

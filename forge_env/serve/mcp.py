@@ -97,16 +97,14 @@ class McpEndpoint:
             await self._manager.handle_request(scope, receive, send)
             await self._end(request.headers.get("mcp-session-id", ""))
         elif "text/event-stream" not in request.headers.get("accept", ""):
-            await (await self._answer_openenv(request))(scope, receive, send)
+            response = Response(status_code=405, headers={"Allow": "POST"})
+            if request.method == "POST":
+                response = JSONResponse(await answer_rpc(await request.body(), self.sessions))
+            await response(scope, receive, send)
         elif version not in HANDSHAKE_PROTOCOL_VERSIONS:
             await (await _refuse(request, version))(scope, receive, send)
         else:
             await self._manager.handle_request(scope, receive, send)
-
-    async def _answer_openenv(self, request: Request) -> Response:
-        if request.method != "POST":
-            return Response(status_code=405, headers={"Allow": "POST"})
-        return JSONResponse(await answer_rpc(await request.body(), self.sessions))
 
     async def _episode(self, context: Any) -> tuple[Session, _Episode]:
         """That of the MCP session that a request belongs to, begun when it is first needed."""
