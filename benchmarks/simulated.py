@@ -51,7 +51,7 @@ class Chatter(fe.ToolEnvironment):
         return [*self.prompt(task), Message(role="assistant", content=f"{rng.random()}")]
 
     @fe.tool
-    def note(self, text: str) -> str:
+    async def note(self, text: str) -> str:
         """Take a note.
 
         Args:

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from renderers import ToolCallParseStatus, create_renderer
 from renderers.configs import BaseRendererConfig, config_from_name
@@ -25,6 +25,10 @@ from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec
 CUT = "\ufdd0"
 """Dropped by our tokenizers after they have looked for control tokens: one that has it inside is text, and nothing is
 matched across it. A code point that is not a character, so that no text has it."""
+SHORT, MOST_SHORT = 32, 4096
+"""Characters of a text whose tokens are remembered, and how many are."""
+MOST_TOOLSETS = 64
+"""Sets of tools whose rendering is remembered."""
 _TAG = re.compile(r"<[^\s<>]+>")
 
 
@@ -45,6 +49,8 @@ class FolderTokenizer:
         self._tokenizer = Tokenizer.from_str(_with_cuts(path.read_text(encoding="utf-8")))
         added = self._tokenizer.get_added_tokens_decoder().values()
         self.control_tokens = [token.content for token in added if token.special or _TAG.fullmatch(token.content)]
+        self._short: dict[str, tuple[int, ...]] = {}
+        """Of short texts: a format's own phrases are rendered with every turn."""
         self.name_or_path = str(folder)
         self.unk_token_id: int | None = None
         self.eos_token_id: int | None = self._tokenizer.token_to_id("<|im_end|>")
@@ -56,7 +62,14 @@ class FolderTokenizer:
 
     def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:
         """Token ids of `text`; control tokens written out in it are recognised unless cut (`CUT`), none are added."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        if len(text) > SHORT:
+            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        ids = self._short.get(text)
+        if ids is None:
+            if len(self._short) >= MOST_SHORT:
+                self._short.clear()
+            ids = self._short[text] = tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return list(ids)
 
     def decode(self, token_ids: Any, *args: Any, **kwargs: Any) -> str:
         """Text of `token_ids`, special tokens included unless told otherwise."""
@@ -100,6 +113,20 @@ def chat_format(renderer: str, *, thinking: bool) -> BaseRendererConfig | None:
     return type(config)(**values)
 
 
+class _Tools(NamedTuple):
+    """Tools in the form that the renderer wants.
+
+    Attributes:
+        specs: themselves, kept so that nothing else gets their ids.
+        plain: for parsing; None: no tools.
+        text: for rendering: no control token is spelled in it.
+    """
+
+    specs: list[ToolSpec]
+    plain: Any
+    text: Any
+
+
 class Chat:
     """Renders conversations to token ids and parses sampled tokens back into a message.
 
@@ -112,6 +139,7 @@ class Chat:
     def __init__(self, tokenizer: Any, renderer: str = "qwen3", *, thinking: bool = False) -> None:
         self.tokenizer = tokenizer
         self._as_text = text_only(tokenizer.control_tokens)
+        self._toolsets: dict[tuple[int, ...], _Tools] = {}
         self._renderer = create_renderer(tokenizer, chat_format(renderer, thinking=thinking))
         question = [{"role": "user", "content": "?"}]
         plain = self._renderer.render_ids(question)
@@ -132,7 +160,7 @@ class Chat:
         return list(
             self._renderer.render_ids(
                 self._messages(messages),
-                tools=self._tools(tools),
+                tools=self._known(tools).text,
                 add_generation_prompt=generation,
             )
         )
@@ -142,7 +170,7 @@ class Chat:
 
         What the generation prompt already holds (the role, an empty thinking block) is not to be produced.
         """
-        rendered = self._renderer.render(self._messages(messages), tools=self._tools(tools))
+        rendered = self._renderer.render(self._messages(messages), tools=self._known(tools).text)
         ids, mask = list(rendered.token_ids), list(rendered.sampled_mask)
         opening = self._generation_prompt
         for start in range(len(ids) - len(opening) + 1):
@@ -155,7 +183,7 @@ class Chat:
     ) -> list[int] | None:
         """The next prompt, beginning with exactly `prompt_ids + token_ids`; None when the format can't promise it."""
         bridged = self._renderer.bridge_to_next_turn(
-            prompt_ids, token_ids, self._messages(observation), tools=self._tools(tools)
+            prompt_ids, token_ids, self._messages(observation), tools=self._known(tools).text
         )
         return None if bridged is None else list(bridged.token_ids)
 
@@ -165,7 +193,7 @@ class Chat:
         A tool call that does not parse is kept as a call of the name it has (or "invalid") with its raw text as
         arguments, so that the environment answers it with an error the model can act on.
         """
-        parsed = self._renderer.parse_response(token_ids, tools=_plain_tools(tools), prompt_ids=prompt_ids)
+        parsed = self._renderer.parse_response(token_ids, tools=self._known(tools).plain, prompt_ids=prompt_ids)
         calls = []
         for index, call in enumerate(parsed.tool_calls):
             ok = call.status == ToolCallParseStatus.OK
@@ -186,12 +214,16 @@ class Chat:
     def _messages(self, messages: Iterable[Message]) -> Any:
         return [self._as_text(message.to_openai()) for message in messages]
 
-    def _tools(self, tools: list[ToolSpec]) -> Any:
-        return self._as_text(_plain_tools(tools))
-
-
-def _plain_tools(tools: list[ToolSpec]) -> Any:
-    return [tool.to_openai() for tool in tools] or None
+    def _known(self, tools: list[ToolSpec]) -> _Tools:
+        """Tools as the renderer wants them: the same for every turn, and mostly for every episode."""
+        key = tuple(map(id, tools))
+        found = self._toolsets.get(key)
+        if found is None:
+            if len(self._toolsets) >= MOST_TOOLSETS:
+                self._toolsets.clear()
+            plain = [tool.to_openai() for tool in tools] or None
+            found = self._toolsets[key] = _Tools(list(tools), plain, self._as_text(plain))
+        return found
 
 
 def text_only(control_tokens: Iterable[str]) -> Callable[[Any], Any]:
