@@ -187,11 +187,6 @@ class EvaluationConfig(FigureOptions, LimitOptions, SampleOptions, EndpointOptio
                 raise ValueError(f"`{name}` needs `prices`")
         return self
 
-    @property
-    def running(self) -> int:
-        """Maximum samples in progress at once."""
-        return self.max_samples or 2 * self.concurrency
-
 
 def short_name(name: str) -> str:
     """The class of `module:Class`, or the registered name."""

@@ -215,7 +215,7 @@ class Runner:
     def _may_start(self) -> bool:
         if not self._running:
             return True  # someone must notice when things get better
-        if self._running >= self.config.running or self.engine.saturated:
+        if self._running >= (self.config.max_samples or 2 * self.config.concurrency) or self.engine.saturated:
             return False
         if self._limiter is None or self.meter.asking + self.meter.early < self._limiter.size:
             return True

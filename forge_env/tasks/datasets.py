@@ -267,12 +267,8 @@ def _field(field: str, value: Any, place: str, row: Mapping[str, Any]) -> Any:
         raise UsageError(f"{place}: {field}: {mistakes(error)}", fix=fix) from error
 
 
-def _scalar_as_text(value: Any) -> Any:
-    return value if isinstance(value, list | dict) else str(value)
-
-
 _TYPES: dict[str, TypeAdapter[Any]] = {
-    "id": TypeAdapter(Annotated[str, BeforeValidator(_scalar_as_text)]),
+    "id": TypeAdapter(Annotated[str, BeforeValidator(lambda id: id if isinstance(id, list | dict) else str(id))]),
     "prompt": TypeAdapter(str),
     "gold": TypeAdapter(Text),
     "difficulty": TypeAdapter(int),
