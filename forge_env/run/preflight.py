@@ -16,7 +16,7 @@ from forge_env.run.trainer import load_trainer
 
 PROCESS_GB = 1.0
 """Resident memory of a process that has imported torch and vLLM or TorchTitan."""
-WORKER_GB = 0.4
+WORKER_GB = 0.3
 """Of one that plays episodes: their environment, the tokenizer, and the episodes under way."""
 CONTROLLER_GB = 0.5
 SANDBOXES_GB = 0.5

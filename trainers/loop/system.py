@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 import forge_env as fe
 from forge_env.config.recipe import RunConfig
 from forge_env.environment.base import Environment
-from forge_env.errors import ForgeError
+from forge_env.errors import ForgeError, PluginError
 from forge_env.evaluation.estimates import Estimate
 from forge_env.run import Run
 from forge_env.run.outcome import save_progress
@@ -59,7 +59,7 @@ class Algorithm(ABC):
     @abstractmethod
     def __init__(self, system: System) -> None: ...
 
-    preparation: ClassVar[type[Preparation]]
+    preparation: ClassVar[type[Preparation] | None] = None
     """What it does in the rollout workers with each group."""
 
     @classmethod
@@ -93,6 +93,11 @@ class Method(Trainer):
     def check(self, config: RunConfig) -> None:
         """Refuse a recipe that can't work, before anything is started."""
         prepare_controller()
+        if self.algorithm.preparation is None:
+            raise PluginError(
+                f"{self.algorithm.__name__}.preparation is missing: what rollout workers do with a group",
+                fix="derive a class from trainers.rollout.types.Preparation, and name it there",
+            )
         checks.check(config)
         self.algorithm.check(config)
 
@@ -115,6 +120,7 @@ class Method(Trainer):
             await asyncio.to_thread(checkpoints.verify, found)
         environment: Environment = fe.make(config.environment.name, **config.environment.options)
         preparation = self.algorithm.preparation
+        assert preparation is not None  # `check` has seen to it
         async with Stack(config) as stack:
             watch = Watchdog(run, config.watchdog, lambda: stage_of(run))
             starting = watch.while_doing(

@@ -10,17 +10,26 @@ import pytest
 pytest.importorskip("torch")
 
 from forge_env.config import load_config
-from forge_env.errors import ForgeError
+from forge_env.errors import ForgeError, PluginError
 from tests.trainers.algorithms.test_parts import episode
 from trainers.algorithms.grpo import GRPO, Weighing
 from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.types import BufferSettings, Ticket
-from trainers.loop.system import PATIENCE, System
+from trainers.loop.system import PATIENCE, Algorithm, Method, System
 from trainers.rollout.types import Fate, Group, GroupReport, Totals
 
 
 async def nobody(segments: Any) -> Any:
     raise AssertionError("there is no reference model")
+
+
+class Incomplete(Algorithm):
+    """Its author has forgotten what the workers do."""
+
+
+def test_an_algorithm_without_a_part_in_the_workers_is_refused() -> None:
+    with pytest.raises(PluginError, match=r"Incomplete\.preparation is missing"):
+        Method(Incomplete).check(load_config("coding_rlvr"))
 
 
 async def test_what_the_filter_drops_is_not_trained_on() -> None:
