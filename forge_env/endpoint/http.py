@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import resource
 import ssl
@@ -198,6 +197,6 @@ def _proxy(url: httpx.URL) -> str | None:
 def allow_many_connections() -> None:
     """Raise this process's soft limit of open files to its hard one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if os.name == "posix" and soft != hard:
+    if soft != hard:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
