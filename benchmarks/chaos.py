@@ -336,8 +336,7 @@ class Chain:
 
         def goes_on() -> bool:
             if death.noticed_s is None and role not in ("controller", "sandbox"):
-                now = run.look().get(role, [])
-                if any(process.pid not in others for process in now) or victim.pid not in {each.pid for each in now}:
+                if any(process.pid not in others for process in run.look().get(role, [])):
                     death.noticed_s = time.monotonic() - death.at
             return len(run.steps) >= trained + 2
 
