@@ -290,6 +290,8 @@ class Chain:
             death = self._kill_something(run, when)
             self.deaths.append(death)
             print(death, flush=True)
+            if death.outcome == "done":
+                break
             if run.ended:
                 run = self._start()
         self._finish(run)
@@ -335,9 +337,9 @@ class Chain:
         hurt(victim, death.kind, for_good=role != "controller")
 
         def goes_on() -> bool:
-            if death.noticed_s is None and role not in ("controller", "sandbox"):
-                if any(process.pid not in others for process in run.look().get(role, [])):
-                    death.noticed_s = time.monotonic() - death.at
+            watched = death.noticed_s is None and role not in ("controller", "sandbox")
+            if watched and any(process.pid not in others for process in run.look().get(role, [])):
+                death.noticed_s = time.monotonic() - death.at
             return len(run.steps) >= trained + 2
 
         if run.until(goes_on, STEP_S if when == "training" else START_S) and not run.ended:
@@ -367,8 +369,8 @@ class Chain:
             death.problems.append(f"its end took {death.noticed_s:.0f} s")
         if code != (130 if death.kind in ASKED else 1):
             death.problems.append(f"it ended with code {code}: {run.said[-400:]}")
-        early = not (run.folder / "run.log").exists()
-        if "--resume" not in said[-1] and not (early and said[-1] == "interrupted"):
+        early = said[-1] == "interrupted" and not run.log  # nothing had begun
+        if "--resume" not in said[-1] and not early:
             death.problems.append(f"its last line does not say how to go on: {said[-1]}")
         if death.role != "controller" and not re.search(NAMED.get(death.role, death.role), death.cause):
             death.problems.append(f"whose end it was is not said: {death.cause}")
