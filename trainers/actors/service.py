@@ -373,7 +373,7 @@ class Service:
             while True:
                 why = await self._one_life(replica, first)
                 if not first.done():
-                    first.set_exception(why)
+                    first.set_exception(self._named(replica, why))
                     return
                 replica.metrics.deaths += 1
                 replica.deaths_in_a_row += 1
@@ -431,6 +431,12 @@ class Service:
             replica.death.cancel()
         if actor is not None:
             await self._class.shutdown(actor, dead=dead)
+
+    def _named(self, replica: Replica, why: Exception) -> Exception:
+        """A death with the name of the replica; what its `setup` raised stays as it is."""
+        if not isinstance(why, ActorDiedError):
+            return why
+        return ActorDiedError(f"{self.name} {replica.number} died while it was started: {why}", fix=why.fix)
 
     def _given_up(self, replica: Replica, error: Exception) -> ForgeError:
         return ServiceDownError(

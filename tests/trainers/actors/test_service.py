@@ -213,6 +213,19 @@ async def test_one_that_can_not_be_set_up_stops_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.stack
+async def test_one_that_dies_while_it_starts_is_named() -> None:
+    class Dying(Service):
+        async def set_up(self, replica: Replica) -> None:
+            for pid in replica.actor._forge_pids:
+                os.kill(pid, signal.SIGKILL)
+            await super().set_up(replica)
+
+    service = Dying(Counter.options(num_replicas=1, mesh_name="counter"))
+    with pytest.raises(ActorDiedError, match="counter 0 died while it was started: its process"):
+        await service.start()
+
+
+@pytest.mark.stack
 async def test_one_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
     mended = tmp_path / "mended"
     mended.touch()
