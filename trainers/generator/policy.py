@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,8 @@ class GeneratorPolicy(Policy):
         max_tokens: sampled tokens of one reply.
         temperature: of sampling.
         sampling: what else decides how a token is chosen.
+        stop_token_ids: what ends a reply.
+        shaping: of `sampling`, what is not the default, besides those.
     """
 
     chat: Chat
@@ -39,6 +42,12 @@ class GeneratorPolicy(Policy):
     max_tokens: int
     temperature: float = 1.0
     sampling: SamplingSection = field(default_factory=SamplingSection)
+    stop_token_ids: list[int] = field(init=False)
+    shaping: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stop_token_ids = [*self.chat.stop_token_ids, *self.sampling.stop_token_ids]
+        self.shaping = self.sampling.model_dump(exclude={"stop_token_ids"}, exclude_defaults=True)
 
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
         """A conversation with these tools."""
@@ -65,22 +74,24 @@ class _Session(PolicySession):
         """
         policy = self._policy
         self._messages += observation
-        prompt = self._next_prompt(observation)
-        prompt_ids = np.array(prompt, np.int32)
+        prompt_ids = np.array(self._next_prompt(observation), np.int32)  # as a list it would be kept while this waits
         room = policy.max_length - len(prompt_ids)
         if room < 1:
             raise ContextLengthExceeded(f"the conversation has {len(prompt_ids)} of {policy.max_length} tokens")
+        known = prompt_ids[: len(self._tokens)]
+        if np.array_equal(known, self._tokens):
+            self._tokens = known  # one copy while this waits
         options = SamplingOptions(
             max_tokens=min(policy.max_tokens, room),
             temperature=policy.temperature,
-            stop_token_ids=[*policy.chat.stop_token_ids, *policy.sampling.stop_token_ids],
+            stop_token_ids=policy.stop_token_ids,
             seed=None if self._seed is None else turn_seed(self._seed, self._turns),
             priority=-self._turns,  # what is nearly done first: groups become complete sooner
-            shaping=policy.sampling.model_dump(exclude={"stop_token_ids"}, exclude_defaults=True),
+            shaping=policy.shaping,
         )
         completion = await policy.generate(prompt_ids, options, self)
         self._turns += 1
-        message = policy.chat.parse(completion.token_ids.tolist(), self._tools, prompt)
+        message = policy.chat.parse(completion.token_ids.tolist(), self._tools, prompt_ids.tolist())
         self._messages.append(message)
         reply = Reply(
             message=message,
