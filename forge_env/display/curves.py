@@ -27,6 +27,7 @@ PANELS = (
     Panel("Entropy", {"entropy": "grpo_loss/entropy"}, "nats"),
     Panel("Staleness of trained tokens", {"oldest": "staleness/max", "mean": "staleness/mean"}, "policy updates"),
     Panel("Throughput", {"generated": "generator/tokens_per_s", "trained": "trainer/tokens_per_s"}, "tokens/s"),
+    Panel("Generators that are up", {"replicas": "generator/replicas"}),
     Panel("Gradient norm", {"gradient norm": "trainer/grad_norm"}),
     Panel("Clipped share", {"clipped": "grpo_loss/clip_fraction"}),
     Panel("Trainer/generator mismatch", {"log-prob difference": "mismatch/max"}, "nats"),

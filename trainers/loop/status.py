@@ -92,6 +92,7 @@ class Status:
         if (timeline := self._run.timeline) is not None:
             timeline.counter("tokens/s", now, sampled=rate)
             timeline.counter("in flight", now, episodes=running, groups_ready=ready)
+            timeline.counter("generators up", now, replicas=self._stats.get("replicas", 0.0))
             doing = {name.removeprefix("time/"): value for name, value in moved.items() if name.startswith("time/")}
             timeline.counter("generators", now, **{name: value / seconds for name, value in doing.items()})
 
@@ -110,7 +111,10 @@ class Status:
         return duration(time.perf_counter() - since)
 
     def metrics(self) -> dict[str, float]:
-        """Since the last call: `time/ACTOR/WHAT`, seconds (those of an actor sum to its time), and tokens a second."""
+        """Since the last call: `time/ACTOR/WHAT`, seconds (those of an actor sum to its time), and tokens a second.
+
+        `generator/replicas`, where there are several: how many of them are up.
+        """
         generator = {
             name.removeprefix("time/"): value for name, value in self._stats.items() if name.startswith("time/")
         }
@@ -122,6 +126,8 @@ class Status:
             "buffer": self._buffer(self._held.seconds),
         }
         times = {f"time/{actor}/{what}": seconds for actor, parts in actors.items() for what, seconds in parts.items()}
+        if self._run.config.generator.num_replicas > 1:
+            times["generator/replicas"] = self._stats.get("replicas", 0.0)
         (tokens, at), self._counted = self._counted, (self._stats.get("tokens", 0.0), self._asked_at)
         if self._asked_at <= at:  # they have not been asked since
             return times
