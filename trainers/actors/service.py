@@ -237,7 +237,8 @@ class Replica:
             ActorDiedError: the replica ended first.
         """
         death = self.death
-        assert death is not None
+        if self.actor is None or death is None:
+            raise ActorDiedError("it is started again just now")
         call = asyncio.ensure_future(agreed(getattr(self.actor, endpoint).call(*args, **kwargs)))
         try:
             await asyncio.wait([call, death], return_when=asyncio.FIRST_COMPLETED)
@@ -426,9 +427,9 @@ class Service:
         return min(self.options.backoff_s * 2.0 ** (deaths - 1), MOST_BACKOFF_S) * random.uniform(0.5, 1.0)
 
     async def _bury(self, replica: Replica, *, dead: bool = True) -> None:
-        actor, replica.actor = replica.actor, None
-        if replica.death is not None:
-            replica.death.cancel()
+        actor, replica.actor, death, replica.death = replica.actor, None, replica.death, None
+        if death is not None:
+            death.cancel()
         if actor is not None:
             await self._class.shutdown(actor, dead=dead)
 

@@ -205,7 +205,7 @@ class GeneratorPool(Service):
         finally:
             self._updates -= 1
             self._told()
-        await asyncio.gather(*(self._quiet(replica) for replica in self.replicas if self._holders(replica)))
+        await asyncio.gather(*(self._no_older(replica, (self._target[0], version)) for replica in self.replicas))
         times = [each for each in results if each]
         return {name: max(each[name] for each in times) for name in times[0]} if times else {}
 
@@ -227,6 +227,7 @@ class GeneratorPool(Service):
         try:
             times: dict[str, float] = await replica.call("update_weights", target[1])
             weights.version = target
+            self._looked.set()
             await self._take_all(replica, weights)
         except ActorDiedError:
             return {}
@@ -237,9 +238,23 @@ class GeneratorPool(Service):
             await replica.call("release")
             weights.exclusive = False
 
-    async def _quiet(self, replica: Replica) -> None:
-        with suppress(ActorDiedError):  # then nothing is under way there
-            await replica.call("quiet")
+    async def _no_older(self, replica: Replica, version: Version) -> None:
+        """Wait until a replica samples for ordinary requests from this version or newer, if at all."""
+        weights = self._weights[replica.number]
+        if not replica.healthy or weights.version >= version:
+            return
+
+        async def quiet() -> None:
+            with suppress(ActorDiedError):  # then nothing is under way there
+                await replica.call("quiet")
+
+        newer = self._until(lambda: weights.version >= version)
+        waiting = [asyncio.ensure_future(work) for work in (quiet(), newer)]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waiting:
+                each.cancel()
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[HeldWeights]:

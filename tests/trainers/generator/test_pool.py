@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from forge_env.errors import GeneratorError
 from trainers.actors.remote import ActorDiedError
@@ -445,3 +449,77 @@ async def test_the_run_can_be_set_back() -> None:
     assert (await ask(pool)).versions == [2]
     await pool.update_weights(3)
     assert (await ask(pool)).versions == [3]
+
+
+@given(st.integers(1, 3), st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_no_request_samples_from_weights_older_than_those_that_have_arrived(count: int, dice: random.Random) -> None:
+    """Whatever dies and whatever is held: that is what bounds the age of a trained token."""
+    asyncio.run(deadly(count, dice))
+
+
+async def deadly(count: int, dice: random.Random) -> None:
+    known_at_first = [Replica() for _ in range(count)]
+    pool, known = await pool_of(known_at_first)
+    pool.options = ServiceOptions(backoff_s=0.0, max_deaths=10_000)
+    requests: list[asyncio.Future[Completion]] = []
+    tasks: set[asyncio.Task[None]] = set()
+    arrived, version = 0, 0
+
+    async def update(to: int) -> None:
+        nonlocal arrived
+        await pool.update_weights(to)
+        arrived = to
+
+    async def hold(end: asyncio.Event) -> None:
+        with suppress(ActorDiedError):
+            async with pool.held():
+                await end.wait()
+
+    ends: list[asyncio.Event] = []
+    updating: asyncio.Task[None] | None = None
+
+    def living() -> list[Replica]:
+        return [lives[-1] for lives in known.lives]
+
+    def check() -> None:
+        for replica in living():
+            if replica.gate._ordinary and not replica.death.done():
+                assert replica.version >= arrived
+
+    for _ in range(60):
+        what = dice.choice(["ask", "ask", "end", "die", "update", "hold", "release", "rest"])
+        replica = dice.choice(living())
+        if what == "ask":
+            replica.go_on.clear()
+            requests.append(ask(pool, Conversation()))
+        elif what == "end":
+            replica.go_on.set()
+        elif what == "die" and not replica.death.done():
+            replica.die()
+        elif what == "update" and (updating is None or updating.done()):
+            version += 1
+            updating = asyncio.create_task(update(version))
+        elif what == "hold":
+            ends.append(asyncio.Event())
+            tasks.add(asyncio.create_task(hold(ends[-1])))
+        elif what == "release" and ends:
+            ends.pop().set()
+        for _ in range(dice.randrange(8)):
+            await asyncio.sleep(0)
+            check()
+    for end in ends:
+        end.set()
+    while not all(request.done() for request in requests):
+        for replica in living():
+            replica.go_on.set()
+        await asyncio.sleep(0)
+        check()
+    await asyncio.gather(*tasks, *([updating] if updating else []))
+    answers = await asyncio.gather(*requests, return_exceptions=True)
+    assert all("died with this request" in str(answer) for answer in answers if isinstance(answer, Exception))
+    assert arrived == version
+    for replica in living():
+        replica.go_on.set()
+    assert (await ask(pool)).versions == [version]
+    await pool.stop()
