@@ -100,7 +100,8 @@ class LocalWorker:
         """Tasks set aside that the controller knows of."""
         self._spans: list[Span] = []
         self._ahead = clock_start() - settings.clock_start
-        self._client = GeneratorClient(config.generator.num_replicas, config.generator.max_num_seqs)
+        share = config.generator.max_num_seqs // config.rollouts.workers  # other workers' requests are not seen here
+        self._client = GeneratorClient(config.generator.num_replicas, share)
         self._open = AsyncExitStack()
         self._in_turn = InTurn(config.grpo.max_off_policy_steps == 0)
 
