@@ -26,6 +26,7 @@ from trainers.actors.remote import ActorDiedError
 from trainers.buffer.types import GroupBuffer, Ticket
 from trainers.generator.client import Member
 from trainers.rollout.types import (
+    Fate,
     GroupReport,
     HeldOut,
     HeldOutReport,
@@ -37,6 +38,8 @@ from trainers.rollout.types import (
     bug_of,
 )
 
+MOST_DEATHS = 3
+"""Of workers while one group is played: after more, it may be what kills them."""
 RECENT = 100
 """Tasks over which the rate of bugs in the environment is taken."""
 FEWEST = 20
@@ -173,14 +176,33 @@ class Rollouts:
         return totals
 
     async def _ask(self, number: int, endpoint: str, request: RollOut | HeldOut) -> Any:
-        """What a worker answers; the one that takes its place where it dies."""
+        """What a worker answers; the one that takes its place where it dies.
+
+        A group that worker after worker dies of is lost; of held-out episodes, that is an error.
+        """
+        deaths = 0
         while True:
             try:
                 return await self._workers.call(number, endpoint, request)
             except ActorDiedError as error:
+                deaths += 1
                 self._run.warn(f"rollout worker {number} died, and its episodes are played again: {error.message}")
                 if isinstance(request, RollOut):
+                    if deaths > MOST_DEATHS and await self._links.buffer.in_progress(request.ticket):
+                        return self._given_up(request, deaths, error)
                     request = replace(request, again=True)
+                elif deaths > MOST_DEATHS:
+                    raise
+
+    def _given_up(self, request: RollOut, deaths: int, error: ActorDiedError) -> GroupReport:
+        size = self._config.grpo.group_size
+        why = f"{deaths} rollout workers died while group {request.ticket.index} was played: {error.message}"
+        return GroupReport(
+            fate=Fate.LOST,
+            totals=Totals(episodes=size, episodes_invalid=size),
+            why_lost=(why, "see run.log; its task may be what kills them"),
+            state=self._seen[request.ticket.index % self._workers.count].state,
+        )
 
     # --- held-out episodes
 

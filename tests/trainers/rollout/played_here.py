@@ -92,8 +92,8 @@ class Here:
 
     def kill(self, number: int) -> None:
         """From one moment to the next."""
-        self._workers.pop(number)
-        self._deaths[number].set_result(None)
+        if self._workers.pop(number, None) is not None:
+            self._deaths[number].set_result(None)
 
     async def call_all(self, endpoint: str, *args: Any) -> list[Any]:
         workers = [self._workers.get(number) for number in range(self.count)]

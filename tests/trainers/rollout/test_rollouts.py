@@ -12,7 +12,7 @@ import pytest
 
 import forge_env as fe
 from forge_env.config import RunConfig
-from forge_env.errors import ForgeError
+from forge_env.errors import ForgeError, root_cause
 from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.run import Run, RunFolder
 from forge_env.tasks.curriculum import Curriculum
@@ -275,6 +275,30 @@ async def test_every_group_is_counted_once_however_often_it_is_played(made: Make
     again = Totals(episodes=3, episodes_late=1)
     rollouts._count(2, again)
     assert (rollouts.totals.episodes, rollouts.totals.episodes_late) == (15, 1)
+
+
+class Deadly(Attempts):
+    """Its first question is the last for whoever asks it."""
+
+    crew: Here
+
+    async def reply(self, observation: list[fe.Message]) -> Reply:
+        self.crew.kill(0)
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+
+async def test_a_group_that_workers_die_of_is_given_up(made: Make) -> None:
+    policy = Deadly()
+    played = await made(policy=policy)
+    policy.crew = played.crew
+    report = await played.group(0)
+    assert report.fate == Fate.LOST
+    assert "4 rollout workers died while group 0 was played" in report.why_lost[0]
+    assert (report.totals.episodes, report.totals.episodes_invalid) == (4, 4)
+    assert (await played.buffer.stats()).rolling == 1  # to be discarded by whoever asked for it
+    with pytest.raises(ExceptionGroup) as caught:
+        await played.rollouts.evaluate("eval", 2, "eval-00000")
+    assert isinstance(root_cause(caught.value), ActorDiedError)
 
 
 class Silent(Weighing):
