@@ -59,4 +59,11 @@ async def withdrawn_when_cancelled(
             granted = await pending
             if granted is not None and undo is not None:
                 await undo(granted)
+        pending.add_done_callback(_seen)
         raise
+
+
+def _seen(call: asyncio.Future[Any]) -> None:
+    """How a call ended that nobody waits for any more."""
+    if not call.cancelled():
+        call.exception()

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from trainers.actors.actor import concurrent_endpoint
 from trainers.actors.processes import settle_heap
 from trainers.actors.ranks import RankedActor
-from trainers.actors.remote import result
+from trainers.actors.remote import ActorDiedError, result
 from trainers.generator.hold import Hold
 from trainers.generator.lockstep import Followers, Order, name_rank
 from trainers.generator.types import Completion, SamplingOptions, WeightsDroppedError
@@ -159,7 +159,7 @@ class Generator(RankedActor):
         """Pull `version` and swap it in between two engine steps; requests in flight go on with it.
 
         Raises:
-            WeightsDroppedError: the store has newer weights only; the engine goes on with those it has.
+            WeightsDroppedError: the store has newer weights only, or is gone; the engine goes on with those it has.
         """
         async with self._updating:
             started = time.perf_counter()
@@ -176,6 +176,8 @@ class Generator(RankedActor):
     async def _pull(self, version: int) -> None:
         try:
             self._pulled = await self._store.pull(version)
+        except ActorDiedError as error:
+            raise WeightsDroppedError(f"the weight store is gone, and with it version {version}: {error}") from error
         except Exception as error:  # boundary of torchstore: what it raises depends on when they were dropped
             if version in await self._store.versions():
                 raise

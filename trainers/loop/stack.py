@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_env.config.recipe import RunConfig
-from forge_env.errors import ForgeError
+from forge_env.errors import ForgeError, InfrastructureError
 from trainers.actors.placement import Placement
-from trainers.actors.remote import ActorDiedError, result
+from trainers.actors.remote import result
 from trainers.buffer.types import BufferSettings
 from trainers.generator.arguments import engine_arguments, process_environment
 from trainers.generator.pool import GeneratorPool
@@ -323,7 +323,7 @@ class Stack:
 
 
 def _caused_by_a_death(error: BaseException | None) -> bool:
-    """Whether an error says that an actor is gone, which one is not."""
+    """Whether an error may be the consequence of an actor's death, of which the news are on their way."""
     if isinstance(error, BaseExceptionGroup):
         return any(map(_caused_by_a_death, error.exceptions))
-    return isinstance(error, ActorDiedError) or (error is not None and _caused_by_a_death(error.__cause__))
+    return isinstance(error, InfrastructureError) or (error is not None and _caused_by_a_death(error.__cause__))
