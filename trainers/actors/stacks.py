@@ -1,47 +1,61 @@
 """What the run's processes are at, for whoever asks why nothing moves: the stack of each, or why there is none.
 
-Every process registers a signal at which it writes its threads' stacks into memory that this one reads. That needs no
-privilege, no debugger and no answer from Python: a thread that never returns, with or without the interpreter's lock,
-is shown too. A process that was stopped can't write; the kernel says so.
+In every process a thread waits to be asked, and then writes the stacks of all threads into memory that this process
+reads. That needs no privilege, no debugger and no event loop that turns. A process that was stopped, or that never lets
+Python run, can't write; the kernel says so. (A signal handler, as `faulthandler` has it, would get by without Python,
+but it ends processes whose threads run meanwhile.)
 """
 
 from __future__ import annotations
 
 import asyncio
-import faulthandler
-import fcntl
 import os
 import re
-import signal
+import sys
 import sysconfig
+import threading
+import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 import psutil
 
-SIGNAL = signal.SIGRTMIN + 7
-"""Nobody else's."""
-MEMORY = "forge-env-stacks"
+MEMORY = "forge-env-stacks-"
+"""Name of the memory, less the number of the descriptor through which the process is asked."""
 NAME = "HYPERACTOR_PROCESS_NAME"
 """By this variable Monarch tells a process what it is called."""
-WRITE_S = 2.0
+WRITE_S = 5.0
 """How long a process may take to write its stacks; a starved one takes a while."""
 LOOK_S = 0.05
 SHOWN_FRAMES = 4
 _STDLIB = sysconfig.get_path("stdlib")
 _MONARCH = str(Path(sysconfig.get_path("purelib"), "monarch"))
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
-_kept: list[int] = []
+END = "(all threads)\n"
 
 
 def offer_stack() -> None:
     """Let others ask this process for its stacks; it is called once, at its start."""
-    memory = os.memfd_create(MEMORY, os.MFD_CLOEXEC)
-    fcntl.fcntl(memory, fcntl.F_SETFL, os.O_APPEND)
-    faulthandler.register(SIGNAL, memory, all_threads=True)
-    _kept.append(memory)
+    ask = os.pipe2(os.O_CLOEXEC)
+    memory = os.memfd_create(f"{MEMORY}{ask[0]}", os.MFD_CLOEXEC)
+    threading.Thread(target=_answer, args=(*ask, memory), name="forge-env-stacks", daemon=True).start()
+
+
+def _answer(asked: int, ask: int, memory: int) -> None:
+    while os.read(asked, 1):  # `ask` is open too, so it never ends
+        own = threading.get_ident()
+        text = "".join(_written(number, frame) for number, frame in sys._current_frames().items() if number != own)
+        os.ftruncate(memory, 0)
+        os.pwrite(memory, f"{text}{END}".encode(errors="replace"), 0)
+
+
+def _written(thread: int, frame: FrameType) -> str:
+    calls = traceback.StackSummary.extract(traceback.walk_stack(frame), limit=100, lookup_lines=False)
+    lines = (f'  File "{call.filename}", line {call.lineno} in {call.name}\n' for call in calls)
+    return f"Thread 0x{thread:016x} (most recent call first):\n{''.join(lines)}\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,22 +129,20 @@ async def _stacks(pid: int) -> str:
     if (memory := _memory(pid)) is None:
         return ""
     os.truncate(memory, 0)
-    os.kill(pid, SIGNAL)
-    before = 0
+    ask = os.open(f"/proc/{pid}/fd/{os.readlink(memory).partition(MEMORY)[2].split()[0]}", os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        os.write(ask, b"?")
+    finally:
+        os.close(ask)
     for _ in range(round(WRITE_S / LOOK_S)):
         await asyncio.sleep(LOOK_S)  # nothing tells when it has written all
-        size = memory.stat().st_size
-        if size and size == before:
-            break
-        before = size
-    return memory.read_text(errors="replace")
+        if (text := memory.read_text(errors="replace")).endswith(END):
+            return text.removesuffix(END)
+    return ""
 
 
 def _memory(pid: int) -> Path | None:
-    """Where a process writes its stacks; None: it does not, and the signal would end it."""
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    if caught is None or not int(caught[1], 16) >> (SIGNAL - 1) & 1:
-        return None
+    """Where a process writes its stacks; None: it does not."""
     return next((path for path in Path(f"/proc/{pid}/fd").iterdir() if MEMORY in os.readlink(path)), None)
 
 
