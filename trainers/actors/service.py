@@ -430,6 +430,7 @@ class Service:
         actor, replica.actor, death, replica.death = replica.actor, None, replica.death, None
         if death is not None:
             death.cancel()
+            await asyncio.gather(death, return_exceptions=True)
         if actor is not None:
             await self._class.shutdown(actor, dead=dead)
 

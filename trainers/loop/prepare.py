@@ -66,7 +66,9 @@ async def start_actors(
     start = resumed or cached or found
     if start is None:
         start = await asyncio.to_thread(_build_tiny, run, environment)
-    generators = stack.generators(warm or start)
+    fresh = warm is None and not any(start.glob("*.safetensors"))
+    serving = run.folder.root / "model" if fresh else warm or start
+    generators = stack.generators(serving)
     run.stage("trainer", "trainer and generators are starting")
     async with asyncio.TaskGroup() as group:
         group.create_task(stack.open_store())
@@ -74,17 +76,19 @@ async def start_actors(
         rollouts = group.create_task(_start_rollouts(run, stack, environment, start, preparation))
         # vLLM takes seconds to import: let it, while the trainer warms up the model it is to serve.
         group.create_task(generators.start())
-        if warm is None or cached:
+        if serving == start:
             generators.model_ready.set()
         trainer = await stack.start_trainer(start)
-        if warm is not None and not cached:
+        if fresh:
+            await trainer.save_model(str(serving))  # the trainer has drawn its weights: the others need the same
+        elif serving != start:
             run.stage("warm-up", "supervised fine-tuning on demonstrations")
-            await warm_up(run, environment, trainer, warm)
-            trainer.folder = warm
+            await warm_up(run, environment, trainer, serving)
             run.stage("generator", "loading the warmed-up model")
-            generators.model_ready.set()
+        trainer.folder = serving
+        generators.model_ready.set()
     other = await _other_reference(run.config, start)
-    reference = trainer.reference = await stack.start_reference(other or warm or start)
+    reference = trainer.reference = await stack.start_reference(other or serving)
     players = rollouts.result()
     await players.connect(Links(generators.members(), buffer.result(), reference and reference.actor))
     generators.follow(players.follow)

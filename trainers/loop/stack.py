@@ -148,6 +148,7 @@ class Stack:
 
         if (watch := self._watches.pop(role, None)) is not None:
             watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
         if (actor := self._actors.pop(role, None)) is not None:
             await ForgeActor.shutdown(actor, dead=dead)
 

@@ -26,7 +26,6 @@ STEPS = 100_000
 RECIPE: dict[str, Any] = {
     **BASE,
     "model": {"max_length": 160, "tiny": {"layers": 1, "dim": 64, "heads": 2, "kv_heads": 2, "hidden_dim": 96}},
-    "warmup": {"steps": 2},
     "grpo": {
         "steps": STEPS,
         "groups_per_step": 2,

@@ -101,6 +101,9 @@ class Trainer(Actor):
     async def do_setup(self) -> None:
         self._model = model(self.arguments[0])
 
+    async def do_save_model(self, folder: str) -> None:
+        self._model.save_hf(Path(folder))
+
     async def do_configure(self, optimizer: Any, *, loss: Any, minibatches: int, **options: Any) -> None:
         self._loss, self._minibatches = loss, minibatches
         self._engine = engine(self._model, make_config(RECIPE, self.trace.root))
