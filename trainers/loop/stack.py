@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from forge_env.config.recipe import RunConfig
 from forge_env.errors import ForgeError, InfrastructureError
 from trainers.actors.placement import Placement
-from trainers.actors.remote import result
+from trainers.actors.remote import ActorDiedError, result
 from trainers.buffer.types import BufferSettings
 from trainers.generator.arguments import engine_arguments, process_environment
 from trainers.generator.pool import GeneratorPool
@@ -153,8 +153,15 @@ class Stack:
             await ForgeActor.shutdown(actor, dead=dead)
 
     async def _start(self, role: str, actor_class: Any, *args: Any, **kwargs: Any) -> Any:
-        """Launch an actor, watch it, set it up."""
-        actor = self._actors[role] = await actor_class.launch(*args, **kwargs)
+        """Launch an actor, watch it, set it up.
+
+        Raises:
+            RoleDiedError: it died before it could be watched.
+        """
+        try:
+            actor = self._actors[role] = await actor_class.launch(*args, **kwargs)
+        except ActorDiedError as error:
+            raise RoleDiedError(role, str(error)) from error
         logger.info("%s: process %s", role, ", ".join(map(str, actor._forge_pids)))
         self._watch(role, actor)
         await result(actor.setup.call())
