@@ -41,6 +41,7 @@ from enum import StrEnum
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from forge_env.concurrency import to_its_end
 from forge_env.errors import ForgeError, InfrastructureError
 from trainers.actors.remote import ActorDiedError, agreed
 
@@ -394,7 +395,8 @@ class Service:
         finally:
             if replica.metrics.state is not ReplicaState.FAILED:
                 self._enter(replica, ReplicaState.STOPPED)
-            await self._bury(replica, dead=replica.metrics.state is ReplicaState.FAILED)
+            burial = self._bury(replica, dead=replica.metrics.state is ReplicaState.FAILED)
+            await to_its_end(asyncio.ensure_future(burial))  # cancelled or not: no process may be left
             if not first.done():
                 first.cancel()
 

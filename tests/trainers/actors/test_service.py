@@ -189,7 +189,7 @@ async def test_a_killed_replica_comes_back_with_what_the_others_were_told() -> N
         done, _ = await asyncio.wait([lost, second], return_when=asyncio.FIRST_COMPLETED)
         with pytest.raises(ActorDiedError, match="'wait_once', which is not repeated"):
             await done.pop()
-        assert (await service.get_metrics()).replicas[0].deaths == 1
+        await until(lambda: _deaths(service, 1))
         await service.load.using(keep=True).fanout(4)
         await healthy(service, 2)
         second.cancel()
@@ -197,6 +197,10 @@ async def test_a_killed_replica_comes_back_with_what_the_others_were_told() -> N
         assert await repeated != pid
         assert {version for _, version in await service.where.fanout()} == {4}
         assert len({own for own, _ in await service.where.fanout()} | {pid}) == 3
+
+
+async def _deaths(service: Service, count: int) -> bool:
+    return (await service.get_metrics()).replicas[0].deaths == count
 
 
 async def _in_flight(service: Service, count: int) -> bool:

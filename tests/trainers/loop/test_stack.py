@@ -194,7 +194,7 @@ async def test_recomputed_requests_go_on_with_exactly_the_new_policy(tmp_path: P
         assert {"time/generate", "time/wait for requests", "time/load weights"} <= set(stats)
 
         # One that is ended by its name gives back what it has sampled.
-        actor = generators._replicas[0].actor
+        actor = generators.replicas[0].actor
         asked = {"max_tokens": options.max_tokens, "seed": 3}
         ended = asyncio.ensure_future(result(actor.generate.call_one(prompts[0], asked, "mine")))
         while (await generators.stats())["tokens"] <= stats["tokens"]:

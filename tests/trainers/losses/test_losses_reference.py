@@ -20,7 +20,6 @@ from forge_env.config.recipe import (  # noqa: E402
     OptimizerSection,
     ReferenceSection,
 )
-from forge_env.run.account import Account  # noqa: E402
 from forge_env.trajectory import Segment  # noqa: E402
 from trainers.buffer.types import GroupBuffer  # noqa: E402
 from trainers.loop.stack import Stack, TrainerHandle, prepare_controller  # noqa: E402
@@ -86,7 +85,7 @@ async def test_a_reference_is_the_policy_of_the_start_or_of_its_last_renewal(tmp
         trainer = await stack.start_trainer(folder)
         buffer: Buffer = await stack.start_buffer()
         await trainer.save_model(str(tmp_path / "start"))
-        trainer.reference = await stack.start_reference(tmp_path / "start", Account("reference", "wait for calls"))
+        trainer.reference = await stack.start_reference(tmp_path / "start")
         await trainer.configure(OptimizerSection(lr=1e-2), loss=make_loss(section.loss), steps=10, microbatch_tokens=64)
 
         start = await policy_logprobs(trainer)
@@ -105,5 +104,5 @@ async def test_a_reference_is_the_policy_of_the_start_or_of_its_last_renewal(tmp
         assert reference == pytest.approx(moved, abs=1e-5)
 
         tokens = torch.from_numpy(sequences()[0].token_ids)[None]
-        direct = await trainer.reference._actor.forward.call_one(tokens)
+        direct = await trainer.reference.actor.forward.call_one(tokens)
         assert direct[0].tolist() == pytest.approx(moved[: tokens.shape[1] - 1], abs=1e-5)

@@ -1,0 +1,92 @@
+"""What the death of a generator costs: steps a minute of a run with two, undisturbed and with one killed every minute.
+
+    python -m benchmarks.healing [--minutes 3] [--record]
+
+Both are `forge-env train` on the same recipe with all its real processes, one after the other. A generator's way back
+is the time from its death until the run says that it is back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import statistics
+import sys
+import tempfile
+import time
+from datetime import datetime
+from pathlib import Path
+
+from benchmarks.chaos import SHORT, START_S, Run
+from benchmarks.report import record, table
+
+SETTINGS: dict[str, object] = {
+    **SHORT,
+    "grpo.groups_per_step": 4,
+    "grpo.group_size": 6,
+    "generator.num_replicas": 2,
+    "grpo.max_off_policy_steps": 2,
+    "grpo.steps": 100_000,
+    "checkpoint.every": 0,
+    "sandbox.engine": "local",
+}
+
+
+def measure(cache: Path, minutes: float, *, deaths: bool) -> tuple[float, list[float]]:
+    """Steps a minute, and the seconds of every way back."""
+    with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp", ignore_cleanup_errors=True) as place:
+        run = Run(Path(place), cache, SETTINGS, resume=False)
+        try:
+            if not run.until(lambda: run.steps, START_S):
+                raise SystemExit(f"the run did not start: {run.said}")
+            began, first = time.monotonic(), len(run.steps)
+            for minute in range(round(minutes)):
+                run.until(lambda at=began + 60 * minute + 20: time.monotonic() > at, 60)
+                if deaths:
+                    random.choice(run.look()["generator"]).kill()
+                run.until(lambda at=began + 60 * (minute + 1): time.monotonic() > at, 60)
+            pace = (len(run.steps) - first) / ((time.monotonic() - began) / 60)
+            return pace, ways_back(run.log)
+        finally:
+            run.process.terminate()
+            run.process.wait()
+            run.leave_nothing()
+
+
+def ways_back(log: str) -> list[float]:
+    """Seconds between a death and the news that the replica is back."""
+    found, died = [], {}
+    for line in log.splitlines():
+        if match := re.match(r"(\S+ \S+) .* generator (\d) (died|is back)", line):
+            at = datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S,%f")
+            if match[3] == "died":
+                died[match[2]] = at
+            elif match[2] in died:
+                found.append((at - died.pop(match[2])).total_seconds())
+    return found
+
+
+def main() -> int:
+    """Measure and print; with `--record`, write it to docs/benchmarks.md."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=3, help="of each run")
+    parser.add_argument("--record", action="store_true", help="write the table to docs/benchmarks.md")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="fc-", dir="/tmp") as cache:
+        calm, _ = measure(Path(cache), options.minutes, deaths=False)
+        troubled, back = measure(Path(cache), options.minutes, deaths=True)
+    rows = [
+        ["steps a minute, undisturbed", f"{calm:.1f}"],
+        ["steps a minute, a generator of two killed every minute", f"{troubled:.1f} ({troubled / calm:.0%})"],
+        ["seconds from a death to full service", f"{statistics.median(back):.1f} (at most {max(back):.1f})"],
+    ]
+    lines = table(["what", "figure"], rows)
+    print("\n".join(lines))
+    if options.record:
+        record("healing", "Generators that die", "python -m benchmarks healing", lines)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
