@@ -91,14 +91,11 @@ class Actor:
         self.procs = procs
         self.arguments = arguments
         self.options = options
+        self._forge_all: Actor = self
         self._forge_pids = ()
 
     def __getattr__(self, endpoint: str) -> Endpoint:
         return Endpoint(self, endpoint)
-
-    @property
-    def _forge_all(self) -> Actor:
-        return self
 
     def slice(self, **dims: int | slice) -> Actor:
         return self

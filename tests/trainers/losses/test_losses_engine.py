@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from pathlib import Path
@@ -20,7 +19,6 @@ from forge_env.config.recipe import (  # noqa: E402
     ReferenceSection,
     TinyModel,
 )
-from forge_env.run.account import Account  # noqa: E402
 from forge_env.trajectory import Segment  # noqa: E402
 from trainers.buffer.sequences import BatchSizes, at_targets, targets  # noqa: E402
 from trainers.loop.metrics import named  # noqa: E402
@@ -243,29 +241,7 @@ async def test_a_lagging_reference_is_renewed_in_time(
     section: ReferenceSection, published: list[int], loaded: list[int]
 ) -> None:
     actor = FakeActor()
-    reference = Reference(actor, section, Account("reference", "wait for calls"))
+    reference = Reference(actor, section)
     for version in published:
         await reference.follow(version)
     assert actor.load_version.calls == loaded
-
-
-async def test_a_reference_that_is_asked_while_it_loads_accounts_for_one_thing_at_a_time() -> None:
-    loaded, doing = asyncio.Event(), []
-
-    class Slow:
-        load_version = property(lambda self: self)
-        score = property(lambda self: self)
-
-        async def call(self, *args: Any) -> None:
-            doing.append(reference.account.doing)
-            await loaded.wait()
-
-    reference = Reference(Slow(), ReferenceSection(source="lagging", every=1), Account("reference", "wait for calls"))
-    following = asyncio.ensure_future(reference.follow(1))
-    await asyncio.sleep(0)
-    attaching = asyncio.ensure_future(reference.score(None, 0))
-    await asyncio.sleep(0)
-    loaded.set()
-    await asyncio.gather(following, attaching)
-    assert doing == ["load weights", "score"]
-    assert reference.account.doing == "wait for calls"
