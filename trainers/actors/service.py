@@ -34,10 +34,11 @@ import random
 import time
 import uuid
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Hashable, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -48,7 +49,8 @@ from trainers.actors.remote import ActorDiedError, agreed
 PREFIXES_REMEMBERED = 4096
 """Of new conversations. The members of a group come together, and no cache holds as many prompts."""
 MOST_BACKOFF_S = 30.0
-SESSION: contextvars.ContextVar[Session | None] = contextvars.ContextVar("session", default=None)
+SESSIONS: contextvars.ContextVar[Mapping[Service, Session]] = contextvars.ContextVar("sessions", default={})  # noqa: B039 - never changed
+"""Conversations that this code is inside of, one of each service."""
 logger = logging.getLogger(__name__)
 
 
@@ -320,8 +322,12 @@ class Service:
         self._lives: list[asyncio.Task[None]] = []
         self._repeated = self._refused = 0
 
+    @cached_property
+    def _endpoints(self) -> frozenset[str]:
+        return frozenset(self._class.endpoints())
+
     def __getattr__(self, name: str) -> ServiceEndpoint:
-        if name.startswith("_") or name not in self._class.endpoints():
+        if name.startswith("_") or name not in self._endpoints:
             raise AttributeError(f"{type(self).__name__} has no attribute and its actor no endpoint {name!r}")
         return ServiceEndpoint(self, name)
 
@@ -380,7 +386,7 @@ class Service:
                 replica.metrics.deaths += 1
                 replica.deaths_in_a_row += 1
                 died = time.perf_counter()
-                if replica.deaths_in_a_row > self.options.max_deaths:
+                if replica.deaths_in_a_row >= self.options.max_deaths:
                     raise why
                 self._enter(replica, ReplicaState.RECOVERING)
                 logger.warning("%s %d ended and is started again: %s", self.name, replica.number, why)
@@ -507,7 +513,7 @@ class Service:
 
     async def _acquire(self, endpoint: ServiceEndpoint) -> Replica:
         """A replica with room for one more call; first come, first served."""
-        session = endpoint.session or SESSION.get()
+        session = endpoint.session or SESSIONS.get().get(self)
         waited = False
         while True:
             healthy = [replica.number for replica in self.replicas if replica.healthy]
@@ -565,11 +571,11 @@ class Service:
     async def session(self) -> AsyncIterator[Session]:
         """A conversation: calls made inside go to one replica, and to another only when that dies."""
         session = await self.start_session()
-        token = SESSION.set(session)
+        token = SESSIONS.set({**SESSIONS.get(), self: session})
         try:
             yield session
         finally:
-            SESSION.reset(token)
+            SESSIONS.reset(token)
             await self.terminate_session(session)
 
     async def get_metrics(self) -> ServiceMetrics:

@@ -102,8 +102,7 @@ class Stack:
         """Do `work`, and cancel it when an actor dies.
 
         Raises:
-            RoleDiedError: which one did, whatever `work` made of it.
-            ForgeError: a generator is given up.
+            RoleDiedError: which one did, whatever `work` made of it; another that died too is told the next time.
         """
         death = self._death = asyncio.get_running_loop().create_future()
         for role, watch in list(self._watches.items()):
@@ -124,18 +123,17 @@ class Stack:
                 death.exception()  # seen
             death.cancel()
 
-    def _watch(self, role: str, actor: Any) -> None:
-        from trainers.actors.actor import ForgeActor
-
-        watch = self._watches[role] = ForgeActor.watch(actor)
+    def _watch(self, role: str, watch: asyncio.Future[None]) -> None:
+        """Tell of the end of an actor when `watch` does."""
+        self._watches[role] = watch
         watch.add_done_callback(partial(self._ended, role))
 
     def _ended(self, role: str, watch: asyncio.Future[None]) -> None:
         if watch.cancelled() or self._watches.get(role) is not watch:
             return
-        del self._watches[role]  # it is told once: `restart` is up to whoever is told
         why = watch.exception()
-        if self._death is not None and not self._death.done():
+        if self._death is not None and not self._death.done():  # else it is told to whoever works next
+            del self._watches[role]  # and once: `restart` is up to whoever is told
             self._death.set_exception(RoleDiedError(role, str(why)))
 
     async def restart(self, role: str) -> None:
@@ -163,7 +161,7 @@ class Stack:
         except ActorDiedError as error:
             raise RoleDiedError(role, str(error)) from error
         logger.info("%s: process %s", role, ", ".join(map(str, actor._forge_pids)))
-        self._watch(role, actor)
+        self._watch(role, actor_class.watch(actor))
         await result(actor.setup.call())
         return actor
 

@@ -66,14 +66,14 @@ class TrainerHandle:
 
         Training may go on at once.
         """
-        metrics: dict[str, float] = await agreed(self.actor.begin_push.call(version))
-        arrival = self.actor.pushed.call()  # sent now, ahead of whatever the trainer is asked next
+        begun = await agreed(self.actor.begin_push.call(version))
+        published = self.actor.pushed.call()  # sent now, ahead of whatever the trainer is asked next
 
         async def arrived() -> dict[str, float]:
-            published: dict[str, float] = await agreed(arrival)
+            metrics: dict[str, float] = begun | await agreed(published)
             if self.reference is not None:
                 await self.reference.follow(version)
-            return metrics | published
+            return metrics
 
         return asyncio.ensure_future(arrived())
 
@@ -82,12 +82,12 @@ class TrainerHandle:
 
         Training may go on at once.
         """
-        metrics: dict[str, float] = await agreed(self.actor.begin_save.call(folder))
-        writing = self.actor.saved.call()  # sent now, ahead of whatever the trainer is asked next
+        begun = await agreed(self.actor.begin_save.call(folder))
+        writing = self.actor.saved.call()  # sent now, as in `begin_push`
 
         async def written() -> dict[str, float]:
-            result: dict[str, float] = await agreed(writing)
-            return metrics | result
+            metrics: dict[str, float] = begun | await agreed(writing)
+            return metrics
 
         return asyncio.ensure_future(written())
 

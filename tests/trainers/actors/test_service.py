@@ -176,6 +176,19 @@ async def test_calls_sessions_fan_outs_and_errors() -> None:
 
 
 @pytest.mark.stack
+async def test_conversations_of_two_services_do_not_meet() -> None:
+    async with counters(1) as one, counters(2) as other, one.session():
+        assert (await other.get_metrics()).total_sessions == 0
+        await other.add.route(1)
+        assert (await other.get_metrics()).total_sessions == 0
+        async with other.session():
+            values = [await other.add.route(1) for _ in range(3)]
+            assert values == list(range(values[0], values[0] + 3)), "all on one replica"
+            await one.add.route(1)
+            assert (await one.get_metrics()).total_sessions == 1
+
+
+@pytest.mark.stack
 async def test_a_killed_replica_comes_back_with_what_the_others_were_told() -> None:
     async with counters(2) as service:
         await service.load.using(keep=True).fanout(3)
