@@ -92,13 +92,7 @@ def run_until_interrupted(
             loop.call_soon_threadsafe(end)
 
         hint = threading.Timer(HINT_AFTER_S, tell, ("stopping; Ctrl-C again stops at once",))
-        cancel_after = max(grace_s - CLEAN_UP_S, grace_s / 2)
-        graces = [
-            threading.Timer(cancel_after, loop.call_soon_threadsafe, (cut_short,)),
-            threading.Timer(max(grace_s - LAST_S, (grace_s + cancel_after) / 2), _end_the_process),
-        ]
-        if not grace_s:
-            graces.clear()
+        graces = _graces(grace_s, lambda: loop.call_soon_threadsafe(cut_short))
         for timer in (hint, *graces):
             timer.daemon = True
         # Not the event loop's own handlers: those would have to wait for code that holds the loop up.
@@ -118,6 +112,15 @@ def run_until_interrupted(
         if cancelled:
             raise KeyboardInterrupt from None
         raise
+
+
+def _graces(grace_s: float, cut_short: Callable[[], object]) -> list[threading.Timer]:
+    """What a SIGTERM starts: one timer cuts the work short, the last ends the process whatever holds it up."""
+    if not grace_s:
+        return []
+    cancel_after = max(grace_s - CLEAN_UP_S, grace_s / 2)
+    end_after = max(grace_s - LAST_S, (grace_s + cancel_after) / 2)
+    return [threading.Timer(cancel_after, cut_short), threading.Timer(end_after, _end_the_process)]
 
 
 def _end_the_process() -> None:
