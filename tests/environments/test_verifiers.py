@@ -15,8 +15,6 @@ from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import FunctionPolicy, ReplayPolicy
 from forge_env.types import FunctionCall, Message, ToolCall
 
-WHY = "NOT RUN: verifiers is not installed (scripts/test_interop.sh makes an environment for it)"
-pytest.importorskip("verifiers.v1", reason=WHY)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ADAPTER = "verifiers"
 PACKAGE = '''
