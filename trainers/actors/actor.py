@@ -12,6 +12,7 @@ from monarch.actor import Actor, concurrent_endpoint, current_rank, endpoint, ge
 from trainers.actors.processes import end_of, start_processes, stop_processes, survive_deaths
 from trainers.actors.remote import ActorDiedError, result
 from trainers.actors.service import Service, ServiceOptions
+from trainers.actors.spare import Spare
 
 __all__ = ["ForgeActor", "concurrent_endpoint", "endpoint", "get_or_spawn_controller", "own_rank"]
 
@@ -51,6 +52,7 @@ class ForgeActor(Actor):  # type: ignore[misc]
         repeatable: endpoints whose calls may be made again elsewhere when their replica dies. Such a call may be
             carried out twice, so name only those that change nothing or may change it twice.
         service: how a service treats its replicas.
+        spare: processes that a replica takes which is started again; its imports are done there.
     """
 
     procs: ClassVar[int] = 1
@@ -61,6 +63,7 @@ class ForgeActor(Actor):  # type: ignore[misc]
     environment: ClassVar[Mapping[str, str]] = {}
     repeatable: ClassVar[frozenset[str]] = frozenset()
     service: ClassVar[ServiceOptions] = ServiceOptions()
+    spare: ClassVar[Spare | None] = None
 
     @classmethod
     def options(
@@ -73,6 +76,7 @@ class ForgeActor(Actor):  # type: ignore[misc]
         mesh_name: str | None = None,
         environment: Mapping[str, str] | None = None,
         service: ServiceOptions | None = None,
+        spare: Spare | None = None,
     ) -> type[Self]:
         """A configured copy of this class; the class itself is left as it is."""
         chosen = {
@@ -83,6 +87,7 @@ class ForgeActor(Actor):  # type: ignore[misc]
             "mesh_name": mesh_name,
             "environment": environment,
             "service": service,
+            "spare": spare,
         }
         attributes = {name: value for name, value in chosen.items() if value is not None}
         # `actor_class` keeps the importable class: a class made on the fly can't be found by a new process.
@@ -97,7 +102,9 @@ class ForgeActor(Actor):  # type: ignore[misc]
     async def launch(cls, *args: Any, **kwargs: Any) -> Any:
         """Start the processes of one replica and spawn the actor in them (not yet set up)."""
         name = cls.mesh_name or cls.__name__.lower()
-        mesh = await start_processes(cls.procs, name, {**QUIET, **cls.environment})
+        environment = {**QUIET, **cls.environment}
+        mesh = None if cls.spare is None else await cls.spare.take(environment)
+        mesh = mesh or await start_processes(cls.procs, name, environment)
         try:
             actor = mesh.spawn(name, cls._actor_class(), *args, **kwargs)
             actor._forge_proc_mesh, actor._forge_all = mesh, actor
@@ -106,6 +113,12 @@ class ForgeActor(Actor):  # type: ignore[misc]
             await stop_processes(mesh)
             raise
         return actor
+
+    @classmethod
+    def prepare_spare(cls) -> None:
+        """See to it that the next replica finds processes that are prepared for it, if it is to have any."""
+        if cls.spare is not None:
+            cls.spare.prepare(cls.procs, cls.mesh_name or cls.__name__.lower(), {**QUIET, **cls.environment})
 
     @classmethod
     async def as_actor(cls, *args: Any, **kwargs: Any) -> Any:

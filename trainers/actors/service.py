@@ -351,6 +351,8 @@ class Service:
         for life in self._lives:
             life.cancel()
         await asyncio.gather(*self._lives, return_exceptions=True)
+        if self._class.spare is not None:
+            await self._class.spare.close()
         self._wake()
         if not self.failure.cancel() and not self.failure.cancelled():
             self.failure.exception()  # seen
@@ -419,6 +421,7 @@ class Service:
             if replica.metrics.deaths:
                 replica.metrics.down_s += replica.metrics.start_s
             self._enter(replica, ReplicaState.HEALTHY)
+            self._class.prepare_spare()
             if not first.done():
                 first.set_result(None)
             healthy = time.perf_counter()

@@ -18,6 +18,18 @@ from trainers.generator.lockstep import Followers, Order, name_rank
 from trainers.generator.types import Completion, SamplingOptions, WeightsDroppedError
 
 
+def import_engine(**process: Any) -> None:
+    """Import vLLM and what else an engine needs, which takes most of its start.
+
+    Args:
+        process: arguments of `trainers.generator.arguments.prepare_process`.
+    """
+    from trainers.generator.arguments import prepare_process
+
+    prepare_process(**process)
+    from vllm import LLMEngine  # noqa: F401
+
+
 class Generator(RankedActor):
     """vLLM behind endpoints. Calls overlap; each is one request in the engine's running batch.
 
@@ -69,7 +81,7 @@ class Generator(RankedActor):
     @concurrent_endpoint
     async def preload(self) -> None:
         """Import vLLM ahead of time, while the checkpoint is still being made."""
-        await self._with_followers(asyncio.to_thread(self._import), "preload")
+        await self._with_followers(asyncio.to_thread(import_engine, **self._process), "preload")
 
     async def _with_followers(self, own: Awaitable[Any], endpoint: str, *args: Any) -> None:
         """Do `own` here and `endpoint` in the other processes, at the same time."""
@@ -77,19 +89,13 @@ class Generator(RankedActor):
         others = [] if self._followers is None else [self._followers.call(endpoint, *args)]
         await asyncio.gather(*others, own)
 
-    def _import(self) -> None:
-        from trainers.generator.arguments import prepare_process
-
-        prepare_process(**self._process)
-        import vllm  # noqa: F401
-
     @concurrent_endpoint
     async def setup(self) -> None:
         """Load the model and compile what there is to compile."""
         await self._with_followers(self._setup(), "setup")
 
     async def _setup(self) -> None:
-        self._import()
+        import_engine(**self._process)
         from trainers.generator.engine import AsyncEngine
         from trainers.weights.store import WeightStore
 

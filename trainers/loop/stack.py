@@ -281,24 +281,30 @@ class Stack:
 
     def generators(self, folder: Path) -> GeneratorPool:
         """The generators, to be started; set `model_ready` when there is a model in `folder`."""
-        from trainers.generator.generator import Generator
+        from trainers.actors.spare import Spare
+        from trainers.generator.generator import Generator, import_engine
 
         config = self._config
         section = config.generator
         engine_args = engine_arguments(config, folder)
         process: dict[str, Any] = section.model_dump(include={"with_gpus", "threads", "kv_cache_gb"})
+        environment = process_environment(**process)
+        kind = Generator.options(
+            procs=section.procs,
+            mesh_name="generator",
+            environment=environment,
+            spare=Spare(partial(import_engine, **process)) if section.spare else None,
+        )
         launches = []
         for number in range(section.num_replicas):
-            placed = self._placed(
-                Generator, section, f"generator{number}", section.procs, **process_environment(**process)
-            )
+            placed = self._placed(kind, section, f"generator{number}", section.procs, **environment)
 
             async def launch(life: int, placed: Any = placed, number: int = number) -> Any:
                 seed = (config.seed + life) * section.num_replicas + number  # another life draws other samples
                 return await placed.launch({**engine_args, "seed": seed}, {}, process, section.recompute_on_update)
 
             launches.append(launch)
-        self._pool = GeneratorPool(launches, Generator.options(mesh_name="generator"), section.max_num_seqs)
+        self._pool = GeneratorPool(launches, kind, section.max_num_seqs)
         return self._pool
 
     async def start_generators(self, folder: Path) -> GeneratorPool:

@@ -175,6 +175,9 @@ def stand_ins(trace: Trace, actors: Actors) -> Iterator[None]:
     async def shutdown(actor: Actor, *, dead: bool = False) -> None:
         trace.add("shutdown", actor.name)
 
+    def prepare_spare(cls: Any) -> None:
+        trace.add("prepare spare", cls.mesh_name, cls.spare is not None)
+
     async def open_store(stack: Any) -> None:
         trace.add("open store")
 
@@ -191,6 +194,7 @@ def stand_ins(trace: Trace, actors: Actors) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ForgeActor, "launch", classmethod(launch))
         patch.setattr(ForgeActor, "shutdown", staticmethod(shutdown))
+        patch.setattr(ForgeActor, "prepare_spare", classmethod(prepare_spare))
         patch.setattr("trainers.loop.stack.Stack.open_store", open_store)
         patch.setattr("trainers.loop.stack.Stack.forget_weights_but", forget)
         patch.setattr(machine, "gpus", lambda: [machine.GPU(str(n), f"GPU-{n}", "none", 1.0) for n in range(8)])

@@ -156,6 +156,7 @@ KNOBS: dict[str, Change] = {
             "gpu_memory_utilization": Change(0.5, GPU, SERVED),
             "kv_cache_gb": Change(2, where=SERVED),
             "threads": Change(2, where=SERVED),
+            "spare": Change(False),
             "enforce_eager": Change(True, GPU, SERVED),
             "engine_args": Change({"enable_prefix_caching": False}, where=SERVED),
             "recompute_on_update": Change(True),

@@ -1,0 +1,79 @@
+"""A replica that dies takes the processes that wait for it, where they are of use."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import psutil
+import pytest
+
+pytest.importorskip("monarch")
+
+from tests.trainers.actors.counter import Counter
+from trainers.actors.service import Service
+from trainers.actors.spare import Spare
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
+PATIENCE_S = 60.0
+
+
+def import_fractions() -> None:
+    import fractions  # noqa: F401
+
+
+def fail() -> None:
+    raise ValueError("nothing can be got ready")
+
+
+@asynccontextmanager
+async def counter(spare: Spare) -> AsyncIterator[Service]:
+    """One replica, and its spare."""
+    before = set(psutil.Process().children())
+    service = await Counter.options(spare=spare, environment={"WHOSE": "counter"}).as_service()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            yield service
+    finally:
+        await service.stop()
+    _, left = await asyncio.to_thread(psutil.wait_procs, set(psutil.Process().children()) - before, 10)
+    assert not left
+
+
+async def replaced(service: Service) -> int:
+    """The process after the one that there was; that is killed."""
+    pid, _ = await service.where.route()
+    os.kill(pid, signal.SIGKILL)
+    new, _ = await service.where.route()
+    assert new != pid
+    return int(new)
+
+
+async def test_a_replica_that_dies_becomes_the_spare_and_the_next_is_prepared() -> None:
+    spare = Spare(import_fractions, first_after_s=0)
+    async with counter(spare) as service:
+        for _ in range(2):
+            await spare.ready.wait()
+            waiting = spare.pids
+            assert [await replaced(service)] == waiting
+
+
+async def test_a_dead_spare_is_no_loss() -> None:
+    spare = Spare(import_fractions, first_after_s=0)
+    async with counter(spare) as service:
+        await spare.ready.wait()
+        [waiting] = spare.pids
+        os.kill(waiting, signal.SIGKILL)
+        assert await replaced(service) != waiting
+        await spare.ready.wait()
+        assert [await replaced(service)] == spare.pids, "there is another"
+
+
+async def test_a_spare_that_can_not_get_ready_is_no_loss() -> None:
+    spare = Spare(fail, first_after_s=0)
+    async with counter(spare) as service:
+        await replaced(service)
+        assert not spare.ready.is_set()
