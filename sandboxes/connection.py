@@ -19,8 +19,10 @@ class Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
-        self.ready: asyncio.Future[None] = loop.create_future()
+        self.ready: asyncio.Future[Header] = loop.create_future()
         self.lost: asyncio.Future[None] = loop.create_future()
+        self.said = b""
+        """The last of what the runner wrote to stderr, where that comes here too."""
         self._transport: asyncio.WriteTransport | None = None
         self._reader = FrameReader()
         self._answers: dict[int, asyncio.Future[Answer]] = {}
@@ -43,7 +45,7 @@ class Connection(asyncio.Protocol):
             for header, body in self._reader.feed(data):
                 if "ready" in header:
                     if not self.ready.done():
-                        self.ready.set_result(None)
+                        self.ready.set_result(header)
                 elif "stream" in header:
                     if listener := self._listeners.get(header["id"]):
                         listener(header["stream"], body)
@@ -57,7 +59,8 @@ class Connection(asyncio.Protocol):
         if not self.lost.done():
             self.lost.set_result(None)
         if not self.ready.done():
-            self.ready.set_exception(SandboxError("the sandbox ended before it was ready"))
+            said = self.said.decode("utf-8", "replace").strip()
+            self.ready.set_exception(SandboxError(f"the sandbox ended before it was ready{said and f': {said}'}"))
             self.ready.exception()  # nobody may be waiting: no warning about it
         answers, self._answers = self._answers, {}
         for answer in answers.values():

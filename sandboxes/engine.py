@@ -57,9 +57,7 @@ class PooledEngine(SandboxEngine):
         if self._pool is not None:
             return
         await self._prepare()
-        pool = Pool(
-            self._make_box, size=self.concurrency, warm=self.warm, max_uses=self._max_uses, room=_machine_has_room
-        )
+        pool = Pool(self._make_box, size=self.concurrency, warm=self.warm, max_uses=self._max_uses, room=self._has_room)
         self._pool = pool
         try:
             await pool.start(SandboxSpec())
@@ -87,7 +85,11 @@ class PooledEngine(SandboxEngine):
     def stats(self) -> dict[str, Any]:  # noqa: D102
         return {"engine": self.name, **(self._pool.stats() if self._pool else {})}
 
+    @property
+    def _alive(self) -> int:
+        """Sandboxes there are."""
+        return self._pool.total if self._pool else 0
 
-def _machine_has_room(spec: SandboxSpec) -> bool:
-    """Whether a sandbox that uses all it may still leaves the machine some memory."""
-    return free_memory_gb() * 1024 > spec.memory_mb + RESERVE_MB
+    def _has_room(self, spec: SandboxSpec) -> bool:
+        """Whether a sandbox that uses all it may still leaves the machine some memory."""
+        return free_memory_gb() * 1024 > spec.memory_mb + RESERVE_MB

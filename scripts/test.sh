@@ -1,11 +1,16 @@
 #!/usr/bin/env bash
 # Runs every test. Tests of the Docker engine need Docker: as root on Debian it is installed and started if it is not
-# running, and stopped at the end. Otherwise those tests are reported as not run; in CI that is a failure.
+# running, and stopped at the end. Otherwise those tests are reported as not run; in CI that is a failure. Beside it goes
+# an ssh server, which only the test of daemons behind ssh:// starts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 dockerd_pid=
 daemon_answers() { docker version --format '{{.Server.Version}}' >/dev/null 2>&1; }
+
+install_packages() {
+  apt-get update -qq </dev/null && apt-get install -y -qq --no-install-recommends "$@" </dev/null
+}
 
 stop_dockerd() {
   [ -n "$dockerd_pid" ] || return 0
@@ -17,7 +22,7 @@ start_dockerd() {
   local log="${DOCKERD_LOG:-/var/log/forge-env-dockerd.log}" waited=0
   if ! command -v dockerd >/dev/null; then
     echo "test: Docker is not running; installing docker.io with apt-get"
-    { apt-get update -qq && apt-get install -y -qq --no-install-recommends docker.io; } >"$log" 2>&1 </dev/null || {
+    install_packages docker.io >"$log" 2>&1 || {
       tail -n 5 "$log" >&2
       return 1
     }
@@ -45,6 +50,10 @@ if ! daemon_answers; then
   else
     echo "test: *** Docker is not running: tests marked 'docker' are NOT RUN (start it, or run as root on Debian) ***" >&2
   fi
+fi
+
+if [ "$(id -u)" = 0 ] && [ ! -x /usr/sbin/sshd ] && command -v apt-get >/dev/null; then
+  install_packages openssh-server openssh-client >/dev/null 2>&1 || echo "test: sshd is not installed" >&2
 fi
 
 # The real openenv-core and verifiers can't share an environment with vLLM: their tests have one of their own, and run

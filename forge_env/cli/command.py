@@ -174,7 +174,14 @@ def add_environment(parser: Parser) -> None:
     parser.description = f"{parser.description} Options of the environment are given as --key VALUE or key=VALUE."
     parser.word("NAME", "an installed environment (`forge-env list`), or module:Class")
     parser.keys()
-    parser.add_argument("--sandbox", default="auto", metavar="ENGINE", help="auto (default), docker, local")
+    parser.add_argument("--sandbox", default="auto", metavar="ENGINE", help="auto (default), docker, local, kubernetes")
+    add_docker_host(parser)
+
+
+def add_docker_host(parser: argparse.ArgumentParser) -> None:
+    """Take a Docker daemon of another machine."""
+    help_text = "Docker daemon of another machine: tcp://HOST:PORT or ssh://HOST (default: $DOCKER_HOST)"
+    parser.add_argument("--docker-host", metavar="ADDRESS", help=help_text)
 
 
 def environment_options(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:

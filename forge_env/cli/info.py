@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"logged: {', '.join(logged)}")
     if not args.no_example:
         print("\nexample episode")
-        run_until_interrupted(_print_example(name, options, args.sandbox))
+        run_until_interrupted(_print_example(name, options, args))
     return 0
 
 
@@ -76,8 +76,8 @@ def describe(name: str, env: Environment) -> dict[str, Any]:
     }
 
 
-async def _print_example(name: str, options: dict[str, Any], sandbox: str) -> None:
-    async with LazyEngine(sandbox) as engine:
+async def _print_example(name: str, options: dict[str, Any], args: argparse.Namespace) -> None:
+    async with LazyEngine(args.sandbox, docker_host=args.docker_host) as engine:
         trajectory = await example_episode(
             lambda: make(name, sandboxes=engine, **options), check_split(make(name, **options), None)
         )

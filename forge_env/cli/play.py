@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     print(HELP)
 
     async def play() -> None:
-        async with LazyEngine(args.sandbox) as engine:
+        async with LazyEngine(args.sandbox, docker_host=args.docker_host) as engine:
             trajectory = await run_episode(lambda: make(name, sandboxes=engine, **options), Person(), task=task)
         for message in trajectory.final_observation:
             print(show(message))

@@ -9,9 +9,10 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
-from forge_env.cli.command import Parser
+from forge_env.cli.command import Parser, add_docker_host
 from forge_env.config.reader import construct, parse_overrides
 from forge_env.errors import ForgeError, UsageError
 from forge_env.plugins import installed
@@ -21,6 +22,8 @@ from forge_env.sandbox_audit.attacks import ATTACKS, GROUPS, Attack
 
 TIMED_OUT = 124
 _SIGNALLED = 128
+Opener = Callable[..., SandboxEngine]
+"""`open_engine` with what the command line says of the engine."""
 
 
 def add_arguments(parser: Parser) -> None:
@@ -73,8 +76,14 @@ def add_arguments(parser: Parser) -> None:
 
 
 def _finish(parser: argparse.ArgumentParser, act: Callable[[argparse.Namespace], int]) -> None:
-    parser.add_argument("--engine", default="auto", help="auto (default), docker, local")
+    parser.add_argument("--engine", default="auto", help="auto (default), docker, local, kubernetes")
+    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="an option of the engine")
+    add_docker_host(parser)
     parser.set_defaults(act=act)
+
+
+def _opener(args: argparse.Namespace) -> Opener:
+    return partial(open_engine, args.engine, docker_host=args.docker_host, **dict(parse_overrides(args.option)))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -89,7 +98,7 @@ def run_program(args: argparse.Namespace) -> int:
     source = sys.stdin.read() if args.file == "-" else Path(args.file).read_text(encoding="utf-8", errors="replace")
     stdin = "" if args.file == "-" or sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
     spec = SandboxSpec(image=args.image, network=args.network, allow=tuple(args.allow))
-    result = asyncio.run(_run_once(args.engine, spec, source, stdin, limits, shell=args.file.endswith(".sh")))
+    result = asyncio.run(_run_once(_opener(args), spec, source, stdin, limits, shell=args.file.endswith(".sh")))
     sys.stdout.write(result.stdout)
     sys.stdout.flush()
     sys.stderr.write(result.stderr)
@@ -97,9 +106,9 @@ def run_program(args: argparse.Namespace) -> int:
 
 
 async def _run_once(
-    engine_name: str, spec: SandboxSpec, source: str, stdin: str, limits: Limits, *, shell: bool
+    open_engine: Opener, spec: SandboxSpec, source: str, stdin: str, limits: Limits, *, shell: bool
 ) -> ExecResult:
-    async with open_engine(engine_name, concurrency=1, warm=0) as engine, engine.session(spec) as sandbox:
+    async with open_engine(concurrency=1, warm=0) as engine, engine.session(spec) as sandbox:
         if not shell:
             return await sandbox.run_python(source, stdin=stdin, limits=limits)
         return await sandbox.exec(["bash", "-c", source], stdin=stdin, limits=limits)
@@ -124,11 +133,17 @@ def _report(result: ExecResult, limits: Limits) -> int:
 
 def run_build(args: argparse.Namespace) -> int:
     """`sandbox build`: the name of the image that is now there."""
-    options = {"base_image": args.base_image} if args.base_image else {}
     started = time.monotonic()
-    name = asyncio.run(open_engine(args.engine, **options).build(args.image))
+    name = asyncio.run(_build(_opener(args)(base_image=args.base_image), args.image))
     print(f"{name}  ({time.monotonic() - started:.1f} s)")
     return 0
+
+
+async def _build(engine: SandboxEngine, image: str | None) -> str:
+    try:
+        return await engine.build(image)
+    finally:
+        await engine.close()
 
 
 def run_ps(args: argparse.Namespace) -> int:
@@ -166,14 +181,14 @@ def run_audit(args: argparse.Namespace) -> int:
         for attack in attacks:
             print(f"{attack.group:<11} {attack.name:<31} {attack.tries}")
         return 0
-    return asyncio.run(_audit(args.engine, attacks))
+    return asyncio.run(_audit(_opener(args), attacks))
 
 
-async def _audit(engine_name: str, attacks: list[Attack]) -> int:
+async def _audit(open_engine: Opener, attacks: list[Attack]) -> int:
     from forge_env.sandbox_audit.audit import audit
 
     broken = 0
-    async with open_engine(engine_name, concurrency=2, warm=2) as engine:
+    async with open_engine(concurrency=2, warm=2) as engine:
         print(f"{len(attacks)} attacks on the {engine.name} engine")
         async for finding in audit(engine, attacks):
             broken += bool(finding.problems)
@@ -190,7 +205,7 @@ def run_bench(args: argparse.Namespace) -> int:
     if args.seconds <= 0:
         raise UsageError(f"--seconds {args.seconds:g} is not a valid time", fix="give a positive number")
     concurrency = args.concurrency or 2 * len(os.sched_getaffinity(0))
-    asyncio.run(_bench(args.engine, concurrency, args.seconds))
+    asyncio.run(_bench(_opener(args), concurrency, args.seconds))
     return 0
 
 
@@ -198,9 +213,9 @@ WARM = 4 * len(os.sched_getaffinity(0))
 """Sandboxes that a benchmark starts with; the pool grows from there as far as the machine's memory allows."""
 
 
-async def _bench(engine_name: str, concurrency: int, seconds: float) -> None:
+async def _bench(open_engine: Opener, concurrency: int, seconds: float) -> None:
     started = time.perf_counter()
-    async with open_engine(engine_name, concurrency=concurrency, warm=min(concurrency, WARM)) as engine:
+    async with open_engine(concurrency=concurrency, warm=min(concurrency, WARM)) as engine:
         print(f"{engine.name} engine, {concurrency} sandboxes, started in {time.perf_counter() - started:.2f} s")
         for what, step in _steps(engine):
             times = sorted([await _timed(step) for _ in range(200)])

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         address = f"http://{host}:{port}"
         print(f"{name} is served at {address} (OpenEnv) and {address}/mcp (MCP); Ctrl-C stops", flush=True)
 
-    app = app_of(name, sandbox=args.sandbox, limits=limits, **options)
+    app = app_of(name, sandbox=args.sandbox, docker_host=args.docker_host, limits=limits, **options)
     run_until_interrupted(serve(app, args.host, args.port, ready=ready))
     return 0
 

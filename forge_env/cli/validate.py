@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
 
 async def _validate(name: str, options: dict[str, Any], args: argparse.Namespace) -> int:
     failed = 0
-    async with LazyEngine(args.sandbox) as engine:
+    async with LazyEngine(args.sandbox, docker_host=args.docker_host) as engine:
         validator = Validator(lambda: make(name, sandboxes=engine, **options), num_tasks=args.tasks)
         with _naming_what_stands_still(validator):
             async for check in validator.run():

@@ -20,7 +20,8 @@ LOCAL = "http://localhost:8000/v1"
 ENDLESS_N = 100
 """Tasks taken from an environment with unlimited tasks, when no number is given."""
 FREE_TO_CHANGE = {
-    *("n", "epochs", "budget", "prices", "confidence", "success", "score", "out", "sandbox", "max_samples"),
+    *("n", "epochs", "budget", "prices", "confidence", "success", "score", "out", "max_samples"),
+    *("sandbox", "docker_host", "sandbox_options"),
     *("base_url", "uds", "api_key_env", "timeout_s", "retries", "first_delay_s", "longest_delay_s", "vllm_args"),
     *("concurrency", "start_concurrency", "sample_retries", "max_failures", "stream"),
 }
@@ -92,7 +93,12 @@ class SampleOptions(Section):
     seed: int = 0
     """The seed of every sample is derived from this one."""
     sandbox: str = "auto"
-    """Sandbox engine: `auto`, `docker`, `local`, or another installed one."""
+    """Sandbox engine: `auto`, `docker`, `local`, `kubernetes`, or another installed one."""
+    docker_host: str | None = None
+    """Docker daemon of another machine, `tcp://HOST:PORT` or `ssh://[USER@]HOST[:PORT]`; unset: DOCKER_HOST, else \
+this machine's."""
+    sandbox_options: dict[str, Any] = Field(default_factory=dict)
+    """Further options of the sandbox engine, such as `{base_image: python:3.12-slim}`."""
     max_samples: int | None = Field(None, ge=1)
     """Maximum samples in progress at once; unset: twice `concurrency`."""
     sample_retries: int = Field(1, ge=0)

@@ -413,13 +413,24 @@ class SandboxSection(Section):
     concurrency: Positive | None = None
     """Maximum number of sandboxes at once, of all workers; unset: chosen from the CPU count."""
     base_image: str | None = None
-    """Public base image to use instead of this machine's own Python (Docker engine only)."""
+    """Public base image to use instead of this machine's own Python (Docker and Kubernetes)."""
+    docker_host: str | None = None
+    """Docker daemon of another machine: `tcp://HOST:PORT`, with DOCKER_TLS_VERIFY and DOCKER_CERT_PATH as the Docker \
+client knows them, or `ssh://[USER@]HOST[:PORT]`; unset: DOCKER_HOST, else this machine's."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Further options of the engine, such as `{namespace: sandboxes, runtime_class: gvisor}` for Kubernetes."""
 
     @model_validator(mode="after")
     def _image(self) -> SandboxSection:
         if self.engine == "local" and self.base_image is not None:
             raise ValueError("base_image needs Docker: set engine to docker")
+        if self.engine not in ("auto", "docker") and self.docker_host is not None:
+            raise ValueError("docker_host needs Docker: set engine to docker")
         return self
+
+    def engine_options(self) -> dict[str, Any]:
+        """Keyword arguments of `open_engine`."""
+        return {**self.options, **self.model_dump(exclude={"engine", "options"}, exclude_none=True)}
 
 
 class EvaluationSection(Section):

@@ -83,7 +83,9 @@ class Evaluation:
             if "base_url" not in config.model_fields_set:  # as recorded, whatever this shell's default is
                 config = self.config = config.model_copy(update={"base_url": before.base_url})
         self._meter = Meter(read_price(config.prices, config.model) if config.prices else None, config.budget)
-        self._engine = WatchedEngine(config.sandbox, self.sandboxes)
+        self._engine = WatchedEngine(
+            config.sandbox, self.sandboxes, **{"docker_host": config.docker_host, **config.sandbox_options}
+        )
         self._sources = {
             choice.label: TaskSource(self._maker(choice, index)) for index, choice in enumerate(config.environments)
         }

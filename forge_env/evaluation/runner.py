@@ -82,10 +82,11 @@ class WatchedEngine(LazyEngine):
     Args:
         name: of the engine that the first sandbox opens.
         given: a started engine to use instead.
+        options: of the engine.
     """
 
-    def __init__(self, name: str, given: SandboxEngine | None = None) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, given: SandboxEngine | None = None, **options: Any) -> None:
+        super().__init__(name, **options)
         self._engine = given
         self.on_change: Callable[[], object] = lambda: None
         """Called whenever a sandbox was handed out."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from forge_env import machine, registry
 from forge_env.config.reader import read_as
 from forge_env.config.recipe import RunConfig
-from forge_env.errors import ForgeError, SandboxUnavailableError, UsageError
+from forge_env.errors import ForgeError, UsageError
 from forge_env.plugins import check_registered, installed
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import check_loggers
@@ -188,23 +188,9 @@ def _writable(folder: Path) -> bool:
 
 def check_sandbox(config: RunConfig) -> str:
     """Some sandbox engine can isolate code here; its name."""
-    from forge_env.sandbox.engines import available_engines, load_engine
+    from forge_env.sandbox.engines import open_engine
 
-    name = config.sandbox.engine
-    if name != "auto":
-        if reason := load_engine(name).unavailable_reason():
-            raise SandboxUnavailableError(
-                f"sandbox engine {name!r} can't run here: {reason}", fix="choose another with sandbox.engine=auto"
-            )
-        return name
-    reasons = available_engines()
-    if (usable := next((engine for engine, reason in reasons.items() if reason is None), None)) is not None:
-        return usable
-    listed = "; ".join(f"{engine}: {reason}" for engine, reason in reasons.items()) or "none is installed"
-    raise SandboxUnavailableError(
-        f"no sandbox engine can run here, so no code will be run ({listed})",
-        fix="start Docker, or allow unprivileged user namespaces",
-    )
+    return open_engine(config.sandbox.engine, **config.sandbox.engine_options()).name
 
 
 def check_trainer(config: RunConfig) -> None:

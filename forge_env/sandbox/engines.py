@@ -15,6 +15,7 @@ logger = logging.getLogger(__name__)
 GROUP = "forge_env.sandboxes"
 PREFERENCE = ("docker", "local")
 _WISHES = {"concurrency", "warm"}
+OTHERS = "choose another engine, or auto; forge-env doctor lists them"
 
 
 def load_engine(name: str) -> type[SandboxEngine]:
@@ -57,17 +58,21 @@ def reap_abandoned() -> int:
 def open_engine(name: str = "auto", **options: Any) -> SandboxEngine:
     """An engine to be used as `async with`. `auto` takes the first that works: docker, then local.
 
-    `concurrency` and `warm` are wishes that an engine without a pool need not know; it must take every other option.
+    A `docker_host` means docker. `concurrency` and `warm` are wishes that an engine without a pool need not know; it
+    must take every other option. An option that is None is not given.
 
     Raises:
         UsageError: the engine has no such option.
         SandboxUnavailableError: none works; the reasons are listed. There is no unsandboxed fallback.
     """
+    options = {option: value for option, value in options.items() if value is not None}
+    if name == "auto" and "docker_host" in options:
+        name = "docker"
     if name != "auto":
-        engine = load_engine(name)
-        if reason := engine.unavailable_reason():
-            raise SandboxUnavailableError(f"sandbox engine {name!r} can't run here: {reason}")
-        return _made(engine, name, options)
+        engine = _made(load_engine(name), name, options)
+        if reason := engine.unusable_reason():
+            raise SandboxUnavailableError(f"sandbox engine {name!r} can't run here: {reason}", fix=OTHERS)
+        return engine
     reasons = available_engines()
     for candidate, reason in reasons.items():
         if reason is None:

@@ -334,6 +334,10 @@ class SandboxEngine(ABC):
     def unavailable_reason(cls) -> str | None:
         """Why this engine can't work on this machine (with what would allow it), or None when it can."""
 
+    def unusable_reason(self) -> str | None:
+        """The same of this very engine, for one whose options lead to another machine."""
+        return self.unavailable_reason()
+
     @classmethod
     def version(cls) -> str:
         """Version of what it runs on, for people; empty where there is nothing to name."""

@@ -49,7 +49,14 @@ SHUTDOWN_S = 5.0
 """How long connections have to end when the server does."""
 
 
-def app_of(name: str, *, sandbox: str = "auto", limits: ServeLimits = DEFAULT_LIMITS, **options: Any) -> Starlette:
+def app_of(
+    name: str,
+    *,
+    sandbox: str = "auto",
+    docker_host: str | None = None,
+    limits: ServeLimits = DEFAULT_LIMITS,
+    **options: Any,
+) -> Starlette:
     """The application that serves the environment `name`, for any ASGI server: `app = app_of("my_env")`.
 
     `app.state.sessions` are its sessions; they are closed when the application shuts down.
@@ -59,7 +66,7 @@ def app_of(name: str, *, sandbox: str = "auto", limits: ServeLimits = DEFAULT_LI
     """
     cls = environment_class(name)
     make_config(name, cls, options)
-    engine = LazyEngine(sandbox)
+    engine = LazyEngine(sandbox, docker_host=docker_host)
     sessions = Sessions(lambda: make(name, sandboxes=engine, **options), limits)
     mcp = McpEndpoint(name, __version__, sessions)
     about = {"name": name, "description": summary_of(cls) or name, "version": __version__}

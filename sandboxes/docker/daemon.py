@@ -1,64 +1,193 @@
-"""Reaching the Docker daemon: what it can do, or in one line why it can't be reached."""
+"""Reaching the Docker daemon: what it can do, or in one line why it can't be reached.
+
+A daemon is one of this machine (`unix://`), or of another one: `tcp://` with TLS, which the docker SDK's usual
+variables set up (DOCKER_TLS_VERIFY, DOCKER_CERT_PATH), or `ssh://`, for which one `ssh` forwards the daemon's socket.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import docker
 from docker.errors import DockerException
 from requests import RequestException
 
-from forge_env.errors import SandboxUnavailableError
+from forge_env.errors import SandboxUnavailableError, UsageError
+from sandboxes import owner
 
 T = TypeVar("T")
 DAEMON_ERRORS = (DockerException, RequestException)
 """What its client raises when the daemon refuses, or is away."""
 FIX = "start Docker, or set DOCKER_HOST"
+TLS_FIX = "set DOCKER_TLS_VERIFY=1 and DOCKER_CERT_PATH (a folder with ca.pem, cert.pem, key.pem), or use ssh://"
+SSH_FIX = "see that ssh reaches it without a question, as a user of the group docker"
 NO_PERMISSION = "add yourself to the group docker, or run as root"
+FOLDER_PREFIX = "forge-env-"
+"""Of the temporary folders for sockets, and of containers."""
+SCHEMES = ("unix", "tcp", "ssh")
 _SHORT_TIMEOUT_S = 5
+_SSH_TIMEOUT_S = 15
+_DEFAULT_SOCKET = "/var/run/docker.sock"
 
 
 @dataclass(frozen=True)
 class Daemon:
-    """What the daemon can do."""
+    """A daemon that answers: a client, and what it can do."""
 
+    client: Any
     seccomp: bool
     remapped: bool
     """User ids of containers are mapped to others of the host, and few (userns-remap, rootless)."""
-    podman: bool = False
+    podman: bool
     """Podman's compatible socket: it reads the system-call profile from a file."""
+    architecture: str
+    memory_mb: int
+    tunnel: Tunnel | None
+    """To its machine, for `ssh://`."""
 
     @classmethod
-    def of(cls, info: dict[str, Any], version: dict[str, Any]) -> Daemon:
+    def of(cls, client: Any, tunnel: Tunnel | None) -> Daemon:
         """From `docker info` and `docker version`."""
+        info, version = client.info(), client.version()
         options = info.get("SecurityOptions") or []
         remapped = any(option.startswith(("name=userns", "name=rootless")) for option in options)
         podman = any("Podman" in part.get("Name", "") for part in version.get("Components") or [])
-        return cls(any(option.startswith("name=seccomp") for option in options), remapped, podman)
+        seccomp = any(option.startswith("name=seccomp") for option in options)
+        memory_mb = int(info.get("MemTotal") or 0) >> 20
+        return cls(client, seccomp, remapped, podman, info.get("Architecture", ""), memory_mb, tunnel)
+
+    @property
+    def remote(self) -> bool:
+        """Whether it may be of another machine: nothing of this one's files and sockets is in its reach."""
+        return self.tunnel is not None or str(self.client.api.base_url).startswith(("http://", "https://"))
+
+    def close(self) -> None:
+        """Let go of it."""
+        self.client.close()
+        if self.tunnel is not None:
+            self.tunnel.close()
 
 
-def connect(**options: Any) -> tuple[Any, Daemon]:
-    """A client and what its daemon can do. Raises `SandboxUnavailableError`."""
-    try:
-        client = docker.from_env(**options)
+class Tunnel:
+    """An `ssh` that forwards the socket of a daemon to a socket here, until it is closed or this process ends.
+
+    One for all connections: `docker system dial-stdio`, which the Docker client uses, is a login for each of them.
+
+    Args:
+        host: `ssh://[USER@]HOST[:PORT][/PATH/OF/SOCKET]`, as the Docker client reads it.
+    """
+
+    def __init__(self, host: str) -> None:
+        parts = urlsplit(host)
+        if not parts.hostname:
+            raise SandboxUnavailableError(f"docker_host={host} names no host", fix="write ssh://[USER@]HOST[:PORT]")
+        self.folder = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{owner.this_process()}-", dir="/tmp")
+        self.socket = f"{self.folder}/docker.sock"
+        place = parts.path.rstrip("/") or _DEFAULT_SOCKET
+        command = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ExitOnForwardFailure=yes"]
+        command += ["-o", f"ConnectTimeout={_SSH_TIMEOUT_S}", "-o", "ServerAliveInterval=15"]
+        command += ["-L", f"{self.socket}:{place}", *(["-p", str(parts.port)] if parts.port else [])]
+        command += [*(["-l", parts.username] if parts.username else []), "--", parts.hostname]
+        # It speaks once the socket is there, and ends with its input, which is this process's.
+        command.append(f"test -S {shlex.quote(place)} && echo ready && exec cat")
         try:
-            return client, Daemon.of(client.info(), client.version())
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            )
+            assert self._process.stdout
+            if self._process.stdout.readline() != b"ready\n":
+                _, said = self._process.communicate(timeout=_SSH_TIMEOUT_S)
+                last = said.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"there is no socket {place}"]
+                raise SandboxUnavailableError(f"Docker can't be reached at {host}: {last[0]}", fix=SSH_FIX)
+        except BaseException:  # whatever it was, nothing of it stays
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End it."""
+        if (process := getattr(self, "_process", None)) is not None:
+            process.kill()
+            process.communicate()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def connect(host: str | None = None, **options: Any) -> Daemon:
+    """The daemon at `host`, by default at DOCKER_HOST or of this machine. Raises `SandboxUnavailableError`."""
+    host = host or os.environ.get("DOCKER_HOST") or ""
+    tunnel = None
+    environment = {**os.environ, "DOCKER_HOST": host}
+    try:
+        if host.startswith("ssh://"):
+            tunnel = Tunnel(host)
+            environment = {"DOCKER_HOST": f"unix://{tunnel.socket}"}
+        if host.startswith("tcp://"):
+            options["version"] = _api_version(environment)
+        client = docker.from_env(environment=environment, **options)
+        try:
+            client.api.trust_env = False
+            return Daemon.of(client, tunnel)
         except BaseException:  # whatever it was, its connections are closed
             client.close()
             raise
-    except (*DAEMON_ERRORS, OSError) as error:
-        why = why_unreachable(error)
-        fix = NO_PERMISSION if "Permission denied" in why else FIX
+    except BaseException as error:  # likewise
+        if tunnel is not None:
+            tunnel.close()
+        if not isinstance(error, (*DAEMON_ERRORS, OSError)):
+            raise
+        why = why_unreachable(error, host)
+        fix = NO_PERMISSION if "Permission denied" in why else TLS_FIX if "certificate" in why else FIX
         raise SandboxUnavailableError(f"Docker can't be reached {why}", fix=fix) from error
 
 
-def why_unreachable(error: BaseException) -> str:
+def check_host(host: str) -> None:
+    """Raises `UsageError` unless `host` is empty or the address of a daemon."""
+    if host and not host.startswith(tuple(f"{scheme}://" for scheme in SCHEMES)):
+        raise UsageError(f"docker_host={host} is no address of a daemon", fix="write tcp://HOST:PORT or ssh://HOST")
+
+
+def _api_version(environment: dict[str, str]) -> str:
+    """The version of the API of the daemon at a TCP address, asked for without the web's proxies and certificates.
+
+    The SDK's own question trusts REQUESTS_CA_BUNDLE more than the daemon's folder of certificates.
+    """
+    client = docker.from_env(environment=environment, version="1.41", timeout=_SHORT_TIMEOUT_S)
+    with contextlib.closing(client):
+        client.api.trust_env = False
+        _check_encrypted(client)
+        return str(client.api.version(api_version=False)["ApiVersion"])
+
+
+def _check_encrypted(client: Any) -> None:
+    """Whoever stands between us and a daemon could forge every verdict, and is root on its machine."""
+    parts = urlsplit(str(client.api.base_url))
+    encrypted = parts.scheme == "https" and client.api.verify
+    if not encrypted and not _is_loopback(parts.hostname or ""):
+        raise SandboxUnavailableError(
+            f"the Docker daemon at {parts.netloc} is not reached over verified TLS", fix=TLS_FIX
+        )
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def why_unreachable(error: BaseException, host: str = "") -> str:
     """Where it was looked for and the innermost reason, without the libraries' own chains."""
-    place = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    place = host or os.environ.get("DOCKER_HOST") or f"unix://{_DEFAULT_SOCKET}"
     reason = str(error).strip().split("\n")[0][:120]
     inner: BaseException | None = error
     while inner is not None:
@@ -70,22 +199,34 @@ def why_unreachable(error: BaseException) -> str:
     return f"at {place}: {reason}"
 
 
-def unavailable_reason() -> str | None:
+def unavailable_reason(host: str | None = None) -> str | None:
     """Why no sandbox can run on a daemon, None when one can."""
     try:
-        client, _ = connect(timeout=_SHORT_TIMEOUT_S)
+        with contextlib.closing(connect(host, timeout=_SHORT_TIMEOUT_S)) as daemon:
+            kind = daemon.client.info().get("OSType")
     except SandboxUnavailableError as error:
         return str(error)
-    with contextlib.closing(client):
-        kind = client.info().get("OSType")
-    return None if kind == "linux" else f"the Docker daemon runs {kind} containers, not Linux ones"
+    if kind != "linux":
+        return f"the Docker daemon runs {kind} containers, not Linux ones"
+    if daemon.remote and daemon.podman:
+        return "Podman reads the system-call profile from a file of its own machine: use Docker there"
+    return None
+
+
+def check_base(daemon: Daemon) -> None:
+    """Raises `SandboxUnavailableError` where this machine's own Python can't be the base of images."""
+    if daemon.remote and daemon.architecture not in ("", platform.machine()):
+        raise SandboxUnavailableError(
+            f"this machine's Python ({platform.machine()}) can't run on the Docker daemon's ({daemon.architecture})",
+            fix="set base_image to a public image, such as python:3.12-slim",
+        )
 
 
 def ask(question: Callable[[Any], T], otherwise: T) -> T:
     """What `question` finds with a client of its own; `otherwise` without a daemon."""
     try:
-        client, _ = connect(timeout=_SHORT_TIMEOUT_S)
+        daemon = connect(timeout=_SHORT_TIMEOUT_S)
     except SandboxUnavailableError:
         return otherwise
-    with contextlib.closing(client):
-        return question(client)
+    with contextlib.closing(daemon):
+        return question(daemon.client)

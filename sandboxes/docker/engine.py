@@ -9,7 +9,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,12 @@ from sandboxes.box import Box
 from sandboxes.connection import Connection
 from sandboxes.docker import daemon
 from sandboxes.docker import seccomp as own_seccomp
+from sandboxes.docker.attachment import attach
+from sandboxes.docker.daemon import FOLDER_PREFIX
 from sandboxes.docker.options import SOCKET_NAME, container_options, random_uid
-from sandboxes.docker.reaper import FOLDER_PREFIX, bury, end_container, is_running, reap, remove_stale_folders, running
-from sandboxes.engine import MAX_USES, PooledEngine
-from sandboxes.images.build import ensure_image, prune_images
+from sandboxes.docker.reaper import bury, end_container, is_running, reap, remove_stale_folders, running
+from sandboxes.engine import MAX_USES, RESERVE_MB, RUNNER_MB, PooledEngine
+from sandboxes.images.build import BASE_IMAGE_VARIABLE, ensure_image, prune_images
 from sandboxes.network import AllowList
 
 START_TIMEOUT_S = 30
@@ -57,6 +59,8 @@ class DockerEngine(PooledEngine):
     """Sandboxes in hardened containers.
 
     Args:
+        docker_host: the daemon (default: $DOCKER_HOST, else this machine's): `tcp://HOST:PORT` with the TLS folder of
+            DOCKER_CERT_PATH, or `ssh://[USER@]HOST[:PORT]`. Runners are then attached to through the API.
         base_image: public base of the bundled image (default: $FORGE_ENV_BASE_IMAGE, else this machine's Python).
         runtime: an OCI runtime the daemon knows, such as `runsc`.
         cpus: CPUs one sandbox may use.
@@ -71,6 +75,7 @@ class DockerEngine(PooledEngine):
     def __init__(
         self,
         *,
+        docker_host: str | None = None,
         base_image: str | None = None,
         runtime: str | None = None,
         cpus: float = 1.0,
@@ -82,19 +87,23 @@ class DockerEngine(PooledEngine):
         super().__init__(concurrency=concurrency, warm=warm, max_uses=max_uses)
         if seccomp not in ("own", "docker"):
             raise UsageError(f"seccomp={seccomp!r} is not a valid profile", fix="use 'own' or 'docker'")
+        daemon.check_host(docker_host or "")
+        self.docker_host = docker_host
         self.base_image = base_image
         self.runtime = runtime
         self.cpus = cpus
         self.owner = owner.this_process()
         self.seccomp = seccomp
-        self._daemon = daemon.Daemon(seccomp=False, remapped=False)
-        self._client: Any = None
+        self._daemon: daemon.Daemon | None = None
         self._images: dict[str, asyncio.Task[str]] = {}
         self._undead: set[str] = set()  # names of containers that a lost daemon may still bring back
 
     @classmethod
     def unavailable_reason(cls) -> str | None:  # noqa: D102
         return daemon.unavailable_reason()
+
+    def unusable_reason(self) -> str | None:  # noqa: D102
+        return daemon.unavailable_reason(self.docker_host)
 
     @classmethod
     def version(cls) -> str:  # noqa: D102
@@ -125,23 +134,41 @@ class DockerEngine(PooledEngine):
         await self._image(SandboxSpec().image)
 
     async def _connect(self) -> None:
-        if self._client is None:
-            self._client, self._daemon = await asyncio.to_thread(daemon.connect, max_pool_size=self.concurrency + 4)
+        if self._daemon is None:
+            options = {"max_pool_size": self.concurrency + 4}
+            self._daemon = await asyncio.to_thread(daemon.connect, self.docker_host, **options)
 
     async def close(self) -> None:  # noqa: D102
         await super().close()
-        client, self._client = self._client, None
-        if client is not None:
-            await asyncio.to_thread(self._bury, client)
-            await asyncio.to_thread(client.close)
+        found, self._daemon = self._daemon, None
+        if found is not None:
+            await asyncio.to_thread(self._bury, found.client)
+            await asyncio.to_thread(found.close)
+
+    @property
+    def _connected(self) -> daemon.Daemon:
+        assert self._daemon is not None
+        return self._daemon
+
+    @property
+    def _client(self) -> Any:
+        return self._connected.client
+
+    def _has_room(self, spec: SandboxSpec) -> bool:
+        """Of another machine only its size is known: all that sandboxes may use together stays below it."""
+        if self._daemon is None or not self._daemon.remote:
+            return super()._has_room(spec)
+        return (self._alive + 1) * (spec.memory_mb + RUNNER_MB) + RESERVE_MB <= self._daemon.memory_mb
 
     def _seccomp_profile(self) -> str | None:
-        if not self._daemon.seccomp or self.seccomp != "own" or self.runtime is not None:
+        if not self._connected.seccomp or self.seccomp != "own" or self.runtime is not None:
             return None
-        return str(own_seccomp.profile_file()) if self._daemon.podman else own_seccomp.profile()
+        return str(own_seccomp.profile_file()) if self._connected.podman else own_seccomp.profile()
 
     async def _image(self, name: str) -> str:
         if name not in self._images or (self._images[name].done() and self._images[name].exception()):
+            if not (self.base_image or os.environ.get(BASE_IMAGE_VARIABLE)):
+                daemon.check_base(self._connected)
             build = functools.partial(ensure_image, self._client, name, self.base_image)
             self._images[name] = asyncio.ensure_future(asyncio.to_thread(build))
         return await asyncio.shield(self._images[name])
@@ -149,36 +176,57 @@ class DockerEngine(PooledEngine):
     async def _make_box(self, spec: SandboxSpec) -> Box:
         AllowList(spec.allow)  # a bad entry is told before anything is started
         image = await self._image(spec.image)
+        box = DockerBox(f"{FOLDER_PREFIX}{os.urandom(6).hex()}", spec, self._client, self._undead)
+        try:
+            if not self._connected.remote:
+                await self._start_beside(box, image)
+            elif spec.allow:  # its proxy would have to accept connections on a socket of the other machine
+                fix = "use network=True, or a daemon of this machine"
+                raise UsageError("a Docker daemon of another machine can't have 'allow'", fix=fix)
+            else:
+                await self._start_attached(box, image)
+        except _ImageGoneError:
+            self._images.pop(spec.image, None)  # pruned behind our back: the next attempt builds it again
+            raise
+        return box
+
+    async def _start_beside(self, box: DockerBox, image: str) -> None:
+        """Start a box of this machine, whose runner connects to a socket of ours."""
         with _socket_folder() as folder, socket.socket(socket.AF_UNIX) as server:
             path = os.path.join(folder, SOCKET_NAME)
             server.bind(path)
             server.listen(1)
             server.setblocking(False)
             os.chmod(path, 0o666)  # the folder's parent is ours alone; the container's root has no right to override
-            options = container_options(
-                image,
-                spec,
-                owner=self.owner,
-                uid=random_uid(self._daemon),
-                socket_folder=folder,
-                cpus=self.cpus,
-                runtime=self.runtime,
-                seccomp_profile=self._seccomp_profile(),
-                podman=self._daemon.podman,
-            )
-            container = f"{FOLDER_PREFIX}{os.urandom(6).hex()}"
-            try:
-                await to_its_end(asyncio.ensure_future(asyncio.to_thread(self._start_container, container, options)))
-            except _ImageGoneError:
-                self._images.pop(spec.image, None)  # pruned behind our back: the next attempt builds it again
-                raise
-            box = DockerBox(container, spec, self._client, self._undead)
-            try:
-                await self._while_running(container, _meet(server, box))
-            except BaseException:  # cancelled too: no container may be left
-                await box.destroy()
-                raise
-        return box
+            await self._start(box, image, folder)
+            await _or_destroy(box, self._while_running(box.name, _meet(server, box)))
+
+    async def _start_attached(self, box: DockerBox, image: str) -> None:
+        """Start a box of another machine, of which we are standard input and output."""
+        loop = asyncio.get_running_loop()
+
+        def attach_first() -> None:
+            asyncio.run_coroutine_threadsafe(attach(self._connected, box.name, box.connection), loop).result()
+
+        await self._start(box, image, None, attach_first)
+        await _or_destroy(box, box.ready())
+
+    async def _start(
+        self, box: DockerBox, image: str, socket_folder: str | None, before: Callable[[], None] = lambda: None
+    ) -> None:
+        options = container_options(
+            image,
+            box.spec,
+            owner=self.owner,
+            uid=random_uid(self._connected),
+            socket_folder=socket_folder,
+            cpus=self.cpus,
+            runtime=self.runtime,
+            seccomp_profile=self._seccomp_profile(),
+            podman=self._connected.podman,
+        )
+        starting = asyncio.to_thread(self._start_container, box.name, options, before)
+        await to_its_end(asyncio.ensure_future(starting))
 
     async def _while_running(self, container: str, work: Coroutine[Any, Any, None]) -> None:
         """Wait for a runner. A container that died before it connected is noticed by looking."""
@@ -194,17 +242,20 @@ class DockerEngine(PooledEngine):
         finally:
             task.cancel()
 
-    def _start_container(self, name: str, options: dict[str, Any]) -> None:
+    def _start_container(self, name: str, options: dict[str, Any], before: Callable[[], None]) -> None:
         self._bury(self._client)
         api = self._client.api
         try:
             api.create_container_from_config(options, name=name)
+            before()
             api.start(name)
         except ImageNotFound as error:
             raise _ImageGoneError(f"the image {options['Image']} is gone") from error
-        except daemon.DAEMON_ERRORS as error:
+        except (SandboxError, *daemon.DAEMON_ERRORS) as error:
             self._undead.add(name)  # even if the answer says otherwise, or is lost
             self._bury(self._client)
+            if isinstance(error, SandboxError):
+                raise
             if isinstance(error, APIError):
                 raise SandboxError(f"Docker refused a container: {error.explanation or error}") from error
             raise SandboxError(f"the Docker daemon is lost: {error}") from error
@@ -224,6 +275,18 @@ async def _meet(server: socket.socket, box: Box) -> None:
     """Wait until the runner has connected and said that it is ready."""
     channel, _ = await asyncio.get_running_loop().sock_accept(server)
     await box.join(channel)
+
+
+async def _or_destroy(box: DockerBox, ready: Coroutine[Any, Any, None]) -> None:
+    """Wait for a runner that was started."""
+    try:
+        async with asyncio.timeout(START_TIMEOUT_S + 1):
+            await ready
+    except BaseException as error:  # cancelled too: no container may be left
+        await box.destroy()
+        if isinstance(error, TimeoutError):
+            raise SandboxError(f"container {box.name} did not answer within {START_TIMEOUT_S} s") from None
+        raise
 
 
 @contextlib.contextmanager

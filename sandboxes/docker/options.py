@@ -32,7 +32,7 @@ def container_options(
     *,
     owner: str,
     uid: int,
-    socket_folder: str,
+    socket_folder: str | None,
     cpus: float,
     runtime: str | None,
     seccomp_profile: str | None,
@@ -42,9 +42,11 @@ def container_options(
 
     Root inside exists for the runner alone, with only the right to become someone else; programs run as `uid`
     (and `uid + 1` to judge them), a range that no other container has, since the kernel counts processes per user
-    across containers.
+    across containers. Without a `socket_folder` the runner's channel is its standard input and output, to be attached
+    to: it ends with whoever attaches first.
     """
-    runner = RunnerConfig(isolation="uid", connect=f"{SOCKET_FOLDER}/{SOCKET_NAME}", uid=uid, chown=podman)
+    connect = f"{SOCKET_FOLDER}/{SOCKET_NAME}" if socket_folder else ""
+    runner = RunnerConfig(isolation="uid", connect=connect, uid=uid, chown=podman)
     runner.proxy_port = PROXY_PORT if spec.allow else 0
     security = ["no-new-privileges"] + ([f"seccomp={seccomp_profile}"] if seccomp_profile else [])
     memory = (spec.memory_mb + RUNNER_MB) << 20
@@ -61,6 +63,7 @@ def container_options(
         "Env": ["PYTHONPATH=/opt/forge_env", "PYTHONHASHSEED=0", "LANG=C.UTF-8"],
         "Labels": {"forge_env": owner},
         "NetworkDisabled": not spec.network,
+        **({} if socket_folder else {"OpenStdin": True, "StdinOnce": True}),
         "HostConfig": {
             "NetworkMode": "bridge" if spec.network else "none",
             "ReadonlyRootfs": True,
@@ -82,7 +85,9 @@ def container_options(
             "CpuPeriod": CPU_PERIOD_US,
             "CpuQuota": int(cpus * CPU_PERIOD_US),
             "Ulimits": ulimits,
-            "Mounts": [{"Type": "bind", "Source": socket_folder, "Target": SOCKET_FOLDER, "ReadOnly": True}],
+            "Mounts": [{"Type": "bind", "Source": socket_folder, "Target": SOCKET_FOLDER, "ReadOnly": True}]
+            if socket_folder
+            else [],
             "LogConfig": {"Type": "none"},
             "AutoRemove": True,
             **({"Runtime": runtime} if runtime else {}),

@@ -17,9 +17,8 @@ from requests import RequestException
 from forge_env.errors import SandboxError
 from forge_env.sandbox import RunningSandbox
 from sandboxes import owner
-from sandboxes.docker.daemon import DAEMON_ERRORS
+from sandboxes.docker.daemon import DAEMON_ERRORS, FOLDER_PREFIX
 
-FOLDER_PREFIX = "forge-env-"
 GRACE_S = 3
 REMOVAL_TIMEOUT_S = 20
 

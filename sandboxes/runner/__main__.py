@@ -6,16 +6,21 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 
 from . import kernel, zygote
 from .config import RunnerConfig
 from .supervisor import Supervisor
+from .wire import StandardStreams
 
 
 def main(argument: str) -> None:
     """Run until the engine hangs up."""
     config = RunnerConfig.loads(argument)
     sys.dont_write_bytecode = True
+    if not config.connect and config.control_fd < 0:
+        serve(config, streams := StandardStreams(), streams.descriptors)
+        return
     if config.connect:
         engine = socket.socket(socket.AF_UNIX)
         engine.connect(config.connect)
@@ -26,8 +31,13 @@ def main(argument: str) -> None:
     if config.proxy_port:
         with socket.create_server(("127.0.0.1", config.proxy_port)) as listener:
             socket.send_fds(engine, [b"\0"], [listener.fileno()])  # the engine accepts what programs connect
+    serve(config, engine, [engine.fileno()])
+
+
+def serve(config: RunnerConfig, engine: socket.socket | StandardStreams, descriptors: Sequence[int]) -> None:
+    """Serve the engine's requests; `descriptors`: of the channel, which no zygote keeps."""
     kernel.forbid_new_privileges()
-    zygotes = zygote.start(config, close=[engine.fileno()])
+    zygotes = zygote.start(config, close=descriptors)
     kernel.drop_capabilities()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # orphans that no zygote adopts are reaped at once
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))

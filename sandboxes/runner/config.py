@@ -26,8 +26,9 @@ class RunnerConfig:
     """`uid`: children get a user id of their own (needs CAP_SETUID and CAP_SETGID).
     `ns`: children get pid, mount and ipc namespaces of their own (needs CAP_SYS_ADMIN in a user namespace)."""
     connect: str = ""
-    """Unix socket of the engine to connect to, or empty: descriptor `control_fd` is the channel."""
+    """Unix socket of the engine to connect to."""
     control_fd: int = -1
+    """Without `connect`: descriptor of the channel, or -1: it is standard input and output."""
     uid: int = 0
     """First of the user ids of children (`uid` isolation)."""
     chown: bool = False

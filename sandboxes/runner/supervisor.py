@@ -19,7 +19,7 @@ from .jobs import SIGKILL, Capture, Job, MemoryWatch, ended_for_memory
 from .oneshot import OneShots
 from .sessions import Sessions
 from .spares import Spares
-from .wire import FrameReader, Header, pack, pack_inside
+from .wire import FrameReader, Header, StandardStreams, pack, pack_inside
 from .zygote import COMMAND, EVENT, MAX_MESSAGE
 
 _CHUNK = 1 << 16
@@ -39,7 +39,9 @@ class Supervisor:
         memory_mb: what all programs together may hold, see `RunnerConfig`.
     """
 
-    def __init__(self, engine: socket.socket, zygotes: dict[int, socket.socket], memory_mb: int) -> None:
+    def __init__(
+        self, engine: socket.socket | StandardStreams, zygotes: dict[int, socket.socket], memory_mb: int
+    ) -> None:
         self.engine = engine
         self.zygotes = zygotes
         self.reader = FrameReader()
@@ -71,7 +73,7 @@ class Supervisor:
         for slot, zygote in self._realms().items():
             self.watch(zygote.fileno(), lambda slot=slot: self._from_zygote(slot))  # type: ignore[misc]
         self.spares.fill()
-        self.send({"ready": os.getpid()})
+        self.send({"ready": os.getpid(), "time": time.time()})
         while True:
             for fd, _ in self.poll.poll(self._timeout()):
                 if handler := self.handlers.get(fd):

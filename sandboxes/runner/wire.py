@@ -44,6 +44,32 @@ def write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
+class StandardStreams:
+    """Standard input and output as the channel to an engine that attaches to them, with the methods of a socket.
+
+    From then on they are /dev/null and stderr for everybody else.
+    """
+
+    def __init__(self) -> None:
+        self.descriptors = (os.dup(0), os.dup(1))
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        os.dup2(2, 1)
+
+    def fileno(self) -> int:
+        """What becomes readable."""
+        return self.descriptors[0]
+
+    def recv(self, size: int) -> bytes:
+        """At most `size` bytes; empty when the engine has hung up."""
+        return os.read(self.descriptors[0], size)
+
+    def sendall(self, data: bytes) -> None:
+        """Write everything."""
+        write_all(self.descriptors[1], data)
+
+
 class FrameReader:
     """Turns a stream of chunks back into frames."""
 

@@ -18,6 +18,7 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,7 +191,7 @@ def _keep_apart() -> None:
     gc.freeze()
 
 
-def start(config: RunnerConfig, close: list[int]) -> dict[int, socket.socket]:
+def start(config: RunnerConfig, close: Sequence[int]) -> dict[int, socket.socket]:
     """Load what programs need, then fork the zygotes and wait until they are ready.
 
     Returns the supervisor's end of each slot's zygote; slots of one realm share it. `close`: not for the zygotes.

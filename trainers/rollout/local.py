@@ -294,7 +294,7 @@ def _without_tokens(episode: Trajectory) -> Trajectory:
 def engine_options(config: RunConfig, number: int) -> dict[str, Any]:
     """The options of one worker's sandbox engine: the sandboxes of a run are shared out evenly."""
     section, workers = config.sandbox, config.rollouts.workers
-    options = section.model_dump(include={"concurrency", "base_image"}, exclude_none=True)
+    options = section.engine_options()
     if workers == 1:
         return options
     cpus = len(os.sched_getaffinity(0))

@@ -122,7 +122,7 @@ def test_a_full_disk(recipe: Path, monkeypatch: pytest.MonkeyPatch, capfd: Captu
 def test_no_sandbox(recipe: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
     reasons = {"docker": "no daemon answers", "local": "namespaces are off"}
     err = refused(lambda patch: patch.setattr(engines, "available_engines", lambda: reasons), monkeypatch, capfd)
-    assert "no code will be run (docker: no daemon answers; local: namespaces are off)" in err
+    assert "no code will be run: docker: no daemon answers; local: namespaces are off" in err
     assert "start Docker" in err
 
 

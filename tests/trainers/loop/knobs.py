@@ -111,7 +111,13 @@ KNOBS: dict[str, Change] = {
     "rollouts.workers": Change(2),
     **_below(
         "sandbox",
-        {"engine": Change("local"), "concurrency": Change(3), "base_image": Change("python:3.12-slim")},
+        {
+            "engine": Change("local"),
+            "concurrency": Change(3),
+            "base_image": Change("python:3.12-slim"),
+            "docker_host": Change("ssh://elsewhere"),
+            "options": Change({"cpus": 2.0}),
+        },
     ),
     **_below(
         "model",
