@@ -47,16 +47,17 @@ NEEDS = {"docker": docker_reason, "stack": stack_reason}
 NOT_RUN = "NOT RUN: "
 HEAVY = {"docker", "slow", "stack"}
 HEAVY_HERE = "forge_env/heavy"
-"""Where a worker of xdist tells its controller, which sees nothing but names, the names of what is heavy."""
+"""Where a worker of xdist tells its controller, which sees names only, what is heavy and how long it may take."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what can't run here."""
-    heavy = []
+    heavy = {}
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
         if HEAVY & marks:
-            heavy.append(item.nodeid)
+            timeout = item.get_closest_marker("timeout")
+            heavy[item.nodeid] = timeout.args[0] if timeout else 0
         for marker in NEEDS.keys() & marks:
             if reason := NEEDS[marker]():
                 item.add_marker(pytest.mark.skip(reason=NOT_RUN + reason))
@@ -66,16 +67,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """With several workers, one takes all that is heavy, a test at a time, the others the rest, a file at a time."""
+    """A file at a time: one worker begins with what is heavy and may take longest, the others with the rest."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         @cached_property
-        def heavy(self) -> set[str]:
-            return set(config.cache.get(HEAVY_HERE, []))
+        def heavy(self) -> dict[str, float]:
+            return dict(config.cache.get(HEAVY_HERE, {}))
 
         def _split_scope(self, nodeid: str) -> str:
-            return "heavy" if nodeid in self.heavy else nodeid.partition("::")[0]
+            return "heavy " * (nodeid in self.heavy) + nodeid.partition("::")[0]
+
+        def _assign_work_unit(self, node: Any) -> None:
+            heavy = [scope for scope in self.workqueue if scope.startswith("heavy ")]
+            light = [scope for scope in self.workqueue if scope not in heavy]
+            begins_with_heavy = node is self.nodes[0]
+            chosen = max(heavy, key=self._allowed) if heavy and (begins_with_heavy or not light) else light[0]
+            self.workqueue.move_to_end(chosen, last=False)
+            super()._assign_work_unit(node)
+
+        def _allowed(self, scope: str) -> float:
+            return max(self.heavy[nodeid] for nodeid in self.workqueue[scope])
 
     return Scheduling(config, log)
 

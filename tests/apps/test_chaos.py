@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DEATHS = "generator:killed,controller:killed,trainer:killed"
+DEATHS = "generator:stopped,controller:killed"
+"""Those that `test_deaths.py` has not."""
 
 
 @pytest.mark.stack
@@ -17,6 +18,6 @@ DEATHS = "generator:killed,controller:killed,trainer:killed"
 @pytest.mark.timeout(1200)
 def test_runs_in_which_something_dies() -> None:
     """As `make chaos` does at length."""
-    command = [sys.executable, "-m", "benchmarks.chaos", "--seed", "7", "--runs", "3", "--only", DEATHS]
+    command = [sys.executable, "-m", "benchmarks.chaos", "--seed", "7", "--runs", "2", "--only", DEATHS]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

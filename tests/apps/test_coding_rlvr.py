@@ -1,11 +1,10 @@
-"""`forge-env train coding_rlvr.yaml` as a person runs it, shortened: its end, its interruption, its death."""
+"""`forge-env train coding_rlvr.yaml` as a person runs it, shortened: its end, its interruption, its terminal's end."""
 
 from __future__ import annotations
 
 import json
 import os
 import pty
-import re
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import pytest
 
 from forge_env.trajectory import read_trajectories
 from sandboxes.docker import DockerEngine
+from tests.leftovers import assert_no_shared_memory, shared_memory
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -122,38 +122,18 @@ def containers(owner: int) -> set[str]:
     return {line.split()[0] for line in listed.stdout.splitlines() if f".{owner}." in line}
 
 
-def shared_memory() -> set[str]:
-    """What lies in shared memory, without what living processes have in use: other tests run beside these."""
-    used: set[int] = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with suppress(OSError):  # the process has ended meanwhile
-            used.update(int(found) for found in re.findall(r" (\d+) +/dev/shm/", maps.read_text()))
-    found = set()
-    for path in Path("/dev/shm").iterdir():
-        with suppress(FileNotFoundError):
-            if path.stat().st_ino not in used:
-                found.add(path.name)
-    return found
-
-
 def assert_nothing_left(training: Training, family: list[psutil.Process], shm_before: set[str]) -> None:
     """No process, container, shared memory or temporary file of the run remains."""
     assert not alive(family)
-    deadline = time.monotonic() + 60
-    while (containers(training.process.pid) or shared_memory() - shm_before) and time.monotonic() < deadline:
-        time.sleep(0.5)  # Docker removes a container some time after its last process has ended
     assert not containers(training.process.pid)
-    assert not shared_memory() - shm_before
+    assert_no_shared_memory(shm_before)
     assert {path.name for path in training.folder.iterdir()} == {"runs", training.output.name}
 
 
-@pytest.mark.parametrize(
-    ("engine", "bound"), [pytest.param("docker", 1, marks=pytest.mark.docker), ("local", 0)], ids=["docker", "local"]
-)
-def test_a_run_to_its_end(engine: str, bound: int, tmp_path: Path, cache: Path) -> None:
-    """Asynchronous, and its synchronous twin."""
+def test_a_run_to_its_end(tmp_path: Path, cache: Path) -> None:
+    engine = "local" if DockerEngine.unavailable_reason() else "docker"
     shm = shared_memory()
-    training = Training(tmp_path, cache, "done", f"sandbox.engine={engine}", f"grpo.max_off_policy_steps={bound}")
+    training = Training(tmp_path, cache, "done", f"sandbox.engine={engine}")
     assert training.wait() == 0, training.output.read_text()
     summary = training.summary
     assert summary["exit"] == "success"
@@ -161,7 +141,7 @@ def test_a_run_to_its_end(engine: str, bound: int, tmp_path: Path, cache: Path) 
     assert summary["steps"] == 3
     assert summary["tokens_generated"] > 0
     assert summary["tokens_discarded_stale"] == 0
-    assert 0 <= summary["max_staleness"] <= bound
+    assert 0 <= summary["max_staleness"] <= 1
     assert summary["episodes_invalid"] == 0
     assert {"heldout_start", "heldout_end", "wall_s"} <= summary.keys()
     for name in ("config.yaml", "metrics.jsonl", "reward_curve.png", "report.html", "trajectories/train.jsonl"):
@@ -219,18 +199,6 @@ def test_a_student_that_is_its_own_teacher_has_nothing_to_learn_yet(tmp_path: Pa
     assert abs(divergence[0]) < 1e-5
 
 
-def test_one_interrupt_saves_and_leaves_nothing(tmp_path: Path, cache: Path) -> None:
-    shm = shared_memory()
-    training = Training(tmp_path, cache, "stopped", "sandbox.engine=local", "grpo.steps=500", terminal=True)
-    training.wait_for("stage training: 500 steps")
-    family = training.family()
-    training.press_control_c()
-    assert training.wait(120) == 130, training.output.read_text()
-    assert training.summary["exit"] == "interrupted"
-    assert list((training.run / "checkpoints").glob("step-*/progress.json"))
-    assert_nothing_left(training, family, shm)
-
-
 def test_an_interrupt_of_the_start_up_ends_it_soon(tmp_path: Path, cache: Path) -> None:
     shm = shared_memory()
     training = Training(tmp_path, cache, "early", "sandbox.engine=local", "warmup.steps=100000", terminal=True)
@@ -239,21 +207,6 @@ def test_an_interrupt_of_the_start_up_ends_it_soon(tmp_path: Path, cache: Path) 
     training.press_control_c()
     assert training.wait(120) == 130, training.output.read_text()
     assert training.summary["exit"] == "interrupted"
-    assert_nothing_left(training, family, shm)
-
-
-@pytest.mark.docker
-def test_a_killed_run_leaves_nothing(tmp_path: Path, cache: Path) -> None:
-    shm = shared_memory()
-    training = Training(tmp_path, cache, "killed", "sandbox.engine=docker", "grpo.steps=500")
-    training.wait_for("stage training: 500 steps")
-    family = training.family()
-    training.process.kill()
-    training.wait(30)
-    assert not alive(family)
-    # Containers go by themselves; temporary files go with the next command, whatever it is.
-    command = [sys.executable, "-m", "forge_env", "list"]
-    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)})
     assert_nothing_left(training, family, shm)
 
 

@@ -13,6 +13,7 @@ import forge_env as fe
 from forge_env.config import RunConfig, load_config
 from forge_env.trajectory import Trajectory
 from forge_env.types import FunctionCall, ToolCall
+from tests.leftovers import assert_no_shared_memory, shared_memory
 
 if TYPE_CHECKING:
     from forge_env.trajectory import Segment
@@ -87,13 +88,8 @@ def result(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> fe.Eva
         out=tmp_path_factory.mktemp("results") / "out",
         vllm_args=["--dtype", "float32", "--enforce-eager"],
     )
-    assert not shared_memory() - before, "the server left shared memory behind"
+    assert_no_shared_memory(before)
     return result
-
-
-def shared_memory() -> set[str]:
-    """Segments; semaphores may be of this very process, whose libraries make some."""
-    return {path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith("sem.")}
 
 
 def played(result: fe.EvaluationResult, name: str) -> Iterator[Trajectory]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +17,7 @@ from forge_env.config import RunConfig
 from forge_env.config.recipe import EnvironmentSection, GeneratorSection, OptimizerSection
 from forge_env.errors import GeneratorError
 from forge_env.trajectory import Segment
+from tests.leftovers import assert_no_shared_memory, shared_memory
 from trainers.actors.remote import result
 from trainers.generator.types import Completion, SamplingOptions
 from trainers.loop.stack import Stack, prepare_controller
@@ -37,11 +36,6 @@ def sequence(completion: Completion) -> Segment:
     return Segment(ids, np.arange(len(ids)) >= len(ids) - sampled)
 
 
-def segments() -> set[str]:
-    """Shared memory; semaphores may be of this very process, whose libraries make some."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
-
-
 def children() -> set[int]:
     return {process.pid for process in psutil.Process().children(recursive=True)}
 
@@ -49,7 +43,7 @@ def children() -> set[int]:
 @pytest.mark.parametrize("procs", [1, 2])
 async def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreement(tmp_path: Path, procs: int) -> None:
     prepare_controller()
-    before, shm = children(), segments()
+    before, shm = children(), shared_memory()
     config = RunConfig(environment=EnvironmentSection(name="coding_rlvr"), generator=GeneratorSection(procs=procs))
     folder = build_tiny_folder(config.model, fe.make("coding_rlvr"), 0, tmp_path / "tiny")
     rng = random.Random(0)
@@ -111,11 +105,7 @@ async def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreemen
         await generators.halt()
     left = [psutil.Process(pid) for pid in children() - before if psutil.pid_exists(pid)]
     assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
-    deadline = time.monotonic() + 60
-    # multiprocessing's tracker removes its segments last of all, and nothing says so
-    while segments() - shm and time.monotonic() < deadline:  # noqa: ASYNC110
-        await asyncio.sleep(0.05)
-    assert not segments() - shm
+    await asyncio.to_thread(assert_no_shared_memory, shm)
 
 
 async def test_recomputed_requests_go_on_with_exactly_the_new_policy(tmp_path: Path) -> None:
