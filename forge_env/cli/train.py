@@ -32,8 +32,10 @@ def run(args: argparse.Namespace) -> int:
     config = build(RunConfig, source)
     folder = choose_folder(config.output_dir, config.name, source.stem, resume=args.resume)
     with source.locating():
-        engine = preflight.check(config, folder)
+        engine, plan = preflight.check(config, folder)
     print(f"recipe {source.name}, environment {config.environment.name}, sandbox engine {engine}", flush=True)
+    if plan:
+        print(plan, flush=True)
     print(f"run folder {folder.root}", flush=True)
     if args.resume:
         for change in preflight.changed_keys(config, folder.config):

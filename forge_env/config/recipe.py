@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from math import prod
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from forge_env.config.reader import Source, build, parse_overrides, read_file
 
@@ -145,6 +146,60 @@ this change, so its importance ratios would be wrong: use these keys for evaluat
     """Tokens that end a reply, besides those of the chat format."""
 
 
+# ---
+# Where they run.
+
+Role = Literal["trainer", "reference", "weights", "buffer", "generator", "rollouts"]
+"""Actors of a run that can be placed; `weights` is the store that generators fetch new weights from."""
+ADDRESS = re.compile(r"(?P<scheme>tcp|tls)://(?P<host>[^\s/:\[\]@]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})")
+"""Of a worker."""
+
+
+def _address(text: str) -> str:
+    match = ADDRESS.fullmatch(text)
+    if match is None or not 0 < int(match["port"]) < 2**16:
+        raise ValueError(f"{text!r} is not the address of a worker: write tcp://HOST:PORT, or tls://HOST:PORT")
+    return text
+
+
+class JobSection(Section):
+    """The machines that the run uses (docs/hosts.md)."""
+
+    kind: Literal["local", "hosts", "slurm", "kubernetes", "skypilot"] = "local"
+    """`local`: this machine; `hosts`: the workers (`forge-env worker`) at the addresses below; the others: one worker \
+on each node of the Slurm allocation, pod (FORGE_ENV_WORKERS) or SkyPilot node that this command runs in."""
+    workers: list[Annotated[str, AfterValidator(_address)]] = Field(default_factory=list)
+    """Addresses of the workers, such as tcp://10.0.0.5:26700; unset for slurm, kubernetes and skypilot, which know \
+their nodes. A worker's place in this list is its number."""
+    port: Annotated[int, Field(gt=0, lt=2**16)] = 26700
+    """Port of the workers where the addresses are not written above."""
+    place: dict[Role, Annotated[list[NonNegative], Field(min_length=1)]] = Field(default_factory=dict)
+    """Role -> numbers of the workers that it may run on: `{generator: [1, 2], trainer: [0]}`. Roles that are not \
+listed are placed by their needs: GPUs, then even load."""
+    on_loss: Literal["place", "wait"] = "place"
+    """When a host is lost: `place` its actors on the others, or `wait` until it is back."""
+    address: str | None = None
+    """Address of this machine at which the hosts reach the run; unset: the one from which they are reached."""
+
+    @model_validator(mode="after")
+    def _workers(self) -> JobSection:
+        if self.kind == "local" and (self.workers or self.place):
+            raise ValueError("workers and place are for several hosts: set job.kind to hosts")
+        if self.kind == "hosts" and not self.workers:
+            raise ValueError("job.kind=hosts needs job.workers: the addresses at which `forge-env worker` was started")
+        if len({address.partition(":")[0] for address in self.workers}) > 1:
+            raise ValueError("workers: all of them are tcp://, or all of them tls://")
+        if len(set(self.workers)) < len(self.workers):
+            raise ValueError("workers: an address is named twice")
+        return self
+
+
+def _spread(procs: int, hosts: int, role: str) -> None:
+    """Refuse processes that can't be spread evenly over hosts."""
+    if procs % hosts:
+        raise ValueError(f"{role}.procs={procs} can't be spread evenly over {role}.hosts={hosts}")
+
+
 class GeneratorSection(Section):
     """vLLM, in its own processes."""
 
@@ -152,6 +207,8 @@ class GeneratorSection(Section):
     """Number of engines."""
     procs: Positive = 1
     """Processes (tensor-parallel ranks) in one engine."""
+    hosts: Positive = 1
+    """Hosts that the processes of one engine are spread over."""
     with_gpus: bool = False
     """One GPU per process."""
     max_num_seqs: Positive = 128
@@ -173,6 +230,11 @@ sets elsewhere, or that would make generators and trainer disagree, are rejected
     """How all replies are sampled. Keys that change the distribution are rejected here; use evaluation.sampling."""
     recompute_on_update: bool = False
     """After new weights, recompute keys and values of requests in flight; off: keep the old ones, at no cost."""
+
+    @model_validator(mode="after")
+    def _hosts(self) -> GeneratorSection:
+        _spread(self.procs, self.hosts, "generator")
+        return self
 
 
 class ParallelismSection(Section):
@@ -199,6 +261,8 @@ class TrainerSection(Section):
 
     procs: Positive = 1
     """Processes; `parallelism` says how they share the work."""
+    hosts: Positive = 1
+    """Hosts that the processes are spread over."""
     parallelism: ParallelismSection = ParallelismSection()
     """How the processes share the work; by default each has a part of the batch and of the weights (FSDP)."""
     activation_checkpoint: Literal["none", "selective", "full"] = "none"
@@ -218,6 +282,7 @@ class TrainerSection(Section):
 
     @model_validator(mode="after")
     def _processes(self) -> TrainerSection:
+        _spread(self.procs, self.hosts, "trainer")
         degrees = self.parallelism.model_dump()
         product = prod(max(degree, 1) for degree in degrees.values())
         free = self.parallelism.data_parallel_shard_degree == -1
@@ -545,6 +610,15 @@ class RunConfig(Section):
     """Logs."""
     watchdog: WatchdogSection = WatchdogSection()
     """What to do when there is no progress."""
+    job: JobSection = JobSection()
+    """Which machines."""
+
+    @model_validator(mode="after")
+    def _several_hosts(self) -> RunConfig:
+        for role, section in (("generator", self.generator), ("trainer", self.trainer)):
+            if section.hosts > 1 and self.job.kind == "local":
+                raise ValueError(f"{role}.hosts={section.hosts} needs several hosts: set job.kind")
+        return self
 
 
 # ---

@@ -69,6 +69,11 @@ class RunFolder(HeldFolder):
         """Full log, with the output of every process and every traceback."""
         return self.root / "run.log"
 
+    @property
+    def logs(self) -> Path:
+        """What the processes on each other host print: `NUMBER-HOST.log`."""
+        return self.root / "logs"
+
     def exists(self) -> bool:
         """True when a run has already been written here."""
         return self.config.exists() or self.metrics.exists()

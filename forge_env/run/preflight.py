@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 from forge_env import machine, registry
 from forge_env.config.reader import read_as
 from forge_env.config.recipe import RunConfig
 from forge_env.errors import ForgeError, UsageError
+from forge_env.job.survey import survey
 from forge_env.plugins import check_registered, installed
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import check_loggers
+from forge_env.run.needs import model_size_gb, needed_gpus, needed_memory, needed_memory_gb
 from forge_env.run.trainer import load_trainer
 
-PROCESS_GB = 1.0
-"""Resident memory of a process that has imported torch and vLLM or TorchTitan."""
-WORKER_GB = 0.3
-"""Of one that plays episodes: their environment, the tokenizer, and the episodes under way."""
-CONTROLLER_GB = 0.5
-SANDBOXES_GB = 0.5
+
+class Ready(NamedTuple):
+    """A run that can begin.
+
+    Attributes:
+        engine: the sandbox engine that will be used.
+        plan: who will be on which host, a line for each; nothing where the run stays on this machine.
+    """
+
+    engine: str
+    plan: str = ""
 
 
-def check(config: RunConfig, folder: RunFolder) -> str:
-    """Refuse a run that can't work here, cheapest checks first; returns the sandbox engine that will be used.
+def check(config: RunConfig, folder: RunFolder) -> Ready:
+    """Refuse a run that can't work, cheapest checks first.
 
     Raises:
         ForgeError: with the fix.
@@ -31,12 +40,28 @@ def check(config: RunConfig, folder: RunFolder) -> str:
     check_plugins(config)
     check_packages(config)
     check_loggers(config)
-    check_gpus(config)
-    check_memory(config)
     check_disk(config, folder)
-    engine = check_sandbox(config)
+    if config.job.kind == "local":
+        check_gpus(config)
+        check_memory(config)
+        ready = Ready(check_sandbox(config))
+    else:
+        ready = check_hosts(config, folder)
     check_trainer(config)
-    return engine
+    return ready
+
+
+def check_hosts(config: RunConfig, folder: RunFolder) -> Ready:
+    """The other hosts answer, have the same code and files, and room for everything."""
+    found = asyncio.run(survey(config, folder.root))
+    assert found is not None
+    engines = {
+        found.cards[host].engine
+        for name, place in found.plan.places.items()
+        for host in place.hosts
+        if name.startswith("rollouts")
+    }
+    return Ready(", ".join(sorted(engines)), str(found.plan))
 
 
 def check_plugins(config: RunConfig) -> None:
@@ -61,16 +86,6 @@ def check_packages(config: RunConfig) -> None:
         )
 
 
-def needed_gpus(config: RunConfig) -> dict[str, int]:
-    """GPUs by role, only roles that want any."""
-    roles = {
-        "generator": config.generator.num_replicas * config.generator.procs * config.generator.with_gpus,
-        "trainer": config.trainer.procs * config.trainer.with_gpus,
-        "grpo.reference": int(config.grpo.reference.with_gpus),
-    }
-    return {role: count for role, count in roles.items() if count}
-
-
 def check_gpus(config: RunConfig) -> None:
     """There are as many GPUs as the recipe places."""
     needed = needed_gpus(config)
@@ -88,47 +103,6 @@ def check_gpus(config: RunConfig) -> None:
         f"Insufficient GPU resources: this recipe needs {total} ({roles}), this machine has {visible}{others}",
         fix=f"use {smaller}a bigger machine, or run on the CPU with {cpu}",
     )
-
-
-def model_size_gb(config: RunConfig) -> float:
-    """Size of the checkpoint: of a local folder, its files; unknown (0) for a hub name; small for `tiny`."""
-    if config.model.path == "tiny":
-        shape = config.model.tiny
-        attention = shape.dim * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
-        parameters = shape.vocab_size * shape.dim + shape.layers * (attention + 3 * shape.dim * shape.hidden_dim)
-        return parameters * 4 / machine.GIB
-    folder = machine.user_path(config.model.path)
-    if not folder.is_dir():
-        return 0.0
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / machine.GIB
-
-
-def needed_memory(config: RunConfig) -> dict[str, tuple[int, float]]:
-    """Estimate of the host memory that a run takes, by role: how many processes, and GiB of each.
-
-    A CPU generator holds weights and key-value cache, a CPU trainer weights, gradients and two optimizer
-    moments; on GPUs both live in device memory and the host holds a copy of the weights for their transfer. A
-    checkpoint under way is a copy of weights and moments.
-    """
-    size = model_size_gb(config)
-    generator = PROCESS_GB + (size if config.generator.with_gpus else size + config.generator.kv_cache_gb)
-    trainer = PROCESS_GB + (size if config.trainer.with_gpus else 4 * size / config.trainer.procs)
-    trainer += 3 * size / config.trainer.procs
-    roles = {
-        "controller": (1, CONTROLLER_GB),
-        "sandboxes": (1, SANDBOXES_GB),
-        "generator": (config.generator.num_replicas * config.generator.procs, generator),
-        "trainer": (config.trainer.procs, trainer),
-        "rollout worker": (config.rollouts.workers, WORKER_GB),
-        "left free": (1, config.watchdog.free_memory_gb),
-        "reference": (int(config.grpo.reference.source != "none"), PROCESS_GB + size),
-    }
-    return {role: (count, each) for role, (count, each) in roles.items() if count}
-
-
-def needed_memory_gb(config: RunConfig) -> float:
-    """The sum of `needed_memory`, GiB: about 5 for the default recipe on a CPU."""
-    return sum(count * each for count, each in needed_memory(config).values())
 
 
 def check_memory(config: RunConfig) -> None:

@@ -9,7 +9,14 @@ from typing import Any, ClassVar, Self
 
 from monarch.actor import Actor, concurrent_endpoint, current_rank, endpoint, get_or_spawn_controller
 
-from trainers.actors.processes import end_of, start_processes, stop_processes, survive_deaths
+from trainers.actors.processes import (
+    Ground,
+    end_of,
+    name_processes,
+    start_processes,
+    stop_processes,
+    survive_deaths,
+)
 from trainers.actors.remote import ActorDiedError, result
 from trainers.actors.service import Service, ServiceOptions
 from trainers.actors.spare import Spare
@@ -44,7 +51,7 @@ class ForgeActor(Actor):  # type: ignore[misc]
 
     Attributes:
         procs: processes of one replica.
-        hosts: hosts they are spread over; None: this one.
+        ground: other hosts that they are spread over; None: this one.
         with_gpus: whether each process needs a GPU.
         num_replicas: of a service.
         mesh_name: what the processes are called; None: as the class.
@@ -52,11 +59,11 @@ class ForgeActor(Actor):  # type: ignore[misc]
         repeatable: endpoints whose calls may be made again elsewhere when their replica dies. Such a call may be
             carried out twice, so name only those that change nothing or may change it twice.
         service: how a service treats its replicas.
-        spare: processes that a replica takes which is started again; its imports are done there.
+        spare: processes of this machine that a replica takes which is started again; its imports are done there.
     """
 
     procs: ClassVar[int] = 1
-    hosts: ClassVar[int | None] = None
+    ground: ClassVar[Ground | None] = None
     with_gpus: ClassVar[bool] = False
     num_replicas: ClassVar[int] = 1
     mesh_name: ClassVar[str | None] = None
@@ -70,24 +77,24 @@ class ForgeActor(Actor):  # type: ignore[misc]
         cls,
         *,
         procs: int | None = None,
-        hosts: int | None = None,
         with_gpus: bool | None = None,
         num_replicas: int | None = None,
         mesh_name: str | None = None,
         environment: Mapping[str, str] | None = None,
         service: ServiceOptions | None = None,
         spare: Spare | None = None,
+        ground: Ground | None = None,
     ) -> type[Self]:
         """A configured copy of this class; the class itself is left as it is."""
         chosen = {
             "procs": procs,
-            "hosts": hosts,
             "with_gpus": with_gpus,
             "num_replicas": num_replicas,
             "mesh_name": mesh_name,
             "environment": environment,
             "service": service,
             "spare": spare,
+            "ground": ground,
         }
         attributes = {name: value for name, value in chosen.items() if value is not None}
         # `actor_class` keeps the importable class: a class made on the fly can't be found by a new process.
@@ -104,11 +111,15 @@ class ForgeActor(Actor):  # type: ignore[misc]
         name = cls.mesh_name or cls.__name__.lower()
         environment = {**QUIET, **cls.environment}
         mesh = None if cls.spare is None else await cls.spare.take(environment)
-        mesh = mesh or await start_processes(cls.procs, name, environment)
+        mesh = mesh or await start_processes(cls.procs, name, environment, cls.ground)
         try:
             actor = mesh.spawn(name, cls._actor_class(), *args, **kwargs)
+            if cls.ground is not None:  # on however many hosts, ranks are numbered through
+                actor = actor.flatten("procs")
             actor._forge_proc_mesh, actor._forge_all = mesh, actor
-            actor._forge_pids = [pid for _, pid in (await result(actor.process_id.call())).items()]
+            pids = [pid for _, pid in (await result(actor.process_id.call())).items()]
+            actor._forge_pids = [] if cls.ground is not None else pids  # those that mean something here
+            actor._forge_named = name_processes(pids, cls.ground)
         except BaseException:  # cancelled too: no process may be left
             await stop_processes(mesh)
             raise

@@ -1,4 +1,4 @@
-"""Processes for actors, on this machine."""
+"""Processes for actors, on this machine or on other hosts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,24 @@ import gc
 import logging
 import os
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import monarch.actor
-from monarch.actor import ProcMesh, this_host
+from monarch.actor import HostMesh, ProcMesh, this_host
 
+from trainers.actors.lease import Lease
 from trainers.actors.stacks import offer_stack
 
+WORKER = "FORGE_ENV_WORKER"
+"""By this variable a process on another host knows of which worker it is (`forge_env.cli.worker`)."""
+LOG = "FORGE_ENV_LOG"
+"""By this one, where it prints."""
 STOP_S = 10.0
 """How long processes may take to end by themselves."""
 SELDOM = (50_000, 20, 50)
@@ -25,20 +33,95 @@ SELDOM = (50_000, 20, 50)
 logger = logging.getLogger(__name__)
 
 
-def _prepare(variables: Mapping[str, str]) -> None:
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a process of another host has to know, since it inherits nothing from here.
+
+    Attributes:
+        gpus: ids of those that it and its siblings on that host use; rank r the r-th.
+        log: where it prints.
+        folder: in which it works.
+        address: of its host.
+    """
+
+    gpus: Sequence[str]
+    log: Path
+    folder: Path
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Other hosts, on which processes can be started.
+
+    Attributes:
+        mesh: Monarch's.
+        hosts: how many.
+        name: theirs.
+        settings: by the worker of each host.
+    """
+
+    mesh: HostMesh
+    hosts: int
+    name: str
+    settings: Mapping[str, Setting]
+
+    @property
+    def address(self) -> str:
+        """Of the first host."""
+        return next(iter(self.settings.values())).address
+
+
+def _prepare(variables: Mapping[str, str], settings: Mapping[str, Setting]) -> None:
     """The first thing that a new process does."""
+    if (setting := settings.get(os.environ.get(WORKER, ""))) is not None:
+        _settle(setting)
     os.environ.update(variables)
     offer_stack()
     gc.set_threshold(*SELDOM)  # an eighth of the time of all imports went there
 
 
-async def start_processes(count: int, name: str, environment: Mapping[str, str] | None = None) -> ProcMesh:
-    """`count` processes that end with this one; end them with `stop_processes`."""
-    mesh: ProcMesh = this_host().spawn_procs(
-        per_host={"procs": count}, bootstrap=partial(_prepare, dict(environment or {})), name=name
-    )
+def _settle(setting: Setting) -> None:
+    log = os.open(setting.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.environ[LOG] = str(setting.log)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(setting.gpus)
+    if setting.folder.is_dir():
+        os.chdir(setting.folder)
+        sys.path.append(str(setting.folder))
+
+
+def name_processes(pids: Sequence[int], ground: Ground | None) -> str:
+    """Processes, for people."""
+    where = "" if ground is None else f" on host {ground.name}"
+    return f"process {', '.join(map(str, pids))}{where}"
+
+
+def own_log(otherwise: Path) -> Path:
+    """Where this process logs: with what it prints, on another host than the controller's; else as said."""
+    return Path(os.environ.get(LOG, otherwise))
+
+
+async def start_processes(
+    count: int, name: str, environment: Mapping[str, str] | None = None, ground: Ground | None = None
+) -> ProcMesh:
+    """`count` processes that end with this one; end them with `stop_processes`.
+
+    Args:
+        count: on all hosts together.
+        name: of all.
+        environment: variables that they have besides those of this process, or of the worker on another host.
+        ground: the other hosts; None: this one.
+    """
+    host, hosts, settings = (this_host(), 1, {}) if ground is None else (ground.mesh, ground.hosts, ground.settings)
+    prepare = partial(_prepare, dict(environment or {}), settings)
+    mesh: ProcMesh = host.spawn_procs(per_host={"procs": count // hosts}, bootstrap=prepare, name=name)
     try:
         await mesh.initialized
+        if ground is not None:
+            mesh._forge_lease = Lease(mesh)
     except BaseException:  # cancelled too: no process may be left
         await stop_processes(mesh)
         raise
@@ -82,6 +165,9 @@ async def stop_processes(mesh: ProcMesh, pids: Sequence[int] = (), *, dead: bool
     """
     if dead:
         _kill(pids)
+    lease: Lease | None = getattr(mesh, "_forge_lease", None)
+    if lease is not None:
+        lease.end()
     try:
         async with asyncio.timeout(STOP_S):
             await mesh.stop()

@@ -414,7 +414,7 @@ class Service:
         try:
             replica.actor = await self.launch(replica)
             replica.life += 1
-            logger.info("%s%d: process %s", self.name, replica.number, ", ".join(map(str, replica.actor._forge_pids)))
+            logger.info("%s%d: %s", self.name, replica.number, replica.actor._forge_named)
             replica.death = self._class.watch(replica.actor)
             await self.set_up(replica)
             replica.metrics.start_s = time.perf_counter() - began

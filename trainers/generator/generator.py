@@ -69,7 +69,7 @@ class Generator(RankedActor):
             return actor
         leader = actor.slice(procs=0)
         leader._forge_proc_mesh, leader._forge_all = actor._forge_proc_mesh, actor
-        leader._forge_pids = actor._forge_pids
+        leader._forge_pids, leader._forge_named = actor._forge_pids, actor._forge_named
         await result(leader.lead.call(actor.slice(procs=slice(1, cls.procs))))
         return leader
 

@@ -23,11 +23,13 @@ from trainers.rollout.local import WorkerSettings
 from trainers.rollout.types import Preparation
 
 if TYPE_CHECKING:
+    from trainers.actors.hosts import Hosts
     from trainers.buffer.actor import RemoteReplayBuffer
     from trainers.rollout.crew import Crew
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+Placed = Callable[[], Awaitable[Any]]
 NAMED_S = 2.0
 """How long after a failed call the news may take of whose death it was."""
 
@@ -68,10 +70,15 @@ class Stack:
 
     Generators heal by themselves (`GeneratorPool`). The death of another actor ends what `unless_one_dies` does, and
     whoever called that may `restart` it.
+
+    Args:
+        config: the recipe.
+        hosts: where everything is started; None: on this machine.
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, hosts: Hosts | None = None) -> None:
         self._config = config
+        self._hosts = hosts
         self._actors: dict[str, Any] = {}
         self._watches: dict[str, asyncio.Future[None]] = {}
         self._again: dict[str, Callable[[], Awaitable[None]]] = {}
@@ -86,6 +93,8 @@ class Stack:
         from trainers.actors.processes import survive_deaths
 
         survive_deaths()
+        if self._hosts is not None:
+            await self._hosts.open()
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -150,17 +159,18 @@ class Stack:
         if (actor := self._actors.pop(role, None)) is not None:
             await ForgeActor.shutdown(actor, dead=dead)
 
-    async def _start(self, role: str, actor_class: Any, *args: Any, **kwargs: Any) -> Any:
-        """Launch an actor, watch it, set it up.
+    async def _start(self, role: str, placed: Placed, *args: Any, **kwargs: Any) -> Any:
+        """Place an actor, watch it, set it up.
 
         Raises:
             RoleDiedError: it died before it could be watched.
         """
         try:
+            actor_class = await placed()
             actor = self._actors[role] = await actor_class.launch(*args, **kwargs)
         except ActorDiedError as error:
             raise RoleDiedError(role, str(error)) from error
-        logger.info("%s: process %s", role, ", ".join(map(str, actor._forge_pids)))
+        logger.info("%s: %s", role, actor._forge_named)
         self._watch(role, actor_class.watch(actor))
         await result(actor.setup.call())
         return actor
@@ -169,14 +179,13 @@ class Stack:
 
     async def open_store(self) -> None:
         """Start the weight store."""
-        from trainers.actors.actor import ForgeActor
-        from trainers.weights.store import WeightStore
+        from trainers.weights.store import Keeper, WeightStore
 
-        store = self._store = WeightStore()
+        store, placed = WeightStore(), self._placed(Keeper, "weights")
+        self._store = store
 
         async def start() -> None:
-            keeper = await self._start("weights", ForgeActor.options(mesh_name="weights"))
-            await store.open(keeper._forge_proc_mesh)
+            await store.open(await self._start("weights", placed))
 
         self._again["weights"] = start
         await start()
@@ -191,7 +200,7 @@ class Stack:
 
         config = self._config
         section = config.trainer
-        placed = self._placed(TitanTrainer, section, "trainer", section.procs)
+        placed = self._placed(TitanTrainer, "trainer", section.procs, with_gpus=section.with_gpus)
 
         async def start(folder: Path) -> Any:
             return await self._start(
@@ -223,7 +232,7 @@ class Stack:
             return None
         from trainers.titan.reference import ReferenceModel
 
-        placed = self._placed(ReferenceModel, section, "reference", 1)
+        placed = self._placed(ReferenceModel, "reference", with_gpus=section.with_gpus)
 
         async def start() -> Any:
             return await self._start(
@@ -258,8 +267,10 @@ class Stack:
             seed=config.seed,
         )
 
+        placed = self._placed(ReplayBuffer, "buffer")
+
         async def start() -> Any:
-            return await self._start("buffer", ReplayBuffer.options(mesh_name="buffer"), settings)
+            return await self._start("buffer", placed, settings)
 
         async def again() -> None:
             buffer.actor = await start()
@@ -271,10 +282,12 @@ class Stack:
     async def start_workers(self, run_folder: Path, model: Path, preparation: type[Preparation]) -> Crew:
         """Start the rollout workers, with the tokenizer of a checkpoint folder."""
         from trainers.rollout.crew import Crew
+        from trainers.rollout.worker import RolloutWorker
 
         config = self._config
         numbers = range(config.rollouts.workers)
-        crew = Crew([WorkerSettings(number, config, run_folder, model, preparation) for number in numbers])
+        settings = [WorkerSettings(number, config, run_folder, model, preparation) for number in numbers]
+        crew = Crew(settings, [self._placed(RolloutWorker, each.name) for each in settings])
         self._crew = crew
         await crew.start()
         return crew
@@ -293,15 +306,18 @@ class Stack:
             procs=section.procs,
             mesh_name="generator",
             environment=environment,
-            spare=Spare(partial(import_engine, **process)) if section.spare else None,
+            spare=Spare(partial(import_engine, **process)) if section.spare and self._hosts is None else None,
         )
         launches = []
         for number in range(section.num_replicas):
-            placed = self._placed(kind, section, f"generator{number}", section.procs, **environment)
+            name = f"generator{number}"
+            placed = self._placed(kind, name, section.procs, with_gpus=section.with_gpus, **environment)
 
-            async def launch(life: int, placed: Any = placed, number: int = number) -> Any:
+            async def launch(life: int, placed: Placed = placed, number: int = number) -> Any:
                 seed = (config.seed + life) * section.num_replicas + number  # another life draws other samples
-                return await placed.launch({**engine_args, "seed": seed}, {}, process, section.recompute_on_update)
+                return await (await placed()).launch(
+                    {**engine_args, "seed": seed}, {}, process, section.recompute_on_update
+                )
 
             launches.append(launch)
         self._pool = GeneratorPool(launches, kind, section.max_num_seqs)
@@ -314,10 +330,25 @@ class Stack:
         await generators.start()
         return generators
 
-    def _placed(self, actor_class: Any, section: Any, name: str, procs: int, **environment: str) -> Any:
-        """The class with its processes, on GPUs of their own where its section of the recipe says so."""
-        environment |= self._placement.take(procs * section.with_gpus)
-        return actor_class.options(procs=procs, with_gpus=section.with_gpus, mesh_name=name, environment=environment)
+    def _placed(
+        self, actor_class: Any, name: str, procs: int = 1, *, with_gpus: bool = False, **environment: str
+    ) -> Placed:
+        """Finds the place of an actor at each of its starts, and gives its class with its processes there.
+
+        They have GPUs of their own, which on this machine are the same at each start.
+        """
+        if self._hosts is None:
+            environment |= self._placement.take(procs * with_gpus)
+        else:
+            environment = PROCESS_ENVIRONMENT | environment
+
+        async def placed() -> Any:
+            ground = None if self._hosts is None else await self._hosts.ground(name)
+            return actor_class.options(
+                procs=procs, with_gpus=with_gpus, mesh_name=name, environment=environment, ground=ground
+            )
+
+        return placed
 
     async def close(self) -> None:
         """End every process, those first that ask others: nothing may be left that waits for another."""
@@ -332,6 +363,8 @@ class Stack:
             await store.close()
         await asyncio.gather(*(self._end(role) for role in list(self._actors)), return_exceptions=True)
         self._placement.close()
+        if self._hosts is not None:
+            await self._hosts.close()
 
 
 def _caused_by_a_death(error: BaseException | None) -> bool:

@@ -14,13 +14,14 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import forge_env as fe
 from forge_env.config.recipe import RunConfig
 from forge_env.environment.base import Environment
 from forge_env.errors import ForgeError, PluginError
 from forge_env.evaluation.estimates import Estimate
+from forge_env.job.survey import survey
 from forge_env.run import Run
 from forge_env.run.outcome import save_progress
 from forge_env.run.scratch import scratch_folder
@@ -37,6 +38,9 @@ from trainers.loop.stack import RoleDiedError, Stack, prepare_controller
 from trainers.loop.status import Status
 from trainers.loop.watchdog import Watchdog
 from trainers.rollout.types import Fate, GroupReport, Preparation, Totals
+
+if TYPE_CHECKING:
+    from trainers.actors.hosts import Hosts
 
 MAX_DISCARDED_IN_A_ROW = 20
 MAX_DEATHS_IN_A_ROW = 3
@@ -121,7 +125,7 @@ class Method(Trainer):
         environment: Environment = fe.make(config.environment.name, **config.environment.options)
         preparation = self.algorithm.preparation
         assert preparation is not None  # `check` has seen to it
-        async with Stack(config) as stack:
+        async with Stack(config, await _find_hosts(run)) as stack:
             watch = Watchdog(run, config.watchdog, lambda: stage_of(run))
             starting = watch.while_doing(
                 start_actors(run, stack, environment, found, preparation), lambda: stage_of(run)
@@ -545,6 +549,17 @@ class System:
         await self.trainer.push_weights(self.step)
         await self.generators.set_back(self.step)
         await self._stack.forget_weights_but(self.step)
+
+
+async def _find_hosts(run: Run) -> Hosts | None:
+    """The hosts of the run; None: this machine."""
+    found = await survey(run.config, run.folder.root)
+    if found is None:
+        return None
+    from trainers.actors.hosts import Hosts
+
+    logger.info("%s", found.plan)
+    return Hosts(run, found)
 
 
 def stage_of(run: Run) -> str:

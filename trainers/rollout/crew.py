@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from trainers.actors.service import Replica, ReplicaState, Service
@@ -24,15 +24,19 @@ class Crew(Service):
 
     Args:
         settings: of each worker.
+        placed: for each, what gives the actor's class in its place at each start; by default on this machine.
 
     Attributes:
         memory: what a worker of a number has to know when it starts: its preparation's state, tasks set aside.
     """
 
-    def __init__(self, settings: Sequence[WorkerSettings]) -> None:
+    def __init__(
+        self, settings: Sequence[WorkerSettings], placed: Sequence[Callable[[], Awaitable[Any]]] | None = None
+    ) -> None:
         super().__init__(RolloutWorker.options(num_replicas=len(settings), mesh_name="rollouts"))
         self.memory: Callable[[int], Memory] = lambda number: ({}, ())
         self._settings = settings
+        self._placed = placed
         self._links: Links | None = None
         self._first = asyncio.Event()
         self._moved = asyncio.Event()
@@ -48,7 +52,9 @@ class Crew(Service):
     async def launch(self, replica: Replica) -> Any:
         """Start the process of a worker."""
         settings = self._settings[replica.number]
-        return await RolloutWorker.options(mesh_name=settings.name).launch(settings)
+        if self._placed is None:
+            return await RolloutWorker.options(mesh_name=settings.name).launch(settings)
+        return await (await self._placed[replica.number]()).launch(settings)
 
     async def set_up(self, replica: Replica) -> None:
         """Let a worker know what the one before it knew. The first goes ahead: it may have sandbox images to build."""

@@ -9,7 +9,7 @@ from typing import Any
 from forge_env.logs import log_to
 from forge_env.run.folder import RunFolder
 from trainers.actors.actor import ForgeActor, concurrent_endpoint
-from trainers.actors.processes import settle_heap
+from trainers.actors.processes import own_log, settle_heap
 from trainers.actors.withdrawal import Withdrawable
 from trainers.rollout.local import LocalWorker, WorkerSettings
 from trainers.rollout.types import GroupReport, HeldOut, HeldOutReport, Links, RollOut, WorkerStatus
@@ -30,7 +30,7 @@ class RolloutWorker(ForgeActor):
     @concurrent_endpoint
     async def setup(self) -> None:
         """Open the sandbox engine; make environment, chat format and the algorithm's part."""
-        self._logging.enter_context(log_to(RunFolder(self._settings.folder).log))
+        self._logging.enter_context(log_to(own_log(RunFolder(self._settings.folder).log)))
         self._worker = LocalWorker(self._settings)
         await self._worker.setup()
         settle_heap()

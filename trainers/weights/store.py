@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 import torchstore
 
+from trainers.actors.actor import ForgeActor, endpoint
 from trainers.actors.remote import ActorDiedError, result
 from trainers.weights import compat, shared  # compat patches torchstore before its first use
 from trainers.weights.flat import Layout
@@ -24,6 +25,15 @@ T = TypeVar("T")
 
 def _key(version: int, dtype: torch.dtype) -> str:
     return f"{_VERSIONS}{version}/{str(dtype).removeprefix('torch.')}"
+
+
+class Keeper(ForgeActor):
+    """In the process that holds the weights."""
+
+    @endpoint
+    async def host(self) -> str:
+        """See `shared.host`."""
+        return shared.host()
 
 
 class WeightStore:
@@ -44,11 +54,11 @@ class WeightStore:
         self._held: dict[int, Buffers] = {}
         self._spare: Buffers | None = None
 
-    async def open(self, processes: Any) -> None:
-        """Keep the weights in `processes`, a mesh of one, from here on; they are the caller's to end."""
-        await compat.open_store(processes)
+    async def open(self, keeper: Any) -> None:
+        """Keep the weights in the process of `keeper` from here on; it is the caller's to end."""
+        await compat.open_store(keeper._forge_proc_mesh)
         torchstore.reset_client()
-        await torchstore.put(HOST_KEY, shared.host())
+        await torchstore.put(HOST_KEY, await result(keeper.host.call_one()))
 
     async def close(self) -> None:
         """Empty the store, so that it can be opened again."""

@@ -12,7 +12,7 @@ import pytest
 from forge_env import machine
 from forge_env.cli.main import main
 from forge_env.config import RunConfig
-from forge_env.run import metrics, preflight
+from forge_env.run import metrics, needs, preflight
 from forge_env.sandbox import engines
 
 Capture = pytest.CaptureFixture[str]
@@ -167,11 +167,11 @@ def test_an_unwritable_place(recipe: Path, monkeypatch: pytest.MonkeyPatch, capf
 
 def test_the_memory_estimate_grows_with_what_runs() -> None:
     def needed(**sections: Any) -> float:
-        return preflight.needed_memory_gb(RunConfig.model_validate({"environment": {"name": "x"}, **sections}))
+        return needs.needed_memory_gb(RunConfig.model_validate({"environment": {"name": "x"}, **sections}))
 
     default = needed()
     assert 4.0 <= default <= 5.0
-    assert needed(rollouts={"workers": 3}) == pytest.approx(default + 2 * preflight.WORKER_GB)
+    assert needed(rollouts={"workers": 3}) == pytest.approx(default + 2 * needs.WORKER_GB)
     assert needed(generator={"num_replicas": 3}) > default
     assert needed(trainer={"procs": 2}) > default
     assert needed(grpo={"reference": {"source": "initial"}}) > default + 0.9

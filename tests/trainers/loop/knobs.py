@@ -64,6 +64,8 @@ def _optimizer(needs: dict[str, Any], prefix: str) -> dict[str, Change]:
     return _below(prefix, {name: Change(value, needs, where) for name, value in values.items()})
 
 
+HOSTS = {"job.kind": "hosts", "job.workers": ["tcp://127.0.0.4:26700", "tcp://127.0.0.5:26700"]}
+PLACED = ("placed",)
 GPU = {"generator.with_gpus": True}
 BUILT = ("run", "titan")
 SHAPING = {
@@ -164,6 +166,7 @@ KNOBS: dict[str, Change] = {
             "threads": Change(2, where=SERVED),
             "spare": Change(False),
             "enforce_eager": Change(True, GPU, SERVED),
+            "hosts": Change(2, {**HOSTS, "generator.procs": 2}, PLACED),
             "engine_args": Change({"enable_prefix_caching": False}, where=SERVED),
             "recompute_on_update": Change(True),
         },
@@ -183,6 +186,7 @@ KNOBS: dict[str, Change] = {
         "trainer",
         {
             "procs": Change(2),
+            "hosts": Change(2, {**HOSTS, "trainer.procs": 2}, PLACED),
             "activation_checkpoint": Change("full", where=BUILT),
             "compile": Change(True, {"trainer.with_gpus": True}, BUILT),
             "with_gpus": Change(True),
@@ -274,6 +278,17 @@ KNOBS: dict[str, Change] = {
             "warn_s": Change(20.0),
             "end_s": Change(30.0, {"watchdog.warn_s": 20.0}),
             "free_memory_gb": Change(1e6),
+        },
+    ),
+    **_below(
+        "job",
+        {
+            "kind": Change("skypilot", where=PLACED),
+            "workers": Change(["tcp://127.0.0.6:26700"], HOSTS, PLACED),
+            "port": Change(26800, {"job.kind": "skypilot"}, PLACED),
+            "place": Change({"trainer": [1]}, HOSTS, PLACED),
+            "on_loss": Change("wait", HOSTS, PLACED),
+            "address": Change("127.0.0.9", HOSTS, PLACED),
         },
     ),
 }

@@ -93,6 +93,7 @@ class Actor:
         self.options = options
         self._forge_all: Actor = self
         self._forge_pids = ()
+        self._forge_named = "no process"
 
     def __getattr__(self, endpoint: str) -> Endpoint:
         return Endpoint(self, endpoint)

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from types import ModuleType
@@ -26,10 +27,14 @@ from forge_env.config import RunConfig
 from forge_env.config.reader import Override
 from forge_env.config.recipe import ModelSection, TinyModel
 from forge_env.errors import ConfigError
+from forge_env.job.addresses import own_address, worker_addresses
+from forge_env.job.card import Question, write_card
+from forge_env.job.plan import make_plan, units
 from forge_env.run import Run, RunFolder
 from forge_env.run.launch import launch
 from forge_env.run.metrics import open_loggers
 from forge_env.run.outcome import RunOutcome
+from forge_env.run.preflight import Ready
 from trainers.loop.stack import prepare_controller
 
 prepare_controller()
@@ -87,7 +92,7 @@ def command(overrides: Mapping[str, Any], root: Path) -> Any:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
-        patch.setattr("forge_env.run.preflight.check", lambda config, folder: "none")
+        patch.setattr("forge_env.run.preflight.check", lambda config, folder: Ready("none"))
         patch.setattr("forge_env.cli.train.tidy", lambda: None)
         patch.setattr("forge_env.run.launch.launch", launch)
         Path("recipe.yaml").write_text(json.dumps(BASE))
@@ -131,12 +136,27 @@ def terminated(overrides: Mapping[str, Any], root: Path) -> Any:
     return ended
 
 
+def placed(overrides: Mapping[str, Any], root: Path) -> Any:
+    """Where everything is placed, and goes when the first host is lost."""
+    config = make_config(overrides, root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SKYPILOT_NODE_IPS", "127.0.0.4\n127.0.0.5")
+        addresses = worker_addresses(config.job)
+    if not addresses:
+        return None
+    plan = make_plan(config, addresses, [replace(write_card(Question()), free_memory_gb=99.0) for _ in addresses])
+    places = dict(plan.places)
+    moved = [plan.replace(unit, {1}) for unit in units(config)]
+    return addresses, own_address(config.job, addresses), places, moved
+
+
 OBSERVERS: dict[str, Callable[[Mapping[str, Any], Path], Any]] = {
     "run": dry_run,
     "weights": weights,
     "command": command,
     "wandb": wandb,
     "terminated": terminated,
+    "placed": placed,
     "titan": titan,
     "vllm": vllm,
 }

@@ -14,7 +14,6 @@ import torch
 
 from forge_env.config.recipe import ModelSection, OptimizerSection, TinyModel
 from forge_env.errors import UsageError
-from trainers.actors.processes import start_processes, stop_processes
 from trainers.actors.remote import agreed, result
 from trainers.loop.stack import prepare_controller
 from trainers.losses.sft import SFTLoss
@@ -24,7 +23,7 @@ prepare_controller()
 
 from tests.trainers.titan.ranks import VOCABULARY, check_weights, engine, sequences, weights  # noqa: E402
 from trainers.titan.trainer import TitanTrainer  # noqa: E402
-from trainers.weights.store import WeightStore  # noqa: E402
+from trainers.weights.store import Keeper, WeightStore  # noqa: E402
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
 SECTION = OptimizerSection(lr=1e-3, warmup_steps=0, decay_start=1.0)
@@ -53,8 +52,8 @@ async def test_two_processes_are_one_trainer(folder: Path, tmp_path: Path) -> No
     for _ in range(2):
         alone.train(data, SFTLoss())
     store = WeightStore()
-    volume = await start_processes(1, "weights")
-    await store.open(volume)
+    keeper = await Keeper.options(mesh_name="weights").launch()
+    await store.open(keeper)
     trainer = await TitanTrainer.options(procs=2, mesh_name="trainer").as_actor(str(folder), max_length=128)
     try:
         with pytest.raises(UsageError, match="call `configure` first"):
@@ -94,6 +93,6 @@ async def test_two_processes_are_one_trainer(folder: Path, tmp_path: Path) -> No
     finally:
         await TitanTrainer.shutdown(trainer)
         await store.close()
-        await stop_processes(volume)
+        await Keeper.shutdown(keeper)
     left = {process.pid for process in psutil.Process().children(recursive=True)} - before
     assert not [pid for pid in left if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]

@@ -1,0 +1,74 @@
+"""`forge-env worker`: let runs on other machines use this one."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import socket
+from collections.abc import Callable
+
+from forge_env.cli.command import Parser
+from forge_env.errors import ForgeError, UsageError
+from forge_env.interrupts import run_until_interrupted
+from forge_env.job.addresses import Address
+from forge_env.job.card import serve_cards, tls_context
+from forge_env.plugins import load_plugin
+
+VARIABLE = "FORGE_ENV_WORKER"
+"""By it a process knows of which worker it is."""
+
+
+def add_arguments(parser: Parser) -> None:
+    """Describe the command."""
+    parser.description = (
+        "Wait at an address of this machine for runs (job.workers of their recipe), and run what they start here. "
+        "Whoever reaches the address can run code as this user: use a network of your own, or tls:// (docs/hosts.md). "
+        "Ctrl-C ends it with all its processes."
+    )
+    parser.add_argument(
+        "address",
+        metavar="ADDRESS",
+        help="tcp://HOST:PORT, or tls://HOST:PORT; HOST is this machine's; PORT + 1 is used too",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until interrupted."""
+    from forge_env.run.scratch import reap_scratch, scratch_folder
+
+    address = _numeric(Address.of(args.address))
+    tls_context(address, serving=True)  # what is wrong with it is said now
+    start: Callable[[Address], str] = load_plugin("forge_env.workers", "monarch")
+    reap_scratch()
+    with scratch_folder():
+        os.environ[VARIABLE] = args.address
+        run_until_interrupted(_serve(address, start))
+    return 0
+
+
+async def _serve(address: Address, start: Callable[[Address], str]) -> None:
+    monarch = start(address._replace(port=address.port + 1))
+    async with await serve_cards(address, monarch) as server:
+        print(f"worker ready at {address}; Ctrl-C ends it", flush=True)
+        await server.serve_forever()
+
+
+def _numeric(address: Address) -> Address:
+    """The same with a number for the host, of this machine.
+
+    Raises:
+        UsageError: it stands for all addresses.
+        ForgeError: the name is not known.
+    """
+    try:
+        [(*_, place), *_] = socket.getaddrinfo(address.plain_host, address.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ForgeError(f"{address.host} is not known here: {error.strerror}", fix="write an IP address") from error
+    number = ipaddress.ip_address(place[0])
+    if number.is_unspecified:
+        raise UsageError(
+            f"{address} would listen on every network of this machine, and whoever reaches it can run code",
+            fix="name the one address at which the run's other hosts reach this machine",
+        )
+    return address._replace(host=f"[{number}]" if number.version == 6 else str(number))

@@ -1,0 +1,108 @@
+"""Where the workers of a run are. The kinds of job differ in nothing but how this list is filled."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Callable
+from typing import NamedTuple
+
+from forge_env.config.recipe import ADDRESS, JobSection
+from forge_env.errors import ForgeError, UsageError
+
+
+class Address(NamedTuple):
+    """`scheme://host:port`, of a worker."""
+
+    scheme: str
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, text: str) -> Address:
+        """Read one.
+
+        Raises:
+            UsageError: it is none.
+        """
+        match = ADDRESS.fullmatch(text)
+        if match is None or not 0 < int(match["port"]) < 2**16:
+            raise UsageError(
+                f"{text!r} is not the address of a worker", fix="write tcp://HOST:PORT, or tls://HOST:PORT"
+            )
+        return cls(match["scheme"], match["host"], int(match["port"]))
+
+    @property
+    def plain_host(self) -> str:
+        """The host as sockets want it: an IPv6 address without its brackets."""
+        return self.host.strip("[]")
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.host}:{self.port}"
+
+
+def _slurm() -> list[str]:
+    nodes = _variable("SLURM_JOB_NODELIST", "inside an allocation: sbatch or salloc")
+    try:
+        listed = subprocess.run(
+            ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ForgeError(
+            f"`scontrol show hostnames {nodes}` failed: {error}", fix="run this where Slurm's commands are installed"
+        ) from error
+    return listed.stdout.split()
+
+
+def _kubernetes() -> list[str]:
+    return re.split(
+        r"[\s,]+", _variable("FORGE_ENV_WORKERS", "in a pod whose manifest sets it to the workers' DNS names")
+    )
+
+
+def _skypilot() -> list[str]:
+    return _variable("SKYPILOT_NODE_IPS", "in the `run` section of a SkyPilot task").split()
+
+
+def _variable(name: str, where: str) -> str:
+    value = os.environ.get(name, "").strip()
+    if not value:
+        raise UsageError(f"{name} is not set", fix=f"run this {where}; or name the workers with job.workers")
+    return value
+
+
+NODES: dict[str, Callable[[], list[str]]] = {"slurm": _slurm, "kubernetes": _kubernetes, "skypilot": _skypilot}
+
+
+def worker_addresses(section: JobSection) -> list[Address]:
+    """The workers of a run, by number; none where it runs on this machine alone.
+
+    Raises:
+        ForgeError: the platform does not tell its nodes here.
+    """
+    if section.workers or section.kind not in NODES:
+        return [Address.of(text) for text in section.workers]
+    return [Address("tcp", node, section.port) for node in NODES[section.kind]()]
+
+
+def own_address(section: JobSection, workers: list[Address]) -> str:
+    """At which address of this machine the workers reach it: that which its way to the first of them starts from.
+
+    Raises:
+        ForgeError: there is no way to it.
+    """
+    if section.address is not None:
+        return section.address
+    first = workers[0]
+    try:
+        [(family, kind, protocol, _, place), *_] = socket.getaddrinfo(
+            first.plain_host, first.port, type=socket.SOCK_DGRAM
+        )
+        with socket.socket(family, kind, protocol) as way:
+            way.connect(place)  # sends nothing
+            own: str = way.getsockname()[0]
+    except OSError as error:
+        raise ForgeError(f"there is no way to {first}: {error.strerror or error}", fix="check the address") from error
+    return f"[{own}]" if ":" in own else own

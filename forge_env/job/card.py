@@ -1,0 +1,273 @@
+"""What a worker tells of its host. At the worker's address one question is answered with one card, a line of JSON each.
+
+That takes milliseconds and no Monarch, so whatever is wrong with a host is said before anything starts. The card also
+names the worker as Monarch knows it: by another name in each of its lives, since Monarch takes a host that came back
+for the one that was lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import ssl
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import AsyncExitStack, suppress
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import forge_env
+from forge_env import machine
+from forge_env.concurrency import gather_or_cancel
+from forge_env.errors import ForgeError
+from forge_env.job.addresses import Address
+from forge_env.run.account import clock_start
+
+ANSWER_S = 10.0
+"""How long a worker may take to answer."""
+LOOK_S = 0.5
+"""Between two looks whether a worker is there yet."""
+MOST = 1 << 20
+"""Bytes of a question or an answer."""
+TLS = {"cert": "HYPERACTOR_TLS_CERT", "key": "HYPERACTOR_TLS_KEY", "ca": "HYPERACTOR_TLS_CA"}
+"""Variables that name the files; Monarch's own."""
+
+
+class NoWorkerError(ForgeError):
+    """Nothing answers at the address of a worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is to be told besides what always is.
+
+    Attributes:
+        modules: top-level modules, whose code is compared.
+        packages: installed packages, whose versions are compared.
+        files: paths, whose contents are compared.
+        sandbox: a sandbox engine and its options, to be tried.
+    """
+
+    modules: list[str] = field(default_factory=list)
+    packages: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    sandbox: tuple[str, dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a worker tells of its host.
+
+    Attributes:
+        forge_env: its version.
+        monarch: by what Monarch attaches to it; another in each life of the worker.
+        host: name of the machine.
+        python: the interpreter's path.
+        python_version: its version.
+        cpus: processors that the worker may use.
+        free_memory_gb: GiB.
+        gpus: ids of GPUs that no run has.
+        wall_s: its wall clock.
+        modules: digest of the code of each module that was asked for; None: it is not there.
+        packages: version of each package that was asked for, likewise.
+        files: digest of each file that was asked for, likewise.
+        engine: the sandbox engine that was found for `sandbox`.
+        no_engine: why there is none.
+    """
+
+    forge_env: str
+    monarch: str
+    host: str
+    python: str
+    python_version: str
+    cpus: int
+    free_memory_gb: float
+    gpus: list[str]
+    wall_s: float
+    modules: dict[str, str | None] = field(default_factory=dict)
+    packages: dict[str, str | None] = field(default_factory=dict)
+    files: dict[str, str | None] = field(default_factory=dict)
+    engine: str = ""
+    no_engine: str = ""
+
+
+def write_card(question: Question, monarch: str = "") -> Card:
+    """The card of this host."""
+    engine, no_engine = _sandbox(question)
+    return Card(
+        forge_env=forge_env.__version__,
+        monarch=monarch,
+        host=os.uname().nodename,
+        python=sys.executable,
+        python_version=platform.python_version().rpartition(".")[0],  # others can't read each other's pickled code
+        cpus=len(os.sched_getaffinity(0)),
+        free_memory_gb=machine.free_memory_gb(),
+        gpus=[gpu.uuid for gpu in machine.unclaimed_gpus()],
+        wall_s=clock_start() + time.perf_counter(),
+        modules={name: _digest_of_module(name) for name in question.modules},
+        packages={name: _version(name) for name in question.packages},
+        files={name: _digest([Path(name)], Path(name).parent) for name in question.files},
+        engine=engine,
+        no_engine=no_engine,
+    )
+
+
+def _sandbox(question: Question) -> tuple[str, str]:
+    from forge_env.sandbox.engines import open_engine
+
+    if question.sandbox is None:
+        return "", ""
+    name, options = question.sandbox
+    try:
+        return open_engine(name, **options).name, ""
+    except ForgeError as error:
+        return "", error.message
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package).partition("+")[0]  # what a CPU and a GPU build share
+    except PackageNotFoundError:
+        return None
+
+
+def _digest_of_module(name: str) -> str | None:
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        return None
+    folders = [Path(place) for place in spec.submodule_search_locations or ()]
+    if not folders:
+        return _digest([Path(spec.origin)], Path(spec.origin).parent) if spec.origin else None
+    return _digest(sorted(folders[0].rglob("*.py")), folders[0])
+
+
+def _digest(paths: Iterable[Path], root: Path) -> str | None:
+    digest = blake2b(digest_size=8)
+    try:
+        for path in paths:
+            digest.update(f"{path.relative_to(root)}\n".encode())
+            digest.update(path.read_bytes())
+    except OSError:
+        return None
+    return digest.hexdigest()
+
+
+# ---
+# Question and answer.
+
+
+def tls_context(address: Address, *, serving: bool) -> ssl.SSLContext | None:
+    """Both sides show a certificate that the authority has signed; None: the address is a plain one.
+
+    Raises:
+        ForgeError: a variable is not set, or a file can't be used.
+    """
+    if address.scheme != "tls":
+        return None
+    files = {what: os.environ.get(variable) for what, variable in TLS.items()}
+    if missing := [TLS[what] for what, path in files.items() if not path]:
+        raise ForgeError(
+            f"{address}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set",
+            fix="let them name this host's certificate, its key, and the authority's certificate (docs/hosts.md)",
+        )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if serving else ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_cert_chain(str(files["cert"]), str(files["key"]))
+        context.load_verify_locations(str(files["ca"]))
+    except (OSError, ssl.SSLError) as error:
+        raise ForgeError(f"{address}: the certificate can't be used: {error}", fix=f"see {', '.join(files)}") from error
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+async def serve_cards(address: Address, monarch: str) -> asyncio.Server:
+    """Answer at a worker's address from here on.
+
+    Args:
+        address: of the worker.
+        monarch: by what Monarch attaches to it.
+
+    Raises:
+        ForgeError: nobody can listen there.
+    """
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, ValueError, TypeError, TimeoutError, asyncio.IncompleteReadError):  # a stranger's
+            async with asyncio.timeout(ANSWER_S):
+                question = Question(**json.loads(await reader.readline()))
+            card = await asyncio.to_thread(write_card, question, monarch)
+            writer.write(json.dumps(asdict(card)).encode() + b"\n")
+            await writer.drain()
+        writer.close()
+
+    context = tls_context(address, serving=True)
+    try:
+        return await asyncio.start_server(answer, address.plain_host, address.port, limit=MOST, ssl=context)
+    except OSError as error:
+        raise ForgeError(
+            f"can't listen at {address}: {error.strerror or error}",
+            fix="use an address of this machine, and a port that is free",
+        ) from error
+
+
+async def ask(address: Address, question: Question | None = None, *, patience_s: float = 0.0) -> Card:
+    """The card of a worker.
+
+    Args:
+        address: of the worker.
+        question: what is to be told besides what always is.
+        patience_s: seconds that it has to come up.
+
+    Raises:
+        NoWorkerError: nothing answers there.
+        ForgeError: it is of another version.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + patience_s
+    while True:
+        try:
+            async with asyncio.timeout(ANSWER_S), AsyncExitStack() as stack:
+                context = tls_context(address, serving=False)
+                reader, writer = await asyncio.open_connection(
+                    address.plain_host, address.port, limit=MOST, ssl=context
+                )
+                stack.callback(writer.close)
+                writer.write(json.dumps(asdict(question or Question())).encode() + b"\n")
+                told: dict[str, Any] = json.loads(await reader.readline())
+            break
+        except (OSError, ValueError, TimeoutError) as error:
+            if loop.time() >= until:
+                raise NoWorkerError(
+                    f"no worker answers at {address}: {_why(error)}", fix=f"start `forge-env worker {address}` there"
+                ) from error
+        await asyncio.sleep(LOOK_S)  # nothing tells that a worker has come up
+    if told.get("forge_env") != forge_env.__version__:
+        raise ForgeError(
+            f"the worker at {address} is of forge-env {told.get('forge_env')}, this is {forge_env.__version__}",
+            fix="install the same version on all hosts",
+        )
+    return Card(**told)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"nothing was heard for {ANSWER_S:g} s"
+    if isinstance(error, json.JSONDecodeError):
+        return "something else listens there"
+    number = getattr(error, "errno", None)
+    return os.strerror(number).lower() if number and number > 0 else str(error)
+
+
+async def ask_all(addresses: list[Address], question: Question, *, patience_s: float = 0.0) -> list[Card]:
+    """The cards of workers, in order; errors as in `ask`, of the first that fails."""
+    return await gather_or_cancel([ask(address, question, patience_s=patience_s) for address in addresses])

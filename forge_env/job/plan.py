@@ -1,0 +1,206 @@
+"""Which actor of a run is on which host, decided before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from forge_env.config.recipe import JobSection, Role, RunConfig
+from forge_env.errors import UsageError
+from forge_env.job.addresses import Address
+from forge_env.job.card import Card
+from forge_env.run.needs import CONTROLLER_GB, model_size_gb, needed_memory
+
+BUFFER_GB = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What is placed as one: a replica, with all its processes.
+
+    Attributes:
+        role: of the actor.
+        name: its own.
+        hosts: that it is spread over.
+        procs: processes on each of them.
+        gpus: on each of them.
+        memory_gb: GiB, an estimate, on each of them.
+    """
+
+    role: Role
+    name: str
+    hosts: int
+    procs: int
+    gpus: int
+    memory_gb: float
+
+
+def units(config: RunConfig) -> Iterator[Unit]:
+    """Everything that is placed, in the order of placing: what is hardest to place comes first."""
+    memory = needed_memory(config)
+
+    def unit(role: Role, name: str, each_gb: float, procs: int = 1, hosts: int = 1, *, with_gpus: bool = False) -> Unit:
+        per_host = procs // hosts
+        return Unit(role, name, hosts, per_host, per_host * with_gpus, per_host * each_gb)
+
+    section, trainer, reference = config.generator, config.trainer, config.grpo.reference
+    yield unit("trainer", "trainer", memory["trainer"][1], trainer.procs, trainer.hosts, with_gpus=trainer.with_gpus)
+    if reference.source != "none":
+        yield unit("reference", "reference", memory["reference"][1], with_gpus=reference.with_gpus)
+    for number in range(section.num_replicas):
+        name, each_gb = f"generator{number}", memory["generator"][1]
+        yield unit("generator", name, each_gb, section.procs, section.hosts, with_gpus=section.with_gpus)
+    yield unit("weights", "weights", CONTROLLER_GB + 2 * model_size_gb(config))
+    yield unit("buffer", "buffer", BUFFER_GB)
+    for number in range(config.rollouts.workers):
+        yield unit("rollouts", f"rollouts{number}", memory["rollout worker"][1])
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a unit is.
+
+    Attributes:
+        hosts: their numbers.
+        gpus: ids of its GPUs on each of them.
+    """
+
+    hosts: tuple[int, ...]
+    gpus: tuple[tuple[str, ...], ...]
+
+
+class Plan:
+    """Who is where, and what is left on each host. Every GPU is given to one unit.
+
+    A unit goes to hosts that its role may use (`job.place`), have GPUs and memory for it, and are least busy; one that
+    needs no GPU goes to hosts without any where there are such. Weight store and buffer go to the trainer's host.
+
+    Args:
+        section: of the recipe.
+        addresses: of the workers.
+        cards: theirs.
+
+    Raises:
+        UsageError: `job.place` names a worker that is not there.
+    """
+
+    def __init__(self, section: JobSection, addresses: Sequence[Address], cards: Sequence[Card]) -> None:
+        self._section = section
+        self._addresses = addresses
+        self._cards = list(cards)
+        self.places: dict[str, Place] = {}
+        self._units: dict[str, Unit] = {}
+        for role, numbers in section.place.items():
+            if wrong := [number for number in numbers if number >= len(cards)]:
+                raise UsageError(
+                    f"job.place: {role} is to run on worker {wrong[0]}, but there are {len(cards)}",
+                    fix=f"the first worker is number 0, the last is number {len(cards) - 1}",
+                )
+
+    def place(self, unit: Unit, among: Collection[int] | None = None) -> Place:
+        """Find a place for a unit, or another one for a unit that has one.
+
+        Args:
+            unit: what is placed.
+            among: numbers of the hosts that can be used; all of them if not given.
+
+        Raises:
+            UsageError: there is no room; with what is needed and what there is.
+        """
+        self.places.pop(unit.name, None)
+        allowed = self._section.place.get(unit.role, [*range(len(self._cards))])
+        hosts = [number for number in allowed if among is None or number in among]
+        fits = [number for number in hosts if self._fits(unit, number)]
+        chosen = sorted(fits, key=lambda number: self._rank(unit, number))[: unit.hosts]
+        if len(chosen) < unit.hosts:
+            raise UsageError(
+                f"there is no room for {unit.name}: it needs {_needs(unit)}. There are left: "
+                + "; ".join(self._left(number) for number in hosts),
+                fix="use more or bigger hosts, let job.place name others, or lower procs, num_replicas, workers",
+            )
+        gpus = tuple(tuple(self._free_gpus(number)[: unit.gpus]) for number in chosen)
+        self.places[unit.name], self._units[unit.name] = Place(tuple(chosen), gpus), unit
+        return self.places[unit.name]
+
+    def replace(self, unit: Unit, living: Collection[int]) -> Place | None:
+        """Where a unit goes on whose host is lost: elsewhere, or (None) back where it was when that is back."""
+        if self._section.on_loss == "wait":
+            return None
+        before = self.places.get(unit.name)
+        try:
+            return self.place(unit, living)
+        except UsageError:
+            if before is not None:
+                self.places[unit.name] = before
+            return None
+
+    def renew(self, number: int, card: Card) -> None:
+        """A worker has begun another life."""
+        self._cards[number] = card
+
+    def _on(self, number: int) -> list[tuple[Unit, Place]]:
+        return [(self._units[name], place) for name, place in self.places.items() if number in place.hosts]
+
+    def _free_gpus(self, number: int) -> list[str]:
+        taken = {
+            gpu
+            for _, place in self._on(number)
+            for host, gpus in zip(place.hosts, place.gpus, strict=True)
+            if host == number
+            for gpu in gpus
+        }
+        return [gpu for gpu in self._cards[number].gpus if gpu not in taken]
+
+    def _free_memory_gb(self, number: int) -> float:
+        return self._cards[number].free_memory_gb - sum(unit.memory_gb for unit, _ in self._on(number))
+
+    def _fits(self, unit: Unit, number: int) -> bool:
+        return len(self._free_gpus(number)) >= unit.gpus and self._free_memory_gb(number) >= unit.memory_gb
+
+    def _rank(self, unit: Unit, number: int) -> tuple[bool, bool, float, int]:
+        """The lower the better."""
+        card = self._cards[number]
+        trainer = self.places.get("trainer")
+        apart = unit.role in ("weights", "buffer") and trainer is not None and number not in trainer.hosts
+        busy = sum(other.procs for other, _ in self._on(number)) / card.cpus
+        return apart, not unit.gpus and bool(card.gpus), busy, number
+
+    def _left(self, number: int) -> str:
+        names = ", ".join(unit.name for unit, _ in self._on(number))
+        return (
+            f"on {self._name(number)}, {_figures(len(self._free_gpus(number)), self._free_memory_gb(number))}"
+            f"{f' (it has {names})' if names else ''}"
+        )
+
+    def _name(self, number: int) -> str:
+        return f"{number} {self._addresses[number]} ({self._cards[number].host})"
+
+    def __str__(self) -> str:
+        """A line for each host: what it has, and who is there."""
+        lines = []
+        for number, card in enumerate(self._cards):
+            names = ", ".join(unit.name for unit, _ in self._on(number)) or "nothing"
+            has = f"{card.cpus} CPUs, {_figures(len(card.gpus), card.free_memory_gb)} free"
+            lines.append(f"host {self._name(number)}, {has}: {names}")
+        return "\n".join(lines)
+
+
+def _figures(gpus: int, memory_gb: float) -> str:
+    return f"{gpus} GPU{'' if gpus == 1 else 's'} and {memory_gb:.1f} GiB"
+
+
+def _needs(unit: Unit) -> str:
+    hosts = "" if unit.hosts == 1 else f" on each of {unit.hosts} hosts"
+    return _figures(unit.gpus, unit.memory_gb) + hosts
+
+
+def make_plan(config: RunConfig, addresses: Sequence[Address], cards: Sequence[Card]) -> Plan:
+    """Place everything that the recipe asks for.
+
+    Raises:
+        UsageError: there is no room for it.
+    """
+    plan = Plan(config.job, addresses, cards)
+    for unit in units(config):
+        plan.place(unit)
+    return plan

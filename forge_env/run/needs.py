@@ -1,0 +1,64 @@
+"""What a run needs of the machines it is on: GPUs, and an estimate of memory."""
+
+from __future__ import annotations
+
+from forge_env import machine
+from forge_env.config.recipe import RunConfig
+
+PROCESS_GB = 1.0
+"""Resident memory of a process that has imported torch and vLLM or TorchTitan."""
+WORKER_GB = 0.3
+"""Of one that plays episodes: their environment, the tokenizer, and the episodes under way."""
+CONTROLLER_GB = 0.5
+SANDBOXES_GB = 0.5
+
+
+def needed_gpus(config: RunConfig) -> dict[str, int]:
+    """GPUs by role, only roles that want any."""
+    roles = {
+        "generator": config.generator.num_replicas * config.generator.procs * config.generator.with_gpus,
+        "trainer": config.trainer.procs * config.trainer.with_gpus,
+        "grpo.reference": int(config.grpo.reference.with_gpus),
+    }
+    return {role: count for role, count in roles.items() if count}
+
+
+def model_size_gb(config: RunConfig) -> float:
+    """Size of the checkpoint: of a local folder, its files; unknown (0) for a hub name; small for `tiny`."""
+    if config.model.path == "tiny":
+        shape = config.model.tiny
+        attention = shape.dim * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
+        parameters = shape.vocab_size * shape.dim + shape.layers * (attention + 3 * shape.dim * shape.hidden_dim)
+        return parameters * 4 / machine.GIB
+    folder = machine.user_path(config.model.path)
+    if not folder.is_dir():
+        return 0.0
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / machine.GIB
+
+
+def needed_memory(config: RunConfig) -> dict[str, tuple[int, float]]:
+    """Estimate of the host memory that a run takes, by role: how many processes, and GiB of each.
+
+    A CPU generator holds weights and key-value cache, a CPU trainer weights, gradients and two optimizer
+    moments; on GPUs both live in device memory and the host holds a copy of the weights for their transfer. A
+    checkpoint under way is a copy of weights and moments.
+    """
+    size = model_size_gb(config)
+    generator = PROCESS_GB + (size if config.generator.with_gpus else size + config.generator.kv_cache_gb)
+    trainer = PROCESS_GB + (size if config.trainer.with_gpus else 4 * size / config.trainer.procs)
+    trainer += 3 * size / config.trainer.procs
+    roles = {
+        "controller": (1, CONTROLLER_GB),
+        "sandboxes": (1, SANDBOXES_GB),
+        "generator": (config.generator.num_replicas * config.generator.procs, generator),
+        "trainer": (config.trainer.procs, trainer),
+        "rollout worker": (config.rollouts.workers, WORKER_GB),
+        "left free": (1, config.watchdog.free_memory_gb),
+        "reference": (int(config.grpo.reference.source != "none"), PROCESS_GB + size),
+    }
+    return {role: (count, each) for role, (count, each) in roles.items() if count}
+
+
+def needed_memory_gb(config: RunConfig) -> float:
+    """The sum of `needed_memory`, GiB: about 5 for the default recipe on a CPU."""
+    return sum(count * each for count, each in needed_memory(config).values())

@@ -1,0 +1,141 @@
+"""What workers tell of their hosts, over real sockets, and what a run makes of it before it starts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import forge_env
+from forge_env.cli.main import main
+from forge_env.config import RunConfig
+from forge_env.errors import ForgeError
+from forge_env.job import card, survey
+from forge_env.job.addresses import Address
+from forge_env.job.card import Card, NoWorkerError, Question, ask, serve_cards, write_card
+
+
+def free_address() -> Address:
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        return Address("tcp", "127.0.0.2", server.getsockname()[1])
+
+
+@asynccontextmanager
+async def worker(
+    monkeypatch: pytest.MonkeyPatch, changed: Callable[[Card], Card] | None = None
+) -> AsyncIterator[Address]:
+    """Only its cards: nothing is started on it."""
+    address = free_address()
+
+    def written(question: Question, monarch: str = "") -> Card:
+        found = write_card(question, monarch)
+        return found if changed is None else changed(found)
+
+    monkeypatch.setattr(card, "write_card", written)
+    async with await serve_cards(address, "service"):
+        yield address
+
+
+def recipe(address: Address, folder: Path) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "environment": {"name": "wordle"},
+            "model": {"cache_dir": str(folder / "cache")},
+            "job": {"kind": "hosts", "workers": [str(address)]},
+        }
+    )
+
+
+async def test_a_host_like_this_one_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async with worker(monkeypatch) as address:
+        found = await survey.survey(recipe(address, tmp_path), tmp_path / "run")
+    assert found is not None
+    assert {place.hosts for place in found.plan.places.values()} == {(0,)}
+    assert f"host 0 {address}" in str(found.plan)
+    assert not os.listdir(tmp_path), "the marks are gone"
+
+
+DIFFERENT: list[tuple[Callable[[Card], Card], str]] = [
+    (lambda own: replace(own, forge_env="0.0.1"), "is of forge-env 0.0.1"),
+    (lambda own: replace(own, python_version="3.9"), r"Python 3.9 \(here 3.11\)"),
+    (lambda own: replace(own, packages={**own.packages, "torch": None}), "torch missing"),
+    (lambda own: replace(own, modules={**own.modules, "environments": "0"}), "environments with other code than here"),
+    (lambda own: replace(own, modules={**own.modules, "forge_env": None}), "forge_env missing"),
+    (lambda own: replace(own, files=dict.fromkeys(own.files)), "does not see .*run"),
+    (
+        lambda own: replace(own, no_engine="no engine can run"),
+        "rollouts0 is to be on host 0 .*, where no engine can run",
+    ),
+    (lambda own: replace(own, free_memory_gb=0.1), "no room for trainer"),
+]
+
+
+@pytest.mark.parametrize(("changed", "said"), DIFFERENT)
+async def test_a_host_on_which_it_would_be_another_run_is_refused_by_name(
+    changed: Callable[[Card], Card], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    async with worker(monkeypatch, changed) as address:
+        with pytest.raises(ForgeError, match=said):
+            await survey.survey(recipe(address, tmp_path), tmp_path / "run")
+
+
+async def test_other_code_in_the_same_version_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tmp_path / "somebodys.py"
+    module.write_text("A = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    question = Question(modules=["somebodys", "nobodys"])
+    before = write_card(question).modules
+    module.write_text("A = 2\n")
+    after = write_card(question).modules
+    assert before["somebodys"] != after["somebodys"]
+    assert before["nobodys"] is after["nobodys"] is None
+
+
+async def test_nobody_there_is_said_at_once_or_waited_for() -> None:
+    address = free_address()
+    with pytest.raises(NoWorkerError, match=f"no worker answers at {address}: .*refused.*forge-env worker {address}"):
+        await ask(address)
+    asking = asyncio.ensure_future(ask(address, patience_s=60.0))
+    await asyncio.sleep(0)
+    async with await serve_cards(address, "service"):
+        assert (await asking).forge_env == forge_env.__version__
+
+
+async def test_strangers_and_noise_harm_nobody() -> None:
+    address = free_address()
+    async with await serve_cards(address, "service"):
+        for noise in (b"\n", b"GET / HTTP/1.1\r\n\r\n", b'{"other": 1}\n', b"[" * 4096 + b"\n"):
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            writer.write(noise)
+            assert await reader.read() == b""
+            writer.close()
+        assert (await ask(address)).monarch == "service"
+
+
+async def test_two_can_not_listen_at_one_address() -> None:
+    address = free_address()
+    async with await serve_cards(address, "service"):
+        with pytest.raises(ForgeError, match=f"can't listen at {address}"):
+            await serve_cards(address, "service")
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("tcp://0.0.0.0:26700", "on every network"),
+        ("tcp://[::]:26700", "on every network"),
+        ("10.0.0.1:26700", "write tcp://HOST:PORT"),
+        ("tcp://no-such-host.invalid:26700", "write an IP address"),
+        ("tls://127.0.0.1:26700", "HYPERACTOR_TLS_CERT"),
+    ],
+)
+def test_a_worker_listens_at_one_named_address(address: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["worker", address]) in (1, 2)
+    assert said in capfd.readouterr().err

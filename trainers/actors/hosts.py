@@ -1,0 +1,164 @@
+"""The hosts of a run as Monarch knows them: attached to, lost, back again.
+
+A host lives as long as its worker (`forge-env worker`) does. A worker that was started again is another one to Monarch,
+and to us: its card (`forge_env.job.card`) names another place to attach to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forge_env.concurrency import gather_or_cancel
+from forge_env.errors import ForgeError
+from forge_env.job.addresses import Address, own_address
+from forge_env.job.card import Card, NoWorkerError, ask
+from forge_env.job.plan import Place, Unit, units
+from forge_env.job.survey import Survey
+from forge_env.run.run import Run
+from trainers.actors.processes import Ground, Setting
+
+ATTACH_S = 30.0
+"""How long Monarch may take to attach to a worker that answers."""
+STOP_S = 10.0
+RETRY_S = 2.0
+"""Between two looks whether a host that is waited for is back."""
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Host:
+    """A worker in its present life."""
+
+    number: int
+    address: Address
+    card: Card
+    mesh: Any = None
+    life: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.number}-{self.card.host}"
+
+
+class Hosts:
+    """Attaches to the workers and says where each unit is started; `async with`.
+
+    Args:
+        run: the run.
+        found: its hosts.
+    """
+
+    def __init__(self, run: Run, found: Survey) -> None:
+        self._run = run
+        self._plan = found.plan
+        self._units: dict[str, Unit] = {unit.name: unit for unit in units(run.config)}
+        self._hosts = [
+            _Host(number, address, card)
+            for number, (address, card) in enumerate(zip(found.addresses, found.cards, strict=True))
+        ]
+        self._wide: dict[tuple[str, ...], Any] = {}
+        self._attaching = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Attach to every worker; it comes before any other use of Monarch.
+
+        Raises:
+            ForgeError: Monarch can't.
+        """
+        from monarch.actor import enable_transport
+
+        first = self._hosts[0].address
+        own = own_address(self._run.config.job, [host.address for host in self._hosts])
+        enable_transport(f"{first.scheme}://{own}:0")
+        self._run.folder.logs.mkdir(exist_ok=True)
+        await gather_or_cancel([self._attach(host) for host in self._hosts])
+
+    async def close(self) -> None:
+        """End what still runs on the hosts; their workers wait for the next run."""
+        await asyncio.gather(*(self._leave(host) for host in self._hosts))
+
+    async def ground(self, name: str) -> Ground:
+        """Where a unit is started: where it was, if that lives, else as `job.on_loss` says."""
+        place = self._plan.places[name]
+        async with self._attaching:  # so that one that is back is attached to once
+            while not (living := await self._living()).issuperset(place.hosts):
+                lost = ", ".join(f"{number} ({self._hosts[number].address})" for number in {*place.hosts} - living)
+                found = self._plan.replace(self._units[name], living)
+                if found is not None:
+                    self._run.warn(f"host {lost} is lost: {name} goes to host {', '.join(map(str, found.hosts))}")
+                    place = found
+                else:
+                    self._run.warn(f"host {lost} is lost: {name} waits until it is back")
+                    await self._back(place)
+            return await self._ground(self._units[name], place)
+
+    async def _living(self) -> set[int]:
+        return {host.number for host in self._hosts if await self._lives(host)}
+
+    async def _lives(self, host: _Host) -> bool:
+        """Whether a host can be used; one that came back is attached to."""
+        try:
+            card = await ask(host.address)
+            if card.monarch != host.card.monarch or host.mesh is None:
+                host.card = card
+                self._plan.renew(host.number, card)
+                await self._attach(host)
+        except ForgeError as error:
+            logger.info("host %d: %s", host.number, error)
+            host.mesh = None
+            return False
+        return True
+
+    async def _back(self, place: Place) -> None:
+        while not all([await self._lives(self._hosts[number]) for number in place.hosts]):  # noqa: ASYNC110 - so it is
+            await asyncio.sleep(RETRY_S)  # nothing tells that a host is back
+
+    async def _attach(self, host: _Host) -> None:
+        host.life += 1
+        host.mesh = await _attached(f"host{host.number}life{host.life}", [host.card])
+        logger.info("host %d: %s, %s", host.number, host.address, host.card.host)
+
+    async def _leave(self, host: _Host) -> None:
+        if host.mesh is None:
+            return
+        try:
+            async with asyncio.timeout(STOP_S):
+                await host.mesh.stop()
+        except Exception as error:  # noqa: BLE001 - boundary of Monarch: a host that is lost can't be left in order
+            logger.debug("while leaving host %d: %s", host.number, error)
+
+    async def _ground(self, unit: Unit, place: Place) -> Ground:
+        hosts = [self._hosts[number] for number in place.hosts]
+        mesh = hosts[0].mesh
+        if len(hosts) > 1:
+            lives = tuple(host.card.monarch for host in hosts)
+            if lives not in self._wide:
+                self._wide[lives] = await _attached(f"{unit.name}wide{len(self._wide)}", [host.card for host in hosts])
+            mesh = self._wide[lives]
+        settings = {
+            str(host.address): Setting(
+                gpus=gpus,
+                log=self._run.folder.logs / f"{host.name}.log",
+                folder=Path.cwd(),
+                address=host.address.plain_host,
+            )
+            for host, gpus in zip(hosts, place.gpus, strict=True)
+        }
+        return Ground(mesh, len(hosts), ", ".join(host.name for host in hosts), settings)
+
+
+async def _attached(name: str, cards: list[Card]) -> Any:
+    from monarch.actor import attach_to_workers
+
+    workers = [card.monarch for card in cards]
+    mesh = attach_to_workers(name=name, ca="trust_all_connections", workers=workers)
+    try:
+        async with asyncio.timeout(ATTACH_S):
+            await mesh.initialized
+    except Exception as error:  # boundary of Monarch
+        raise NoWorkerError(f"Monarch can't attach to {', '.join(workers)}: {error or 'no answer'}") from error
+    return mesh.with_python_executable(cards[0].python)
