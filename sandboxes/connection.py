@@ -96,6 +96,11 @@ class Connection(asyncio.Protocol):
             self._answers.pop(number, None)
             self._listeners.pop(number, None)
 
+    def send(self, data: bytes) -> None:
+        """What comes before the first request: nothing of this protocol."""
+        if self._transport is not None:
+            self._transport.write(data)
+
     def notify(self, header: Header) -> None:
         """Send a request that has no answer."""
         if self.alive and self._transport is not None:

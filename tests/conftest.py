@@ -22,7 +22,11 @@ settings.register_profile("forge_env", deadline=None)  # a busy machine is no fa
 settings.load_profile("forge_env")
 
 # The real peers have an environment of their own, in which `scripts/test_interop.sh` (part of `make test`) runs these.
-PEERS = {"openenv": "forge_env/serve/test_openenv_core.py", "verifiers": "environments/test_verifiers.py"}
+PEERS = {
+    "openenv": "forge_env/serve/test_openenv_core.py",
+    "verifiers": "environments/test_verifiers.py",
+    "kubernetes_validate": "sandboxes/test_pod_schema.py",
+}
 collect_ignore = [path for package, path in PEERS.items() if find_spec(package) is None]
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")

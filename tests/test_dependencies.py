@@ -37,8 +37,8 @@ ANYWHERE = PLATFORM | {name for extra in PROJECT["optional-dependencies"].values
 
 PROGRAM = {path.stem for path in (ROOT / "sandboxes" / "runner").glob("*.py")} | {"runner"}
 """What runs inside a sandbox: a program of its own, whose modules import each other by these names."""
-ON_DEMAND = ("forge_env/serve/", "forge_env/sandbox_audit/conformance.py")
-"""Imported by those who have the extra `openenv`, or pytest."""
+ON_DEMAND = ("forge_env/serve/", "forge_env/sandbox_audit/conformance.py", "sandboxes/kubernetes/attachment.py")
+"""Imported by those who have the extra `openenv`, pytest, or the extra `kubernetes`."""
 
 
 def undeclared(modules: Iterator[str], known: set[str]) -> set[str]:

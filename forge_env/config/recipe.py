@@ -474,7 +474,7 @@ class SandboxSection(Section):
     """Where model-written code runs."""
 
     engine: str = "auto"
-    """`docker`, `local`, another installed engine, or `auto`: Docker if it is running, else local."""
+    """`docker`, `local`, `kubernetes`, another installed engine, or `auto`: Docker if it is running, else local."""
     concurrency: Positive | None = None
     """Maximum number of sandboxes at once, of all workers; unset: chosen from the CPU count."""
     base_image: str | None = None

@@ -32,9 +32,16 @@ def load_engine(name: str) -> type[SandboxEngine]:
 
 
 def available_engines() -> dict[str, str | None]:
-    """Every installed engine with the reason it can't work here (None: it can), in order of preference."""
+    """Every engine that `auto` may choose, with the reason it can't work here (None: it can), the preferred first."""
     names = sorted(installed(GROUP), key=lambda name: PREFERENCE.index(name) if name in PREFERENCE else len(PREFERENCE))
-    return {name: _unavailable_reason(name) for name in names}
+    return {name: _unavailable_reason(name) for name in names if _is_automatic(name)}
+
+
+def _is_automatic(name: str) -> bool:
+    try:
+        return load_engine(name).automatic
+    except PluginError:  # listed, with what is wrong
+        return True
 
 
 def _unavailable_reason(name: str) -> str | None:

@@ -328,6 +328,8 @@ class SandboxEngine(ABC):
     """Makes sandboxes, keeps warm ones, and leaves nothing behind."""
 
     name: str
+    automatic = True
+    """Whether `auto` may choose it."""
 
     @classmethod
     @abstractmethod

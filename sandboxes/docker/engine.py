@@ -218,7 +218,7 @@ class DockerEngine(PooledEngine):
             image,
             box.spec,
             owner=self.owner,
-            uid=random_uid(self._connected),
+            uid=random_uid(remapped=self._connected.remapped),
             socket_folder=socket_folder,
             cpus=self.cpus,
             runtime=self.runtime,

@@ -6,7 +6,6 @@ import os
 from typing import Any
 
 from forge_env.sandbox import SandboxSpec
-from sandboxes.docker.daemon import Daemon
 from sandboxes.engine import CPU_PERIOD_US, PIDS, RUNNER_MB, SCRATCH_MB
 from sandboxes.network import PROXY_PORT
 from sandboxes.runner.config import RunnerConfig
@@ -95,7 +94,7 @@ def container_options(
     }
 
 
-def random_uid(daemon: Daemon) -> int:
+def random_uid(*, remapped: bool) -> int:
     """The first of sixteen user ids that no account and no other container is likely to have."""
     number = int.from_bytes(os.urandom(3), "big")
-    return 20_000 + number % 2_500 * 16 if daemon.remapped else 0x50000000 + number * 16
+    return 20_000 + number % 2_500 * 16 if remapped else 0x50000000 + number * 16
