@@ -190,7 +190,9 @@ class Run:
                 self.family[process.pid] = process
                 with suppress(psutil.Error):
                     if process.ppid() == own.pid and (name := process.environ().get("HYPERACTOR_PROCESS_NAME")):
-                        roles.setdefault(re.split(r"[-\d]", name)[0], []).append(process)
+                        waits = "-spare" in name and f": process {process.pid}" not in self.log
+                        role = "spare" if waits else re.split(r"[-\d]", name)[0]
+                        roles.setdefault(role, []).append(process)
                     elif "runner" in " ".join(process.cmdline()[1:]):
                         roles.setdefault("sandbox", []).append(process)
         return roles

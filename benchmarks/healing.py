@@ -18,8 +18,6 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-import psutil
-
 from benchmarks.chaos import SHORT, START_S, Run
 from benchmarks.report import record, table
 
@@ -46,7 +44,7 @@ def measure(cache: Path, minutes: float, *, deaths: bool) -> tuple[float, list[f
             for minute in range(round(minutes)):
                 run.until(lambda at=began + 60 * minute + 20: time.monotonic() > at, 60)
                 if deaths:
-                    random.choice(generators(run)).kill()
+                    random.choice(run.look()["generator"]).kill()
                 run.until(lambda at=began + 60 * (minute + 1): time.monotonic() > at, 60)
             pace = (len(run.steps) - first) / ((time.monotonic() - began) / 60)
             return pace, ways_back(run.log)
@@ -54,12 +52,6 @@ def measure(cache: Path, minutes: float, *, deaths: bool) -> tuple[float, list[f
             run.process.terminate()
             run.process.wait()
             run.leave_nothing()
-
-
-def generators(run: Run) -> list[psutil.Process]:
-    """Those that serve; a spare process is none."""
-    newest = dict(re.findall(r"(generator\d): process (\d+)", run.log))
-    return [process for process in run.look()["generator"] if str(process.pid) in newest.values()]
 
 
 def ways_back(log: str) -> list[float]:
