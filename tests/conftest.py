@@ -26,6 +26,7 @@ PEERS = {
     "openenv": "forge_env/serve/test_openenv_core.py",
     "verifiers": "environments/test_verifiers.py",
     "kubernetes_validate": "sandboxes/test_pod_schema.py",
+    "sky": "forge_env/job/test_files_schema.py",
 }
 collect_ignore = [path for package, path in PEERS.items() if find_spec(package) is None]
 

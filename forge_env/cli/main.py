@@ -34,6 +34,7 @@ COMMANDS = {
     "score": "score stored transcripts again, without the model",
     "compare": "compare two evaluations, paired by task",
     "trajectories": "list the recorded episodes of a run or an evaluation, or show one in full",
+    "job": "write what Slurm, Kubernetes or SkyPilot need to run a recipe on several hosts",
     "worker": "let runs on other machines use this one",
     "sandbox": "run code in a sandbox, and manage sandboxes",
     "doctor": "check what is installed and what this machine can do",
