@@ -29,5 +29,7 @@ if [ $# != 0 ]; then
   exit
 fi
 run .venv-interop "$peers" tests/forge_env/serve/test_openenv_core.py tests/environments/test_verifiers.py
-run .venv-schemas "-e . kubernetes-validate==1.37.0 skypilot==0.14.1" \
-  tests/sandboxes/test_pod_schema.py tests/forge_env/job/test_files_schema.py
+home=$(mktemp -d) # SkyPilot writes there
+trap 'rm -rf "$home"' EXIT
+UV_CACHE_DIR="${UV_CACHE_DIR:-$HOME/.cache/uv}" HOME="$home" run .venv-schemas \
+  "-e . kubernetes-validate==1.37.0 skypilot==0.14.1" tests/sandboxes/test_pod_schema.py tests/forge_env/job/test_files_schema.py
