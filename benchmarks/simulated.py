@@ -11,6 +11,7 @@ import numpy as np
 
 import forge_env as fe
 from forge_env.environment.tool_environment import ToolEnvironmentConfig
+from forge_env.policy import NO_TOKENS
 from forge_env.types import Message
 from trainers.actors.actor import ForgeActor, concurrent_endpoint
 from trainers.actors.processes import settle_heap
@@ -91,7 +92,7 @@ class SimulatedGenerator(ForgeActor):
         await asyncio.sleep(self._latency_s)
         count = len(self._token_ids)
         logprobs, versions = np.full(count, -1.0, np.float32), np.full(count, NEWEST, np.int32)
-        return Completion(prompt_ids, self._token_ids, logprobs, versions, "stop", 0)
+        return Completion(NO_TOKENS, self._token_ids, logprobs, versions, "stop", 0)
 
     @concurrent_endpoint
     async def abort(self, request_id: str) -> None:

@@ -232,9 +232,9 @@ def _message(item: dict[str, Any]) -> Message:
     content = item.get("content") or ""
     if isinstance(content, list):
         content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    known = {key: item[key] for key in ("tool_call_id", "name") if item.get(key) is not None}
+    known = {key: item.get(key) for key in ("tool_call_id", "name")}
     role = "system" if item["role"] == "developer" else item["role"]
-    return Message(role=role, content=content, tool_calls=item.get("tool_calls") or [], **known)
+    return Message.model_validate({"role": role, "content": content, "tool_calls": item.get("tool_calls") or [], **known})
 
 
 class Endpoint:

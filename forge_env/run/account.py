@@ -18,6 +18,8 @@ def clock_start() -> float:
 class Since:
     """Seconds by what was done, of which each call returns those that the call before has not counted."""
 
+    __slots__ = ("_counted",)
+
     def __init__(self) -> None:
         self._counted: dict[str, float] = {}
 
@@ -36,6 +38,8 @@ class Account:
         clock: monotonic seconds.
         on_span: told of every span when it ends.
     """
+
+    __slots__ = ("_clock", "_on_span", "_seconds", "_since_taken", "actor", "doing", "since")
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ from forge_env.concurrency import result_of, start_in_thread
 from forge_env.errors import ToolError, UsageError, did_you_mean, environment_code, mistakes
 from forge_env.tools.decorator import PLAIN, ToolOptions, options_of
 from forge_env.tools.decorator import tool as tool
-from forge_env.types import ToolCall, ToolSpec
+from forge_env.types import SlottedModel, ToolCall, ToolSpec
 
 
 def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
@@ -294,7 +294,7 @@ def as_text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    return value.model_dump(mode="json") if isinstance(value, BaseModel) else str(value)
+    return value.model_dump(mode="json") if isinstance(value, BaseModel | SlottedModel) else str(value)
 
 
 def shorten(text: str, limit: int) -> str:

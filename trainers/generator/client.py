@@ -63,8 +63,8 @@ class GeneratorClient:
         self._router = Router(replicas, max(1, max_num_seqs // 8))
         self._members: dict[int, Member] = {}
         self._dead: set[tuple[int, int]] = set()
-        self._waiting: dict[tuple[int, int], set[asyncio.Future[Completion]]] = {}
-        """Calls under way, by the life that is asked."""
+        self._waiting: dict[tuple[int, int], set[asyncio.Timeout]] = {}
+        """What ends the calls under way, by the life that is asked."""
         self._view = 0
         self._changed = asyncio.Event()
         self._name, self._count = uuid.uuid4().hex[:8], itertools.count()
@@ -74,8 +74,8 @@ class GeneratorClient:
         self._members = {member.number: member for member in members}
         alive = {member.key for member in members}
         for key in [key for key in self._waiting if key not in alive]:
-            for call in self._waiting.pop(key):  # Monarch may take seconds to tell
-                call.cancel()
+            for death in self._waiting.pop(key):  # Monarch may take seconds to tell
+                death.reschedule(asyncio.get_running_loop().time())
         for key in alive:
             self._waiting.setdefault(key, set())
         self._view += 1
@@ -153,27 +153,27 @@ class GeneratorClient:
         request_id = f"{self._name}-{next(self._count)}"
         if held:
             options = replace(options, priority=options.priority - HELD_FIRST)
-        values = {name: getattr(options, name) for name in options.__slots__}
-        call = asyncio.ensure_future(result(member.actor.generate.call_one(prompt, values, request_id, held)))
-        waiting = self._waiting[member.key]
-        waiting.add(call)
+        waiting, death = self._waiting[member.key], asyncio.timeout(None)  # a task for each call would cost more
+        waiting.add(death)
         try:
-            completion: Completion = await call
+            async with death:
+                completion: Completion = await result(
+                    member.actor.generate.call_one(prompt, _values(options), request_id, held)
+                )
         except asyncio.CancelledError:
-            if self._waiting.get(member.key) is not waiting and not _is_cancelled():
-                raise ActorDiedError(f"generator {member.number} died") from None
             member.actor.abort.broadcast(request_id)
             raise
         except (GeneratorError, ActorDiedError):
             raise
         except Exception as error:  # task boundary: whatever a remote process raised
+            if death.expired():
+                raise ActorDiedError(f"generator {member.number} died") from None
             raise GeneratorError(f"generator {member.number} failed: {type(error).__name__}: {error}") from error
         finally:
-            waiting.discard(call)
+            waiting.discard(death)
+        completion.prompt_ids = prompt  # the replica leaves it out
         return completion
 
 
-def _is_cancelled() -> bool:
-    """Whether somebody wants this very task to end."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+def _values(options: SamplingOptions) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in options.__slots__}

@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from forge_env.policy import NO_TOKENS
 from trainers.actors.actor import concurrent_endpoint
 from trainers.actors.processes import settle_heap
 from trainers.actors.ranks import RankedActor
@@ -123,7 +124,7 @@ class Generator(RankedActor):
         request_id: str | None = None,
         held: bool = False,
     ) -> Completion:
-        """Sample one completion of `prompt_ids`, [P].
+        """Sample one completion of `prompt_ids`, [P], which are not sent back with it.
 
         Args:
             prompt_ids: tokens to condition on.
@@ -138,6 +139,7 @@ class Generator(RankedActor):
             completion: Completion = await self._engine.generate(
                 prompt_ids, SamplingOptions(**{**self._defaults, **(options or {})}), request_id
             )
+        completion.prompt_ids = NO_TOKENS
         return completion
 
     @concurrent_endpoint

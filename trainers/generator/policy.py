@@ -62,8 +62,8 @@ class _Session(PolicySession):
         self._tools = tools
         self._seed = seed
         self._messages: list[Message] = []
-        self._tokens = np.empty(0, np.int32)
-        self._sampled = 0  # of them, at their end
+        self._prompt = np.empty(0, np.int32)  # of the turn before
+        self._replies: list[Reply] = []  # since the conversation last began anew: their tokens are one sequence
         self._turns = 0
 
     async def reply(self, observation: Observation) -> Reply:
@@ -74,13 +74,12 @@ class _Session(PolicySession):
         """
         policy = self._policy
         self._messages += observation
-        prompt_ids = np.array(self._next_prompt(observation), np.int32)  # as a list it would be kept while this waits
+        prompt_ids, continues = self._next_prompt(observation)
         room = policy.max_length - len(prompt_ids)
         if room < 1:
             raise ContextLengthExceeded(f"the conversation has {len(prompt_ids)} of {policy.max_length} tokens")
-        known = prompt_ids[: len(self._tokens)]
-        if np.array_equal(known, self._tokens):
-            self._tokens = known  # one copy while this waits
+        forked = bool(self._replies) and not continues
+        self._begin_with(prompt_ids, continues)
         options = SamplingOptions(
             max_tokens=min(policy.max_tokens, room),
             temperature=policy.temperature,
@@ -95,24 +94,43 @@ class _Session(PolicySession):
         self._messages.append(message)
         reply = Reply(
             message=message,
-            prompt_ids=prompt_ids,
+            prompt_ids=prompt_ids[continues:],
             token_ids=completion.token_ids,
             logprobs=completion.logprobs,
             versions=completion.versions,
             stop_reason=completion.stop_reason,
+            forked=forked,
+            continues=continues,
         )
-        self._tokens, self._sampled = reply.follow(self._tokens), len(reply.token_ids)
+        self._replies.append(reply)
         return reply
 
-    def _next_prompt(self, observation: Observation) -> list[int]:
-        """The prompt that continues the tokens so far, or, where the format can't, a new rendering (a fork)."""
-        chat = self._policy.chat
-        if len(self._tokens):
-            tokens, end = self._tokens.tolist(), len(self._tokens) - self._sampled
-            extended = chat.extend(tokens[:end], tokens[end:], observation, self._tools)
-            if extended is not None:
-                return extended
-        return chat.render(self._messages, self._tools)
+    def _next_prompt(self, observation: Observation) -> tuple[NDArray[np.int32], int]:
+        """The next prompt, and how many tokens of it are the conversation so far: all, or none (a fork).
+
+        It continues those tokens wherever the format can; else the conversation is rendered anew.
+        """
+        chat, sampled = self._policy.chat, self._replies[-1].token_ids if self._replies else self._prompt
+        before, ids = self._prompt.tolist(), sampled.tolist()
+        extended = chat.extend(before, ids, observation, self._tools) if self._replies else None
+        prompt = chat.render(self._messages, self._tools) if extended is None else extended
+        before += ids
+        if prompt[: len(before)] != before:
+            return np.array(prompt, np.int32), 0
+        news = np.array(prompt[len(before) :], np.int32)
+        return np.concatenate([self._prompt, sampled, news]), len(before)
+
+    def _begin_with(self, prompt_ids: NDArray[np.int32], continues: int) -> None:
+        """From now on this is the prompt. The tokens that it continues are held in it, and nowhere else."""
+        self._prompt = prompt_ids
+        if not continues:
+            self._replies = []
+        start = 0
+        for reply in self._replies:
+            middle = start + len(reply.prompt_ids)
+            end = middle + len(reply.token_ids)
+            reply.prompt_ids, reply.token_ids = prompt_ids[start:middle], prompt_ids[middle:end]
+            start = end
 
 
 def turn_seed(seed: int, turn: int) -> int:

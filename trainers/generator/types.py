@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forge_env.errors import GeneratorError
+from forge_env.trajectory import runs
 from forge_env.types import ToolCall
 
 
@@ -45,7 +47,7 @@ class Completion:
     Attributes:
         prompt: the prompt's text, where the caller gave text.
         text: what the sampled tokens spell, where a tokenizer was at hand.
-        prompt_ids: tokens conditioned on, int32 [P].
+        prompt_ids: tokens conditioned on, int32 [P]; none in a replica's answer, since whoever asked has them.
         token_ids: tokens sampled, the stop token included, int32 [N].
         logprobs: log-probability of each under the weights that sampled it, float32 [N].
         versions: policy version of those weights, int32 [N].
@@ -73,3 +75,25 @@ class Completion:
             np.asarray(values, np.int32) for values in (self.prompt_ids, self.token_ids, self.versions)
         )
         self.logprobs = np.asarray(self.logprobs, np.float32)
+
+    def __reduce__(self) -> tuple[object, ...]:  # numpy's own way takes longer, and has two headers for each array
+        arrays = [values.tobytes() for values in (self.prompt_ids, self.token_ids, self.logprobs)]
+        versions = [values.tolist() for values in runs(self.versions)]
+        return _received, (arrays, versions, [getattr(self, name) for name in self.__slots__[4:]])
+
+
+def _received(arrays: list[bytes], versions: list[list[int]], rest: list[Any]) -> Completion:
+    prompt_ids, token_ids = (np.frombuffer(data, np.int32).copy() for data in arrays[:2])
+    return Completion(prompt_ids, token_ids, np.frombuffer(arrays[2], np.float32).copy(), _spread(*versions), *rest)
+
+
+def _spread(versions: list[int], counts: list[int]) -> NDArray[np.int32]:
+    """Each version as often as counted, int32 [N]; mostly there is one, which is held once."""
+    if len(versions) == 1:
+        return np.ndarray(counts[0], np.int32, _alone(versions[0]), strides=(0,))
+    return np.repeat(np.array(versions, np.int32), counts)
+
+
+@lru_cache(maxsize=64)
+def _alone(version: int) -> NDArray[np.int32]:
+    return np.array([version], np.int32)

@@ -10,17 +10,41 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
-from renderers import ToolCallParseStatus, create_renderer
-from renderers.configs import BaseRendererConfig, config_from_name
 from tokenizers import Tokenizer
 
 from forge_env.config.recipe import ModelSection
 from forge_env.errors import UsageError
 from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec
+
+
+@contextmanager
+def _without_openai() -> Iterator[None]:
+    """Import `renderers` in here: its client names a class of openai's in signatures, and that library takes a second.
+
+    Whoever imports openai afterwards gets the real one.
+    """
+    if "openai" in sys.modules:
+        yield
+        return
+    stub: Any = ModuleType("openai")
+    stub.AsyncOpenAI = object
+    sys.modules["openai"] = stub
+    try:
+        yield
+    finally:
+        del sys.modules["openai"]
+
+
+with _without_openai():
+    from renderers import ToolCallParseStatus, create_renderer
+    from renderers.configs import BaseRendererConfig, config_from_name
 
 CUT = "\ufdd0"
 """Dropped by our tokenizers after they have looked for control tokens: one that has it inside is text, and nothing is

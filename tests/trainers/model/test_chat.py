@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
+import subprocess
+import sys
 import unicodedata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("renderers")
@@ -277,3 +281,34 @@ async def test_a_full_context_truncates_instead_of_sampling(chat: Chat, environm
         await policy.session(environment.tools).reply([Message(role="user", content="abc " * 60)])
     await policy.session([]).reply([Message(role="user", content="hi")])
     assert script.options[0].max_tokens + len(script.prompts[0]) <= 40
+
+
+async def test_a_conversation_holds_each_token_once(chat: Chat, environment: Environment) -> None:
+    """Of a fork, what was before it stays where it is."""
+    script = Script(chat, [f"{turn}<|im_end|>" for turn in range(4)])
+    session = GeneratorPolicy(chat, script, max_length=4000, max_tokens=50).session(environment.tools)
+    replies, said = [], []
+    for turn in range(4):
+        with pytest.MonkeyPatch.context() as patch:
+            if turn == 2:
+                patch.setattr(chat, "extend", lambda *args: None)
+                patch.setattr(chat, "render", lambda *args: [5, 6, 7])
+            replies.append(await session.reply([Message(role="user", content=f"question {turn}")]))
+        said.append([[*reply.prompt_ids.tolist(), *reply.token_ids.tolist()] for reply in replies])
+    assert [reply.forked for reply in replies] == [False, False, True, False]
+    for before, now in itertools.pairwise(said):
+        assert now[:-1] == before, "what a turn was stays what it was"
+    prompts = [np.asarray(prompt) for prompt in script.prompts]
+    for at, reply in ((1, replies[0]), (3, replies[2])):
+        assert np.shares_memory(prompts[at], reply.prompt_ids)
+        assert np.shares_memory(prompts[at], reply.token_ids)
+    assert [replies[1].continues, replies[3].continues] == [len(said[0][0]), len(said[2][2])]
+
+
+def test_a_worker_imports_no_http_client() -> None:
+    """They take a second of each worker's start. openai stays what it is for whoever needs it."""
+    code = (
+        "import sys, trainers.rollout.worker; print('openai' in sys.modules); import openai; print(openai.AsyncOpenAI)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.split("\n")[:2] == ["False", "<class 'openai.AsyncOpenAI'>"]
