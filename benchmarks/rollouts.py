@@ -9,7 +9,10 @@ What is measured is the CPU time of each process: a worker carries 1 / (its CPU 
 a core, and a run as many as its workers together, unless the controller or the buffer has less. The first row has a
 worker in the controller's own process, which is how runs were before there were workers.
 
-With `--open N`, so many episodes are under way at once, for the memory of each.
+With `--open N`, so many episodes are under way at once, for the memory of each, wherever it is held: what workers,
+controller and buffer have grown by until the first of them ends, when all are at their last turn or the one before.
+Counted is what Python has allocated by then in one process that is worker and controller in one, with a quarter of
+the episodes.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+import tracemalloc
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -44,8 +48,6 @@ from trainers.rollout.rollouts import Rollouts  # noqa: E402
 from trainers.rollout.types import Links  # noqa: E402
 
 TURNS, GROUP_SIZE, GENERATORS = 10, 8, 2
-MANY = 1000
-"""Groups open at once from which on the memory that grows is theirs, and not what every process gets in time."""
 TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
@@ -59,6 +61,7 @@ class Case:
         groups: that are played.
         open: groups under way at once.
         latency_s: of a generator's answer.
+        counted: whether Python's allocations are counted, which takes twice the time.
     """
 
     workers: int
@@ -66,11 +69,12 @@ class Case:
     groups: int
     open: int
     latency_s: float
+    counted: bool = False
 
 
 @dataclass
 class Measured:
-    """What came of it: CPU seconds by process, and megabytes of the workers before and while all episodes were open."""
+    """What came of it: CPU seconds by process, and by how many megabytes memory grew until the first episode ended."""
 
     turns: int
     tokens: float
@@ -125,9 +129,11 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) * TICK_S
 
 
-def memory_mb(pids: Sequence[int]) -> float:
-    """Resident memory of processes, MB."""
-    pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
+def memory_mb(case: Case, pids: Mapping[str, int]) -> float:
+    """Memory of all processes, MB: resident, or what Python has allocated in this one."""
+    if case.counted:
+        return tracemalloc.get_traced_memory()[0] / 1e6
+    pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids.values())
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
@@ -186,9 +192,10 @@ async def play(case: Case, scratch: Path) -> Measured:
 
 async def measure(case: Case, rollouts: Rollouts, buffer: RemoteReplayBuffer[Any], pids: Mapping[str, int]) -> Measured:
     """From the first ticket to the last step."""
-    workers = [pid for name, pid in pids.items() if name.startswith("worker")] or [pids["controller"]]
+    if case.counted:
+        tracemalloc.start()
     before, began = {name: cpu_s(pid) for name, pid in pids.items()}, time.perf_counter()
-    empty = largest = memory_mb(workers)
+    empty = largest = memory_mb(case, pids)
 
     async def generate() -> None:
         async with asyncio.TaskGroup() as playing:
@@ -200,7 +207,8 @@ async def measure(case: Case, rollouts: Rollouts, buffer: RemoteReplayBuffer[Any
         while True:
             await asyncio.sleep(1.0)
             await rollouts.look()
-            largest = max(largest, memory_mb(workers))
+            if not rollouts.episodes_ended:
+                largest = max(largest, memory_mb(case, pids))
 
     async with asyncio.TaskGroup() as group:
         beside = [group.create_task(generate()), group.create_task(look())]
@@ -224,8 +232,8 @@ def one(case: Case) -> Measured:
     return Measured(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def row(case: Case, found: Measured) -> list[object]:
-    """One line of the table."""
+def row(case: Case, found: Measured, counted: tuple[Case, Measured] | None = None) -> list[object]:
+    """One line of the table; with the memory of open episodes where it was `counted` too."""
     controller, buffer = found.per_turn("controller"), found.per_turn("buffer")
     worker = found.per_turn("worker") if case.workers else controller
     limits = [1 / buffer, *([case.workers / worker, 1 / controller] if case.workers else [1 / controller])]
@@ -240,8 +248,14 @@ def row(case: Case, found: Measured) -> list[object]:
         f"{buffer * 1e3:.3f}",
         f"{min(limits):.0f}",
         f"{measured:.0f}",
-        f"{found.grown_mb * 1e3 / (case.open * GROUP_SIZE):.0f}" if case.open > MANY else "",
+        "" if counted is None else f"{open_kb(case, found):.0f}",
+        "" if counted is None else f"{open_kb(*counted):.0f}",
     ]
+
+
+def open_kb(case: Case, found: Measured) -> float:
+    """Kilobytes of an open episode."""
+    return found.grown_mb * 1e3 / (case.open * GROUP_SIZE)
 
 
 def main() -> None:
@@ -250,6 +264,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 4])
     parser.add_argument("--groups", type=int, default=400)
     parser.add_argument("--open", type=int, default=10_000)
+    parser.add_argument("--record", action="store_true", help="write the table to docs/benchmarks.md")
     parser.add_argument("--case")
     args = parser.parse_args()
     if args.case:
@@ -259,10 +274,14 @@ def main() -> None:
         return
     cases = [Case(workers, 1500, args.groups, 50, 0.05) for workers in [0, *args.workers]]
     cases += [Case(workers, 9000, args.groups // 4, 50, 0.05) for workers in [0, args.workers[-1]]]
+    rows = [row(case, one(case)) for case in cases]
     if args.open:
         groups = args.open // GROUP_SIZE
-        cases.append(Case(args.workers[-1], 1500, groups, groups, 10.0))
-    rows = [row(case, one(case)) for case in cases]
+        case, counted = (
+            Case(args.workers[-1], 1500, groups, groups, 10.0),
+            Case(0, 1500, groups // 4, groups // 4, 10.0, True),
+        )
+        rows.append(row(case, one(case), (counted, one(counted))))
     columns = [
         "workers",
         "tokens an episode",
@@ -272,7 +291,8 @@ def main() -> None:
         "buffer",
         "turns/s, a core each",
         "turns/s here",
-        "kB an episode open",
+        "kB an open episode, resident",
+        "counted",
     ]
     about = (
         f"Episodes of {TURNS} turns, groups of {GROUP_SIZE}. 'A core each' is on paper: the least of workers, "
@@ -281,7 +301,8 @@ def main() -> None:
     )
     lines = [*table(columns, rows), "", about]
     print("\n".join(lines))
-    record("rollouts", "Rollout workers", "make bench ARGS=rollouts", lines)
+    if args.record:
+        record("rollouts", "Rollout workers", "make bench ARGS='rollouts --record'", lines)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from forge_env.policy import NO_TOKENS
 from trainers.actors.actor import concurrent_endpoint
 from trainers.actors.processes import settle_heap
 from trainers.actors.ranks import RankedActor
@@ -139,7 +138,7 @@ class Generator(RankedActor):
             completion: Completion = await self._engine.generate(
                 prompt_ids, SamplingOptions(**{**self._defaults, **(options or {})}), request_id
             )
-        completion.prompt_ids = NO_TOKENS
+        completion.prompt_ids = completion.prompt_ids[:0]
         return completion
 
     @concurrent_endpoint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -190,7 +191,7 @@ async def test_recomputed_requests_go_on_with_exactly_the_new_policy(tmp_path: P
         while (await generators.stats())["tokens"] <= stats["tokens"]:
             assert not ended.done()
         await result(actor.abort.call_one("mine"))
-        partial = await ended
+        partial = replace(await ended, prompt_ids=np.array(prompts[0]))  # whoever asks has them
         assert partial.stop_reason == "abort"
         assert 0 < len(partial.token_ids) == len(partial.logprobs) == len(partial.versions) < options.max_tokens
         assert await largest_mismatch(trainer, [partial]) <= MISMATCH
