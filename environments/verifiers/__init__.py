@@ -234,7 +234,8 @@ def _message(item: dict[str, Any]) -> Message:
         content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     known = {key: item.get(key) for key in ("tool_call_id", "name")}
     role = "system" if item["role"] == "developer" else item["role"]
-    return Message.model_validate({"role": role, "content": content, "tool_calls": item.get("tool_calls") or [], **known})
+    data = {"role": role, "content": content, "tool_calls": item.get("tool_calls") or [], **known}
+    return Message.model_validate(data)
 
 
 class Endpoint:
