@@ -72,7 +72,7 @@ class Replica:
         self.failure: Exception | None = None
         self.running: list[str] = []
         self.aborted: list[str] = []
-        self._forge_pids = ()
+        self._forge_pids, self._forge_named = (), ""
         self.death: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.gate = Hold()
         self.generate, self.update_weights = Endpoint(self._generate), Endpoint(self._update)
@@ -127,6 +127,7 @@ class Replicas:
     num_replicas = 0
     service = ServiceOptions(backoff_s=0.0, max_deaths=2)
     repeatable = frozenset[str]()
+    spare = None
 
     def __init__(self, first: list[Replica]) -> None:
         self.lives = [[replica] for replica in first]
@@ -134,6 +135,9 @@ class Replicas:
         self.may_start.set()
         self.buried: list[Replica] = []
         self.fresh: Callable[[], Replica] = Replica
+
+    def prepare_spare(self) -> None:
+        """Nothing is prepared."""
 
     def options(self, num_replicas: int) -> Replicas:
         self.num_replicas = num_replicas
