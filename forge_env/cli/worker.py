@@ -29,7 +29,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "address",
         metavar="ADDRESS",
-        help="tcp://HOST:PORT, or tls://HOST:PORT; HOST is this machine's; PORT + 1 is used too",
+        help="tcp://HOST:PORT, or tls://HOST:PORT; HOST is this machine's",
     )
 
 
@@ -48,8 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve(address: Address, start: Callable[[Address], str]) -> None:
-    monarch = start(address._replace(port=address.port + 1))
-    async with await serve_cards(address, monarch) as server:
+    async with await serve_cards(address, start(address)) as server:
         print(f"worker ready at {address}; Ctrl-C ends it", flush=True)
         await server.serve_forever()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class _Host:
     card: Card
     mesh: Any = None
     life: int = 0
+    looking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def name(self) -> str:
@@ -61,7 +62,6 @@ class Hosts:
             for number, (address, card) in enumerate(zip(found.addresses, found.cards, strict=True))
         ]
         self._wide: dict[tuple[str, ...], Any] = {}
-        self._attaching = asyncio.Lock()
 
     async def open(self) -> None:
         """Attach to every worker; it comes before any other use of Monarch.
@@ -83,39 +83,34 @@ class Hosts:
 
     async def ground(self, name: str) -> Ground:
         """Where a unit is started: where it was, if that lives, else as `job.on_loss` says."""
-        place = self._plan.places[name]
-        async with self._attaching:  # so that one that is back is attached to once
-            while not (living := await self._living()).issuperset(place.hosts):
-                lost = ", ".join(f"{number} ({self._hosts[number].address})" for number in {*place.hosts} - living)
-                found = self._plan.replace(self._units[name], living)
-                if found is not None:
-                    self._run.warn(f"host {lost} is lost: {name} goes to host {', '.join(map(str, found.hosts))}")
-                    place = found
-                else:
-                    self._run.warn(f"host {lost} is lost: {name} waits until it is back")
-                    await self._back(place)
-            return await self._ground(self._units[name], place)
-
-    async def _living(self) -> set[int]:
-        return {host.number for host in self._hosts if await self._lives(host)}
+        unit, place = self._units[name], self._plan.places[name]
+        while lost := [self._hosts[number] for number in place.hosts if not await self._lives(self._hosts[number])]:
+            said = ", ".join(f"{host.number} ({host.address})" for host in lost)
+            living = {host.number for host in self._hosts if await self._lives(host)}
+            if (found := self._plan.replace(unit, living)) is not None:
+                place = found
+                self._run.warn(f"host {said} is lost: {name} goes to host {', '.join(map(str, place.hosts))}")
+                continue
+            self._run.warn(f"host {said} is lost: {name} waits until it is back")
+            for host in lost:
+                while not await self._lives(host):  # noqa: ASYNC110 - nothing tells that a host is back
+                    await asyncio.sleep(RETRY_S)
+        return await self._ground(unit, place)
 
     async def _lives(self, host: _Host) -> bool:
         """Whether a host can be used; one that came back is attached to."""
-        try:
-            card = await ask(host.address)
-            if card.monarch != host.card.monarch or host.mesh is None:
-                host.card = card
-                self._plan.renew(host.number, card)
-                await self._attach(host)
-        except ForgeError as error:
-            logger.info("host %d: %s", host.number, error)
-            host.mesh = None
-            return False
-        return True
-
-    async def _back(self, place: Place) -> None:
-        while not all([await self._lives(self._hosts[number]) for number in place.hosts]):  # noqa: ASYNC110 - so it is
-            await asyncio.sleep(RETRY_S)  # nothing tells that a host is back
+        async with host.looking:
+            try:
+                card = await ask(host.address)
+                if card.monarch != host.card.monarch or host.mesh is None:
+                    host.card = card
+                    self._plan.renew(host.number, card)
+                    await self._attach(host)
+            except ForgeError as error:
+                logger.info("host %d: %s", host.number, error)
+                host.mesh = None
+                return False
+            return True
 
     async def _attach(self, host: _Host) -> None:
         host.life += 1

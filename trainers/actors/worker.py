@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 
-from forge_env.errors import ForgeError
 from forge_env.job.addresses import Address
 
 
@@ -13,17 +12,12 @@ def start_worker(address: Address) -> str:
     """Let Monarch listen at an address of this machine, a number; what it starts listens on no network.
 
     Returns:
-        By what controllers attach to it. No two lives of a worker have the same: Monarch would take the second for
-        the first.
-
-    Raises:
-        ForgeError: the port is taken.
+        By what others attach to it. No two lives of a worker have the same id or port: Monarch would take the second
+        for the first, and other hosts would go on to talk to the first, for ever.
     """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    try:
-        socket.create_server((address.plain_host, address.port), family=family).close()
-    except OSError as error:
-        raise ForgeError(f"can't listen at {address}: {error.strerror}", fix="choose another port") from error
+    with socket.create_server((address.plain_host, 0), family=family) as free:
+        address = address._replace(port=free.getsockname()[1])
     os.environ["HYPERACTOR_MESH_DEFAULT_TRANSPORT"] = str(address._replace(port=0))
     from monarch.actor import start_worker_loop_forever
     from monarch.job import new_service_proc_id, service_proc_addr

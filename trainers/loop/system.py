@@ -361,7 +361,8 @@ class System:
                     return
                 work = self._side_by_side
             except RoleDiedError as death:
-                self._deaths_in_a_row += 1
+                if not self._dead or death.role in self._dead:  # else it went with another: a host was lost
+                    self._deaths_in_a_row += 1
                 if self._deaths_in_a_row > MAX_DEATHS_IN_A_ROW:
                     raise
                 self._dead.add(death.role)
