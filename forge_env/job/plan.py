@@ -80,6 +80,10 @@ class Plan:
         addresses: of the workers.
         cards: theirs.
 
+    Attributes:
+        units: what has been placed, by name.
+        places: of each.
+
     Raises:
         UsageError: `job.place` names a worker that is not there.
     """
@@ -89,7 +93,7 @@ class Plan:
         self._addresses = addresses
         self._cards = list(cards)
         self.places: dict[str, Place] = {}
-        self._units: dict[str, Unit] = {}
+        self.units: dict[str, Unit] = {}
         for role, numbers in section.place.items():
             if wrong := [number for number in numbers if number >= len(cards)]:
                 raise UsageError(
@@ -119,7 +123,7 @@ class Plan:
                 fix="use more or bigger hosts, let job.place name others, or lower procs, num_replicas, workers",
             )
         gpus = tuple(tuple(self._free_gpus(number)[: unit.gpus]) for number in chosen)
-        self.places[unit.name], self._units[unit.name] = Place(tuple(chosen), gpus), unit
+        self.places[unit.name], self.units[unit.name] = Place(tuple(chosen), gpus), unit
         return self.places[unit.name]
 
     def replace(self, unit: Unit, living: Collection[int]) -> Place | None:
@@ -139,7 +143,7 @@ class Plan:
         self._cards[number] = card
 
     def _on(self, number: int) -> list[tuple[Unit, Place]]:
-        return [(self._units[name], place) for name, place in self.places.items() if number in place.hosts]
+        return [(self.units[name], place) for name, place in self.places.items() if number in place.hosts]
 
     def _free_gpus(self, number: int) -> list[str]:
         taken = {

@@ -16,7 +16,7 @@ from forge_env.concurrency import gather_or_cancel
 from forge_env.errors import ForgeError
 from forge_env.job.addresses import Address, own_address
 from forge_env.job.card import Card, NoWorkerError, ask
-from forge_env.job.plan import Place, Unit, units
+from forge_env.job.plan import Place, Unit
 from forge_env.job.survey import Survey
 from forge_env.run.run import Run
 from trainers.actors.processes import Ground, Setting
@@ -56,7 +56,6 @@ class Hosts:
     def __init__(self, run: Run, found: Survey) -> None:
         self._run = run
         self._plan = found.plan
-        self._units: dict[str, Unit] = {unit.name: unit for unit in units(run.config)}
         self._hosts = [
             _Host(number, address, card)
             for number, (address, card) in enumerate(zip(found.addresses, found.cards, strict=True))
@@ -83,7 +82,7 @@ class Hosts:
 
     async def ground(self, name: str) -> Ground:
         """Where a unit is started: where it was, if that lives, else as `job.on_loss` says."""
-        unit, place = self._units[name], self._plan.places[name]
+        unit, place = self._plan.units[name], self._plan.places[name]
         while lost := [self._hosts[number] for number in place.hosts if not await self._lives(self._hosts[number])]:
             said = ", ".join(f"{host.number} ({host.address})" for host in lost)
             living = {host.number for host in self._hosts if await self._lives(host)}

@@ -1,0 +1,127 @@
+"""Actors on several hosts, which may be lost and come back; what listens there, and what a worker leaves: nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest.importorskip("monarch")
+
+from tests.trainers.actors.workers import Worker, workers
+
+pytestmark = [pytest.mark.slow, pytest.mark.stack]
+
+RECIPE = """
+environment: {{name: wordle}}
+model: {{cache_dir: {folder}/cache}}
+output_dir: {folder}/runs
+job: {{kind: hosts, workers: [{workers}], place: {{trainer: {trainer}}}, on_loss: {on_loss}}}
+"""
+
+
+def certificates(folder: Path) -> dict[str, str]:
+    """Of an authority, and one for all hosts."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    names = ",".join(f"IP:127.0.0.{number}" for number in range(1, 5))
+    (folder / "names").write_text(f"subjectAltName={names}\n")
+    for command in (
+        "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.crt -days 2 -subj /CN=authority",
+        "req -newkey rsa:2048 -nodes -keyout host.key -out host.csr -subj /CN=hosts",
+        "x509 -req -in host.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out host.crt -days 2 -extfile names",
+    ):
+        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
+    files = {"CERT": "host.crt", "KEY": "host.key", "CA": "ca.crt"}
+    return {f"HYPERACTOR_TLS_{name}": str(folder / file) for name, file in files.items()}
+
+
+class Controller:
+    """Of `on_hosts.py`."""
+
+    def __init__(self, hosts: list[Worker], folder: Path, environment: dict[str, str], **job: str) -> None:
+        recipe = folder / "recipe.yaml"
+        recipe.write_text(RECIPE.format(folder=folder, workers=", ".join(host.address for host in hosts), **job))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.trainers.actors.on_hosts", str(recipe)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+        )
+
+    def hear(self, word: str) -> str:
+        """What it says after this word."""
+        assert self.process.stdout is not None
+        line = next((line for line in self.process.stdout if line.startswith(word)), "")
+        assert line, f"it ended before {word}"
+        return line.removeprefix(word).strip()
+
+    def go_on(self) -> None:
+        """Let it end."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+
+@pytest.fixture
+def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[list[Worker], dict[str, str]]]:
+    """Two workers, and the environment of those that are to reach them."""
+    environment = certificates(tmp_path) if request.param == "tls" else {}
+    with workers(2, tmp_path, request.param, environment) as started:
+        yield started, environment
+
+
+def listening(process: psutil.Process) -> set[str]:
+    """Addresses at which a process listens."""
+    return {each.laddr.ip for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "on_loss", "trainer"), [("tcp", "place", "[0, 1]"), ("tls", "wait", "[0]")], indirect=["hosts"]
+)
+def test_actors_live_on_hosts_and_move_or_wait_when_one_is_lost(
+    hosts: tuple[list[Worker], dict[str, str]], on_loss: str, trainer: str, tmp_path: Path
+) -> None:
+    [first, second], environment = hosts
+    controller = Controller([first, second], tmp_path, environment, on_loss=on_loss, trainer=trainer)
+    apart = os.geteuid() == 0
+    names = ["host2", "host3"] if apart else [os.uname().nodename] * 2
+    assert controller.hear("WIDE") == str([(names[0], 3.0), (names[1], 3.0)])
+    assert controller.hear("FIRST") == str((names[0], 1.0))
+    for number, host in ((2, first), (3, second)):
+        for process in host.family():
+            assert listening(process) <= {f"127.0.0.{number}"}
+    assert listening(psutil.Process(controller.process.pid)) == {"127.0.0.1"}
+
+    started = first.family()
+    assert len(started) > 1
+    if on_loss == "wait":
+        first.kill()
+    else:
+        first.interrupt()
+    _, left = psutil.wait_procs(started, timeout=30)
+    assert not left
+    controller.hear("LOST")
+    if on_loss == "wait":
+        first.start()
+    said = controller.hear("SECOND")
+    home, told = (names[0], "waits until it is back") if on_loss == "wait" else (names[1], "trainer goes to host 1")
+    assert said.startswith(str((home, 1.0)))
+    assert told in said
+    logs = {path.name: path.read_text() for path in (tmp_path / "runs" / "run" / "logs").iterdir()}
+    assert set(logs) == {f"0-{names[0]}.log", f"1-{names[1]}.log"}
+    assert all("added" in text for text in logs.values())
+
+    controller.go_on()
+    controller.hear("END")
+    assert controller.process.wait(60) == 0
+    assert len(second.family()) == 1, "the worker alone"
+    second.interrupt()
+    assert second.said.endswith("interrupted\n")

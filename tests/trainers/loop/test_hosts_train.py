@@ -1,0 +1,57 @@
+"""A real run over several hosts, one of which is lost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm")
+pytest.importorskip("torchtitan")
+
+from tests.trainers.actors.workers import workers
+from trainers.loop.stack import PROCESS_ENVIRONMENT
+
+pytestmark = [pytest.mark.slow, pytest.mark.stack]
+STEPS = 60
+
+
+def test_the_trainers_host_is_lost_and_the_run_goes_on_elsewhere(tmp_path: Path) -> None:
+    with workers(3, tmp_path) as hosts:
+        recipe = {
+            "environment": {"name": "tests.trainers.loop.dry_run:Sums"},
+            "model": {"max_length": 160, "cache_dir": str(tmp_path / "cache")},
+            "grpo": {"steps": STEPS, "groups_per_step": 2, "group_size": 2, "max_tokens_per_turn": 12},
+            "evaluation": {"every": 0, "num_tasks": 3},
+            "checkpoint": {"every": 1, "keep": 1, "keep_best": 0},
+            "output_dir": str(tmp_path / "runs"),
+            "job": {
+                "kind": "hosts",
+                "workers": [host.address for host in hosts],
+                "place": {"trainer": [0, 1], "generator": [2], "rollouts": [2]},
+            },
+        }
+        (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))  # JSON is YAML
+        command = [sys.executable, "-m", "forge_env", "train", str(tmp_path / "recipe.yaml"), "--name", "run"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+            assert run.stdout is not None
+            said = []
+            for line in run.stdout:
+                said.append(line)
+                if "training: " in line:
+                    hosts[0].kill()  # trainer, buffer and weight store are there
+        printed = "".join(said)
+        assert run.returncode == 0, printed
+        assert all(len(host.family()) == 1 for host in hosts[1:]), "the workers alone"
+    assert f"host 0 {hosts[0].address}" in printed
+    assert "is lost: trainer goes to host 1" in printed
+    rows = [json.loads(line) for line in (tmp_path / "runs/run/metrics.jsonl").read_text().splitlines()]
+    steps = {row["step"]: row for row in rows if "staleness/max" in row}
+    assert set(steps) == set(range(1, STEPS + 1))
+    assert max(row["mismatch/max"] for row in steps.values() if row["staleness/max"] == 0) < 1e-5
+    assert max(row["staleness/max"] for row in steps.values()) <= 2
+    assert PROCESS_ENVIRONMENT["VLLM_LOGGING_LEVEL"] == "ERROR"
+    assert "INFO" not in "".join(path.read_text() for path in (tmp_path / "runs/run/logs").iterdir())
