@@ -42,13 +42,13 @@ def run(args: argparse.Namespace) -> int:
     start: Callable[[Address], str] = load_plugin("forge_env.workers", "monarch")
     reap_scratch()
     with scratch_folder():
-        os.environ[VARIABLE] = args.address
         run_until_interrupted(_serve(address, start))
     return 0
 
 
 async def _serve(address: Address, start: Callable[[Address], str]) -> None:
-    async with await serve_cards(address, start(address)) as server:
+    monarch = os.environ[VARIABLE] = start(address)
+    async with await serve_cards(address, monarch) as server:
         print(f"worker ready at {address}; Ctrl-C ends it", flush=True)
         await server.serve_forever()
 

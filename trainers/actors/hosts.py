@@ -134,7 +134,7 @@ class Hosts:
                 self._wide[lives] = await _attached(f"{unit.name}wide{len(self._wide)}", [host.card for host in hosts])
             mesh = self._wide[lives]
         settings = {
-            str(host.address): Setting(
+            host.card.monarch: Setting(
                 gpus=gpus,
                 log=self._run.folder.logs / f"{host.name}.log",
                 folder=Path.cwd(),

@@ -96,11 +96,14 @@ class Generator(RankedActor):
 
     async def _setup(self) -> None:
         import_engine(**self._process)
+        import torch
+
         from trainers.generator.engine import AsyncEngine
         from trainers.weights.store import WeightStore
 
         if self._engine_args.get("tensor_parallel_size", 1) > 1:
-            name_rank(self.rank)
+            on_host = torch.cuda.device_count() if self._process["with_gpus"] else self.rank + 1
+            name_rank(self.rank, self.rank % on_host)
         self._engine = AsyncEngine(
             self._engine_args, recompute_on_update=self._recompute_on_update, followers=self._followers
         )

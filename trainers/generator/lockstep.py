@@ -107,14 +107,14 @@ class Followers:
         return value
 
 
-def name_rank(rank: int) -> None:
-    """Tell vLLM's external launcher who this process is, in the process group that exists already.
+def name_rank(rank: int, local_rank: int) -> None:
+    """Tell vLLM's external launcher who this process is, in the process group that exists already, and on its host.
 
     The ranks of a CPU engine are given different names for their group, so that they talk by gloo: vLLM's shared
     memory for it would outlive a process that is killed.
     """
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
-    os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
-    place = (f"tcp://rank-{rank}:{rank}", rank, rank)
+    os.environ["RANK"], os.environ["LOCAL_RANK"] = str(rank), str(local_rank)
+    place = (f"tcp://rank-{rank}:{rank}", rank, local_rank)
     ExecutorWithExternalLauncher._distributed_args = lambda self: place
