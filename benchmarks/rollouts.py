@@ -297,7 +297,9 @@ def main() -> None:
     about = (
         f"Episodes of {TURNS} turns, groups of {GROUP_SIZE}. 'A core each' is on paper: the least of workers, "
         "controller and buffer, each with a core of its own, from the CPU time measured here. 'Here' all processes "
-        "share this machine's cores, the simulated generators included."
+        "share this machine's cores, the simulated generators included. An open episode is at its last turn or the one "
+        "before; resident is the growth of all processes but the generators, counted what Python has allocated for it "
+        f"in one process. Load at the end {' '.join(f'{load:.1f}' for load in os.getloadavg())}."
     )
     lines = [*table(columns, rows), "", about]
     print("\n".join(lines))
