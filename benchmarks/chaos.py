@@ -11,6 +11,7 @@ counted twice; no process, shared memory, temporary file or container may be lef
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import os
@@ -75,7 +76,8 @@ HOW = (
     "the controller is stopped as long. Healed: the run went on; survived: nothing had to end; resumed: the run ended "
     "with the cause, and the next one went on. Seconds are the median: until the role had a new process or the run had "
     "ended, and until another step was trained. In the files of every chain of runs no group was trained twice or "
-    "lost and no episode counted twice; nothing was left behind."
+    "lost and no episode counted twice, and nothing was left behind. In synchronous chains nothing is done to "
+    "sandboxes, and the final weights are those of an undisturbed run, to the bit."
 )
 
 
@@ -298,6 +300,11 @@ class Chain:
                 run = self._start()
         self._finish(run)
 
+    @property
+    def synchronous(self) -> bool:
+        """Whether its weights can be foretold."""
+        return self.settings["grpo.max_off_policy_steps"] == 0
+
     def _start(self) -> Run:
         begun = (self.place / "runs" / "chaos" / "config.yaml").exists()
         self._run = Run(self.place, self.cache, self.settings, resume=begun)
@@ -328,6 +335,8 @@ class Chain:
 
     def _kill_something(self, run: Run, when: str) -> Death:
         roles = run.look()
+        if self.synchronous:  # a sandbox that ends in the middle of a test makes it another episode
+            roles.pop("sandbox", None)
         role = self.random.choice(sorted(roles))
         kind = self.random.choice([*KINDS, *ASKED] if role == "controller" else KINDS)
         wanted, how = self.only[len(self.deaths) % len(self.only)]
@@ -392,6 +401,7 @@ class Chain:
                 if death.back_s is None and death.outcome != "done":
                     death.back_s = now - death.at  # at the latest
             self.problems += [*check_groups(run.folder), *check_counts(run.folder, self.settings)]
+            self._compare(run)
         self.problems += run.leave_nothing()
         command = [sys.executable, "-m", "forge_env", "list"]
         environment = {**os.environ, "TMPDIR": str(self.place)}
@@ -403,6 +413,27 @@ class Chain:
             self.problems.append(f"shared memory left: {sorted(memory)}")
         ended = f"chain {self.seed}: {len(self.deaths)} deaths, {max(run.steps, default=0)} steps"
         print("\n   ! ".join([ended, *self.problems]), flush=True)
+
+    def _compare(self, run: Run) -> None:
+        """Of a synchronous chain, the final weights are those of a run in which nothing dies."""
+        if not self.synchronous:
+            return
+        digest = final_weights(run)
+        shutil.rmtree(run.folder)
+        twin = Run(self.place, self.cache, self.settings, resume=False)
+        if twin.process.wait() != 0:
+            self.problems.append(f"the undisturbed run ended with code {twin.process.returncode}: {twin.said[-400:]}")
+        elif final_weights(twin) != digest:
+            self.problems.append("the final weights are not those of an undisturbed run")
+        else:
+            print(f"chain {self.seed}: the final weights are those of an undisturbed run, to the bit", flush=True)
+        self.problems += twin.leave_nothing()
+
+
+def final_weights(run: Run) -> str:
+    """A digest of the newest checkpoint's weights."""
+    newest = max((run.folder / "checkpoints").glob("step-*"))
+    return hashlib.sha256((newest / "model" / "model.safetensors").read_bytes()).hexdigest()
 
 
 def hurt(victim: psutil.Process, kind: str, *, for_good: bool) -> None:
