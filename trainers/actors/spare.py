@@ -105,15 +105,18 @@ class Spare:
         """The processes, with `environment`, now the caller's to end; None: there are none that are ready."""
         if not self.ready.is_set():
             return None
+        self.ready.clear()
+        mesh, self._mesh = self._mesh, None  # at once: whoever asks next must not get the same
+        actor, pids = self._actor, self.pids
         try:
             async with asyncio.timeout(ANSWER_S):
-                await result(self._actor.become.call(dict(environment)))
-        except Exception as error:  # noqa: BLE001 - dead, stopped or too late: the run can do without
+                await result(actor.become.call(dict(environment)))
+        except BaseException as error:  # dead, stopped or too late: the run can do without; cancelled: nothing is left
+            await stop_processes(mesh, pids, dead=True)
+            if not isinstance(error, Exception):
+                raise
             logger.info("the spare process is of no use: %s", error)
-            await self._drop()
             return None
-        mesh, self._mesh = self._mesh, None
-        self.ready.clear()
         return mesh
 
     async def _drop(self) -> None:

@@ -30,10 +30,10 @@ def fail() -> None:
 
 
 @asynccontextmanager
-async def counter(spare: Spare) -> AsyncIterator[Service]:
-    """One replica, and its spare."""
+async def counter(spare: Spare, replicas: int = 1) -> AsyncIterator[Service]:
+    """A service, and its spare."""
     before = set(psutil.Process().children())
-    service = await Counter.options(spare=spare, environment={"WHOSE": "counter"}).as_service()
+    service = await Counter.options(num_replicas=replicas, spare=spare).as_service()
     try:
         async with asyncio.timeout(PATIENCE_S):
             yield service
@@ -59,6 +59,19 @@ async def test_a_replica_that_dies_becomes_the_spare_and_the_next_is_prepared() 
             await spare.ready.wait()
             waiting = spare.pids
             assert [await replaced(service)] == waiting
+
+
+async def test_of_two_that_die_together_one_becomes_the_spare() -> None:
+    spare = Spare(import_fractions, first_after_s=0)
+    async with counter(spare, replicas=2) as service:
+        await spare.ready.wait()
+        waiting = spare.pids
+        before = {pid for pid, _ in await service.where.fanout()}
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        while len(after := {pid for pid, _ in await service.where.fanout()} - before) < 2:  # noqa: ASYNC110 - other processes
+            await asyncio.sleep(0.05)
+        assert set(waiting) < after
 
 
 async def test_a_dead_spare_is_no_loss() -> None:
