@@ -352,7 +352,7 @@ class System:
 
         An actor that dies is started again, and the run goes on from the newest checkpoint, or from where it began.
         """
-        self._beginning = await self._collect()
+        self._beginning = await self._stack.unless_one_dies(self._collect())
         work = self._side_by_side
         while True:
             try:

@@ -15,7 +15,7 @@ pytest.importorskip("torchtitan")
 from tests.trainers.actors.workers import workers
 from trainers.loop.stack import PROCESS_ENVIRONMENT
 
-pytestmark = [pytest.mark.slow, pytest.mark.stack]
+pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(300)]
 STEPS = 60
 
 
@@ -36,14 +36,17 @@ def test_the_trainers_host_is_lost_and_the_run_goes_on_elsewhere(tmp_path: Path)
         }
         (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))  # JSON is YAML
         command = [sys.executable, "-m", "forge_env", "train", str(tmp_path / "recipe.yaml"), "--name", "run"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
-            assert run.stdout is not None
-            said = []
-            for line in run.stdout:
-                said.append(line)
-                if "training: " in line:
-                    hosts[0].kill()  # trainer, buffer and weight store are there
-        printed = "".join(said)
+        printed_to = tmp_path / "printed.txt"
+        with printed_to.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as run:
+            log = ["tail", "-F", "-n", "+1", f"--pid={run.pid}", str(tmp_path / "runs" / "run" / "run.log")]
+            with subprocess.Popen(log, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as tail:
+                assert tail.stdout is not None
+                began = next((line for line in tail.stdout if "step 3 trains" in line), "")
+                hosts[0].kill()  # trainer, buffer and weight store are there
+                tail.kill()
+            run.wait()
+        printed = printed_to.read_text()
+        assert began, printed
         assert run.returncode == 0, printed
         assert all(len(host.family()) == 1 for host in hosts[1:]), "the workers alone"
     assert f"host 0 {hosts[0].address}" in printed

@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("vllm")
 pytest.importorskip("torchtitan")
 
-pytestmark = [pytest.mark.slow, pytest.mark.stack]
+pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[3]
 CLUSTER = Path(__file__).with_name("slurm_cluster.sh")
 PACKAGES = ["slurmctld", "slurmd", "slurm-client", "munge"]
@@ -61,7 +61,8 @@ def test_the_documented_script_trains_on_two_nodes(cluster: Path) -> None:
     environment = {**os.environ, "SLURM_CONF": str(cluster / "slurm.conf"), "PATH": path, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=cluster, env=environment, capture_output=True, text=True, check=False)
     printed = (cluster / "job.out").read_text()
-    assert done.returncode == 0, f"{done.stderr}\n{printed}"
+    print(printed)
+    assert done.returncode == 0, done.stderr
     assert "host 0 tcp://node1:26700 (node1)" in printed
     assert re.search(r"host 1 tcp://node2:26700 \(node2\).*generator0", printed)
     assert "done: 3 steps" in printed
