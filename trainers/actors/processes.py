@@ -28,8 +28,6 @@ LOG = "FORGE_ENV_LOG"
 """By this one, where it prints."""
 STOP_S = 10.0
 """How long processes may take to end by themselves."""
-LOST_S = 2.0
-"""The same for those that died on another host: that may be gone, and if it is not, their lease ends what is left."""
 SELDOM = (50_000, 20, 50)
 """How often the garbage collector looks, in its own terms; these processes make few circles."""
 logger = logging.getLogger(__name__)
@@ -171,7 +169,7 @@ async def stop_processes(mesh: ProcMesh, pids: Sequence[int] = (), *, dead: bool
     if lease is not None:
         lease.end()
     try:
-        async with asyncio.timeout(LOST_S if dead and lease is not None else STOP_S):
+        async with asyncio.timeout(STOP_S):
             await mesh.stop()
     except Exception as error:  # noqa: BLE001 - boundary of Monarch: whatever it says of processes that are gone, or hang
         logger.debug("while ending processes %s: %s", pids, error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -38,9 +39,10 @@ def test_the_trainers_host_is_lost_and_the_run_goes_on_elsewhere(tmp_path: Path)
         command = [sys.executable, "-m", "forge_env", "train", str(tmp_path / "recipe.yaml"), "--name", "run"]
         printed_to = tmp_path / "printed.txt"
         with printed_to.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as run:
-            log = ["tail", "-F", "-n", "+1", f"--pid={run.pid}", str(tmp_path / "runs" / "run" / "run.log")]
+            log = ["tail", "-F", "-n", "+1", str(tmp_path / "runs" / "run" / "run.log")]
             with subprocess.Popen(log, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as tail:
                 assert tail.stdout is not None
+                threading.Thread(target=lambda: (run.wait(), tail.kill())).start()  # a run that fails before
                 began = next((line for line in tail.stdout if "step 3 trains" in line), "")
                 hosts[0].kill()  # trainer, buffer and weight store are there
                 tail.kill()
