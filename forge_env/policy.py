@@ -119,6 +119,8 @@ class LimitReached(ForgeError):
 class PolicySession(ABC):
     """One conversation. It keeps the history, so that a turn passes only the messages that are new."""
 
+    __slots__ = ()
+
     @abstractmethod
     async def reply(self, observation: Observation) -> Reply:
         """The assistant's answer to the new messages.

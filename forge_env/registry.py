@@ -111,6 +111,11 @@ def make(name: str, /, *, sandboxes: SandboxEngine | None = None, **options: Any
         UsageError: there is no such environment or option, or it can't be made as asked.
         PluginError: its class is broken.
     """
+    return maker(name, sandboxes=sandboxes, **options)()
+
+
+def maker(name: str, /, *, sandboxes: SandboxEngine | None = None, **options: Any) -> Callable[[], Environment]:
+    """What makes environments as `make` does, all of them with one `config`: it is looked up and checked once."""
     if sandboxes is not None:
         from forge_env.sandbox.protocol import SandboxEngine
 
@@ -123,11 +128,15 @@ def make(name: str, /, *, sandboxes: SandboxEngine | None = None, **options: Any
         inspect.signature(cls).bind(config, sandboxes=sandboxes)
     except TypeError as error:
         raise PluginError(f"environment {name!r}: {cls.__name__}.__init__: {error}", fix=INIT) from error
-    with environment_code(f"environment {name!r}: {cls.__name__}.__init__"):
-        env = cls(config, sandboxes=sandboxes)
-    if vars(env).get("config") is not config:
-        raise PluginError(f"environment {name!r}: {cls.__name__}.__init__ does not call its base's", fix=INIT)
-    return env
+
+    def make_one() -> Environment:
+        with environment_code(f"environment {name!r}: {cls.__name__}.__init__"):
+            env = cls(config, sandboxes=sandboxes)
+        if vars(env).get("config") is not config:
+            raise PluginError(f"environment {name!r}: {cls.__name__}.__init__ does not call its base's", fix=INIT)
+        return env
+
+    return make_one
 
 
 def make_config(name: str, cls: type[Environment], options: dict[str, Any], at: str = "") -> EnvironmentConfig:

@@ -18,6 +18,8 @@ from typing import Any, Self
 class WorkingTime:
     """A time limit whose clock stands while anything inside waits; `TimeoutError` when it has run out."""
 
+    __slots__ = ("_left", "_limit_s", "_since", "_timeout", "_token", "_waits", "waited_s")
+
     def __init__(self, limit_s: float | None) -> None:
         self.waited_s = 0.0
         """Seconds waited so far; waits that overlap count once."""

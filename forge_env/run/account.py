@@ -94,18 +94,17 @@ class Accounts:
         self._closed: dict[str, float] = {}
         self._since_taken = Since()
 
-    @contextmanager
-    def open(self, account: Account) -> Iterator[Account]:
-        """Count `account` in, from now to the end of the block and ever after."""
+    def open(self, account: Account) -> None:
+        """Count `account` in, from now on."""
         self._open.add(account)
-        try:
-            yield account
-        finally:
-            account.enter("done")
-            self._open.discard(account)
-            for doing, value in account.seconds().items():
-                if doing != "done":
-                    self._closed[doing] = self._closed.get(doing, 0.0) + value
+
+    def close(self, account: Account) -> None:
+        """It has come to its end, and stays counted."""
+        account.enter("done")
+        self._open.discard(account)
+        for doing, value in account.seconds().items():
+            if doing != "done":
+                self._closed[doing] = self._closed.get(doing, 0.0) + value
 
     @property
     def open_accounts(self) -> list[Account]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 from forge_env.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
     from types import TracebackType
 
 _MOST = 2**31 - 1
@@ -187,14 +187,19 @@ TENANT: ContextVar[str] = ContextVar("sandbox_tenant", default="")
 """On whose behalf sandboxes are acquired, such as an environment's name: pools share them out evenly."""
 
 
-@contextmanager
-def on_behalf_of(tenant: str) -> Iterator[None]:
-    """Sandboxes acquired inside count for `tenant`."""
-    token = TENANT.set(tenant)
-    try:
-        yield
-    finally:
-        TENANT.reset(token)
+class on_behalf_of:  # a class, since every open episode is in one, and a generator is five times as big
+    """A block in which sandboxes that are acquired count for `tenant`."""
+
+    __slots__ = ("_tenant", "_token")
+
+    def __init__(self, tenant: str) -> None:
+        self._tenant = tenant
+
+    def __enter__(self) -> None:
+        self._token = TENANT.set(self._tenant)
+
+    def __exit__(self, *error: object) -> None:
+        TENANT.reset(self._token)
 
 
 class Sandbox(ABC):

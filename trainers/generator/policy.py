@@ -57,6 +57,8 @@ class GeneratorPolicy(Policy):
 class _Session(PolicySession):
     """Keeps the conversation twice: as messages, and as the very tokens the model saw and sampled."""
 
+    __slots__ = ("__weakref__", "_messages", "_policy", "_prompt", "_replies", "_seed", "_tools", "_turns")
+
     def __init__(self, policy: GeneratorPolicy, tools: list[ToolSpec], seed: int | None) -> None:
         self._policy = policy
         self._tools = tools

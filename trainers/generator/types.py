@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -75,6 +76,7 @@ class Completion:
             np.asarray(values, np.int32) for values in (self.prompt_ids, self.token_ids, self.versions)
         )
         self.logprobs = np.asarray(self.logprobs, np.float32)
+        self.stop_reason = sys.intern(self.stop_reason)
 
     def __reduce__(self) -> tuple[object, ...]:  # numpy's own way takes longer, and has two headers for each array
         arrays = [values.tobytes() for values in (self.prompt_ids, self.token_ids, self.logprobs)]
@@ -88,12 +90,13 @@ def _received(arrays: list[bytes], versions: list[list[int]], rest: list[Any]) -
 
 
 def _spread(versions: list[int], counts: list[int]) -> NDArray[np.int32]:
-    """Each version as often as counted, int32 [N]; mostly there is one, which is held once."""
+    """Each version as often as counted, int32 [N]."""
     if len(versions) == 1:
-        return np.ndarray(counts[0], np.int32, _alone(versions[0]), strides=(0,))
+        return _alone(versions[0], counts[0])
     return np.repeat(np.array(versions, np.int32), counts)
 
 
-@lru_cache(maxsize=64)
-def _alone(version: int) -> NDArray[np.int32]:
-    return np.array([version], np.int32)
+@lru_cache(maxsize=4096)
+def _alone(version: int, count: int) -> NDArray[np.int32]:
+    """The versions of nearly all completions, which share one array where they have one length; it can't be written."""
+    return np.broadcast_to(np.array(version, np.int32), count)

@@ -222,12 +222,9 @@ class Chat:
         for index, call in enumerate(parsed.tool_calls):
             ok = call.status == ToolCallParseStatus.OK
             arguments = call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments)
-            calls.append(
-                ToolCall(
-                    id=call.id or f"call_{index}",
-                    function=FunctionCall(name=call.name or "invalid", arguments=arguments if ok else call.raw),
-                )
-            )
+            name = sys.intern(call.name or "invalid")  # held by every call of every open episode
+            function = FunctionCall(name=name, arguments=arguments if ok else call.raw)
+            calls.append(ToolCall(id=call.id or sys.intern(f"call_{index}"), function=function))
         return Message(
             role="assistant",
             content=parsed.content,

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-import forge_env as fe
 from forge_env.config.recipe import RunConfig, SamplingSection
 from forge_env.environment.base import Environment
 from forge_env.errors import UsageError
 from forge_env.policy import Policy
+from forge_env.registry import maker
 from forge_env.run.account import clock_start
 from forge_env.run.folder import RunFolder
 from forge_env.run.timeline import Span
@@ -34,7 +34,7 @@ from trainers.generator.client import GeneratorClient
 from trainers.generator.policy import GenerateFunction, GeneratorPolicy
 from trainers.model.chat import Chat
 from trainers.rollout.in_turn import InTurn
-from trainers.rollout.player import Player
+from trainers.rollout.player import MakeEnvironment, Player
 from trainers.rollout.types import (
     Fate,
     Group,
@@ -123,15 +123,15 @@ class LocalWorker:
         await self._open.enter_async_context(self._engine)
         self._prepare = self._settings.preparation(config, self._score)
         on_span = self._spans.append if config.logging.timeline else None
+        self._make_environment = self._maker()
         self._player = Player(config, self._make_environment, self._policy(), warn=self._warn, on_span=on_span)
 
     def _make_engine(self) -> SandboxEngine:
         return open_engine(self._config.sandbox.engine, **engine_options(self._config, self._settings.number))
 
-    def _make_environment(self) -> Environment:
+    def _maker(self) -> MakeEnvironment:
         section = self._config.environment
-        environment: Environment = fe.make(section.name, sandboxes=self._engine, **section.options)
-        return environment
+        return maker(section.name, sandboxes=self._engine, **section.options)
 
     @cached_property
     def _chat(self) -> Chat:

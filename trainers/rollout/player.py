@@ -133,22 +133,23 @@ class Player:
                 on_answer()
             account.enter(doing)
 
-        with self.accounts.open(account):
-            try:
-                return await run_episode(
-                    self._make_env,
-                    policy,
-                    task=task,
-                    environment_name=self._config.environment.name,
-                    trajectory_id=name,
-                    seed=episode_seed(self._config.seed, name),
-                    watch=watch,
-                )
-            except EnvironmentBugError as error:
-                self.set_aside.add(task.id)
-                return self._buggy(name, task.id, error)
-            finally:
-                self.ended += 1
+        self.accounts.open(account)
+        try:
+            return await run_episode(
+                self._make_env,
+                policy,
+                task=task,
+                environment_name=self._config.environment.name,
+                trajectory_id=name,
+                seed=episode_seed(self._config.seed, name),
+                watch=watch,
+            )
+        except EnvironmentBugError as error:
+            self.set_aside.add(task.id)
+            return self._buggy(name, task.id, error)
+        finally:
+            self.accounts.close(account)
+            self.ended += 1
 
     def _buggy(self, name: str, task_id: str, error: EnvironmentBugError) -> Trajectory:
         """The invalid episode of a bug in the environment."""

@@ -53,14 +53,17 @@ def test_during_goes_back_to_what_was_done_before() -> None:
 
 def test_accounts_of_many_sum_open_and_closed_ones() -> None:
     clock, accounts = Clock(), Accounts("episodes")
-    with accounts.open(Account("a", "reset", clock=clock)) as a:
-        with accounts.open(Account("b", "generate", clock=clock)):
-            clock.now += 2
-        a.enter("generate")
-        clock.now += 1
-        assert [account.actor for account in accounts.open_accounts] == ["a"]
-        assert accounts.take() == {"generate": 3.0, "reset": 2.0}
-        clock.now += 5
+    a, b = Account("a", "reset", clock=clock), Account("b", "generate", clock=clock)
+    accounts.open(a)
+    accounts.open(b)
+    clock.now += 2
+    accounts.close(b)
+    a.enter("generate")
+    clock.now += 1
+    assert [account.actor for account in accounts.open_accounts] == ["a"]
+    assert accounts.take() == {"generate": 3.0, "reset": 2.0}
+    clock.now += 5
+    accounts.close(a)
     clock.now += 50
     assert accounts.open_accounts == []
     assert accounts.take() == {"generate": 5.0, "reset": 0.0}

@@ -32,8 +32,8 @@ class PlayedHere(LocalWorker):
     def _make_engine(self) -> SandboxEngine:
         return NoEngine()
 
-    def _make_environment(self) -> fe.Environment:
-        return self._make_env()
+    def _maker(self) -> MakeEnvironment:
+        return self._make_env
 
     def _policy(self) -> Policy:
         return self._plays
