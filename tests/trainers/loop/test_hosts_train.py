@@ -16,7 +16,7 @@ pytest.importorskip("torchtitan")
 from tests.trainers.actors.workers import workers
 from trainers.loop.stack import PROCESS_ENVIRONMENT
 
-pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(900)]
 STEPS = 60
 
 
