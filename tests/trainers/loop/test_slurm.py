@@ -18,7 +18,7 @@ import pytest
 pytest.importorskip("vllm")
 pytest.importorskip("torchtitan")
 
-pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[3]
 CLUSTER = Path(__file__).with_name("slurm_cluster.sh")
 PACKAGES = ["slurmctld", "slurmd", "slurm-client", "munge"]
@@ -30,8 +30,8 @@ def cluster() -> Iterator[Path]:
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         pytest.skip("a Slurm cluster is started by root on Debian only")
     if any(shutil.which(program) is None for program in ("slurmctld", "slurmd", "sbatch", "munged")):
-        command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *PACKAGES]
-        if subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode:
+        command = f"apt-get update -qq && apt-get install -y -qq --no-install-recommends {' '.join(PACKAGES)}"
+        if subprocess.run(command, shell=True, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode:
             pytest.skip("Debian's packages of Slurm can't be installed here")
     folder = Path(tempfile.mkdtemp(prefix="forge-env-slurm-"))  # pytest's own can't be entered by munged
     folder.chmod(stat.S_IRWXU | stat.S_IXGRP | stat.S_IXOTH | stat.S_IRGRP | stat.S_IROTH)
