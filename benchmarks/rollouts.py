@@ -11,6 +11,8 @@ worker in the controller's own process, which is how runs were before there were
 
 With `--open N`, so many episodes are under way at once, for the memory of each, wherever it is held: what workers,
 controller and buffer have grown by until the first of them ends, when all are at their last turn or the one before.
+Their generators take longer to answer, and workers that wait between turns find their caches cold: what a turn costs
+them is to be compared with that of few episodes with the same generators.
 Counted is what Python has allocated by then in one process that is worker and controller in one, with a quarter of
 the episodes.
 """
@@ -243,6 +245,7 @@ def row(case: Case, found: Measured, counted: tuple[Case, Measured] | None = Non
         case.workers or "none",
         case.tokens,
         case.open * GROUP_SIZE,
+        case.latency_s,
         own,
         f"{controller * 1e3:.3f}",
         f"{buffer * 1e3:.3f}",
@@ -274,6 +277,7 @@ def main() -> None:
         return
     cases = [Case(workers, 1500, args.groups, 50, 0.05) for workers in [0, *args.workers]]
     cases += [Case(workers, 9000, args.groups // 4, 50, 0.05) for workers in [0, args.workers[-1]]]
+    cases += [Case(args.workers[-1], 1500, 50, 50, 10.0)] if args.open else []
     rows = [row(case, one(case)) for case in cases]
     if args.open:
         groups = args.open // GROUP_SIZE
@@ -286,6 +290,7 @@ def main() -> None:
         "workers",
         "tokens an episode",
         "episodes open",
+        "s until a generator answers",
         "ms of CPU a turn: all workers",
         "controller",
         "buffer",
