@@ -33,9 +33,12 @@ API_VERSION = 1
 
 
 class EnvironmentConfig(BaseModel):
-    """Options of an environment; subclass it to add your own. Unknown options are refused."""
+    """Options of an environment; subclass it to add your own. Unknown options are refused.
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    It can't be changed: all environments that are made together share one.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     seed: int = 0
     """Seed of the task generator: the same seed gives the same tasks in the same order."""
