@@ -56,62 +56,73 @@ def run_until_interrupted(
     Raises:
         KeyboardInterrupt: `work` was cancelled by a signal; everything was closed.
     """
-    steps = 1 if finish is None else 2
-    cancelled = False
+    interruption = _Interruption(finish, tell, grace_s)
+    try:
+        return asyncio.run(interruption.attend(work))
+    except asyncio.CancelledError:
+        if interruption.cancelled:
+            raise KeyboardInterrupt from None
+        raise
 
-    async def attended() -> T:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+class _Interruption:
+    """What signals make of some work; arguments as of `run_until_interrupted`."""
+
+    def __init__(self, finish: Callable[[], str | None] | None, tell: Callable[[str], object], grace_s: float) -> None:
+        self._finish = finish
+        self._tell = tell
+        self._grace_s = grace_s
+        self._steps = 1 if finish is None else 2
+        self._received = 0
+        self.cancelled = False
+
+    async def attend(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do the work, and answer signals meanwhile."""
+        task = asyncio.current_task()
         assert task is not None
-        received = 0
-
-        def end() -> None:
-            nonlocal cancelled
-            if received == 1 and finish is not None and (what := finish()) is not None:
-                tell(f"finishing {what}; Ctrl-C again stops now")
-            elif not cancelled:
-                cancelled = True
-                task.cancel()
-
-        def cut_short() -> None:
-            nonlocal cancelled
-            if not cancelled:
-                cancelled = True
-                tell(f"not finished {grace_s:g} s after SIGTERM, less what ending takes: stopping now")
-                task.cancel()
-
-        def on_signal(number: int, frame: FrameType | None) -> None:
-            nonlocal received
-            received += 1
-            if number == signal.SIGTERM and received == 1:
-                for timer in graces:
-                    timer.start()
-            if cancelled or received > steps:
-                _end_the_process()
-            if received == steps:
-                hint.start()
-            loop.call_soon_threadsafe(end)
-
-        hint = threading.Timer(HINT_AFTER_S, tell, ("stopping; Ctrl-C again stops at once",))
-        graces = _graces(grace_s, lambda: loop.call_soon_threadsafe(cut_short))
-        for timer in (hint, *graces):
+        self._loop, self._task = asyncio.get_running_loop(), task
+        self._hint = threading.Timer(HINT_AFTER_S, self._tell, ("stopping; Ctrl-C again stops at once",))
+        self._graces = _graces(self._grace_s, lambda: self._loop.call_soon_threadsafe(self._cut_short))
+        for timer in (self._hint, *self._graces):
             timer.daemon = True
         # Not the event loop's own handlers: those would have to wait for code that holds the loop up.
         ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()  # as `nohup` wants it
-        before = {number: signal.signal(number, on_signal) for number in SIGNALS if number not in ignored}
+        before = {number: signal.signal(number, self._on_signal) for number in SIGNALS if number not in ignored}
         try:
             return await work
         finally:
-            for timer in (hint, *graces):
+            for timer in (self._hint, *self._graces):
                 timer.cancel()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    try:
-        return asyncio.run(attended())
-    except asyncio.CancelledError:
-        if cancelled:
-            raise KeyboardInterrupt from None
-        raise
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._received += 1
+        if number == signal.SIGTERM and self._received == 1:
+            for timer in self._graces:
+                timer.start()
+        if self.cancelled or self._received > self._steps:
+            _end_the_process()
+        if self._received == self._steps:
+            self._hint.start()
+        self._loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        """In order where that can be, once; else now."""
+        if self._received == 1 and self._finish is not None and (what := self._finish()) is not None:
+            self._tell(f"finishing {what}; Ctrl-C again stops now")
+        else:
+            self._cancel()
+
+    def _cut_short(self) -> None:
+        if not self.cancelled:
+            self._tell(f"not finished {self._grace_s:g} s after SIGTERM, less what ending takes: stopping now")
+            self._cancel()
+
+    def _cancel(self) -> None:
+        if not self.cancelled:
+            self.cancelled = True
+            self._task.cancel()
 
 
 def _graces(grace_s: float, cut_short: Callable[[], object]) -> list[threading.Timer]:

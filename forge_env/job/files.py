@@ -264,6 +264,18 @@ def _kubernetes(request: Request, recipe: str) -> list[JobFile]:
             },
         },
         {**_of("v1", "ConfigMap", metadata), "data": {RECIPE: _Block(recipe)}},
+        *_access(metadata),
+    ]
+    head = f"# A recipe on {hosts.count} pods: a StatefulSet of workers, and a Job that is the run.\n"
+    submit = [f"kubectl create secret generic {name} {_literals(request)}"] if request.secrets else []
+    submit += ["kubectl apply -f job.yaml", f"kubectl logs -f job/{name}", "kubectl delete -f job.yaml   # at its end"]
+    return [_storage(metadata), JobFile("job.yaml", head + _yaml(*manifests), "\n".join(submit))]
+
+
+def _access(metadata: dict[str, Any]) -> list[dict[str, Any]]:
+    """Who may reach the pods, and what these may ask of the cluster."""
+    name = metadata["name"]
+    return [
         {  # whoever reaches a worker can run code there
             **_of("networking.k8s.io/v1", "NetworkPolicy", metadata),
             "spec": {
@@ -288,20 +300,20 @@ def _kubernetes(request: Request, recipe: str) -> list[JobFile]:
             "subjects": [{"kind": "ServiceAccount", "name": name}],
         },
     ]
+
+
+def _storage(metadata: dict[str, Any]) -> JobFile:
+    """What all pods share, apart from what is deleted with the job."""
     claim = {
         **_of("v1", "PersistentVolumeClaim", metadata),
         "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "100Gi"}}},
     }
-    storage = JobFile(
+    return JobFile(
         "storage.yaml",
         "# The run folder and the model cache of all pods, at /work. It must be of a storage class that many pods\n"
         "# can write to: add spec.storageClassName. Deleting it deletes the results.\n" + _yaml(claim),
         "kubectl apply -f storage.yaml   # once",
     )
-    head = f"# A recipe on {hosts.count} pods: a StatefulSet of workers, and a Job that is the run.\n"
-    submit = [f"kubectl create secret generic {name} {_literals(request)}"] if request.secrets else []
-    submit += ["kubectl apply -f job.yaml", f"kubectl logs -f job/{name}", "kubectl delete -f job.yaml   # at its end"]
-    return [storage, JobFile("job.yaml", head + _yaml(*manifests), "\n".join(submit))]
 
 
 def _yaml(*documents: dict[str, Any]) -> str:

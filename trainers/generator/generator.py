@@ -29,6 +29,9 @@ def import_engine(**process: Any) -> None:
     prepare_process(**process)
     from vllm import LLMEngine  # noqa: F401
 
+    import trainers.generator.engine
+    import trainers.weights.store  # noqa: F401
+
 
 class Generator(RankedActor):
     """vLLM behind endpoints. Calls overlap; each is one request in the engine's running batch.
