@@ -69,6 +69,11 @@ async def timed_out(env: Slow, name: str = "slow") -> None:
     assert (terminated, truncated) == (False, False)
 
 
+def within(env: Slow, timeout_s: float) -> None:
+    """From now on a tool call of `env` has this long. [s]"""
+    env.config = env.config.model_copy(update={"tool_timeout_s": timeout_s})
+
+
 @pytest.mark.parametrize("tool", ["slow", "delegate"])
 async def test_a_call_that_timed_out_submits_nothing_any_more(tool: str) -> None:
     env = Slow()
@@ -85,9 +90,9 @@ async def test_no_plain_function_runs_beside_it() -> None:
     env = Slow()
     await env.reset(seed=0)
     await timed_out(env)
-    env.config.tool_timeout_s = 0.01
+    within(env, 0.01)
     observation = (await env.step(fe.call_tool("peek")))[0]
-    env.config.tool_timeout_s = 60.0
+    within(env, 60)
     assert "can't run: a call that timed out has not ended" in observation[0].content
     env.gate.set()
     assert await asyncio.to_thread(env.refused.wait, 60)
@@ -101,7 +106,7 @@ async def test_the_next_episode_waits_for_it_or_is_refused() -> None:
     assert not env.reusable
     with pytest.raises(InfrastructureError, match="has not ended"):
         await env.reset(seed=1)
-    env.config.tool_timeout_s = 60
+    within(env, 60)
     resetting = asyncio.create_task(env.reset(seed=1))
     env.gate.set()
     await resetting
