@@ -24,7 +24,7 @@ from sandboxes.kubernetes.cluster import find_cluster
 from sandboxes.kubernetes.pods import BOOT
 
 pytest.importorskip("uvicorn")
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="pods are made by root")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="pods are made by root")]
 
 from .cluster import FakeCluster  # noqa: E402  needs uvicorn
 

@@ -293,6 +293,7 @@ def test_ctrl_c_ends_a_game_that_waits_for_its_player() -> None:
 
 
 @pytest.mark.parametrize("kind", ["tools", "single", "sandbox"])
+@pytest.mark.slow
 def test_a_new_package_works_at_once(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if kind == "sandbox":
         require("local")

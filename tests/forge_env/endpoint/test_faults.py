@@ -334,6 +334,7 @@ async def test_samples_wait_for_sandboxes_before_they_start(out: Path) -> None:
     assert server.most_in_flight <= 2
 
 
+@pytest.mark.slow
 async def test_waiting_for_the_endpoints_patience_is_no_working_time(out: Path) -> None:
     """The endpoint says 429 for longer than the limit: that ends a sample by wall time, and none by working time."""
 

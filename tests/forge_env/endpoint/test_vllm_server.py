@@ -49,6 +49,7 @@ def pids(starter: subprocess.Popen[bytes], log: Path) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.slow
 def test_a_server_that_is_starting_ends_with_its_starter(number: signal.Signals, tmp_path: Path) -> None:
     """It ignores SIGTERM, as vLLM does while it starts, and has a helper."""
     log, folder = tmp_path / "vllm.log", tmp_path / "sockets"

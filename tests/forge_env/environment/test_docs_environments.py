@@ -52,6 +52,7 @@ def test_every_kind_is_there() -> None:
     assert set(PROGRAMS) == {"reverse", "safe", "tally", "doubles", "chat", "countdown", "qa"}
 
 
+@pytest.mark.slow
 async def test_programs_validate(program: str, tmp_path: Path) -> None:
     if program == "tally":
         require("local")
@@ -77,6 +78,7 @@ async def test_programs_validate(program: str, tmp_path: Path) -> None:
     assert set(notes) <= {"hidden data can't be found with the tools"}
 
 
+@pytest.mark.slow
 async def test_the_tools_of_the_pages_server_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two episodes: each starts the server's process, so the many of a validation would take a minute."""
     pytest.importorskip("mcp")

@@ -157,6 +157,7 @@ def test_a_stream_can_be_shuffled_by_seed(tmp_path: Path) -> None:
     assert order(1) != [row["question"] for row in ROWS[:40]]
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_open_at_the_end_is_no_noise(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     hub_layout(tmp_path / "gsm")

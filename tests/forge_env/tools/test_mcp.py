@@ -56,6 +56,7 @@ def in_process() -> Any:
 
 
 @pytest.mark.parametrize("transport", ["in-process", "stdio"])
+@pytest.mark.slow
 async def test_tools_of_a_server_are_the_agents(transport: str, tmp_path: Path) -> None:
     env = WithServer()
     env.target = in_process()

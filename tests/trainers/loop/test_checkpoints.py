@@ -196,6 +196,7 @@ def in_a_process(work: Callable[[], int]) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.slow
 def test_whatever_ends_the_process_every_checkpoint_is_whole(tmp_path: Path, config: RunConfig) -> None:
     """Killed before any operation on a file: what is there is the checkpoint before, or the new one."""
     config.checkpoint.keep = 1

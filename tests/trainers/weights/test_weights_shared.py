@@ -28,6 +28,7 @@ def negate(handles: list[shared.Handle]) -> None:
         shared.attach(handle).neg_()
 
 
+@pytest.mark.slow
 def test_another_process_has_the_same_memory() -> None:
     dtypes = [torch.float32, torch.bfloat16, torch.int64]
     tensors = [shared.empty(100, dtype).copy_(torch.arange(100)) for dtype in dtypes]
