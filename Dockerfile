@@ -23,7 +23,8 @@ COPY sandboxes sandboxes
 COPY trainers trainers
 COPY apps apps
 
-RUN VENV=/opt/venv STACK="$STACK" scripts/setup.sh
+# Compiled here, since the user of the image may not write what Python compiles.
+RUN UV_COMPILE_BYTECODE=1 VENV=/opt/venv STACK="$STACK" scripts/setup.sh
 
 # Not root: code of a model runs in sandboxes only, and those need no more than this user has.
 RUN mkdir -p /work && chown 10001:10001 /work

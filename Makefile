@@ -1,6 +1,8 @@
 # `make train` and `make test` work on a bare machine; ARGS="..." is passed on to what they run.
 ARGS ?=
 export STACK PYTHON
+# Where this is set, each of a run's processes compiles five thousand modules again: ten seconds of its start.
+export PYTHONDONTWRITEBYTECODE =
 .DEFAULT_GOAL := help
 .PHONY: help setup train test lint format bench chaos pins clean
 

@@ -67,6 +67,9 @@ def _python() -> Iterator[Finding]:
     else:
         yield Finding("ok", "python", f"{current} in {sys.prefix}")
     yield Finding("ok", "forge-env", forge_env.__version__)
+    if sys.dont_write_bytecode:
+        detail = "is set: every process of a run compiles thousands of modules again, and starts later by seconds"
+        yield Finding("note", "bytecode", f"PYTHONDONTWRITEBYTECODE {detail}", "unset it")
 
 
 def _packages(extra: str) -> Iterator[Finding]:

@@ -161,6 +161,16 @@ def test_doctor_is_content(recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert "ready: forge-env train coding_rlvr" in text
 
 
+def test_doctor_says_what_makes_every_process_slower(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    ready(monkeypatch)
+    for dont_write, noticed in ((False, False), (True, True)):
+        monkeypatch.setattr(sys, "dont_write_bytecode", dont_write)
+        assert main(["doctor"]) == 0
+        assert ("PYTHONDONTWRITEBYTECODE is set" in capsys.readouterr().out) is noticed
+
+
 def test_doctor_says_what_is_missing_and_how_to_get_it(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

@@ -88,13 +88,7 @@ class Training:
         self.run = folder / "runs" / name
         self.output = folder / f"{name}.out"
         (folder / "recipe.yaml").write_text(json.dumps(RECIPE))
-        # three runs that start: modules are compiled once, as whatever pip has installed is
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        environment |= {
-            "PYTHONPYCACHEPREFIX": str(folder / "compiled"),
-            "FORGE_ENV_CACHE": str(folder / "cache"),
-            "TMPDIR": str(folder),
-        }
+        environment = {**os.environ, "FORGE_ENV_CACHE": str(folder / "cache"), "TMPDIR": str(folder)}
         environment["PYTHONPATH"] = str(Path(__file__).parents[3])
         command = [sys.executable, "-m", "forge_env", "train", "recipe.yaml", "--name", name, *arguments]
         with self.output.open("a") as output:
