@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 from pydantic import Field, field_validator
 
 import forge_env as fe
-from environments.gsm8k.problems import LEVELS, make_problem
+from environments.gsm8k.problems import LARGEST, LEVELS, make_problem, slipped
 from forge_env.environment.base import EnvironmentConfig
 from forge_env.environment.single_turn import SingleTurnConfig
 from forge_env.errors import UsageError
 from forge_env.rewards.math import marked_answer
 from forge_env.tasks.datasets import DatasetConfig, StreamedTasks, load_tasks
-from forge_env.types import Task
+from forge_env.types import Message, Task
 
 HUB = "openai/gsm8k"
 HUB_DEFAULTS = {"path": HUB, "name": "main", "splits": {"train": "train", "eval": "test"}}
@@ -33,6 +33,10 @@ class GSM8KConfig(SingleTurnConfig):
     """Steps of a generated problem, 1 to 6, drawn evenly."""
     partial_credit: float = Field(0.1, ge=0.0, lt=1.0)
     """Reward for the right number that is not marked as the answer."""
+    largest: int = Field(LARGEST, ge=40)
+    """Generated problems: all counts on the way stay below this. Small ones are for small models."""
+    demo_slip: float = Field(0.0, ge=0.0, le=1.0)
+    """How likely a demonstration gets one step wrong, and goes on from there."""
 
     @field_validator("dataset", mode="before")
     @classmethod
@@ -44,6 +48,10 @@ class GSM8KConfig(SingleTurnConfig):
         if not isinstance(given, dict):
             return value
         defaults = HUB_DEFAULTS if given.get("path") == HUB else {}
+        if defaults and given.get("split") in ("train", None):  # its own `test` is held out then
+            given = {name: item for name, item in given.items() if name != "split"}
+        elif "split" in given:
+            defaults = {name: item for name, item in defaults.items() if name != "splits"}
         return {"columns": COLUMNS, **defaults, **given}
 
     @field_validator("levels")
@@ -73,7 +81,7 @@ class GSM8K(fe.SingleTurnEnvironment):
         """Row `index` of the dataset, or the problem generated for `(seed, split, index)`."""
         if self.config.dataset is not None:
             return load_tasks(self.config.dataset, split)[index]
-        return generated_task(self.config.seed, split, index, self.config.levels)
+        return generated_task(self.config.seed, split, index, self.config.levels, self.config.largest)
 
     def num_tasks(self, split: str) -> int | None:
         """Rows of the dataset; None where problems are generated or streamed."""
@@ -82,17 +90,25 @@ class GSM8K(fe.SingleTurnEnvironment):
         tasks = load_tasks(self.config.dataset, split)
         return None if isinstance(tasks, StreamedTasks) else len(tasks)
 
+    def demonstrate(self, task: Task, rng: Random) -> list[Message] | None:
+        """The question and its worked solution; of training tasks, with a slip now and then."""
+        if task.gold is None:
+            return None
+        slips = task.split == self.splits[0] and self.config.dataset is None and rng.random() < self.config.demo_slip
+        solution = slipped(task.gold, rng) if slips else task.gold
+        return [*self.prompt(task), Message(role="assistant", content=solution)]
+
 
 def answered(response: str) -> float:
     """Whether the response marks an answer."""
     return float(marked_answer(response) is not None)
 
 
-def generated_task(seed: int, split: str, index: int, levels: Sequence[int]) -> Task:
+def generated_task(seed: int, split: str, index: int, levels: Sequence[int], largest: int = LARGEST) -> Task:
     """The `index`-th generated problem of `split`; one problem in ten belongs to `eval`, whatever the seed."""
     rng = Random(f"gsm8k/{seed}/{split}/{index}")
     for _ in range(ATTEMPTS):
-        problem = make_problem(rng, rng.choice(levels))
+        problem = make_problem(rng, rng.choice(levels), largest)
         if problem.held_out == (split == "eval"):
             return Task(
                 id=f"{split}-{seed}-{index}",

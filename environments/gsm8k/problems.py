@@ -16,6 +16,10 @@ LARGEST = 5_000
 """Counts stay below this, so that the arithmetic is a child's."""
 
 
+SLIPS = (-10, -2, -1, 1, 2, 10)
+"""What a miscalculation adds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Story:
     """What is counted, and the words for it."""
@@ -126,19 +130,27 @@ def _join(rng: Random, story: Story, who: str, count: int) -> Change | None:
 MAKERS: Sequence[Maker] = (_gain, _gain, _gain_groups, _gain_groups, _lose, _lose, _give_share, _percent, _times, _join)
 
 
-def make_problem(rng: Random, level: int) -> Problem:
-    """A problem with `level` changes; no two in a row are of the same kind."""
+def make_problem(rng: Random, level: int, largest: int = LARGEST) -> Problem:
+    """A problem with `level` changes, whose counts stay below `largest`; no two in a row are of the same kind."""
     story, who = rng.choice(STORIES), rng.choice(PEOPLE)
-    count = rng.randint(4, 90)
+    count = rng.randint(4, min(90, largest))
     sentences = [story.start.format(who=who, n=count)]
     workings: list[str] = []
     previous: Maker | None = None
     while len(workings) < level:
         maker = rng.choice(MAKERS)
-        if maker is previous or (change := maker(rng, story, who, count)) is None or change.count > LARGEST:
+        if maker is previous or (change := maker(rng, story, who, count)) is None or change.count > largest:
             continue
         previous, count = maker, change.count
         sentences.append(change.sentence)
         workings.append(change.working)
     question = " ".join([*sentences, f"How many {story.things} are there in the end?"])
     return Problem(question, count, "\n".join([*workings, f"#### {count}"]), level, story.name)
+
+
+def slipped(solution: str, rng: Random) -> str:
+    """A worked solution whose last step is miscalculated."""
+    *workings, last, answer = solution.split("\n")
+    left, _, right = last.partition(" = ")
+    wrong = abs(int(right) + rng.choice(SLIPS))
+    return "\n".join([*workings, f"{left} = {wrong}", answer.replace(right, str(wrong))])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from forge_env.cli.command import Parser
 from forge_env.config.reader import build, render, values
-from forge_env.config.recipe import RunConfig, bundled_recipes, read_recipe
+from forge_env.config.recipe import RunConfig, bundled_recipes, read_run
 
 
 def add_arguments(parser: Parser) -> None:
@@ -25,5 +26,6 @@ def run(args: argparse.Namespace) -> int:
         for name in bundled_recipes():
             print(name)
         return 0
-    print(render(build(RunConfig, read_recipe(args.words[0]), values(args.overrides, RunConfig))), end="")
+    source = read_run(args.words[0], values(args.overrides, RunConfig), os.environ)
+    print(render(build(RunConfig, source)), end="")
     return 0

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import replace
 from pathlib import Path
 
 from forge_env.cli.command import Parser
 from forge_env.config.reader import build, values
-from forge_env.config.recipe import RunConfig, read_recipe
+from forge_env.config.recipe import RunConfig, read_run
 from forge_env.errors import UsageError
 from forge_env.job.files import KINDS, Request, job_files, job_name, needed_hosts, write_files
 
@@ -35,7 +36,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the files, or write them."""
-    source = read_recipe(args.words[0]).with_overrides(values(args.overrides, RunConfig))
+    source = read_run(args.words[0], values(args.overrides, RunConfig), os.environ)
     config = build(RunConfig, source)
     for option in ("hosts", "cpus"):
         if getattr(args, option) < 1:

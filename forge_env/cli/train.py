@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 from contextlib import suppress
 
 from forge_env.cli.command import Parser, report_error, tidy
 from forge_env.config.reader import build, values
-from forge_env.config.recipe import RunConfig, read_recipe
+from forge_env.config.recipe import RunConfig, read_run
 
 
 def add_arguments(parser: Parser) -> None:
@@ -15,8 +16,10 @@ def add_arguments(parser: Parser) -> None:
     parser.usage = "forge-env train FILE [--a.b VALUE | a.b=VALUE ...] [--name NAME] [--resume] [--debug]"
     parser.description = "Train on a recipe. Every key of it can be set: --grpo.steps 20, or grpo.steps=20."
     parser.epilog = "Ctrl-C once ends the run in order and saves it, twice stops now."
-    parser.word("FILE", "a YAML file, or the name of a bundled recipe (`forge-env config` lists them)")
+    help_text = "a YAML file, or the name of a bundled recipe (`forge-env config` lists them); by default $CONFIG_FILE"
+    parser.word("FILE", help_text, required=False)
     parser.keys(RunConfig)
+    parser.add_argument("--config", metavar="FILE", help="the same as FILE alone")
     parser.add_argument("--resume", action="store_true", help="continue the run NAME from its last checkpoint")
 
 
@@ -27,13 +30,14 @@ def run(args: argparse.Namespace) -> int:
     from forge_env.run.launch import launch
     from forge_env.run.trainer import load_trainer
 
-    overrides = values(args.overrides, RunConfig)
-    source = read_recipe(args.words[0]).with_overrides(overrides)
+    source = read_run(_file(args), values(args.overrides, RunConfig), os.environ)
     config = build(RunConfig, source)
     folder = choose_folder(config.output_dir, config.name, source.stem, resume=args.resume)
     with source.locating():
         engine, plan = preflight.check(config, folder)
     print(f"recipe {source.name}, environment {config.environment.name}, sandbox engine {engine}", flush=True)
+    if config.model.path == os.environ.get("MODEL"):
+        print(f"model {config.model.path}, as $MODEL says", flush=True)
     if plan:
         print(plan, flush=True)
     print(f"run folder {folder.root}", flush=True)
@@ -47,3 +51,12 @@ def run(args: argparse.Namespace) -> int:
     with suppress(OSError):  # a terminal that is gone
         print(outcome.ending, flush=True)
     return outcome.code
+
+
+def _file(args: argparse.Namespace) -> str:
+    given = [*args.words, *filter(None, [args.config])] or list(filter(None, [os.environ.get("CONFIG_FILE")]))
+    if not given:
+        args.parser.error("FILE is missing")
+    if len(given) > 1:
+        args.parser.error(f"two recipes are given: {', '.join(given)}")
+    return str(given[0])

@@ -147,6 +147,8 @@ class Source:
     """Line of every key in the file."""
     written: Mapping[KeyPath, str] = field(default_factory=dict)
     """Keys from the command line, as they were written there."""
+    spelled: Mapping[KeyPath, str] = field(default_factory=dict)
+    """Keys of the file that it has in other words: those."""
 
     @property
     def stem(self) -> str:
@@ -179,9 +181,9 @@ class Source:
         path, line = problem.path, self.line(problem.path)
         above = next((path[:n] for n in range(len(path), 0, -1) if path[:n] in self.written), None)
         below = any(key[: len(path)] == path for key in self.written)
-        shown = ".".join(path)
-        if above is not None:
-            shown = ".".join([self.written[above], *path[len(above) :]])
+        words = {**self.spelled, **self.written}
+        start = next((path[:n] for n in range(len(path), 0, -1) if path[:n] in words), ())
+        shown = ".".join([*filter(None, [words.get(start)]), *path[len(start) :]])
         place = ": ".join(filter(None, [f"{self.name}:{line}" if line else self.name, shown]))
         if forced := above is not None or (below and bool(path)):
             place = f"--{shown}"

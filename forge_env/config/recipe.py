@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from math import prod
@@ -11,7 +13,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from forge_env.config.documents import translated
 from forge_env.config.reader import Source, build, parse_overrides, read_file
+from forge_env.machine import user_path
 
 # ---
 # What sections of a recipe have in common.
@@ -395,6 +399,9 @@ whose rewards differ; `reward_range`, groups whose mean reward is between `low` 
     """Maximum sampled tokens in one assistant message."""
     group_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     """Time limit of a group in seconds, from the model's first answer; finished episodes are then trained on."""
+    sync_interval: Positive = 1
+    """Training steps between two sets of weights that the generators get, at most `max_off_policy_steps` + 1. Those \
+of the last step, and of a step that is evaluated, are always sent."""
     replay: ReplaySection = ReplaySection()
     """Order, re-use and eviction of complete groups."""
     loss: LossSection = LossSection()
@@ -407,7 +414,18 @@ whose rewards differ; `reward_range`, groups whose mean reward is between `low` 
         young_enough = self.max_off_policy_steps + 1
         if self.replay.max_uses > young_enough:
             raise ValueError(f"replay.max_uses must be at most max_off_policy_steps + 1 = {young_enough}")
+        if self.sync_interval > young_enough:
+            raise ValueError(f"sync_interval must be at most max_off_policy_steps + 1 = {young_enough}")
         return self
+
+
+class SFTSection(Section):
+    """Supervised fine-tuning (`method: sft`): the environment's demonstrations are learned, without any rollout."""
+
+    steps: Positive = 300
+    """Training steps."""
+    batch_size: Positive = 32
+    """Conversations in one training step. Those longer than `model.max_length` are left out."""
 
 
 # ---
@@ -602,6 +620,8 @@ class RunConfig(Section):
     """The trainer."""
     grpo: GRPOSection = GRPOSection()
     """The asynchronous loop."""
+    sft: SFTSection = SFTSection()
+    """Supervised fine-tuning."""
     evaluation: EvaluationSection = EvaluationSection()
     """Held-out evaluation."""
     checkpoint: CheckpointSection = CheckpointSection()
@@ -612,6 +632,11 @@ class RunConfig(Section):
     """What to do when there is no progress."""
     job: JobSection = JobSection()
     """Which machines."""
+
+    @property
+    def rolls_out(self) -> bool:
+        """Whether episodes are played: by generators and rollout workers, through a buffer and a weight store."""
+        return self.method != "sft"
 
     @model_validator(mode="after")
     def _several_hosts(self) -> RunConfig:
@@ -626,29 +651,66 @@ class RunConfig(Section):
 
 
 def bundled_recipes() -> dict[str, Traversable]:
-    """Recipes that come with the package, by file name without `.yaml`."""
+    """Recipes that come with the package, by file name without `.yaml`, and with the folder where two share a name."""
+    found = _in_folders()
+    stems = {name: name.rpartition("/")[2] for name in found}
+    shared = {stem for stem, count in Counter(stems.values()).items() if count > 1}
+    return {name if stems[name] in shared else stems[name]: entry for name, entry in found.items()}
+
+
+def _in_folders() -> dict[str, Traversable]:
+    """The same, all with their folders."""
     try:
         root = files("apps")
     except ModuleNotFoundError:
         return {}
-    return {entry.name.removesuffix(".yaml"): entry for entry in _walk(root)}
-
-
-def _walk(folder: Traversable) -> Iterator[Traversable]:
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if entry.is_dir() and not entry.name.startswith(("_", ".")):
-            yield from _walk(entry)
-        elif entry.name.endswith((".yaml", ".yml")):
-            yield entry
+    return {
+        f"{folder.name}/{entry.name.removesuffix('.yaml')}": entry
+        for folder in sorted(root.iterdir(), key=lambda entry: entry.name)
+        if folder.is_dir() and not folder.name.startswith(("_", "."))
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
+        if entry.name.endswith(".yaml")
+    }
 
 
 def read_recipe(file: str) -> Source:
-    """A recipe as written: a path, or the name of a bundled one.
+    """A recipe as written: a path, or the name of a bundled one (`coding_rlvr`, `grpo/qwen3_8b`, `apps/sft/...`).
 
     Raises:
         ConfigError: there is no such file, or it is not a YAML mapping.
     """
-    return read_file(file, bundled_recipes())
+    bundled, name = bundled_recipes(), file.removesuffix(".yaml").removeprefix("apps/")
+    if name in (found := _in_folders()) and not user_path(file).is_file():
+        bundled, file = found, name
+    return read_file(file, bundled)
+
+
+def read_run(
+    file: str, overrides: Iterable[tuple[str, Any]] = (), environment: Mapping[str, str] | None = None
+) -> Source:
+    """A recipe with what the command line and the environment say, in its own keys (`forge_env.config.documents`).
+
+    Args:
+        file: as in `read_recipe`.
+        overrides: dotted keys with values; they have the last word.
+        environment: of the process, whose MODEL is a `model.path`; None: it says nothing.
+
+    Raises:
+        ConfigError: it can't be read, or some key can't be understood.
+    """
+    source, model = read_recipe(file), ("model",)
+    if isinstance(path := source.data.get("model"), str):
+        lines = {**source.lines, ("model", "path"): source.line(model)}
+        source = replace(source, data={**source.data, "model": {"path": path}}, lines=lines)
+    given = [("model.path", name)] if (name := (environment or {}).get("MODEL")) else []
+    given += [("model.path" if key == "model" and isinstance(value, str) else key, value) for key, value in overrides]
+    grpo, sft = GRPOSection(), SFTSection()
+    defaults = {
+        "grpo.groups_per_step": grpo.groups_per_step,
+        "grpo.max_off_policy_steps": grpo.max_off_policy_steps,
+        "sft.batch_size": sft.batch_size,
+    }
+    return translated(source.with_overrides(given), defaults)
 
 
 def load_config(file: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -658,4 +720,4 @@ def load_config(file: str, overrides: Sequence[str] = ()) -> RunConfig:
         ConfigError: the recipe is wrong; every mistake is on a line of its own.
         UsageError: an override can't be parsed.
     """
-    return build(RunConfig, read_recipe(file), parse_overrides(overrides, RunConfig))
+    return build(RunConfig, read_run(file, parse_overrides(overrides, RunConfig)))

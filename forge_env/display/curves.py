@@ -23,6 +23,7 @@ class Panel:
 
 PANELS = (
     Panel("Loss", {"loss": "grpo_loss/total_loss"}),
+    Panel("Supervised loss", {"training": "sft/loss", "held-out": "eval/eval/loss"}, "nats"),
     Panel("KL divergence", {"KL": "grpo_loss/kl_divergence_mean"}, "nats"),
     Panel("Entropy", {"entropy": "grpo_loss/entropy"}, "nats"),
     Panel("Staleness of trained tokens", {"oldest": "staleness/max", "mean": "staleness/mean"}, "policy updates"),

@@ -45,6 +45,8 @@ def units(config: RunConfig) -> Iterator[Unit]:
 
     section, trainer, reference = config.generator, config.trainer, config.grpo.reference
     yield unit("trainer", "trainer", memory["trainer"][1], trainer.procs, trainer.hosts, with_gpus=trainer.with_gpus)
+    if not config.rolls_out:
+        return
     if reference.source != "none":
         yield unit("reference", "reference", memory["reference"][1], with_gpus=reference.with_gpus)
     for number in range(section.num_replicas):

@@ -138,7 +138,7 @@ def _compare(name: str, card: Card, own: Card, files: Mapping[Path, Path]) -> No
 
 def _check_engines(config: RunConfig, plan: Plan, addresses: list[Address], cards: list[Card]) -> None:
     """Rollout workers find a sandbox engine on their hosts."""
-    for number in range(config.rollouts.workers):
+    for number in range(config.rollouts.workers * config.rolls_out):
         for host in plan.places[f"rollouts{number}"].hosts:
             if why := cards[host].no_engine:
                 raise SandboxUnavailableError(

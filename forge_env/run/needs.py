@@ -15,8 +15,9 @@ SANDBOXES_GB = 0.5
 
 def needed_gpus(config: RunConfig) -> dict[str, int]:
     """GPUs by role, only roles that want any."""
+    generators = config.generator.num_replicas * config.generator.procs * config.rolls_out
     roles = {
-        "generator": config.generator.num_replicas * config.generator.procs * config.generator.with_gpus,
+        "generator": generators * config.generator.with_gpus,
         "trainer": config.trainer.procs * config.trainer.with_gpus,
         "grpo.reference": int(config.grpo.reference.with_gpus),
     }
@@ -49,10 +50,10 @@ def needed_memory(config: RunConfig) -> dict[str, tuple[int, float]]:
     trainer += 3 * size / config.trainer.procs
     roles = {
         "controller": (1, CONTROLLER_GB),
-        "sandboxes": (1, SANDBOXES_GB),
-        "generator": (config.generator.num_replicas * config.generator.procs, generator),
+        "sandboxes": (int(config.rolls_out), SANDBOXES_GB),
+        "generator": (config.generator.num_replicas * config.generator.procs * config.rolls_out, generator),
         "trainer": (config.trainer.procs, trainer),
-        "rollout worker": (config.rollouts.workers, WORKER_GB),
+        "rollout worker": (config.rollouts.workers * config.rolls_out, WORKER_GB),
         "left free": (1, config.watchdog.free_memory_gb),
         "reference": (int(config.grpo.reference.source != "none"), PROCESS_GB + size),
     }

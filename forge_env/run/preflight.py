@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,7 +45,7 @@ def check(config: RunConfig, folder: RunFolder) -> Ready:
     if config.job.kind == "local":
         check_gpus(config)
         check_memory(config)
-        ready = Ready(check_sandbox(config))
+        ready = Ready(check_sandbox(config) if config.rolls_out else "none, since no episode is played")
     else:
         ready = check_hosts(config, folder)
     check_trainer(config)
@@ -55,6 +56,7 @@ def check_hosts(config: RunConfig, folder: RunFolder) -> Ready:
     """The other hosts answer, have the same code and files, and room for everything."""
     found = asyncio.run(survey(config, folder.root))
     assert found is not None
+    check_least_gpus(sum(len(card.gpus) for card in found.cards), "the hosts have")
     engines = {
         found.cards[host].engine
         for name, place in found.plan.places.items()
@@ -88,6 +90,7 @@ def check_packages(config: RunConfig) -> None:
 
 def check_gpus(config: RunConfig) -> None:
     """There are as many GPUs as the recipe places."""
+    check_least_gpus(len(machine.gpus()), "this machine has")
     needed = needed_gpus(config)
     if not needed:
         return
@@ -98,11 +101,25 @@ def check_gpus(config: RunConfig) -> None:
     roles = ", ".join(f"{role} {count}" for role, count in needed.items())
     cpu = " ".join(f"--{role}.with_gpus false" for role in needed)
     smaller = "fewer generator.num_replicas, generator.procs or trainer.procs, " if found >= len(needed) else ""
+    if "grpo.reference" in needed and config.grpo.reference.source != "path":
+        smaller += "no reference model (grpo.beta=0), "
     others = f", of which other runs have {visible - found}" if visible > found else ""
     raise ForgeError(
         f"Insufficient GPU resources: this recipe needs {total} ({roles}), this machine has {visible}{others}",
         fix=f"use {smaller}a bigger machine, or run on the CPU with {cpu}",
     )
+
+
+def check_least_gpus(found: int, there: str) -> None:
+    """There are as many GPUs as MIN_GPUS says, which scripts set for the machines that they ask for."""
+    least = os.environ.get("MIN_GPUS", "").strip() or "0"
+    if not least.isdigit():
+        raise UsageError(f"MIN_GPUS={least!r} is not a number", fix="set it to a number of GPUs, or unset it")
+    if found < int(least):
+        raise ForgeError(
+            f"Insufficient GPU resources: MIN_GPUS asks for {least}, {there} {found}",
+            fix="use a bigger machine, or set MIN_GPUS lower: a recipe's own needs are checked anyway",
+        )
 
 
 def check_memory(config: RunConfig) -> None:

@@ -117,13 +117,16 @@ class DatasetConfig(BaseModel):
     """A .jsonl, .json or .parquet file, a folder of them or in the hub's layout, or a dataset on the hub."""
     name: str | None = None
     """Configuration of a hub dataset."""
+    split: str | None = None
+    """The one split of the dataset, or file, that is read where `splits` is empty; unset: all files, or `train`."""
     splits: dict[str, str] = Field(default_factory=dict)
     """Split of the environment -> split of the dataset, or file. Empty: one source, divided by `eval_fraction`."""
     eval_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
     """Share of prompts held out as `eval` where `splits` is empty; equal prompts always fall on the same side."""
     columns: dict[str, str | None] = Field(default_factory=dict)
     """Field of the task (id, prompt, gold, difficulty, tags; any other name goes to its hidden data) -> column; null:
-    no column, also where one of that name is there (a column of a field's name is taken unasked, where it fits)."""
+    no column, also where one of that name is there (a column of a field's name is taken unasked, where it fits). Where
+    `messages` holds a conversation, the prompt is what its first message of the user says."""
     streaming: bool = False
     """Read a hub dataset row by row as tasks are asked for, instead of downloading it first."""
     shuffle_buffer: Annotated[int, Field(ge=0)] = 0
@@ -137,6 +140,12 @@ class DatasetConfig(BaseModel):
     @classmethod
     def _path_alone(cls, value: Any) -> Any:
         return {"path": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one_or_several(self) -> DatasetConfig:
+        if self.split is not None and self.splits:
+            raise ValueError("split and splits exclude each other: give one of them")
+        return self
 
 
 class StreamedTasks:
@@ -207,7 +216,7 @@ def _load(config_json: str, split: str) -> Sequence[Task] | StreamedTasks:
 def _tasks(config: DatasetConfig, split: str) -> Iterator[Task]:
     if config.splits and split not in config.splits:
         raise UsageError(f"{config.path}: `splits` has no {split!r}", fix=f"it has {', '.join(config.splits)}")
-    rows = _rows(config, config.splits.get(split))
+    rows = _rows(config, config.splits.get(split) if config.splits else config.split)
     given = 0
     for number, row in enumerate(rows):
         if given == config.limit:
@@ -239,9 +248,18 @@ def _as_task(config: DatasetConfig, split: str, number: int, row: Mapping[str, A
     for name, value in {**fitting, **mapped}.items():
         if value is not None:  # null is as good as absent
             values[name] = _field(name, value, place, row)
+    if "prompt" not in values and (said := _first_of_user(data.get("messages"))) is not None:
+        values["prompt"] = said
     if "prompt" not in values:
         raise MissingColumn(f"{place}: no column 'prompt'", fix=f"map one: columns: {{prompt: COLUMN}}; {_names(row)}")
     return Task(**{"id": f"{split}-{number}", **values}, data=data, split=split)
+
+
+def _first_of_user(messages: Any) -> str | None:
+    """What the user says first in a conversation, in OpenAI's words or in ShareGPT's; None: it is none."""
+    rows = [row for row in messages if isinstance(row, Mapping)] if isinstance(messages, list) else []
+    users = [row for row in rows if row.get("role", row.get("from")) in ("user", "human")]
+    return next((text for row in users if isinstance(text := row.get("content", row.get("value")), str)), None)
 
 
 def _names(row: Mapping[str, Any]) -> str:

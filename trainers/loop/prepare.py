@@ -60,12 +60,12 @@ async def start_actors(
         found: the checkpoint folder, unless it is built here.
         preparation: the algorithm's part in the workers.
     """
-    resumed = _resumed_model(run)
+    resumed = resumed_model(run)
     warm = None if resumed else _warm_folder(run, environment)
     cached = _cached(run, warm)
     start = resumed or cached or found
     if start is None:
-        start = await asyncio.to_thread(_build_tiny, run, environment)
+        start = await asyncio.to_thread(build_tiny, run, environment)
     fresh = warm is None and not any(start.glob("*.safetensors"))
     serving = run.folder.root / "model" if fresh else warm or start
     generators = stack.generators(serving)
@@ -125,7 +125,7 @@ async def _other_reference(config: RunConfig, own: Path) -> Path | None:
     return folder
 
 
-def _resumed_model(run: Run) -> Path | None:
+def resumed_model(run: Run) -> Path | None:
     """The model of the checkpoint that the run continues from, unless that from before RL is needed too."""
     if not run.resume or run.config.grpo.reference.source == "initial":
         return None
@@ -146,7 +146,8 @@ def _cached(run: Run, warm: Path | None) -> Path | None:
     return warm
 
 
-def _build_tiny(run: Run, environment: Environment) -> Path:
+def build_tiny(run: Run, environment: Environment) -> Path:
+    """The folder of the small model that the recipe describes, yet without weights; built unless it is there."""
     config = run.config
     folder = cache_dir(config.model.cache_dir) / "models" / f"tiny-{cache_key(config, environment, warm=False)}"
     if not (folder / "config.json").is_file():

@@ -125,7 +125,7 @@ class Method(Trainer):
         environment: Environment = fe.make(config.environment.name, **config.environment.options)
         preparation = self.algorithm.preparation
         assert preparation is not None  # `check` has seen to it
-        async with Stack(config, await _find_hosts(run)) as stack:
+        async with Stack(config, await find_hosts(run)) as stack:
             watch = Watchdog(run, config.watchdog, lambda: stage_of(run))
             starting = watch.while_doing(
                 start_actors(run, stack, environment, found, preparation), lambda: stage_of(run)
@@ -274,7 +274,11 @@ class System:
         return metrics
 
     async def publish(self, version: int) -> None:
-        """Send the weights off to the generators as `version`; the version before must have arrived."""
+        """Send the weights off to the generators as `version`, where they are due; the version before has to arrive."""
+        every = self.config.evaluation.every
+        evaluated = version >= self.config.grpo.steps or (every and version % every == 0)
+        if version % self.config.grpo.sync_interval and not evaluated:
+            return
         await self._settled()
         self._account.enter("push weights")
         await self._publisher.publish(version)
@@ -552,7 +556,7 @@ class System:
         await self._stack.forget_weights_but(self.step)
 
 
-async def _find_hosts(run: Run) -> Hosts | None:
+async def find_hosts(run: Run) -> Hosts | None:
     """The hosts of the run; None: this machine."""
     found = await survey(run.config, run.folder.root)
     if found is None:

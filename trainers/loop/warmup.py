@@ -28,7 +28,7 @@ def cache_key(config: RunConfig, environment: Environment, *, warm: bool) -> str
     """A name for what a checkpoint depends on: model, environment, its demonstrations, seed and warm-up."""
     rng = random.Random(0)
     probe = [training_task(environment, index) for index in range(8)]
-    demonstrations = [message.to_openai() for task in probe for message in _demonstrate(environment, task, rng)]
+    demonstrations = [message.to_openai() for task in probe for message in demonstration(environment, task, rng)]
     parts: dict[str, Any] = {
         "format": FORMAT,
         "model": config.model.model_dump(exclude={"cache_dir"}),
@@ -43,7 +43,12 @@ def cache_key(config: RunConfig, environment: Environment, *, warm: bool) -> str
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _demonstrate(environment: Environment, task: Task, rng: random.Random) -> list[Message]:
+def demonstration(environment: Environment, task: Task, rng: random.Random) -> list[Message]:
+    """What the environment's author would have the agent say.
+
+    Raises:
+        UsageError: the environment gives no demonstrations.
+    """
     messages = environment.demonstrate(task, rng)
     if messages is None:
         raise UsageError(
@@ -79,7 +84,7 @@ class Demonstrations:
         for _ in range(1000):
             task = training_task(self._environment, self._next)
             self._next += 1
-            messages = _demonstrate(self._environment, task, self._rng)
+            messages = demonstration(self._environment, task, self._rng)
             ids, mask = self._chat.render_training(messages, self._environment.tools)
             if len(ids) <= self._max_length:
                 return Segment(np.array(ids), np.array(mask))

@@ -215,6 +215,7 @@ KNOBS: dict[str, Change] = {
             "temperature": Change(0.7),
             "max_tokens_per_turn": Change(7),
             "group_timeout_s": Change(20.0),
+            "sync_interval": Change(2),
             "advantage.name": Change("leave_one_out"),
             "advantage.options": Change({"epsilon": 1.0}, {"grpo.advantage.name": "group_normalized"}),
             "mask.name": Change(SHORT),
@@ -229,6 +230,7 @@ KNOBS: dict[str, Change] = {
             "reference.with_gpus": Change(True, {"grpo.reference.source": "initial"}),
         },
     ),
+    **_below("sft", {"steps": Change(7, refused=True), "batch_size": Change(3, refused=True)}),
     **_below(
         "grpo.replay",
         {

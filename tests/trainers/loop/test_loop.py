@@ -29,7 +29,7 @@ from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.types import BufferSettings
 from trainers.loop.checkpoints import MANIFEST, Checkpoints
 from trainers.loop.evaluation import Evaluator
-from trainers.loop.prepare import _cached, _resumed_model
+from trainers.loop.prepare import _cached, resumed_model
 from trainers.loop.publisher import Publisher
 from trainers.loop.system import System, unless_stopped
 from trainers.model.chat import Chat, FolderTokenizer
@@ -113,7 +113,7 @@ def checkpointed(config: RunConfig, root: Path) -> Run:
 
 def test_a_resumed_run_starts_from_its_checkpoint_and_not_from_a_warm_up(config: RunConfig, tmp_path: Path) -> None:
     run = checkpointed(config, tmp_path)
-    model = _resumed_model(run)
+    model = resumed_model(run)
     assert model is not None
     shutil.rmtree(run.folder.checkpoints / "step-000002")  # as newer ones take its place
     assert (model / "model.safetensors").read_bytes() == b"weights"
@@ -122,7 +122,7 @@ def test_a_resumed_run_starts_from_its_checkpoint_and_not_from_a_warm_up(config:
 
 def test_the_reference_of_the_start_needs_the_model_of_the_start(tmp_path: Path) -> None:
     config = load_config("coding_rlvr", ["grpo.reference.source=initial"])
-    assert _resumed_model(checkpointed(config, tmp_path)) is None
+    assert resumed_model(checkpointed(config, tmp_path)) is None
 
 
 def test_a_damaged_model_in_the_cache_is_removed_and_told(run: Run, tmp_path: Path) -> None:

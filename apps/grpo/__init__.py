@@ -1,0 +1,1 @@
+"""GRPO on word problems."""

@@ -1,0 +1,227 @@
+"""Other words for a recipe's keys: those of torchforge's documents.
+
+    model: Qwen/Qwen3-1.7B
+    dataset: {path: openai/gsm8k, split: train, streaming: true}
+    training: {batch_size: 8, learning_rate: 1e-6, seq_len: 2048, dtype: bfloat16, gradient_accumulation_steps: 4}
+    grpo: {n_samples: 8, clip_low: 0.2, clip_high: 0.28, beta: 0.1, temperature: 1.0}
+    parallelism: {data_parallel_shard_degree: 2}
+    services: {generator: {procs: 1, with_gpus: true}, trainer: {procs: 2, with_gpus: true}}
+
+They may stand beside a recipe's own keys, in its file and on the command line, which wins. `translated` puts each value
+under the key that it is for; a mistake in it is still told in the words in which it was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from forge_env.config.reader import KeyPath, Problem, Source, replaced, unknown
+
+PLAIN = {
+    "training.learning_rate": "trainer.optimizer.lr",
+    "training.seq_len": "model.max_length",
+    "training.dtype": "model.dtype",
+    "training.sync_interval": "grpo.sync_interval",
+    "training.entropy_coef": "grpo.loss.options.entropy_coef",
+    "grpo.n_samples": "grpo.group_size",
+    "grpo.clip_low": "grpo.loss.options.clip_low",
+    "grpo.clip_high": "grpo.loss.options.clip_high",
+    "parallelism": "trainer.parallelism",
+    "services.generator": "generator",
+    "services.trainer": "trainer",
+    "services.ref_model": "grpo.reference",
+    "dataset": "environment.options.dataset",
+}
+"""Word -> key, where one stands for the other; of a section, for all in it."""
+SECTIONS = {
+    "training": (
+        *("batch_size", "learning_rate", "seq_len", "dtype", "gradient_accumulation_steps", "sync_interval"),
+        "entropy_coef",
+    ),
+    "services": ("generator", "trainer", "ref_model"),
+}
+"""Words that begin others, and those."""
+SINGLE = ("services.trainer.num_replicas", "services.ref_model.num_replicas", "services.ref_model.procs")
+"""Counts that can only be 1."""
+ONE_BY_ONE = ("parallelism", "services.generator", "services.trainer", "services.ref_model")
+"""Words whose keys are moved one by one: others of the section may be given in the recipe's own words."""
+_NOTHING = object()
+
+
+def translated(source: Source, defaults: Mapping[str, int]) -> Source:
+    """The same in the recipe's own keys.
+
+    Args:
+        source: what was written, overrides included.
+        defaults: of the keys that others are computed from.
+
+    Raises:
+        ConfigError: a word is unknown, is wrong, or says what the key that it stands for says as well.
+    """
+    translation = _Translation(source)
+    translation.run(defaults)
+    if translation.problems:
+        raise source.refuse(translation.problems)
+    return translation.source
+
+
+class _Translation:
+    """A source on its way from other words to the recipe's own."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.problems: list[Problem] = []
+
+    def run(self, defaults: Mapping[str, int]) -> None:
+        """Put every word's value where it belongs."""
+        for section, names in SECTIONS.items():
+            inner = self.source.data.get(section, {})
+            if not isinstance(inner, dict):
+                self.problems.append(Problem((section,), f"should hold {', '.join(names)}"))
+                return
+            self.problems += unknown(inner, names, (section,))
+        if self.problems:
+            return
+        for word in SINGLE:
+            if (count := self._take(word)) not in (1, _NOTHING):
+                self.problems.append(Problem(_path(word), f"should be 1, not {count!r}: there is one, in one process"))
+        self._batch(defaults)
+        self._reference()
+        self._interval(defaults["grpo.max_off_policy_steps"])
+        self._environment()
+        for word, key in PLAIN.items():
+            self._move(word, key)
+        self._processes()
+        for section in SECTIONS:
+            if not self.source.data.get(section, True):
+                self._take(section)
+
+    def _batch(self, defaults: Mapping[str, int]) -> None:
+        """A step's batch: `batch_size` prompts or conversations in each of so many passes."""
+        key = "sft.batch_size" if self.source.data.get("method") == "sft" else "grpo.groups_per_step"
+        passes = self._get("training.gradient_accumulation_steps")
+        if passes is _NOTHING:
+            self._move("training.batch_size", key)
+            return
+        size = self._get("training.batch_size")
+        if size is _NOTHING:
+            size = self._get(key)
+        size = defaults[key] if size is _NOTHING else size
+        for word, value in (("training.gradient_accumulation_steps", passes), ("training.batch_size", size)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                self.problems.append(Problem(_path(word), f"should be a number above 0, not {value!r}"))
+                return
+        word = "training.gradient_accumulation_steps"
+        if self._get("training.batch_size") is not _NOTHING:
+            self._take(word)
+            self._move("training.batch_size", key, size * passes)
+        elif self._get(key) is _NOTHING:
+            self._move(word, key, size * passes)
+        else:
+            self._take(word)
+            self._put(key, size * passes)
+
+    def _reference(self) -> None:
+        """`beta` needs a reference model, and without it there is none."""
+        beta, model = self._get("grpo.beta"), self._get("services.ref_model")
+        forced = self._forced("grpo.beta")
+        self._move("grpo.beta", "grpo.loss.options.beta")
+        written = self._get("grpo.reference")
+        if beta is not _NOTHING and not beta and (written is _NOTHING or forced):
+            self._take("services.ref_model")
+            if written is not _NOTHING:
+                self._put("grpo.reference", {})
+            return
+        if (beta is not _NOTHING or model is not _NOTHING) and self._get("grpo.reference.source") is _NOTHING:
+            self._put("grpo.reference.source", "initial")
+
+    def _interval(self, usual: int) -> None:
+        """Weights that are sent less often are older."""
+        interval, key = self._get("training.sync_interval"), "grpo.max_off_policy_steps"
+        if isinstance(interval, int) and interval - 1 > usual and self._get(key) is _NOTHING:
+            self._put(key, interval - 1)
+
+    def _environment(self) -> None:
+        """A dataset alone is one of word problems, or of conversations where those are what is learned."""
+        if self._get("dataset") is _NOTHING or self._get("environment.name") is not _NOTHING:
+            return
+        self._put("environment.name", "conversations" if self.source.data.get("method") == "sft" else "gsm8k")
+
+    def _processes(self) -> None:
+        """The trainer has as many processes as the degrees ask for, unless it says how many."""
+        degrees = self._get("trainer.parallelism")
+        if not isinstance(degrees, dict) or self._get("trainer.procs") is not _NOTHING:
+            return
+        counts = [degree for degree in degrees.values() if isinstance(degree, int) and degree > 0]
+        self._put("trainer.procs", prod(counts))
+
+    # --- words and keys
+
+    def _get(self, word: str) -> Any:
+        found: Any = self.source.data
+        for part in word.split("."):
+            if not isinstance(found, dict) or part not in found:
+                return _NOTHING
+            found = found[part]
+        return found
+
+    def _forced(self, word: str) -> bool:
+        """Whether it was given on the command line."""
+        path = _path(word)
+        return any(path[: len(key)] == key for key in self.source.written)
+
+    def _put(self, key: str, value: Any) -> None:
+        self.source = replace(self.source, data=replaced(self.source.data, _path(key), value, key))
+
+    def _take(self, word: str) -> Any:
+        """A word's value, which is then gone."""
+        value = self._get(word)
+        if value is not _NOTHING:
+            self.source = replace(self.source, data=_without(self.source.data, _path(word)))
+        return value
+
+    def _move(self, word: str, key: str, value: Any = _NOTHING) -> None:
+        """Put what a word holds, or what is computed from it, under a key."""
+        held = self._get(word)
+        if held is _NOTHING:
+            return
+        value = held if value is _NOTHING else value
+        if isinstance(value, dict) and word in ONE_BY_ONE:
+            for name in value:
+                self._move(f"{word}.{name}", f"{key}.{name}")
+            self._take(word)
+            return
+        forced = self._forced(word)
+        if self._get(key) is not _NOTHING:
+            if forced == self._forced(key):
+                self.problems.append(Problem(_path(word), f"says the same as {key}: give one of them"))
+                return
+            if not forced:  # the command line has the last word
+                self._take(word)
+                return
+        self._take(word)
+        path, old = _path(key), _path(word)
+        source = self.source
+        lines, written, spelled = dict(source.lines), dict(source.written), dict(source.spelled)
+        if old in lines:
+            lines[path] = lines[old]
+        if forced:
+            written[path] = word
+        else:
+            spelled[path] = word
+        self.source = replace(source, lines=lines, written=written, spelled=spelled)
+        self._put(key, value)
+
+
+def _path(word: str) -> KeyPath:
+    return tuple(word.split("."))
+
+
+def _without(data: dict[str, Any], path: KeyPath) -> dict[str, Any]:
+    head, rest = path[0], path[1:]
+    if not rest:
+        return {name: value for name, value in data.items() if name != head}
+    return {**data, head: _without(data[head], rest)}

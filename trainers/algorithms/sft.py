@@ -1,0 +1,375 @@
+"""Supervised fine-tuning: a model learns to say what an environment's demonstrations say.
+
+    tasks in their order --> demonstrations --> chat format with a mask --> batches --> TitanTrainer --> runs/NAME/model
+                             (read and rendered in a thread, one batch ahead)
+
+    method: sft
+    environment: {name: conversations, options: {dataset: {path: chats.jsonl, streaming: true}}}
+
+Only the trainer is started. The assistant's tokens are learned, and nothing else of a conversation. The trainer packs a
+batch into passes of `trainer.microbatch_tokens`. What is read at a position of the data depends on the recipe alone, so
+that a run that is resumed reads on where it was.
+
+The held-out score is exp(-loss) on demonstrations of `evaluation.split`: how likely the model is to say the next token
+of one, as a geometric mean (1 is perfect); the loss itself is the metric `eval/SPLIT/loss`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import forge_env as fe
+from forge_env.config.recipe import RunConfig
+from forge_env.environment.base import Environment
+from forge_env.errors import UsageError
+from forge_env.run import Run
+from forge_env.run.outcome import save_progress
+from forge_env.run.scratch import scratch_folder
+from forge_env.run.trainer import Trainer
+from forge_env.tasks.curriculum import make_order
+from forge_env.tasks.order import Order, TaskOrder
+from forge_env.trajectory import Segment
+from trainers.loop import checks
+from trainers.loop.checkpoints import Checkpoints, Saved
+from trainers.loop.prepare import build_tiny, find_model, resumed_model
+from trainers.loop.stack import RoleDiedError, Stack, prepare_controller
+from trainers.loop.system import MAX_DEATHS_IN_A_ROW, find_hosts, stage_of, unless_stopped
+from trainers.loop.trainer import TrainerHandle
+from trainers.loop.warmup import demonstration
+from trainers.loop.watchdog import Watchdog
+from trainers.model.chat import Chat
+
+MOST_LEFT_OUT = 1000
+"""Conversations in a row that are too long, after which there is nothing to learn from."""
+IDLE = ("grpo", "generator", "rollouts", "sandbox", "warmup")
+"""Sections of a recipe that mean nothing here."""
+IDLE_KEYS = {"evaluation": ("temperature", "sampling", "pinned", "metric"), "logging": ("trajectories",)}
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a step learns.
+
+    Attributes:
+        segments: token sequences whose mask is what the assistant says.
+        end: position of the data after them.
+        left_out: conversations on the way that are too long.
+    """
+
+    segments: list[Segment]
+    end: int
+    left_out: int
+
+
+class Conversations:
+    """The demonstrations of a split as token sequences, by position: always the same at the same position.
+
+    Args:
+        environment: whose demonstrations.
+        chat: the model's chat format.
+        split: of the environment.
+        order: of its tasks.
+        max_length: tokens of the longest conversation that is learned.
+        seed: of what demonstrations leave to chance.
+    """
+
+    def __init__(
+        self, environment: Environment, chat: Chat, split: str, order: Order, *, max_length: int, seed: int
+    ) -> None:
+        self._environment = environment
+        self._chat = chat
+        self._split = split
+        self.order = order
+        self._max_length = max_length
+        self._seed = seed
+
+    def __getitem__(self, position: int) -> Segment | None:
+        """The conversation at a position; None where it is too long, or there is nothing in it to learn."""
+        task = self._environment.resolve_task(None, {"split": self._split, "index": self.order[position]})
+        messages = demonstration(self._environment, task, random.Random(f"{self._seed}/{self._split}/{position}"))
+        ids, mask = self._chat.render_training(messages, self._environment.tools)
+        return Segment(np.array(ids), np.array(mask)) if len(ids) <= self._max_length and any(mask[1:]) else None
+
+    def batch(self, position: int, count: int) -> Batch:
+        """The next `count` conversations from a position on.
+
+        Raises:
+            UsageError: hardly any is short enough.
+        """
+        segments: list[Segment] = []
+        start, last = position, position
+        while len(segments) < count:
+            if (segment := self[position]) is not None:
+                segments.append(segment)
+                last = position
+            position += 1
+            if position - last > MOST_LEFT_OUT:
+                raise UsageError(
+                    f"{MOST_LEFT_OUT} conversations in a row are longer than model.max_length={self._max_length} "
+                    "tokens, or have nothing to learn",
+                    fix="raise model.max_length",
+                )
+        return Batch(segments, position, position - start - count)
+
+
+class SFT(Trainer):
+    """Supervised fine-tuning as what `method` in a recipe names."""
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse a recipe that can't work, before anything is started."""
+        prepare_controller()
+        check_idle(config)
+        checks.check_devices(config)
+        checks.check_idle_options(config)
+        checks.check_model(config)
+        checks.check_parallelism(config)
+        checks.check_environment(config)
+        checks.check_renderer(config)
+        environment: Environment = fe.make(config.environment.name, **config.environment.options)
+        for split in (environment.splits[0], *evaluated(config)):  # reads the first row of a dataset
+            task = environment.resolve_task(None, {"split": split, "index": 0})
+            demonstration(environment, task, random.Random(0))
+
+    async def __call__(self, run: Run) -> None:
+        """Train on the recipe `run.config` to its end, or until `run.stop`."""
+        with scratch_folder():
+            prepare_controller()
+            await play(run)
+
+
+def check_idle(config: RunConfig) -> None:
+    """Refuse keys that mean something to reinforcement learning only."""
+    usual = type(config).model_fields
+    turned = [name for name in IDLE if getattr(config, name) != usual[name].default]
+    for section, names in IDLE_KEYS.items():
+        default = usual[section].default
+        turned += [
+            f"{section}.{name}" for name in names if getattr(getattr(config, section), name) != getattr(default, name)
+        ]
+    if config.tasks.order == "curriculum":
+        turned.append("tasks.order=curriculum")
+    if turned:
+        raise UsageError(f"{turned[0]} means nothing to method=sft: no episode is played", fix="leave it out")
+
+
+def evaluated(config: RunConfig) -> list[str]:
+    """The splits that are scored."""
+    return [config.evaluation.split, *config.evaluation.extra_splits]
+
+
+async def play(run: Run) -> None:
+    """Start the trainer, and let it learn."""
+    config, checkpoints = run.config, Checkpoints(run)
+    checkpoints.tidy()
+    if run.resume and checkpoints.step >= config.sft.steps and exported(run).is_dir():
+        run.note(f"All {config.sft.steps} steps are done: nothing to resume. More: --sft.steps N")
+        return
+    run.stage("model", config.model.path)
+    found = await find_model(run)
+    if run.resume:
+        await asyncio.to_thread(checkpoints.verify, found)
+    environment: Environment = fe.make(config.environment.name, **config.environment.options)
+    start = resumed_model(run) or found
+    if start is None:
+        start = await asyncio.to_thread(build_tiny, run, environment)
+    async with Stack(config, await find_hosts(run)) as stack:
+        run.stage("trainer", "the trainer is starting")
+        watch = Watchdog(run, config.watchdog, lambda: stage_of(run))
+        starting = watch.while_doing(stack.start_trainer(start), lambda: stage_of(run))
+        trainer = await stack.unless_one_dies(unless_stopped(run, starting))
+        if trainer is None:
+            run.note("stopped before training began: nothing to save")
+            return
+        session = Session(run, stack, trainer, environment, Chat.of(start, config.model))
+        await watch.while_doing(session.run_to_end(), lambda: (session.step, session.doing))
+        run.stage("shutdown")
+    checkpoints.tidy()
+
+
+def exported(run: Run) -> Path:
+    """Where the trained model is put, a Hugging Face folder."""
+    return run.folder.root / "model"
+
+
+class Session:
+    """One session of a run, from its first step to its last.
+
+    Attributes:
+        step: training steps done.
+    """
+
+    def __init__(self, run: Run, stack: Stack, trainer: TrainerHandle, environment: Environment, chat: Chat) -> None:
+        self.run = run
+        self.step = 0
+        self._stack = stack
+        self._trainer = trainer
+        self._environment = environment
+        self._chat = chat
+        self._checkpoints = Checkpoints(run)
+        self._account = run.account("trainer", "start")
+        self._position = self._left_out = 0
+        self._held_out: dict[str, list[Segment]] = {}
+        split, config = environment.splits[0], run.config
+        order = make_order(config.tasks, environment, split, seed=config.seed)
+        self._conversations = Conversations(
+            environment, chat, split, order, max_length=config.model.max_length, seed=config.seed
+        )
+        self._beginning = order.state_dict()
+
+    @property
+    def doing(self) -> tuple[str, float]:
+        """What the trainer is at, and since when."""
+        return self._account.doing, self._account.since
+
+    async def run_to_end(self) -> None:
+        """Learn until the recipe's last step, or until the run is asked to stop; export.
+
+        A trainer that dies is started again, and goes on from the newest checkpoint, or from where the run began.
+        """
+        deaths, steps, again = 0, self.run.config.sft.steps, self.run.resume
+        while True:
+            try:
+                await self._stack.unless_one_dies(self._learn(again=again))
+                break
+            except RoleDiedError as death:
+                deaths += 1
+                if deaths > MAX_DEATHS_IN_A_ROW:
+                    raise
+                self.run.warn(f"{death.message}. It is started again")
+                await self._stack.restart(death.role)
+                again = True
+        if self.step >= steps:
+            self.run.note(f"Reached training limit ({steps} steps)")
+            await self._trainer.save_model(str(exported(self.run)))
+            self.run.note(f"model: {exported(self.run)}")
+
+    async def _learn(self, *, again: bool) -> None:
+        from trainers.losses.sft import SFTLoss  # takes seconds: torch
+
+        config, trainer = self.run.config, self.run.config.trainer
+        await self._trainer.configure(
+            trainer.optimizer,
+            loss=SFTLoss(),
+            steps=config.sft.steps,
+            microbatch_tokens=trainer.microbatch_tokens,
+            minibatches=trainer.minibatches,
+            threads=trainer.threads,
+        )
+        self.step = self._position = self._left_out = 0
+        self._conversations.order.load_state_dict(self._beginning)
+        self.run.saved(0)
+        if again and (saved := await self._checkpoints.restore(self._trainer)) is not None:
+            self.run.note(f"Going on after step {saved.step}")
+            self.run.saved(saved.step)
+            self.step, self._position, self._left_out = saved.step, saved.state["position"], saved.state["left_out"]
+            self._conversations.order.load_state_dict(saved.state["order"])
+        if not self.step:
+            await self._evaluate(evaluated(config))
+        self.run.stage("training", f"{config.sft.steps} steps")
+        await self._steps()
+        with self._account.during("save"):
+            await self._checkpoints.settled()
+            await self._checkpoints.save(self._trainer, self._state())
+        if self.step >= config.sft.steps:
+            await self._evaluate(evaluated(config))
+
+    async def _steps(self) -> None:
+        config = self.run.config
+        self._checkpoints.start_clock()
+        reading = self._read(self._position)
+        try:
+            while self.step < config.sft.steps and not self.run.stop.is_set():
+                self._account.enter("wait for data")
+                batch = await reading
+                if self.step + 1 < config.sft.steps:
+                    reading = self._read(batch.end)
+                self._account.enter("train")
+                metrics = await self._trainer.train_step(batch.segments)
+                self.step, self._position = self.step + 1, batch.end
+                self._left_out += batch.left_out
+                self._log(metrics)
+                if self.step >= config.sft.steps:
+                    return
+                if config.evaluation.every and self.step % config.evaluation.every == 0:
+                    await self._evaluate([config.evaluation.split])
+                if self._checkpoints.due(self.step) and not self._checkpoints.busy:
+                    with self._account.during("save"):
+                        await asyncio.wait([reading])  # it moves the order of tasks on
+                        await self._checkpoints.begin(self._trainer, self._state())
+                    save_progress(self.run)
+        finally:
+            await asyncio.gather(reading, return_exceptions=True)  # a thread can't be cancelled
+
+    def _read(self, position: int) -> asyncio.Task[Batch]:
+        """Read and render a step's conversations, beside training."""
+        work = asyncio.to_thread(self._conversations.batch, position, self.run.config.sft.batch_size)
+        return asyncio.create_task(work)
+
+    def _state(self) -> Saved:
+        order = self._conversations.order.state_dict(self._position)
+        state = {"position": self._position, "left_out": self._left_out, "order": order}
+        return Saved(self.step, state, {})
+
+    def _log(self, metrics: dict[str, float]) -> None:
+        own = {"loss": "sft/loss", "entropy": "sft/entropy"}
+        row = {own.get(name, f"trainer/{name}"): value for name, value in metrics.items()}
+        row |= {"sft/conversations": float(self._position - self._left_out), "sft/left_out": float(self._left_out)}
+        row |= {f"time/trainer/{doing}": seconds for doing, seconds in self._account.take().items()}
+        self.run.log(self.step, row)
+        if self._left_out:
+            self.run.warn("conversations longer than model.max_length are left out: see the metric sft/left_out")
+        if skipped := int(metrics.get("skipped_updates", 0)):
+            self.run.warn(f"{skipped} updates were left out: something was not finite")
+        rate = metrics.get("tokens_per_s")
+        if rate is not None:
+            self.run.status(tokens_per_s=rate)
+        self.run.progress(self.step, self.run.config.sft.steps, loss=metrics["loss"])
+
+    # --- held-out loss
+
+    async def _evaluate(self, splits: list[str]) -> None:
+        for split in splits:
+            with self._account.during("evaluate"):
+                held_out = await asyncio.to_thread(self._read_held_out, split)
+                logprobs = await self._trainer.logprobs(held_out)
+            sums = np.array([-values.sum(dtype=np.float64) for values in logprobs])
+            counts = np.array([len(values) for values in logprobs])
+            loss = float(sums.sum() / counts.sum())
+            stderr = math.sqrt(float(np.square(sums - loss * counts).sum())) / float(counts.sum())  # of a ratio
+            score = math.exp(-loss)
+            self.run.evaluation(self.step, split, score, len(held_out), stderr * score)
+            self.run.log(self.step, {f"eval/{split}/loss": loss})
+
+    def _read_held_out(self, split: str) -> list[Segment]:
+        """The first tasks of a split, those that are too long left out; read once."""
+        if split not in self._held_out:
+            section, config = self.run.config.evaluation, self.run.config
+            wanted = section.num_tasks if split == section.split else section.extra_tasks
+            count = self._environment.num_tasks(split)
+            conversations = Conversations(
+                self._environment,
+                self._chat,
+                split,
+                TaskOrder(count, shuffle=False),
+                max_length=config.model.max_length,
+                seed=config.seed,
+            )
+            found = (conversations[position] for position in range(wanted if count is None else min(wanted, count)))
+            self._held_out[split] = [segment for segment in found if segment is not None]
+            if not self._held_out[split]:
+                raise UsageError(
+                    f"no conversation of split {split!r} fits into model.max_length={config.model.max_length} tokens",
+                    fix="raise model.max_length",
+                )
+        return self._held_out[split]
+
+
+train = SFT()
