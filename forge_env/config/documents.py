@@ -46,7 +46,7 @@ SECTIONS = {
 """Words that begin others, and those."""
 SINGLE = ("services.trainer.num_replicas", "services.ref_model.num_replicas", "services.ref_model.procs")
 """Counts that can only be 1."""
-ONE_BY_ONE = ("parallelism", "services.generator", "services.trainer", "services.ref_model")
+ONE_BY_ONE = ("parallelism", "services.generator", "services.trainer", "services.ref_model", "dataset")
 """Words whose keys are moved one by one: others of the section may be given in the recipe's own words."""
 _NOTHING = object()
 

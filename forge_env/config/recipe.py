@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
@@ -651,37 +650,31 @@ class RunConfig(Section):
 
 
 def bundled_recipes() -> dict[str, Traversable]:
-    """Recipes that come with the package, by file name without `.yaml`, and with the folder where two share a name."""
-    found = _in_folders()
-    stems = {name: name.rpartition("/")[2] for name in found}
-    shared = {stem for stem, count in Counter(stems.values()).items() if count > 1}
-    return {name if stems[name] in shared else stems[name]: entry for name, entry in found.items()}
-
-
-def _in_folders() -> dict[str, Traversable]:
-    """The same, all with their folders."""
+    """Recipes that come with the package: `grpo/qwen3_8b`, or the folder alone for the one of its name."""
     try:
         root = files("apps")
     except ModuleNotFoundError:
         return {}
-    return {
-        f"{folder.name}/{entry.name.removesuffix('.yaml')}": entry
-        for folder in sorted(root.iterdir(), key=lambda entry: entry.name)
-        if folder.is_dir() and not folder.name.startswith(("_", "."))
-        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
-        if entry.name.endswith(".yaml")
-    }
+    found = {}
+    for folder in sorted(root.iterdir(), key=lambda entry: entry.name):
+        if folder.is_dir() and not folder.name.startswith(("_", ".")):
+            for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+                stem = entry.name.removesuffix(".yaml")
+                if stem != entry.name:
+                    found[stem if stem == folder.name else f"{folder.name}/{stem}"] = entry
+    return found
 
 
 def read_recipe(file: str) -> Source:
-    """A recipe as written: a path, or the name of a bundled one (`coding_rlvr`, `grpo/qwen3_8b`, `apps/sft/...`).
+    """A recipe as written: a path, or the name of a bundled one, also `apps/grpo/qwen3_8b.yaml`, or without its folder.
 
     Raises:
         ConfigError: there is no such file, or it is not a YAML mapping.
     """
     bundled, name = bundled_recipes(), file.removesuffix(".yaml").removeprefix("apps/")
-    if name in (found := _in_folders()) and not user_path(file).is_file():
-        bundled, file = found, name
+    alike = [known for known in bundled if name in (known, known.rpartition("/")[2])]
+    if len(alike) == 1 and not user_path(file).is_file():
+        file = alike[0]
     return read_file(file, bundled)
 
 

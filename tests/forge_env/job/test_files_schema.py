@@ -14,7 +14,9 @@ from sky.utils.schemas import get_task_schema
 from forge_env.config.recipe import load_config
 from forge_env.job.files import Hosts, Request, job_files
 
-REQUEST = Request("my-run", load_config("qwen3_0_6b"), Hosts(2, 1, 8, 64), "forge-env:1", "H100", ("HF_TOKEN",))
+REQUEST = Request(
+    "my-run", load_config("coding_rlvr/qwen3_0_6b"), Hosts(2, 1, 8, 64), "forge-env:1", "H100", ("HF_TOKEN",)
+)
 
 
 @pytest.mark.parametrize("version", ["1.28", "1.34"])

@@ -34,14 +34,14 @@ def refusal(*overrides: str) -> ForgeError:
     return caught.value
 
 
-@pytest.mark.parametrize("recipe", ["coding_rlvr", "qwen3_0_6b"])
+@pytest.mark.parametrize("recipe", ["coding_rlvr", "coding_rlvr/qwen3_0_6b", "grpo/math_cpu"])
 def test_bundled_recipes_are_sound(recipe: str) -> None:
     train.check(load_config(recipe))
 
 
 def test_arguments_of_vllm_are_passed_on() -> None:
     train.check(load_config("coding_rlvr", ["generator.engine_args={max_num_batched_tokens: 4096, block_size: 32}"]))
-    on_gpus = load_config("qwen3_0_6b", ["generator.engine_args={enable_chunked_prefill: false}"])
+    on_gpus = load_config("coding_rlvr/qwen3_0_6b", ["generator.engine_args={enable_chunked_prefill: false}"])
     train.check(on_gpus)
     arguments = engine_arguments(on_gpus, Path("folder"))
     assert (arguments["enable_chunked_prefill"], arguments["enforce_eager"]) == (False, False)
