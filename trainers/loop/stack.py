@@ -359,7 +359,7 @@ class Stack:
             pool, self._pool = self._pool, None
             await pool.stop()
         store, self._store = self._store, None
-        if store is not None and "weights" in self._watches and not self._watches["weights"].done():
+        if store is not None:
             await store.close()
         await asyncio.gather(*(self._end(role) for role in list(self._actors)), return_exceptions=True)
         self._placement.close()

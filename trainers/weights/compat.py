@@ -42,16 +42,22 @@ class AsyncController(Controller):  # type: ignore[misc]
 
     @endpoint
     async def forget(self) -> None:
-        """Let go of volumes that may be dead, so that `init` can be called again."""
+        """Know of no volume and no key, so that `init` can be called again."""
         self.is_initialized = False
         self.keys_to_storage_volumes = Trie()
 
 
 async def open_store(processes: Any) -> None:
     """Make `processes`, a mesh of one, the store's only volume, in the place of one that may be there."""
+    await forget_store()
+    await torchstore.initialize(mesh=processes)
+
+
+async def forget_store() -> None:
+    """Let the store be without a volume. The volume itself is not asked: its process may be dead or stopped."""
     controller = await get_or_spawn_controller(torchstore.api.DEFAULT_TORCHSTORE_NAME, AsyncController)
     await controller.forget.call()
-    await torchstore.initialize(mesh=processes)
+    torchstore.reset_client()
 
 
 _without_rdma: type[MonarchTransportBuffer] = MonarchTransportBuffer

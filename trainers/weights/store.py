@@ -57,12 +57,11 @@ class WeightStore:
     async def open(self, keeper: Any) -> None:
         """Keep the weights in the process of `keeper` from here on; it is the caller's to end."""
         await compat.open_store(keeper._forge_proc_mesh)
-        torchstore.reset_client()
         await torchstore.put(HOST_KEY, await result(keeper.host.call_one()))
 
     async def close(self) -> None:
-        """Empty the store, so that it can be opened again."""
-        await torchstore.shutdown()
+        """Forget the store, so that another can be opened; what it held goes with the process that holds it."""
+        await compat.forget_store()
 
     async def _reach(self, operation: Callable[[], Awaitable[T]]) -> T:
         """Do what needs the store; once more where its process has been replaced since the last time.
