@@ -33,7 +33,7 @@ class GSM8KConfig(SingleTurnConfig):
     """Steps of a generated problem, 1 to 6, drawn evenly."""
     partial_credit: float = Field(0.1, ge=0.0, lt=1.0)
     """Reward for the right number that is not marked as the answer."""
-    largest: int = Field(LARGEST, ge=40)
+    largest: int = Field(LARGEST, ge=20)
     """Generated problems: all counts on the way stay below this. Small ones are for small models."""
     demo_slip: float = Field(0.0, ge=0.0, le=1.0)
     """How likely a demonstration gets one step wrong, and goes on from there."""

@@ -183,22 +183,6 @@ def versions_of_scores(training: Training) -> dict[int, set[int]]:
     return found
 
 
-def test_a_student_that_is_its_own_teacher_has_nothing_to_learn_yet(tmp_path: Path, cache: Path) -> None:
-    """Distillation on the whole stack: what the teacher says of the student's tokens is what the generator said."""
-    short = ("sandbox.engine=local", "grpo.steps=2", "evaluation.every=0")
-    if not list(cache.glob("models/warm-*")):
-        teacher = Training(tmp_path, cache, "teacher", *short)
-        assert teacher.wait() == 0, teacher.output.read_text()
-    [folder] = cache.glob("models/warm-*")
-    reference = f"grpo.reference={{source: path, path: {folder}}}"
-    student = Training(tmp_path, cache, "student", *short, "method=distillation", "grpo.group_size=2", reference)
-    assert student.wait() == 0, student.output.read_text()
-    rows = [json.loads(line) for line in (student.run / "metrics.jsonl").read_text().splitlines()]
-    divergence = [row["reward/teacher_kl"] for row in rows if "reward/teacher_kl" in row]
-    assert len(divergence) == 2
-    assert abs(divergence[0]) < 1e-5
-
-
 def test_an_interrupt_of_the_start_up_ends_it_soon(tmp_path: Path, cache: Path) -> None:
     shm = shared_memory()
     training = Training(tmp_path, cache, "early", "sandbox.engine=local", "warmup.steps=100000", terminal=True)

@@ -30,6 +30,7 @@ def check(config: RunConfig) -> None:
     check_idle_options(config)
     make_rules(config.grpo.replay)
     check_model(config)
+    check_reference(config)
     check_parallelism(config)
     check_environment(config)
     check_renderer(config)
@@ -141,6 +142,21 @@ def check_model(config: RunConfig) -> None:
     folder = local_folder(config.model.path)
     if warms_up(config):
         raise UsageError("warmup works only with a model built here", fix="use model.path=tiny, or warmup=null")
+    if folder is not None:
+        check_folder(folder, config.model.max_length)
+
+
+def check_reference(config: RunConfig) -> None:
+    """The other checkpoint that a reference model is made of is a folder, or may be a hub name."""
+    path = config.grpo.reference.path
+    try:
+        folder = None if path is None else local_folder(path)
+    except UsageError as error:
+        raise UsageError(
+            f"grpo.reference.path: there is no folder {path!r}",
+            fix="name a checkpoint folder or a hub name; the teacher of distill/math_cpu is trained first: "
+            "forge-env train sft/math_cpu --name math_teacher",
+        ) from error
     if folder is not None:
         check_folder(folder, config.model.max_length)
 

@@ -48,6 +48,8 @@ def prepare_controller() -> None:
     """Set what libraries read at import; call it before any of them is imported."""
     for name, value in PROCESS_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if (rdma := os.environ.get("TORCHSTORE_USE_RDMA")) is not None:  # the documents' name for what TorchStore reads
+        os.environ["TORCHSTORE_RDMA_ENABLED"] = str(int(rdma.lower() in ("1", "true")))
 
 
 class RoleDiedError(ForgeError):

@@ -217,6 +217,20 @@ def dry_run(overrides: Mapping[str, Any], root: Path, actors: Actors = STAND_INS
         return [(-1.0, "refused", error.message)]
     for warm in root.glob("*/models/warm-*"):
         shutil.rmtree(warm)
+    _play(config, method, trace, root, actors)
+    return trace.events
+
+
+def dry_run_of(config: RunConfig, root: Path) -> Events:
+    """The trace of a run of any recipe, whose cache is below `root`."""
+    trace, method = Trace(root), load_trainer(config.method)
+    method.check(config)
+    assert isinstance(method, Method)
+    _play(config, method, trace, root, STAND_INS)
+    return trace.events
+
+
+def _play(config: RunConfig, method: Method, trace: Trace, root: Path, actors: Actors) -> None:
     folder = RunFolder(root / "runs" / "run")
     shutil.rmtree(folder.root, ignore_errors=True)
     folder.create()
@@ -230,7 +244,6 @@ def dry_run(overrides: Mapping[str, Any], root: Path, actors: Actors = STAND_INS
         run.close()
         folder.release()
     _look_at(run, trace)
-    return trace.events
 
 
 def _look_at(run: Run, trace: Trace) -> None:

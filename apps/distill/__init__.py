@@ -1,0 +1,1 @@
+"""Small models that learn from large ones, by what they sample themselves."""

@@ -1,0 +1,132 @@
+"""The generated word problems again, with a tool that calculates: what is learned is which calculation to ask for."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+from fractions import Fraction
+from random import Random
+from typing import ClassVar
+
+from pydantic import Field, field_validator
+
+import forge_env as fe
+from environments.gsm8k.environment import answered, generated_task
+from environments.gsm8k.problems import LARGEST, LEVELS
+from forge_env.environment.base import EnvironmentConfig
+from forge_env.environment.tool_environment import ToolEnvironmentConfig
+from forge_env.types import Action, FunctionCall, Message, Task, ToolCall
+
+OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+LONGEST = 100
+"""Characters of an expression; without powers its value can't be much longer."""
+
+
+class CalculatorConfig(ToolEnvironmentConfig):
+    """Which problems, and how the demonstrator behaves."""
+
+    max_turns: int = Field(8, ge=1)
+    """Assistant messages in one episode before it is truncated."""
+    levels: list[int] = Field(default_factory=lambda: [1, 2, 3], min_length=1)
+    """Steps of a problem, 1 to 6, drawn evenly."""
+    largest: int = Field(LARGEST, ge=20)
+    """All counts on the way stay below this."""
+    demo_slip: float = Field(0.0, ge=0.0, le=1.0)
+    """How likely a demonstration of a training task asks for a wrong calculation in its last step."""
+
+    @field_validator("levels")
+    @classmethod
+    def _known_levels(cls, levels: list[int]) -> list[int]:
+        if wrong := [level for level in levels if level not in LEVELS]:
+            raise ValueError(f"no level {wrong[0]}; levels are {LEVELS[0]} to {LEVELS[-1]}")
+        return sorted(set(levels))
+
+
+class Calculator(fe.ToolEnvironment):
+    """Grade school word problems, solved by calls of a calculator and answered with one number after `####`."""
+
+    api_version = 1
+    config_class: ClassVar[type[EnvironmentConfig]] = CalculatorConfig
+    system_prompt: ClassVar[str | None] = (
+        "Solve the problem step by step with the tool. End with the answer, a number alone: #### 42"
+    )
+    rubric = fe.Rubric([fe.rewards.MathReward(partial_credit=0.0)], metrics=[answered])
+    config: CalculatorConfig
+
+    def task(self, split: str, index: int) -> Task:
+        """The problem generated for `(seed, split, index)`."""
+        return generated_task(self.config.seed, split, index, self.config.levels, self.config.largest)
+
+    def gold_actions(self, task: Task) -> list[Action]:
+        """A call for each step, then the answer."""
+        return [message for message in self._solution(task, None) if message.role == "assistant"]
+
+    def demonstrate(self, task: Task, rng: Random) -> list[Message]:
+        """The same as a conversation, now and then with a slip."""
+        slips = task.split == self.splits[0] and rng.random() < self.config.demo_slip
+        return [*self.prompt(task), *self._solution(task, rng if slips else None)]
+
+    def _solution(self, task: Task, slip: Random | None) -> list[Message]:
+        """Calls, what the tool says, and the answer; the last call is a wrong one where there is a `slip`."""
+        messages: list[Message] = []
+        *workings, _ = (task.gold or "").split("\n")
+        for number, working in enumerate(workings):
+            expression = working.partition(" = ")[0]
+            if slip is not None and number == len(workings) - 1:
+                expression = _another(expression, slip)
+            function = fe.call_tool("calculate", expression=expression).tool_calls[0].function
+            call = ToolCall(
+                id=f"call_{number}", function=FunctionCall(name=function.name, arguments=function.arguments)
+            )
+            messages += [
+                Message(role="assistant", tool_calls=[call]),
+                Message(role="tool", tool_call_id=call.id, name=function.name, content=calculated(expression)),
+            ]
+        return [*messages, Message(role="assistant", content=f"#### {messages[-1].content}")]
+
+    @fe.tool
+    def calculate(self, expression: str) -> str:
+        """Calculate.
+
+        Args:
+            expression: numbers with + - * / and parentheses.
+        """
+        try:
+            return calculated(expression)
+        except (ValueError, SyntaxError, ZeroDivisionError, RecursionError) as error:
+            raise fe.ToolError(f"can't be calculated: {error}") from error
+
+
+def calculated(expression: str) -> str:
+    """The value of an expression, exactly where it is a whole number.
+
+    Raises:
+        ValueError: it holds something else than numbers and the four operations, or is too long.
+        SyntaxError, ZeroDivisionError: as in Python.
+    """
+    if len(expression) > LONGEST:
+        raise ValueError(f"more than {LONGEST} characters")
+    value = _value(ast.parse(expression.strip(), mode="eval").body)
+    return str(value.numerator) if value.denominator == 1 else f"{float(value):.4g}"
+
+
+def _value(node: ast.expr) -> Fraction:
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return Fraction(str(node.value))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand)
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        return OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+    raise ValueError("write numbers with + - * / and parentheses")
+
+
+def _another(expression: str, rng: Random) -> str:
+    """The expression with another operation."""
+    before, sign, after = next(parts for sign in "+-*" if (parts := expression.partition(f" {sign} "))[1])
+    return f"{before} {rng.choice([other for other in '+-*' if other != sign.strip()])} {after}"
