@@ -92,9 +92,11 @@ class _Translation:
         self._reference()
         self._interval(defaults["grpo.max_off_policy_steps"])
         self._environment()
+        degrees = self._get("parallelism")
         for word, key in PLAIN.items():
             self._move(word, key)
-        self._processes()
+        if degrees is not _NOTHING:
+            self._processes()
         for section in SECTIONS:
             if not self.source.data.get(section, True):
                 self._take(section)
@@ -121,8 +123,9 @@ class _Translation:
         elif self._get(key) is _NOTHING:
             self._move(word, key, size * passes)
         else:
+            if self._forced(word) or not self._forced(key):
+                self._put(key, size * passes)
             self._take(word)
-            self._put(key, size * passes)
 
     def _reference(self) -> None:
         """`beta` needs a reference model, and without it there is none."""
