@@ -47,7 +47,7 @@ async def engine() -> AsyncIterator[SandboxEngine]:
 
 
 def test_there_is_one_of_each_kind() -> None:
-    assert set(BUNDLED) == {"blackjack", "coding_rlvr", "data_analysis", "gsm8k", "terminal", "wordle"}
+    assert set(BUNDLED) == {"blackjack", "calculator", "coding_rlvr", "data_analysis", "gsm8k", "terminal", "wordle"}
 
 
 @pytest.mark.parametrize("name", BUNDLED)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
 import forge_env as fe
-from environments.gsm8k import GSM8K, Calculator, CalculatorConfig, GSM8KConfig
-from environments.gsm8k.calculator import calculated
+from environments.gsm8k import GSM8K, GSM8KConfig
 from environments.gsm8k.problems import LEVELS, make_problem
-from forge_env.errors import ConfigError, ToolError
+from forge_env.errors import ConfigError
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import GoldPolicy
 from forge_env.validation.checks import Validator
@@ -107,36 +104,14 @@ async def test_what_is_rewarded() -> None:
         fe.make("gsm8k", levels=[9])
 
 
-@pytest.mark.parametrize(
-    "make", [lambda slip: GSM8K(GSM8KConfig(demo_slip=slip)), lambda slip: Calculator(CalculatorConfig(demo_slip=slip))]
-)
-def test_demonstrations_slip_as_often_as_they_are_told_but_never_on_held_out_tasks(
-    make: Callable[[float], Any],
-) -> None:
-    def right(env: Any, split: str) -> float:
+@pytest.mark.parametrize("name", ["gsm8k", "calculator"])
+def test_demonstrations_slip_as_often_as_they_are_told_but_never_on_held_out_tasks(name: str) -> None:
+    def right(slip: float, split: str) -> int:
+        env = fe.make(name, demo_slip=slip)
         tasks = [env.task(split, index) for index in range(100)]
-        answers = [env.demonstrate(task, Random(index))[-1].content for index, task in enumerate(tasks)]
+        answers = [(env.demonstrate(task, Random(index)) or [])[-1].content for index, task in enumerate(tasks)]
         return sum(answer.endswith(f"#### {task.data['answer']}") for answer, task in zip(answers, tasks, strict=True))
 
-    assert right(make(0.0), "train") == right(make(1.0), "eval") == 100
-    assert right(make(1.0), "train") < 10
-    assert 20 < right(make(0.5), "train") < 80
-
-
-async def test_the_calculator_is_sound() -> None:
-    checks = [check async for check in Validator(lambda: fe.make("calculator"), num_tasks=10).run()]
-    assert [check.status for check in checks] == ["ok"] * len(checks), checks
-
-
-@pytest.mark.parametrize(
-    ("expression", "value"),
-    [("2 + 3 * 4", "14"), ("(7 - 2) / 5", "1"), ("-3", "-3"), ("1 / 3", "0.3333"), (" 2*2 ", "4")],
-)
-def test_what_is_calculated(expression: str, value: str) -> None:
-    assert calculated(expression) == value
-
-
-@pytest.mark.parametrize("expression", ["2 ** 9", "__import__('os')", "1 +", "1 / 0", "9 " * 99, "True", "x"])
-def test_what_is_not(expression: str) -> None:
-    with pytest.raises(ToolError, match="can't be calculated"):
-        Calculator().calculate(expression)
+    assert right(0.0, "train") == right(1.0, "eval") == 100
+    assert right(1.0, "train") < 10
+    assert 20 < right(0.5, "train") < 80
