@@ -1,4 +1,4 @@
-"""The generated word problems of gsm8k, with a tool that calculates: what is learned is which calculation to ask for."""
+"""The generated word problems of gsm8k, with a tool that calculates: what is learned is what to ask it for."""
 
 from __future__ import annotations
 
