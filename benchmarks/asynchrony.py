@@ -32,7 +32,7 @@ from forge_env.run.metrics import read_metrics
 ENVIRONMENT = "benchmarks.slow_tools:SlowTools"
 RECIPE = [
     f"environment.name={ENVIRONMENT}",
-    "warmup.steps=800",
+    *("model.path=tiny", "warmup.steps=800"),
     "trainer.optimizer.lr=1e-12",
     "trainer.threads=1",
     "generator.threads=1",

@@ -49,7 +49,6 @@ DEATHS_OF_A_CHAIN = 10
 STEPS_A_DEATH = 3
 
 SHORT = {
-    "warmup.steps": 60,
     "grpo.groups_per_step": 3,
     "grpo.group_size": 3,
     "evaluation.num_tasks": 4,

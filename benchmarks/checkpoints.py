@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.report import record, spread, table
 
 SHORT = [
-    *("warmup.steps=60", "grpo.groups_per_step=6", "grpo.group_size=4", "evaluation.num_tasks=16"),
+    *("grpo.groups_per_step=6", "grpo.group_size=4", "evaluation.num_tasks=16"),
     *("evaluation.extra_tasks=4", "checkpoint.every=1", "sandbox.engine=local"),
 ]
 ROUNDS = 8

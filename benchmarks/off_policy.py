@@ -25,7 +25,7 @@ from forge_env.display.curves import merge_rows, score_curve
 from forge_env.run.metrics import read_metrics
 
 RECIPE = [
-    "warmup.steps=800",
+    *("model.path=tiny", "warmup.steps=800"),
     "grpo.groups_per_step=12",
     "trainer.minibatches=1",
     "evaluation.num_tasks=192",

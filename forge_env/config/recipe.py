@@ -8,6 +8,7 @@ from dataclasses import replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from math import prod
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -68,7 +69,8 @@ class ModelSection(Section):
     """The model."""
 
     path: str = "tiny"
-    """`tiny` builds a small model here; otherwise a checkpoint folder or a hub name such as Qwen/Qwen3-0.6B."""
+    """`tiny` builds a small model here; otherwise a checkpoint folder, the name of one that comes with forge-env \
+(coding_rlvr_base), or a hub name such as Qwen/Qwen3-0.6B."""
     renderer: str = "qwen3"
     """Chat format, by its name in the `renderers` library; a model built here knows those of Qwen3 and Nemotron 3."""
     thinking: bool = False
@@ -646,7 +648,7 @@ class RunConfig(Section):
 
 
 # ---
-# Finding recipes.
+# Finding recipes and models.
 
 
 def bundled_recipes() -> dict[str, Traversable]:
@@ -663,6 +665,22 @@ def bundled_recipes() -> dict[str, Traversable]:
                 if stem != entry.name:
                     found[stem if stem == folder.name else f"{folder.name}/{stem}"] = entry
     return found
+
+
+def bundled_models() -> dict[str, Path]:
+    """Checkpoint folders that come with the package, by name."""
+    try:
+        root = files("apps")
+    except ModuleNotFoundError:
+        return {}
+    found = (entry for app in root.iterdir() if app.is_dir() for entry in app.iterdir())
+    return {entry.name: Path(str(entry)) for entry in found if (entry / "config.json").is_file()}
+
+
+def checkpoint_folder(name: str) -> Path | None:
+    """The folder that `model.path` names: a path, or a checkpoint that comes with the package; None: neither."""
+    folder = user_path(name)
+    return folder if folder.is_dir() else bundled_models().get(name)
 
 
 def read_recipe(file: str) -> Source:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env import machine
-from forge_env.config.recipe import RunConfig
+from forge_env.config.recipe import RunConfig, checkpoint_folder
 from forge_env.errors import ForgeError, SandboxUnavailableError
 from forge_env.job.addresses import Address, worker_addresses
 from forge_env.job.card import Card, Question, ask_all, write_card
@@ -88,8 +88,7 @@ def _shared(config: RunConfig, run_folder: Path) -> Iterator[Path]:
     yield machine.cache_dir(config.model.cache_dir)
     for name in (config.model.path, config.grpo.reference.path):
         if name not in (None, "tiny"):
-            folder = machine.user_path(str(name))
-            yield folder if folder.is_dir() else _hub_cache()
+            yield checkpoint_folder(str(name)) or _hub_cache()
 
 
 def _hub_cache() -> Path:

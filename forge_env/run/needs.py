@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forge_env import machine
-from forge_env.config.recipe import RunConfig
+from forge_env.config.recipe import RunConfig, checkpoint_folder
 
 PROCESS_GB = 1.0
 """Resident memory of a process that has imported torch and vLLM or TorchTitan."""
@@ -31,8 +31,8 @@ def model_size_gb(config: RunConfig) -> float:
         attention = shape.dim * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
         parameters = shape.vocab_size * shape.dim + shape.layers * (attention + 3 * shape.dim * shape.hidden_dim)
         return parameters * 4 / machine.GIB
-    folder = machine.user_path(config.model.path)
-    if not folder.is_dir():
+    folder = checkpoint_folder(config.model.path)
+    if folder is None:
         return 0.0
     return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / machine.GIB
 

@@ -25,7 +25,6 @@ from tests.leftovers import assert_no_shared_memory, shared_memory
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SHORT = [
-    "warmup.steps=60",
     "grpo.steps=3",
     "grpo.groups_per_step=4",
     "grpo.group_size=4",
@@ -34,12 +33,6 @@ SHORT = [
     "evaluation.extra_tasks=4",
     "evaluation.every=2",
 ]
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One warmed-up model for all runs of this module."""
-    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture
@@ -52,11 +45,11 @@ def tmp_path() -> Iterator[Path]:
 class Training:
     """One `forge-env train` in a process of its own, at a terminal of its own on request."""
 
-    def __init__(self, folder: Path, cache: Path, name: str, *overrides: str, terminal: bool = False) -> None:
+    def __init__(self, folder: Path, name: str, *overrides: str, terminal: bool = False) -> None:
         self.folder = folder
         self.run = folder / "runs" / name
         self.output = folder / f"{name}.out"
-        environment = {**os.environ, "FORGE_ENV_CACHE": str(cache), "TMPDIR": str(folder)}
+        environment = {**os.environ, "FORGE_ENV_CACHE": str(folder / "cache"), "TMPDIR": str(folder)}
         command = [sys.executable, "-m", "forge_env", "train", "coding_rlvr.yaml", "--name", name]
         command = [*command, *SHORT, *overrides]
         if terminal:
@@ -127,13 +120,13 @@ def assert_nothing_left(training: Training, family: list[psutil.Process], shm_be
     assert not alive(family)
     assert not containers(training.process.pid)
     assert_no_shared_memory(shm_before)
-    assert {path.name for path in training.folder.iterdir()} == {"runs", training.output.name}
+    assert {path.name for path in training.folder.iterdir()} <= {"runs", "cache", training.output.name}
 
 
-def test_a_run_to_its_end(tmp_path: Path, cache: Path) -> None:
+def test_a_run_to_its_end(tmp_path: Path) -> None:
     engine = "local" if DockerEngine.unavailable_reason() else "docker"
     shm = shared_memory()
-    training = Training(tmp_path, cache, "done", f"sandbox.engine={engine}")
+    training = Training(tmp_path, "done", f"sandbox.engine={engine}")
     assert training.wait() == 0, training.output.read_text()
     summary = training.summary
     assert summary["exit"] == "success"
@@ -183,9 +176,10 @@ def versions_of_scores(training: Training) -> dict[int, set[int]]:
     return found
 
 
-def test_an_interrupt_of_the_start_up_ends_it_soon(tmp_path: Path, cache: Path) -> None:
+def test_an_interrupt_of_the_start_up_ends_it_soon(tmp_path: Path) -> None:
     shm = shared_memory()
-    training = Training(tmp_path, cache, "early", "sandbox.engine=local", "warmup.steps=100000", terminal=True)
+    fresh = ("model.path=tiny", "warmup.steps=100000")
+    training = Training(tmp_path, "early", "sandbox.engine=local", *fresh, terminal=True)
     training.wait_for("stage warm-up")
     family = training.family()
     training.press_control_c()
@@ -194,9 +188,9 @@ def test_an_interrupt_of_the_start_up_ends_it_soon(tmp_path: Path, cache: Path) 
     assert_nothing_left(training, family, shm)
 
 
-def test_a_closed_terminal_saves_and_leaves_nothing(tmp_path: Path, cache: Path) -> None:
+def test_a_closed_terminal_saves_and_leaves_nothing(tmp_path: Path) -> None:
     shm = shared_memory()
-    training = Training(tmp_path, cache, "closed", "sandbox.engine=local", "grpo.steps=500", terminal=True)
+    training = Training(tmp_path, "closed", "sandbox.engine=local", "grpo.steps=500", terminal=True)
     training.wait_for("step 1 trains groups")
     family = training.family()
     os.close(training.terminal)

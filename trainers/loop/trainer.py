@@ -95,9 +95,9 @@ class TrainerHandle:
         """Read what `save` wrote."""
         await result(self.actor.load.call(folder))
 
-    async def save_model(self, folder: str) -> None:
+    async def save_model(self, folder: str, dtype: str = "float32") -> None:
         """Write a Hugging Face folder."""
-        await result(self.actor.save_model.call(folder))
+        await result(self.actor.save_model.call(folder, dtype))
 
     async def logprobs(self, sequences: list[Segment]) -> list[NDArray[np.float32]]:
         """Log-probabilities of target tokens under the current weights."""

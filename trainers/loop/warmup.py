@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import random
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +95,28 @@ class Demonstrations:
         )
 
 
-async def warm_up(run: Run, environment: Environment, trainer: Any, folder: Path) -> None:
-    """Train `trainer` on demonstrations and save the model to `folder`."""
+async def warm_up(
+    run: Run,
+    environment: Environment,
+    trainer: Any,
+    folder: Path,
+    *,
+    dtype: str = "float32",
+    log: Callable[[int, Mapping[str, float]], None] | None = None,
+) -> None:
+    """Train `trainer` on demonstrations and save the model to `folder`.
+
+    The trainer never waits: a thread makes the next demonstrations while it learns, and every batch is sent before the
+    one ahead of it is learned.
+
+    Args:
+        run: is told how far it is.
+        environment: demonstrates.
+        trainer: has a fresh model.
+        folder: appears whole or not at all.
+        dtype: of the file.
+        log: is given every step's metrics.
+    """
     from trainers.losses.sft import SFTLoss  # takes seconds: torch
 
     config = run.config
@@ -111,8 +133,22 @@ async def warm_up(run: Run, environment: Environment, trainer: Any, folder: Path
         microbatch_tokens=MICROBATCH_TOKENS,
         threads=section.threads,
     )
-    for done in range(1, section.steps + 1):
-        metrics = await trainer.train_step(demonstrations.batch())
-        shown = {name: metrics[name] for name in ("loss", "tokens_per_s") if name in metrics}
-        run.progress(done, section.steps, **shown)
-    await trainer.save_model(str(folder))
+    batches: asyncio.Queue[list[Segment]] = asyncio.Queue(SORT_WINDOW)
+
+    async def demonstrate() -> None:
+        for _ in range(section.steps):
+            await batches.put(await asyncio.to_thread(demonstrations.batch))
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(demonstrate())
+        following = group.create_task(trainer.train_step(await batches.get()))
+        for done in range(1, section.steps + 1):
+            learning = following
+            if done < section.steps:
+                following = group.create_task(trainer.train_step(await batches.get()))
+            metrics = await learning
+            shown = {name: metrics[name] for name in ("loss", "tokens_per_s") if name in metrics}
+            run.progress(done, section.steps, **shown)
+            if log is not None:
+                log(done, {f"warmup/{name}": value for name, value in metrics.items()})
+    await trainer.save_model(str(folder), dtype)

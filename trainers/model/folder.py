@@ -7,10 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from forge_env.config.recipe import checkpoint_folder
 from forge_env.errors import UsageError
 from forge_env.machine import user_path
 
-FIX = "model.path is 'tiny', a Hugging Face checkpoint folder, or a hub name such as Qwen/Qwen3-0.6B"
+FIX = (
+    "model.path is 'tiny', a Hugging Face checkpoint folder, a checkpoint that comes with forge-env "
+    "(coding_rlvr_base), or a hub name such as Qwen/Qwen3-0.6B"
+)
 NEEDED = (
     *("hidden_size", "head_dim", "intermediate_size", "num_attention_heads", "num_hidden_layers"),
     *("num_key_value_heads", "rms_norm_eps", "vocab_size"),
@@ -23,10 +27,9 @@ def local_folder(path: str) -> Path | None:
     Raises:
         UsageError: it can only be a path, and there is no folder.
     """
-    folder = user_path(path)
-    if folder.is_dir():
+    if (folder := checkpoint_folder(path)) is not None:
         return folder
-    if folder.exists() or path.startswith(("/", ".", "~")) or path.count("/") > 1 or not path.strip():
+    if user_path(path).exists() or path.startswith(("/", ".", "~")) or path.count("/") > 1 or not path.strip():
         raise UsageError(f"model.path: there is no folder {path!r}", fix=FIX)
     return None
 

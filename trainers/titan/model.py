@@ -213,11 +213,11 @@ class TitanModel:
         else:
             set_model_state_dict(self.module, named, options=StateDictOptions(full_state_dict=True, strict=True))
 
-    def save_hf(self, folder: Path) -> None:
+    def save_hf(self, folder: Path, dtype: str = "float32") -> None:
         """Write a complete Hugging Face folder; it appears whole or not at all. A collective: all ranks call it."""
         weights = self.state_dict_hf()
         if self.ranks.first:
-            self.write_hf(weights, folder)
+            self.write_hf({name: tensor.to(getattr(torch, dtype)) for name, tensor in weights.items()}, folder)
 
     def write_hf(self, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
         """Write whole weights under Hugging Face names as a complete folder."""

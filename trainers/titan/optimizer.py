@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -13,18 +14,35 @@ from torchtitan.components.optimizer.optimizer import ParamGroupConfig
 from forge_env.config.recipe import OptimizerSection
 from trainers.titan.device import Device
 
-HIDDEN_MATRICES = r"layers\..*\.(wq|wk|wv|wo|w1|w2|w3)\.weight$"
+HIDDEN_MATRICES = r"\..*\.(wq|wk|wv|wo|w1|w2|w3)\.weight$"
+LAYERS = (r"layers\.\d*[02468]", r"layers\.\d*[13579]")
+"""Even and odd ones."""
 
 
 class Optimizers(OptimizersContainer):  # type: ignore[misc]
-    """TorchTitan's container, which also knows torch's Muon (Jordan et al. 2024) for hidden matrices."""
+    """TorchTitan's container, which also knows torch's Muon (Jordan et al. 2024) for hidden matrices.
+
+    Attributes:
+        threads: optimizers that work side by side, each on parameters of its own.
+    """
+
+    threads = 1
 
     @staticmethod
     def _resolve_optimizer_factory(name: str) -> Callable[..., Optimizer]:
-        if name == "Muon":
+        if name.startswith("Muon"):
             return _muon
         factory: Callable[..., Optimizer] = OptimizersContainer._resolve_optimizer_factory(name)
         return factory
+
+    def step(self, closure: None = None) -> None:
+        """Update all parameters."""
+        if self.threads == 1:
+            super().step(closure)
+            return
+        with ThreadPoolExecutor(self.threads) as pool:
+            for _ in pool.map(lambda optimizer: optimizer.step(), self.optimizers):
+                pass
 
 
 def _muon(groups: list[dict[str, Any]]) -> Optimizer:
@@ -35,7 +53,9 @@ def _muon(groups: list[dict[str, Any]]) -> Optimizer:
     return torch.optim.Muon(cleaned[0].pop("params"), **cleaned[0])
 
 
-def build_optimizer(module: Any, section: OptimizerSection, device: Device) -> OptimizersContainer:
+def build_optimizer(
+    module: Any, section: OptimizerSection, device: Device, *, threads: int = 1
+) -> OptimizersContainer:
     """AdamW over all parameters, or Muon for hidden matrices and AdamW for the rest."""
     adamw = {
         "lr": section.lr,
@@ -47,9 +67,16 @@ def build_optimizer(module: Any, section: OptimizerSection, device: Device) -> O
     if section.muon_lr > 0:
         adamw["weight_decay"] = 0.0  # what is left to AdamW are embeddings and norms
         muon = {"lr": section.muon_lr, "weight_decay": section.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
-        groups.insert(0, ParamGroupConfig(pattern=HIDDEN_MATRICES, optimizer_name="Muon", optimizer_kwargs=muon))
+        # Two halves that can work side by side: a small model's matrices take Muon half as long as its gradients take.
+        for number, layers in enumerate(LAYERS if threads > 1 and len(module.layers) > 1 else [r"layers"]):
+            pattern = layers + HIDDEN_MATRICES
+            groups.insert(
+                number, ParamGroupConfig(pattern=pattern, optimizer_name=f"Muon{number}", optimizer_kwargs=muon)
+            )
     config = Optimizers.Config(param_groups=groups, implementation=device.optimizer_implementation)
-    return Optimizers(config, model_parts=[module])
+    optimizers = Optimizers(config, model_parts=[module])
+    optimizers.threads = threads
+    return optimizers
 
 
 def build_schedule(optimizer: OptimizersContainer, section: OptimizerSection, steps: int) -> LRSchedulersContainer:

@@ -246,9 +246,9 @@ class TitanTrainer(RankedActor):
         self._engine.load(Path(folder))
 
     @endpoint
-    async def save_model(self, folder: str) -> None:
-        """Write a Hugging Face folder."""
-        self._model.save_hf(Path(folder))
+    async def save_model(self, folder: str, dtype: str = "float32") -> None:
+        """Write a Hugging Face folder with weights of this data type."""
+        self._model.save_hf(Path(folder), dtype)
 
     @endpoint
     async def get_config(self) -> dict[str, Any]:

@@ -174,7 +174,7 @@ class TitanTrainer(Actor):
         await asyncio.sleep(0.2)
         return {"write_s": 0.2}
 
-    async def do_save_model(self, folder: str) -> None:
+    async def do_save_model(self, folder: str, dtype: str = "float32") -> None:
         shutil.copytree(self.arguments[0], folder)
         add_weights(Path(folder))
 

@@ -1,0 +1,57 @@
+"""Supervised warm-up alone: it makes the checkpoint that other recipes begin with.
+
+`forge-env train FILE method=warmup` leaves a Hugging Face folder in the run's `model/`, which `model.path` may name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import forge_env as fe
+from forge_env.config.recipe import RunConfig
+from forge_env.errors import UsageError
+from forge_env.run import Run
+from forge_env.run.scratch import scratch_folder
+from forge_env.run.trainer import Trainer
+from trainers.loop import checks
+from trainers.loop.prepare import build_tiny
+from trainers.loop.stack import Stack, prepare_controller
+from trainers.loop.system import find_hosts, stage_of, unless_stopped
+from trainers.loop.warmup import warm_up
+from trainers.loop.watchdog import Watchdog
+
+
+class WarmUp(Trainer):
+    """A new small model learns the environment's demonstrations; nothing is sampled."""
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse a recipe that has no warm-up, or that can't work."""
+        prepare_controller()
+        if not checks.warms_up(config):
+            raise UsageError("method=warmup: the recipe has no warm-up", fix="set warmup.steps, with model.path=tiny")
+        checks.check(config)
+
+    async def __call__(self, run: Run) -> None:
+        """Warm up; the model is in the run's folder when all steps are done."""
+        run.summary["engine"] = "none"
+        run.saved(0)
+        with scratch_folder():
+            prepare_controller()
+            async with Stack(run.config, await find_hosts(run)) as stack:
+                watch = Watchdog(run, run.config.watchdog, lambda: stage_of(run))
+                work = watch.while_doing(self._make_model(run, stack), lambda: stage_of(run))
+                await stack.unless_one_dies(unless_stopped(run, work))
+                run.stage("shutdown")
+
+    async def _make_model(self, run: Run, stack: Stack) -> None:
+        config, folder = run.config, run.folder.root / "model"
+        environment = fe.make(config.environment.name, **config.environment.options)
+        run.stage("trainer", "the trainer is starting")
+        trainer = await stack.start_trainer(await build_tiny(run, environment))
+        run.stage("warm-up", "supervised fine-tuning on demonstrations")
+        await warm_up(run, environment, trainer, folder, dtype="bfloat16", log=run.log)
+        run.saved(config.warmup.steps)
+        run.note(f"Use it with: model.path={folder}")
+
+
+train = WarmUp()
