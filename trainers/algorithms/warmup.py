@@ -14,7 +14,7 @@ from forge_env.run import Run
 from forge_env.run.scratch import scratch_folder
 from forge_env.run.trainer import Trainer
 from trainers.loop import checks
-from trainers.loop.prepare import build_tiny
+from trainers.loop.prepare import build_tiny, find_model
 from trainers.loop.stack import Stack, prepare_controller
 from trainers.loop.system import find_hosts, stage_of, unless_stopped
 from trainers.loop.warmup import warm_up
@@ -22,13 +22,13 @@ from trainers.loop.watchdog import Watchdog
 
 
 class WarmUp(Trainer):
-    """A new small model learns the environment's demonstrations; nothing is sampled."""
+    """A model learns the environment's demonstrations; nothing is sampled."""
 
     def check(self, config: RunConfig) -> None:
         """Refuse a recipe that has no warm-up, or that can't work."""
         prepare_controller()
         if not checks.warms_up(config):
-            raise UsageError("method=warmup: the recipe has no warm-up", fix="set warmup.steps, with model.path=tiny")
+            raise UsageError("method=warmup: the recipe has no warm-up", fix="set warmup.steps")
         checks.check(config)
 
     async def __call__(self, run: Run) -> None:
@@ -47,7 +47,7 @@ class WarmUp(Trainer):
         config, folder = run.config, run.folder.root / "model"
         environment = fe.make(config.environment.name, **config.environment.options)
         run.stage("trainer", "the trainer is starting")
-        trainer = await stack.start_trainer(await build_tiny(run, environment))
+        trainer = await stack.start_trainer(await find_model(run) or await build_tiny(run, environment))
         run.stage("warm-up", "supervised fine-tuning on demonstrations")
         await warm_up(run, environment, trainer, folder, dtype="bfloat16", log=run.log)
         run.saved(config.warmup.steps)

@@ -136,13 +136,10 @@ def warms_up(config: RunConfig) -> bool:
 
 
 def check_model(config: RunConfig) -> None:
-    """The model is `tiny`, a sound folder, or may be a hub name; only what is built here is warmed up."""
+    """The model is `tiny`, a sound folder, or may be a hub name."""
     if config.model.path == TINY:
         return
-    folder = local_folder(config.model.path)
-    if warms_up(config):
-        raise UsageError("warmup works only with a model built here", fix="use model.path=tiny, or warmup=null")
-    if folder is not None:
+    if (folder := local_folder(config.model.path)) is not None:
         check_folder(folder, config.model.max_length)
 
 
@@ -178,9 +175,10 @@ def check_environment(config: RunConfig) -> None:
         )
     if config.tasks.order not in ORDERS:
         make_order(config.tasks, environment, environment.splits[0], seed=config.seed)
-    if config.model.path == TINY and _has_no_demonstrations(environment):
+    if (config.model.path == TINY or warms_up(config)) and _has_no_demonstrations(environment):
+        what = "build a model from" if config.model.path == TINY else "warm up on"
         raise UsageError(
-            f"{section.name} gives no demonstrations to build a model from",
+            f"{section.name} gives no demonstrations to {what}",
             fix="define `demonstrate(task, rng)`, or use a trained model: model.path=Qwen/Qwen3-0.6B warmup=null",
         )
 

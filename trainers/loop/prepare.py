@@ -61,7 +61,7 @@ async def start_actors(
         preparation: the algorithm's part in the workers.
     """
     resumed = resumed_model(run)
-    warm = None if resumed else _warm_folder(run, environment)
+    warm = None if resumed else _warm_folder(run, environment, found)
     cached = _cached(run, warm)
     start = resumed or cached or found
     if start is None:
@@ -171,9 +171,10 @@ def _from_hub(name: str) -> Path:
         ) from error
 
 
-def _warm_folder(run: Run, environment: Environment) -> Path | None:
+def _warm_folder(run: Run, environment: Environment, found: Path | None) -> Path | None:
     """Where the warmed-up model is or will be; None where the recipe has no warm-up."""
     config = run.config
     if not warms_up(config):
         return None
-    return cache_dir(config.model.cache_dir) / "models" / f"warm-{cache_key(config, environment, warm=True)}"
+    key = cache_key(config, environment, warm=True, found=found)
+    return cache_dir(config.model.cache_dir) / "models" / f"warm-{key}"

@@ -1,4 +1,4 @@
-"""Supervised warm-up: a fresh small model learns the environment's demonstrations, once; the result is cached."""
+"""Supervised warm-up: a model learns the environment's demonstrations, once; the result is cached."""
 
 from __future__ import annotations
 
@@ -26,8 +26,15 @@ MICROBATCH_TOKENS = 8192
 SORT_WINDOW = 16
 
 
-def cache_key(config: RunConfig, environment: Environment, *, warm: bool) -> str:
-    """A name for what a checkpoint depends on: model, environment, its demonstrations, seed and warm-up."""
+def cache_key(config: RunConfig, environment: Environment, *, warm: bool, found: Path | None = None) -> str:
+    """A name for what a checkpoint depends on: model, environment, its demonstrations, seed and warm-up.
+
+    Args:
+        config: the recipe.
+        environment: the recipe's.
+        warm: whether it has been warmed up.
+        found: the checkpoint folder that it is made from; None: it is built here.
+    """
     rng = random.Random(0)
     probe = [training_task(environment, index) for index in range(8)]
     demonstrations = [message.to_openai() for task in probe for message in demonstration(environment, task, rng)]
@@ -39,6 +46,9 @@ def cache_key(config: RunConfig, environment: Environment, *, warm: bool) -> str
         "demonstrations": demonstrations,
         "seed": config.seed,
     }
+    if found is not None:
+        files = sorted(found.glob("*.safetensors"))
+        parts["found"] = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     if warm:
         assert config.warmup is not None
         parts["warmup"] = config.warmup.model_dump()

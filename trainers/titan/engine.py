@@ -87,9 +87,7 @@ class TitanEngine(Scorer):
             model, device=device, microbatch_tokens=microbatch_tokens, temperature=temperature, threads=threads
         )
         self.section = section
-        self.optimizer = build_optimizer(
-            model.module, section, device, threads=threads if self.side_by_side else 1
-        )
+        self.optimizer = build_optimizer(model.module, section, device, threads=threads if self.side_by_side else 1)
         self.schedule = build_schedule(self.optimizer, section, steps)
         self.throughput = Throughput(model, device)
         self.stager = checkpoint.Stager(pinned=device.torch.type == "cuda")

@@ -53,9 +53,7 @@ def _muon(groups: list[dict[str, Any]]) -> Optimizer:
     return torch.optim.Muon(cleaned[0].pop("params"), **cleaned[0])
 
 
-def build_optimizer(
-    module: Any, section: OptimizerSection, device: Device, *, threads: int = 1
-) -> OptimizersContainer:
+def build_optimizer(module: Any, section: OptimizerSection, device: Device, *, threads: int = 1) -> OptimizersContainer:
     """AdamW over all parameters, or Muon for hidden matrices and AdamW for the rest."""
     adamw = {
         "lr": section.lr,

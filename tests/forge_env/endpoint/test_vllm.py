@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(1500)]
 RECIPE = ["model.max_length=1024"]  # room for the other environment's instructions; the rest is as trained
 STEPS = 160
-"""Of 1500 that the recipe warms up: by then most turns are a call or an answer of the right form."""
+"""Of the recipe's warm-up: by then most turns are a call or an answer of the right form."""
 TOOLS = {"coding_rlvr": ("python", "code"), "terminal": ("bash", "command")}
 
 
 @pytest.fixture(scope="module")
 def recipe() -> RunConfig:
-    return load_config("coding_rlvr", RECIPE)
+    return load_config("coding_rlvr_base", RECIPE)
 
 
 @pytest.fixture(scope="module")

@@ -91,7 +91,7 @@ def test_a_damaged_buffer_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture
 def config() -> RunConfig:
-    return load_config("coding_rlvr", ["grpo.steps=100", "evaluation.every=0"])
+    return load_config("coding_rlvr", ["grpo.steps=100", "evaluation.every=0", "model.path=tiny"])
 
 
 @pytest.fixture
@@ -425,7 +425,7 @@ async def test_without_one_before_a_new_run_from_its_model_is_offered(run: Run) 
 async def test_another_recipe_is_named(run: Run, config: RunConfig, tmp_path: Path, override: str, text: str) -> None:
     await save(run, 10)
     key, _, value = override.partition("=")
-    overrides = ["grpo.steps=100", f"{key}={value}"]
+    overrides = ["grpo.steps=100", f"{key}={value}", *(["model.path=tiny"] if key != "model.path" else [])]
     if key == "environment.name":
         overrides.append("environment.options={}")
     other = open_run(load_config("coding_rlvr", overrides), tmp_path)
@@ -436,7 +436,8 @@ async def test_another_recipe_is_named(run: Run, config: RunConfig, tmp_path: Pa
 
 async def test_what_may_change_on_the_way_may(run: Run, tmp_path: Path) -> None:
     await save(run, 10)
-    more = load_config("coding_rlvr", ["grpo.steps=200", "trainer.optimizer.lr=1e-5", "grpo.groups_per_step=2"])
+    turned = ["grpo.steps=200", "trainer.optimizer.lr=1e-5", "grpo.groups_per_step=2"]
+    more = load_config("coding_rlvr", [*turned, "model.path=tiny"])
     assert Checkpoints(open_run(more, tmp_path)).verify() is not None
 
 

@@ -77,12 +77,12 @@ def test_arguments_of_vllm_are_passed_on() -> None:
         ("trainer={with_gpus: true, threads: 2}", "it is for a trainer of one process on a CPU", "trainer.threads=1"),
         ("trainer.optimizer.schedule=constant", "decay_start=0.3 does nothing here", "decay_start=0.5, the default"),
         (
-            "warmup={optimizer: {schedule: constant, min_lr_ratio: 0.3}}",
+            "warmup={steps: 5, optimizer: {schedule: constant, min_lr_ratio: 0.3}}",
             "for schedules that decay",
             "min_lr_ratio=0.02",
         ),
         ("evaluation={extra_splits: [], extra_tasks: 32}", "extra_tasks=32 does nothing here", "extra_tasks=64"),
-        ("model.renderer=llama-3", "has no tokens for this chat format", "use one of qwen3, "),
+        ("model={path: tiny, renderer: llama-3}", "has no tokens for this chat format", "use one of qwen3, "),
         ("trainer.compile=true", "trainer.compile needs GPUs", "trainer.with_gpus=true"),
         (
             "trainer={procs: 2, parallelism: {pipeline_parallel_degree: 2}}",
@@ -94,7 +94,6 @@ def test_arguments_of_vllm_are_passed_on() -> None:
             "tensor_parallel_degree=4 does not divide the model's num_key_value_heads (2)",
             "use a divisor",
         ),
-        ("model.path=Qwen/Qwen3-0.6B", "warmup works only with a model built here", "warmup=null"),
         ("rollouts.workers=80", "at most 48 groups are under way at once (grpo.groups_per_step=24 for each of 2", "48"),
         ("model.path=./nowhere", "there is no folder './nowhere'", "checkpoint folder"),
         ("model={renderer: prime-qwen3, thinking: true}", "'prime-qwen3' has no switch for thinking", "thinking=false"),
@@ -125,7 +124,8 @@ def test_more_workers_than_sandboxes_are_refused() -> None:
 
 
 def test_what_a_schedule_does_not_use_may_be_at_its_default() -> None:
-    train.check(load_config("coding_rlvr", ["warmup.optimizer.schedule=constant", "evaluation.extra_splits=[]"]))
+    constant = "warmup={steps: 5, optimizer: {schedule: constant}}"
+    train.check(load_config("coding_rlvr", [constant, "evaluation.extra_splits=[]"]))
 
 
 @pytest.mark.parametrize("name", [f"{__name__}:Absent", f"{__name__}:Silent", f"{__name__}:json", "no.module:Loss"])
@@ -158,16 +158,16 @@ def test_a_checkpoint_that_the_trainer_would_compute_otherwise_is_refused(
     tmp_path: Path, changes: dict[str, Any], feature: str
 ) -> None:
     with pytest.raises(UsageError, match=f"{feature}.* which the trainer lacks"):
-        train.check(load_config("coding_rlvr", [f"model.path={sound(tmp_path, **changes)}", "warmup=null"]))
+        train.check(load_config("coding_rlvr", [f"model.path={sound(tmp_path, **changes)}"]))
 
 
 def test_a_sound_folder_is_taken(tmp_path: Path) -> None:
-    train.check(load_config("coding_rlvr", [f"model.path={sound(tmp_path)}", "warmup=null"]))
+    train.check(load_config("coding_rlvr", [f"model.path={sound(tmp_path)}"]))
 
 
 def test_an_unsound_folder_is_refused(tmp_path: Path) -> None:
     def refused() -> str:
-        return str(refusal(f"model.path={tmp_path}", "warmup=null"))
+        return str(refusal(f"model.path={tmp_path}"))
 
     assert "no config.json" in refused()
     sound(tmp_path, model_type="llama")
