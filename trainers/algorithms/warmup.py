@@ -47,7 +47,9 @@ class WarmUp(Trainer):
         config, folder = run.config, run.folder.root / "model"
         environment = fe.make(config.environment.name, **config.environment.options)
         run.stage("trainer", "the trainer is starting")
-        trainer = await stack.start_trainer(await find_model(run) or await build_tiny(run, environment))
+        trainer = await stack.start_trainer(
+            await find_model(run) or await asyncio.to_thread(build_tiny, run, environment)
+        )
         run.stage("warm-up", "supervised fine-tuning on demonstrations")
         await warm_up(run, environment, trainer, folder, dtype="bfloat16", log=run.log)
         run.saved(config.warmup.steps)

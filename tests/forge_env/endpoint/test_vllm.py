@@ -28,7 +28,7 @@ TOOLS = {"coding_rlvr": ("python", "code"), "terminal": ("bash", "command")}
 
 @pytest.fixture(scope="module")
 def recipe() -> RunConfig:
-    return load_config("coding_rlvr_base", RECIPE)
+    return load_config("coding_rlvr/base", RECIPE)
 
 
 @pytest.fixture(scope="module")

@@ -59,14 +59,14 @@ def test_it_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
 
 def test_without_steps_there_is_nothing_to_do() -> None:
     with pytest.raises(UsageError, match="the recipe has no warm-up"):
-        train.check(load_config("coding_rlvr_base", ["warmup.steps=0"]))
+        train.check(load_config("coding_rlvr/base", ["warmup.steps=0"]))
 
 
 def test_the_bundled_checkpoint_is_whole_small_and_that_of_its_recipe() -> None:
     assert set(bundled_models()) == {"coding_rlvr_base"}
     folder = checkpoint_folder("coding_rlvr_base")
     assert folder is not None
-    made, used = load_config("coding_rlvr_base"), load_config("coding_rlvr")
+    made, used = load_config("coding_rlvr/base"), load_config("coding_rlvr")
     check_folder(folder, used.model.max_length)
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 4_000_000
     shape, config = made.model.tiny, json.loads((folder / "config.json").read_text())
