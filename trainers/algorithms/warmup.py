@@ -44,15 +44,16 @@ class WarmUp(Trainer):
                 run.stage("shutdown")
 
     async def _make_model(self, run: Run, stack: Stack) -> None:
-        config, folder = run.config, run.folder.root / "model"
-        environment = fe.make(config.environment.name, **config.environment.options)
+        folder, section = run.folder.root / "model", run.config.environment
+        environment = fe.make(section.name, **section.options)
         run.stage("trainer", "the trainer is starting")
-        trainer = await stack.start_trainer(
-            await find_model(run) or await asyncio.to_thread(build_tiny, run, environment)
-        )
+        start = await find_model(run)
+        if start is None:
+            start = await asyncio.to_thread(build_tiny, run, environment)
+        trainer = await stack.start_trainer(start)
         run.stage("warm-up", "supervised fine-tuning on demonstrations")
         await warm_up(run, environment, trainer, folder, dtype="bfloat16", log=run.log)
-        run.saved(config.warmup.steps)
+        run.saved(run.state.step)
         run.note(f"Use it with: model.path={folder}")
 
 
