@@ -47,7 +47,7 @@ async def measure(megabytes: float, repeats: int) -> dict[str, list[float]]:
     """Seconds of every way, `repeats` times."""
     import torchstore
 
-    from benchmarks.weights_receiver import Receiver
+    from benchmarks.weights_peers import Receiver
     from trainers.actors.processes import start_processes
     from trainers.weights.store import WeightStore
 

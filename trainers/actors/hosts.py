@@ -138,7 +138,7 @@ class Hosts:
                 gpus=gpus,
                 log=self._run.folder.logs / f"{host.name}.log",
                 folder=Path.cwd(),
-                address=host.address.plain_host,
+                address=host.address,
             )
             for host, gpus in zip(hosts, place.gpus, strict=True)
         }

@@ -19,6 +19,7 @@ from typing import Any
 import monarch.actor
 from monarch.actor import HostMesh, ProcMesh, this_host
 
+from forge_env.job.addresses import Address
 from trainers.actors.lease import Lease
 from trainers.actors.stacks import offer_stack
 
@@ -26,6 +27,8 @@ WORKER = "FORGE_ENV_WORKER"
 """By this variable a process on another host knows of which worker it is (`forge_env.cli.worker`)."""
 LOG = "FORGE_ENV_LOG"
 """By this one, where it prints."""
+ADDRESS = "FORGE_ENV_ADDRESS"
+"""By this one, at which address the others reach its host."""
 STOP_S = 10.0
 """How long processes may take to end by themselves."""
 SELDOM = (50_000, 20, 50)
@@ -41,13 +44,13 @@ class Setting:
         gpus: ids of those that it and its siblings on that host use; rank r the r-th.
         log: where it prints.
         folder: in which it works.
-        address: of its host.
+        address: of its host's worker.
     """
 
     gpus: Sequence[str]
     log: Path
     folder: Path
-    address: str
+    address: Address
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class Ground:
     @property
     def address(self) -> str:
         """Of the first host."""
-        return next(iter(self.settings.values())).address
+        return next(iter(self.settings.values())).address.plain_host
 
 
 def _prepare(variables: Mapping[str, str], settings: Mapping[str, Setting]) -> None:
@@ -87,6 +90,7 @@ def _settle(setting: Setting) -> None:
     os.dup2(log, 2)
     os.close(log)
     os.environ[LOG] = str(setting.log)
+    os.environ[ADDRESS] = str(setting.address)
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(setting.gpus)
     if setting.folder.is_dir():
         os.chdir(setting.folder)
@@ -102,6 +106,12 @@ def name_processes(pids: Sequence[int], ground: Ground | None) -> str:
 def own_log(otherwise: Path) -> Path:
     """Where this process logs: with what it prints, on another host than the controller's; else as said."""
     return Path(os.environ.get(LOG, otherwise))
+
+
+def host_address() -> Address | None:
+    """By which the other hosts of the run reach this one's worker; None where all its processes are on one host."""
+    text = os.environ.get(ADDRESS)
+    return None if text is None else Address.of(text)
 
 
 async def start_processes(

@@ -1,8 +1,8 @@
 """torchstore 0.1.2 under Monarch 0.7: import this before using the store, in every process.
 
 Its controller mixes plain and asynchronous endpoints, which newer Monarch refuses; this subclass makes all of
-them asynchronous and takes its place. And where there is no RDMA it sends tensors as messages; processes of one
-machine share memory instead (`trainers.weights.shared`).
+them asynchronous and takes its place. And where there is no RDMA it sends tensors as messages: here their memory is
+shared or fetched instead (`trainers.weights.shared`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import torchstore.api
 from torchstore.controller import Controller, Trie
-from torchstore.transport.buffers import MonarchTransportBuffer, RDMATransportBuffer, TransportBuffer, rdma_available
-from torchstore.transport.pipe import Pipe
+from torchstore.transport.buffers import RDMATransportBuffer, TransportBuffer, rdma_available
+from torchstore.transport.pipe import Pipe, Request
 
 from trainers.actors.actor import endpoint, get_or_spawn_controller
 from trainers.weights.shared import SharedTransportBuffer
@@ -60,17 +60,23 @@ async def forget_store() -> None:
     torchstore.reset_client()
 
 
-_without_rdma: type[MonarchTransportBuffer] = MonarchTransportBuffer
+async def get(key: str, into: Any = None) -> Any:
+    """What `torchstore.get` gives, with one call instead of three, since there is one volume only.
 
+    Args:
+        key: of a tensor or an object.
+        into: a tensor to be filled, by default one of the transport's choice.
 
-def share_memory(possible: bool) -> None:
-    """Whether this process and the store are on one machine; RDMA goes before."""
-    global _without_rdma
-    _without_rdma = SharedTransportBuffer if possible else MonarchTransportBuffer
+    Raises:
+        ActorError: of a KeyError: there is nothing of this key.
+    """
+    client = await torchstore.client()
+    volume, _ = client.strategy.select_storage_volume()
+    return await Pipe(volume).get_from_storage_volume(key, Request(tensor_val=into))
 
 
 def _create_transport_buffer(_: Pipe) -> TransportBuffer:
-    return RDMATransportBuffer() if rdma_available() else _without_rdma()
+    return RDMATransportBuffer() if rdma_available() else SharedTransportBuffer()
 
 
 Pipe.create_transport_buffer = _create_transport_buffer

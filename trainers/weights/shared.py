@@ -1,19 +1,25 @@
-"""TorchStore between the processes of one machine: memory that both map, instead of bytes in a message.
+"""TorchStore's way of tensors: memory that processes of one machine map, and that other machines fetch as it is.
 
 A `memfd` has no name that could be left behind. Who has one tells the other its process and descriptor; the other
 opens it through /proc, as the same user may, and maps the same pages. The kernel frees them with the last mapping.
+From another machine the bytes are fetched (`trainers.weights.network`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import os
 from dataclasses import dataclass
+from functools import cache
+from math import prod
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 from torchstore.transport.buffers import MonarchTransportBuffer
+
+from trainers.weights import network
 
 
 class Descriptor:
@@ -21,6 +27,7 @@ class Descriptor:
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.inode = os.fstat(number).st_ino
 
     def __del__(self) -> None:
         os.close(self.number)
@@ -30,6 +37,8 @@ class Block(mmap.mmap):
     """Mapped memory and the descriptor through which other processes map it too; freed with its last tensor."""
 
     file: Descriptor
+    borrowed = False
+    """Another process fills it."""
 
 
 _blocks: WeakValueDictionary[int, Block] = WeakValueDictionary()
@@ -38,15 +47,28 @@ _blocks: WeakValueDictionary[int, Block] = WeakValueDictionary()
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """A tensor in a block of a process of this machine."""
+    """A tensor in a block of some process.
 
+    Attributes:
+        host: of the process (see `host`).
+        pid: its id there.
+        descriptor: of the block.
+        inode: of the block, by which it is known for certain.
+        shape: of the tensor.
+        dtype: of the tensor.
+        source: where other machines fetch it; None: there are none.
+    """
+
+    host: str
     pid: int
     descriptor: int
     inode: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+    source: network.Source | None
 
 
+@cache
 def host() -> str:
     """This machine, and the processes of it that can be seen from here."""
     with open("/proc/sys/kernel/random/boot_id") as file:
@@ -67,33 +89,64 @@ def handle(tensor: torch.Tensor) -> Handle | None:
     block = _blocks.get(tensor.data_ptr()) if tensor.is_contiguous() else None
     if block is None or tensor.nbytes != len(block):
         return None
-    number = block.file.number
-    return Handle(os.getpid(), number, os.fstat(number).st_ino, tuple(tensor.shape), tensor.dtype)
+    file, source = block.file, network.serve(_find)
+    return Handle(host(), os.getpid(), file.number, file.inode, tuple(tensor.shape), tensor.dtype, source)
+
+
+def _find(inode: int) -> memoryview | None:
+    """The memory of a block of this process."""
+    found = next((block for block in list(_blocks.values()) if block.file.inode == inode), None)
+    return None if found is None else memoryview(found)
 
 
 def attach(shared: Handle) -> torch.Tensor:
-    """The tensor of another process, in the same memory.
+    """The tensor of another process of this machine, in the same memory.
 
     Raises:
         OSError: that process let go of it, or ended.
     """
     file = Descriptor(os.open(f"/proc/{shared.pid}/fd/{shared.descriptor}", os.O_RDWR | os.O_CLOEXEC))
-    if os.fstat(file.number).st_ino != shared.inode:
+    if file.inode != shared.inode:
         raise FileNotFoundError("the weights were dropped before they were read")
-    return _map(file, shared.dtype).view(shared.shape)
+    return _map(file, shared.dtype, borrowed=True).view(shared.shape)
 
 
-def _map(file: Descriptor, dtype: torch.dtype) -> torch.Tensor:
+def borrowed(tensor: torch.Tensor) -> bool:
+    """Whether it lies in memory that another process fills."""
+    block = _blocks.get(tensor.data_ptr())
+    return block is not None and block.borrowed
+
+
+async def fetch(shared: Handle, into: torch.Tensor | None = None) -> torch.Tensor:
+    """The tensor of a process of another machine, brought here.
+
+    Args:
+        shared: of the tensor.
+        into: a tensor like it, contiguous, to be filled; by default a fresh one.
+
+    Raises:
+        OSError: that process let go of it, ended, or can't be reached.
+    """
+    if shared.source is None:
+        raise ConnectionError(f"process {shared.pid} of another machine shares its memory with its own machine only")
+    if into is None:
+        into = empty(prod(shared.shape), shared.dtype).view(shared.shape)
+    memory = memoryview(into.view(-1).view(torch.uint8).numpy())
+    await asyncio.to_thread(network.fetch, shared.source, shared.inode, memory)
+    return into
+
+
+def _map(file: Descriptor, dtype: torch.dtype, *, borrowed: bool = False) -> torch.Tensor:
     """All of a `memfd` as a vector."""
     block = Block(file.number, 0)
-    block.file = file
+    block.file, block.borrowed = file, borrowed
     tensor = torch.frombuffer(block, dtype=dtype)
     _blocks[tensor.data_ptr()] = block
     return tensor
 
 
 class SharedTransportBuffer(MonarchTransportBuffer):  # type: ignore[misc]
-    """TorchStore's transport that sends a `Handle` where it can, and the bytes where it can't."""
+    """TorchStore's transport that sends a `Handle` of what lies in a block, and other tensors with the message."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +161,9 @@ class SharedTransportBuffer(MonarchTransportBuffer):  # type: ignore[misc]
         self.handle = None if tensor is None else handle(tensor)
 
     async def read_into(self, tensor: torch.Tensor | None = None) -> torch.Tensor:
-        """Take what the other side offers."""
+        """Take what the other side offers: a mapping of it, or, from another machine or where `tensor` is given, a copy."""
+        if self.handle is not None and self.handle.host != host():
+            return await fetch(self.handle, tensor)
         if self.handle is not None:
             self.tensor = attach(self.handle)
         taken: torch.Tensor = await super().read_into(tensor)

@@ -9,13 +9,12 @@ from typing import Any, TypeVar
 import torch
 import torchstore
 
-from trainers.actors.actor import ForgeActor, endpoint
+from trainers.actors.actor import ForgeActor
 from trainers.actors.remote import ActorDiedError, result
 from trainers.weights import compat, shared  # compat patches torchstore before its first use
 from trainers.weights.flat import Layout
 
 LAYOUT_KEY = "weights/layout"
-HOST_KEY = "weights/host"
 _VERSIONS = "weights/v"
 
 Buffers = Mapping[torch.dtype, torch.Tensor]
@@ -29,11 +28,6 @@ def _key(version: int, dtype: torch.dtype) -> str:
 
 class Keeper(ForgeActor):
     """In the process that holds the weights."""
-
-    @endpoint
-    async def host(self) -> str:
-        """See `shared.host`."""
-        return shared.host()
 
 
 class WeightStore:
@@ -50,14 +44,14 @@ class WeightStore:
         self._dtype = dtype
         self._layout: Layout | None = None
         self._layout_published = False
-        self._met = False
         self._held: dict[int, Buffers] = {}
         self._spare: Buffers | None = None
+        self._landing: dict[torch.dtype, torch.Tensor] = {}
+        """Where the bytes of another machine are put: of each version in the place of the one before."""
 
     async def open(self, keeper: Any) -> None:
         """Keep the weights in the process of `keeper` from here on; it is the caller's to end."""
         await compat.open_store(keeper._forge_proc_mesh)
-        await torchstore.put(HOST_KEY, await result(keeper.host.call_one()))
 
     async def close(self) -> None:
         """Forget the store, so that another can be opened; what it held goes with the process that holds it."""
@@ -73,15 +67,9 @@ class WeightStore:
             found: T = await result(operation())
         except ActorDiedError:
             torchstore.reset_client()
-            self._met = self._layout_published = False
+            self._layout_published = False
             found = await result(operation())
         return found
-
-    async def _meet(self) -> None:
-        """Learn, once, whether the store is on this machine, so that memory can be shared with it."""
-        if not self._met:
-            compat.share_memory(await torchstore.get(HOST_KEY) == shared.host())
-            self._met = True
 
     async def push(self, state: Mapping[str, torch.Tensor], version: int) -> int:
         """Publish `state` as `version`; returns the bytes moved."""
@@ -104,7 +92,6 @@ class WeightStore:
         return sum(buffer.nbytes for buffer in buffers.values())
 
     async def _put(self, buffers: Buffers, version: int) -> None:
-        await self._meet()
         if not self._layout_published:
             await torchstore.put(LAYOUT_KEY, self._layout)
             self._layout_published = True
@@ -112,7 +99,9 @@ class WeightStore:
             await torchstore.put(_key(version, dtype), buffer)
 
     async def pull(self, version: int) -> Iterable[tuple[str, torch.Tensor]]:
-        """The tensors of `version`, as views into the store's own buffers: to be read, until the version is dropped.
+        """The tensors of `version`: to be read, until the version is dropped or another is pulled.
+
+        They are views into the trainer's own buffers on its machine, and into a copy on others.
 
         Raises:
             KeyError: the store has no such version.
@@ -121,10 +110,13 @@ class WeightStore:
         return await self._reach(lambda: self._pull(version))
 
     async def _pull(self, version: int) -> Iterable[tuple[str, torch.Tensor]]:
-        await self._meet()
         if self._layout is None:
-            self._layout = await torchstore.get(LAYOUT_KEY)
-        buffers = {dtype: await torchstore.get(_key(version, dtype)) for dtype in self._layout.sizes}
+            self._layout = await compat.get(LAYOUT_KEY)
+        buffers = {}
+        for dtype in self._layout.sizes:
+            buffers[dtype] = buffer = await compat.get(_key(version, dtype), self._landing.get(dtype))
+            if not shared.borrowed(buffer):
+                self._landing[dtype] = buffer
         return self._layout.unpack(buffers)
 
     async def versions(self) -> set[int]:

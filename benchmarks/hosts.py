@@ -1,0 +1,266 @@
+"""What several hosts cost: the default recipe on one host and over three, and weight sync against a TCP copy.
+
+python -m benchmarks hosts [--steps 24] [--repeats 5] [--only weights] [--record]
+
+The hosts are workers (`forge-env worker`) at loopback addresses of this machine, for root in namespaces of their own
+(host name, processes, mounts), so that nothing of one host is shared with another. They share its cores: what is
+compared is the cost of the way between hosts, not what more machines give. One host plays episodes, one generates, one
+has trainer, buffer and weight store. Steps are compared by the median of their lengths; start and warm-up don't count.
+The weights go from the trainer's process until another host's has copied every tensor into its own; the floor is one
+TCP connection between the same two processes, until all bytes lie in memory that was there already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import record, spread, table
+from forge_env.config import load_config
+from forge_env.display.curves import merge_rows, time_account
+from forge_env.run.metrics import read_metrics
+from tests.trainers.actors.workers import workers
+from trainers.loop.stack import prepare_controller
+
+PLACE = {"rollouts": [0], "generator": [1], "trainer": [2]}
+"""Buffer and weight store go with the trainer."""
+RUN = ["evaluation.every=0", "logging.tensorboard=false", "checkpoint.every=0"]
+MOST_LONGER = 1.15
+"""Of the median step over three hosts, compared with that on one."""
+MOST_OF_TCP = 3.0
+"""Of a TCP copy of the same bytes."""
+
+
+# ---
+# Training.
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What came of a run.
+
+    Attributes:
+        steps: seconds of each, after those that fill the pipeline.
+        summary: of the run.
+        account: share of its time by actor and what it did.
+        off: by how much, of the time that has passed, the account of the actor that is worst is off.
+        weights: medians of `weights/...`.
+    """
+
+    steps: list[float]
+    summary: dict[str, Any]
+    account: dict[str, dict[str, float]]
+    off: float
+    weights: dict[str, float]
+
+
+def train(name: str, steps: int, seed: int, job: list[str]) -> Path:
+    """One run of the default recipe; its folder."""
+    folder = Path("runs") / name
+    shutil.rmtree(folder, ignore_errors=True)
+    command = [sys.executable, "-m", "forge_env", "train", "coding_rlvr.yaml", "--name", name]
+    subprocess.run([*command, f"grpo.steps={steps}", f"seed={seed}", *RUN, *job], check=True)
+    return folder
+
+
+def over_hosts(name: str, steps: int, seed: int) -> Path:
+    """As `train`, over three hosts."""
+    with tempfile.TemporaryDirectory(prefix="fe-") as place, workers(3, Path(place)) as hosts:
+        addresses = json.dumps([host.address for host in hosts])
+        return train(name, steps, seed, ["job.kind=hosts", f"job.workers={addresses}", f"job.place={json.dumps(PLACE)}"])
+
+
+def look(folder: Path) -> Trained:
+    """What came of a run."""
+    rows = [row for row in merge_rows(read_metrics(folder / "metrics.jsonl")) if "reward/mean" in row]
+    summary = json.loads((folder / "summary.json").read_text())
+    bound = summary["max_off_policy_steps"]
+    full = rows[bound + 2 : -(bound + 1)]
+    keys = ("snapshot_s", "push_s", "pull_s", "stall_s", "bytes")
+    return Trained(
+        steps=[later["time"] - row["time"] for row, later in pairwise(full)],
+        summary=summary,
+        account=time_account(full[1:]),
+        off=_off(full),
+        weights={key: statistics.median(row[f"weights/{key}"] for row in full if f"weights/{key}" in row) for key in keys},
+    )
+
+
+def _off(rows: list[dict[str, Any]]) -> float:
+    """How far the sum of an actor's account is from the time that has passed, at worst."""
+    passed = rows[-1]["time"] - rows[0]["time"]
+    sums: dict[str, float] = {}
+    for row in rows[1:]:
+        for key, value in row.items():
+            if key.startswith("time/") and not key.startswith("time/episodes/"):  # of which there are many at once
+                actor = key.split("/")[1]
+                sums[actor] = sums.get(actor, 0.0) + value
+    return max(abs(value - passed) / passed for value in sums.values())
+
+
+def compare(one: Trained, three: Trained) -> list[str]:
+    """The table, and how to read it."""
+    ratio = statistics.median(three.steps) / statistics.median(one.steps)
+
+    def score(run: Trained, which: str) -> str:
+        start, end = (run.summary[f"heldout{which}_{when}"] for when in ("start", "end"))
+        return f"{start:.3f} -> {end:.3f} (+{end - start:.3f})"
+
+    def waits(run: Trained) -> str:
+        parts = run.account["trainer"]
+        named = {what: share for what, share in parts.items() if what.startswith("wait")}
+        return ", ".join(f"{what.removeprefix('wait for ')} {share:.1%}" for what, share in named.items())
+
+    def ms(run: Trained) -> str:
+        names = {"snapshot_s": "snapshot", "push_s": "push", "pull_s": "pull", "stall_s": "pause"}
+        return ", ".join(f"{names[key]} {run.weights[key] * 1e3:.1f}" for key in names)
+
+    figures: list[tuple[str, Any]] = [
+        ("steps compared", lambda run: str(len(run.steps))),
+        ("s a step", lambda run: spread(run.steps)),
+        ("held-out score", lambda run: score(run, "")),
+        ("of held-out families", lambda run: score(run, "_unseen")),
+        ("oldest trained token (bound), steps", lambda run: f"{run.summary['max_staleness']} ({run.summary['max_off_policy_steps']})"),
+        ("tokens dropped as stale", lambda run: str(run.summary["tokens_discarded_stale"])),
+        ("episodes lost", lambda run: str(run.summary["episodes_invalid"])),
+        ("accounts, furthest from the time passed", lambda run: f"{run.off:.2%}"),
+        ("the trainer waits for", waits),
+        ("weights, MB", lambda run: f"{run.weights['bytes'] / 2**20:.1f}"),
+        ("their way, ms", ms),
+    ]  # fmt: skip
+    lines = table(["", "one host", "three hosts"], [[name, of(one), of(three)] for name, of in figures])
+    engines = {run.summary["engine"] for run in (one, three)}
+    return [
+        *lines,
+        "",
+        f"The median step over three hosts is {ratio:.2f}x of that on one (aim: at most {MOST_LONGER}x). "
+        f"Sandbox engine: {', '.join(sorted(engines))}. Standard error of a held-out score: 0.03, of held-out families 0.06.",
+    ]
+
+
+# ---
+# Weight sync.
+
+
+async def measure(workers_at: list[str], megabytes: float, repeats: int, folder: Path) -> dict[str, list[float]]:
+    """Seconds of every way, `repeats` times."""
+    from benchmarks.weights_peers import Receiver, Sender
+    from forge_env.job.addresses import Address
+    from forge_env.job.survey import survey
+    from forge_env.run import Run, RunFolder
+    from trainers.actors.hosts import Hosts
+    from trainers.actors.processes import survive_deaths
+    from trainers.actors.remote import result
+    from trainers.weights.store import Keeper, WeightStore
+
+    survive_deaths()
+    job = ["job.kind=hosts", f"job.workers={json.dumps(workers_at)}", f"job.place={json.dumps(PLACE)}"]
+    config = load_config("coding_rlvr", [*job, f"output_dir={folder}", f"model.cache_dir={folder}/cache"])
+    run_folder = RunFolder(folder / f"weights-{megabytes:g}")
+    run_folder.create()
+    run = Run(config, run_folder)
+    found = await survey(config, run_folder.root)
+    assert found is not None
+    hosts = Hosts(run, found)
+    await hosts.open()
+    host = Address.of(workers_at[PLACE["trainer"][0]]).plain_host
+    times: dict[str, list[float]] = {"push": [], "pull": [], "sync": [], "tcp": []}
+    try:
+        keeper = await Keeper.options(mesh_name="weights", ground=await hosts.ground("weights")).launch()
+        store = WeightStore()
+        await store.open(keeper)
+        sender = await Sender.options(mesh_name="trainer", ground=await hosts.ground("trainer")).as_actor()
+        receiver = await Receiver.options(mesh_name="generator0", ground=await hosts.ground("generator0")).as_actor()
+        assert await result(sender.host.call_one()) != await result(receiver.host.call_one()) or os.geteuid()
+        await result(sender.prepare.call_one(megabytes))
+        loop = asyncio.get_running_loop()
+        for version in range(1, repeats + 2):
+            pushed = await result(sender.push.call_one(version))
+            between = loop.time()
+            await result(receiver.pull.call_one(version))
+            ended = loop.time()
+            count = int(megabytes * 2**20)
+            port = await result(sender.serve.call_one(host, count))
+            copied = await result(receiver.copy.call_one(host, port, count))
+            if version == 1:  # the first allocates memory and imports
+                continue
+            times["push"].append(pushed)
+            times["pull"].append(ended - between)
+            times["sync"].append(pushed + ended - between)
+            times["tcp"].append(copied)
+        for actor in (receiver, sender):
+            await Sender.shutdown(actor)
+        await store.close()
+        await Keeper.shutdown(keeper)
+    finally:
+        await hosts.close()
+        run_folder.release()
+    return times
+
+
+def sync(megabytes: list[float], repeats: int) -> list[str]:
+    """The table of weight sync; every size in a process of its own, as a store holds one model's layout."""
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="fe-") as place, workers(3, Path(place)) as hosts:
+        addresses = [host.address for host in hosts]
+        for size in megabytes:
+            asked = json.dumps([addresses, size, repeats, place])
+            command = [sys.executable, "-m", "benchmarks.hosts", "--measure", asked]
+            output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            times: dict[str, list[float]] = json.loads(output.splitlines()[-1])
+            ms = {name: [value * 1e3 for value in values] for name, values in times.items()}
+            ratio = statistics.median(ms["sync"]) / statistics.median(ms["tcp"])
+            rows.append([f"{size:g} MB", *(spread(ms[name]) for name in times), f"{ratio:.1f}x"])
+            print(rows[-1], flush=True)
+    return [
+        *table(["size", "push ms", "pull ms", "together ms", "TCP copy ms", "of TCP"], rows),
+        "",
+        f"Aim: at most {MOST_OF_TCP:g}x. The push takes the snapshot, in the trainer's process; the pull brings the "
+        "bytes to the other host and copies them into the model's tensors.",
+    ]
+
+
+def main() -> None:
+    """Train, measure, write it down."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--megabytes", type=float, nargs="+", default=[3.5, 256, 1024])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", choices=["training", "weights"], help="one of the two parts")
+    parser.add_argument("--record", action="store_true", help="write docs/benchmarks.md")
+    parser.add_argument("--measure", type=json.loads, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    prepare_controller()
+    if args.measure is not None:
+        workers_at, megabytes, repeats, folder = args.measure
+        print(json.dumps(asyncio.run(measure(workers_at, megabytes, repeats, Path(folder)))))
+        return
+    parts = []
+    if args.only != "training":
+        parts.append(sync(args.megabytes, args.repeats))
+    if args.only != "weights":
+        one = look(train("hosts-one", args.steps, args.seed, []))
+        three = look(over_hosts("hosts-three", args.steps, args.seed))
+        parts.append(compare(one, three))
+    for lines in parts:
+        print("\n".join(lines))
+    if args.record and args.only is None:
+        weights, training = parts
+        lines = ["The default recipe:", "", *training, "", "Weight sync:", "", *weights]
+        record("hosts", "Several hosts", "make bench ARGS='hosts --record'", lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The sending and the receiving process of `benchmarks.weights` and `benchmarks.hosts`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from trainers.actors.actor import ForgeActor, endpoint
+
+
+class Sender(ForgeActor):
+    """Pushes weights as a trainer does, and sends the same bytes over plain TCP."""
+
+    @endpoint
+    async def setup(self) -> None:
+        """Connect."""
+        from trainers.weights.store import WeightStore
+
+        self._store = WeightStore()
+
+    @endpoint
+    async def prepare(self, megabytes: float) -> None:
+        """Have weights of this size."""
+        from benchmarks.weights import tensors
+
+        self._state = tensors(megabytes)
+
+    @endpoint
+    async def push(self, version: int) -> float:
+        """Publish the weights, forget the version before; seconds until they can be pulled."""
+        started = time.perf_counter()
+        await self._store.push(self._state, version)
+        seconds = time.perf_counter() - started
+        if version > 1:
+            await self._store.drop(version - 1)
+        return seconds
+
+    @endpoint
+    async def serve(self, host: str, count: int) -> int:
+        """Send so many bytes to the next one who connects; the port."""
+        listening = socket.create_server((host, 0))
+        sent = bytes(count)
+
+        def send() -> None:
+            connection, _ = listening.accept()
+            with connection, listening:
+                connection.sendall(sent)
+
+        threading.Thread(target=send, daemon=True).start()
+        port: int = listening.getsockname()[1]
+        return port
+
+    @endpoint
+    async def host(self) -> str:
+        """Name of its machine."""
+        return os.uname().nodename
+
+
+class Receiver(ForgeActor):
+    """Pulls weights as a generator does."""
+
+    @endpoint
+    async def setup(self) -> None:
+        """Connect."""
+        from trainers.weights.store import WeightStore
+
+        self._store = WeightStore()
+        self._own: dict[str, Any] = {}
+
+    @endpoint
+    async def pull(self, version: int) -> float:
+        """Have every tensor of `version` in this process's own; returns seconds."""
+        started = time.perf_counter()
+        self._load(await self._store.pull(version))
+        return time.perf_counter() - started
+
+    @endpoint
+    async def copy(self, host: str, port: int, count: int) -> float:
+        """Seconds until so many bytes have come over TCP, into memory that is there already."""
+        into = memoryview(bytearray(count))
+        into[:] = bytes(count)
+        started, got = time.perf_counter(), 0
+        with socket.create_connection((host, port)) as connection:
+            while got < count:
+                got += connection.recv_into(into[got:])
+        return time.perf_counter() - started
+
+    @endpoint
+    async def pull_one_by_one(self, keys: list[str]) -> float:
+        """As `pull`, for tensors put under keys of their own."""
+        import torchstore
+
+        started = time.perf_counter()
+        self._load([(key.removeprefix("single/"), await torchstore.get(key)) for key in keys])
+        return time.perf_counter() - started
+
+    def _load(self, weights: Iterable[tuple[str, Any]]) -> None:
+        """Copy into the tensors of the time before, as a model's parameters are filled."""
+        for name, tensor in weights:
+            if name not in self._own:
+                self._own[name] = tensor.clone()
+            self._own[name].copy_(tensor)

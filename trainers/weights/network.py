@@ -1,0 +1,143 @@
+"""Blocks of memory of other hosts, fetched over a connection of their own.
+
+Messages copy a tensor several times on each side. Here its bytes go from the one mapping into the other: whoever has a
+block serves it at its host's address, to those that show the secret which travels with the block's `Source`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+
+from forge_env.job.addresses import Address
+from forge_env.job.card import tls_context
+from trainers.actors.processes import host_address
+
+PATIENCE_S = 60.0
+"""A connection on which nothing moves for so long is given up."""
+SECRET = 16
+"""Bytes."""
+NAME = 8
+"""Bytes of a block's number."""
+CHUNK = 1 << 20
+"""Bytes that are sent at once where they are encrypted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a process serves its blocks.
+
+    Attributes:
+        address: of its server.
+        secret: that is to be shown.
+    """
+
+    address: Address
+    secret: bytes
+
+
+class Server:
+    """Sends blocks of this process to whoever shows the secret; ends with the process.
+
+    Args:
+        address: of this host, as the others reach it; its port is another one.
+        find: gives the memory of a block by its number, or None.
+
+    Raises:
+        OSError: nobody can listen there.
+        ForgeError: the certificates can't be used.
+    """
+
+    def __init__(self, address: Address, find: Callable[[int], memoryview | None]) -> None:
+        self._find = find
+        self._context = tls_context(address, serving=True)
+        [(family, *_, place), *_] = socket.getaddrinfo(address.plain_host, 0, type=socket.SOCK_STREAM)
+        self._listening = socket.create_server(place[:2], family=family)
+        port: int = self._listening.getsockname()[1]
+        self.source = Source(address._replace(port=port), secrets.token_bytes(SECRET))
+        threading.Thread(target=self._accept, name="forge-env-blocks", daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            connection, _ = self._listening.accept()
+            threading.Thread(target=self._serve, args=(connection,), name="forge-env-block", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with suppress(OSError), connection:  # whoever asked is gone, or a stranger
+            connection.settimeout(PATIENCE_S)
+            with _secured(connection, self._context, "") as peer:
+                asked = bytearray(SECRET + NAME)
+                receive(peer, memoryview(asked))
+                block = None
+                if hmac.compare_digest(asked[:SECRET], self.source.secret):
+                    block = self._find(int.from_bytes(asked[SECRET:], "big"))
+                if block is not None:
+                    send(peer, block)
+
+
+def _secured(connection: socket.socket, context: ssl.SSLContext | None, host: str) -> socket.socket:
+    """The connection, encrypted where there are certificates; `host` is whom the client has asked for."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if context is None:
+        return connection
+    return context.wrap_socket(connection, server_side=not host, server_hostname=host or None)
+
+
+@cache
+def serve(find: Callable[[int], memoryview | None]) -> Source | None:
+    """Serve this process's blocks from here on; None where all processes of the run are on this machine."""
+    address = host_address()
+    return None if address is None else Server(address, find).source
+
+
+def fetch(source: Source, number: int, into: memoryview) -> None:
+    """Fill memory with a block of another host; blocks this thread.
+
+    Args:
+        source: of the process that has the block.
+        number: of the block.
+        into: memory of its size, of bytes.
+
+    Raises:
+        FileNotFoundError: that process has let go of it.
+        OSError: it can't be reached, or ended meanwhile.
+    """
+    address = source.address
+    context = tls_context(address, serving=False)
+    with socket.create_connection((address.plain_host, address.port), PATIENCE_S) as connection:
+        with _secured(connection, context, address.plain_host) as peer:
+            peer.sendall(source.secret + number.to_bytes(NAME, "big"))
+            receive(peer, into)
+
+
+def send(peer: socket.socket, block: memoryview) -> None:
+    """Send all of a block."""
+    if not isinstance(peer, ssl.SSLSocket):
+        peer.sendall(block)
+        return
+    for start in range(0, len(block), CHUNK):  # one write of gigabytes is refused
+        peer.sendall(block[start : start + CHUNK])
+
+
+def receive(peer: socket.socket, into: memoryview) -> None:
+    """Fill memory with what is sent.
+
+    Raises:
+        FileNotFoundError: nothing is.
+        ConnectionError: too little is.
+    """
+    got = 0
+    while got < len(into):
+        count = peer.recv_into(into[got:])
+        if not count:
+            if not got:
+                raise FileNotFoundError("the weights were dropped before they were read")
+            raise ConnectionResetError(f"the connection ended after {got} of {len(into)} bytes")
+        got += count
