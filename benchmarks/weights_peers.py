@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
@@ -53,11 +52,6 @@ class Sender(ForgeActor):
         threading.Thread(target=send, daemon=True).start()
         port: int = listening.getsockname()[1]
         return port
-
-    @endpoint
-    async def host(self) -> str:
-        """Name of its machine."""
-        return os.uname().nodename
 
 
 class Receiver(ForgeActor):

@@ -111,10 +111,12 @@ def fetch(source: Source, number: int, into: memoryview) -> None:
     """
     address = source.address
     context = tls_context(address, serving=False)
-    with socket.create_connection((address.plain_host, address.port), PATIENCE_S) as connection:
-        with _secured(connection, context, address.plain_host) as peer:
-            peer.sendall(source.secret + number.to_bytes(NAME, "big"))
-            receive(peer, into)
+    with (
+        socket.create_connection((address.plain_host, address.port), PATIENCE_S) as connection,
+        _secured(connection, context, address.plain_host) as peer,
+    ):
+        peer.sendall(source.secret + number.to_bytes(NAME, "big"))
+        receive(peer, into)
 
 
 def send(peer: socket.socket, block: memoryview) -> None:

@@ -131,7 +131,7 @@ async def fetch(shared: Handle, into: torch.Tensor | None = None) -> torch.Tenso
         raise ConnectionError(f"process {shared.pid} of another machine shares its memory with its own machine only")
     if into is None:
         into = empty(prod(shared.shape), shared.dtype).view(shared.shape)
-    memory = memoryview(into.view(-1).view(torch.uint8).numpy())
+    memory = into.view(-1).view(torch.uint8).numpy().data
     await asyncio.to_thread(network.fetch, shared.source, shared.inode, memory)
     return into
 
@@ -161,7 +161,7 @@ class SharedTransportBuffer(MonarchTransportBuffer):  # type: ignore[misc]
         self.handle = None if tensor is None else handle(tensor)
 
     async def read_into(self, tensor: torch.Tensor | None = None) -> torch.Tensor:
-        """Take what the other side offers: a mapping of it, or, from another machine or where `tensor` is given, a copy."""
+        """Take what the other side offers: mapped, or copied, which it is from other machines and into `tensor`."""
         if self.handle is not None and self.handle.host != host():
             return await fetch(self.handle, tensor)
         if self.handle is not None:

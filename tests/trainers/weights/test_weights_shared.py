@@ -6,6 +6,9 @@ import gc
 import multiprocessing
 import os
 import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +16,9 @@ pytest.importorskip("torchstore")
 
 import torch
 
-from trainers.weights import shared
+from tests.trainers.actors.test_hosts import certificates
+from trainers.actors.processes import ADDRESS
+from trainers.weights import network, shared
 from trainers.weights.flat import Layout
 from trainers.weights.shared import SharedTransportBuffer
 from trainers.weights.store import WeightStore
@@ -45,7 +50,9 @@ def test_nothing_is_left() -> None:
     tensor = shared.empty(1000, torch.float32)
     handle = shared.handle(tensor)
     assert handle is not None
+    assert handle.source is None  # there are no other hosts
     view = shared.attach(handle)[10:20]
+    assert shared.borrowed(shared.attach(handle))
     del tensor
     view.fill_(1.0)  # a view of an attached tensor keeps it mapped
     del view
@@ -88,6 +95,55 @@ async def test_the_transport_brings_tensors_across(whole: bool) -> None:
     assert torch.equal(into, got)
     await sent.drop()
     assert sent.tensor is None
+
+
+@pytest.fixture(params=["tcp", "tls"])
+def elsewhere(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process has an address at which other hosts reach it."""
+    monkeypatch.setenv(ADDRESS, f"{request.param}://127.0.0.1:26700")
+    if request.param == "tls":
+        for name, value in certificates(tmp_path).items():
+            monkeypatch.setenv(name, value)
+    network.serve.cache_clear()
+    yield
+    network.serve.cache_clear()
+
+
+def offered(tensor: torch.Tensor) -> shared.Handle:
+    """What a process of another host gets of a tensor."""
+    handle = shared.handle(tensor)
+    assert handle is not None
+    return replace(handle, host="another")
+
+
+@pytest.mark.usefixtures("elsewhere")
+async def test_another_host_fetches_the_bytes() -> None:
+    tensor = shared.empty(3_000_000, torch.bfloat16).copy_(torch.arange(3_000_000) % 251).view(3, 1_000_000)
+    received = SharedTransportBuffer()
+    received.handle = offered(tensor)
+    got = await received.read_into()
+    assert torch.equal(got, tensor)
+    assert not shared.borrowed(got)
+    assert shared.handle(got) is not None  # so that it can be handed on
+    tensor.fill_(1)
+    assert await received.read_into(got) is got
+    assert torch.equal(got, tensor)
+
+
+@pytest.mark.usefixtures("elsewhere")
+async def test_nobody_fetches_what_was_dropped_or_without_the_secret() -> None:
+    kept = shared.empty(9, torch.float32)
+    handle = offered(kept)
+    assert handle.source is not None
+    stranger = replace(handle, source=replace(handle.source, secret=bytes(network.SECRET)))
+    with pytest.raises(FileNotFoundError):
+        await shared.fetch(stranger)
+    del kept
+    gc.collect()
+    with pytest.raises(FileNotFoundError):
+        await shared.fetch(handle)
+    with pytest.raises(ConnectionError):
+        await shared.fetch(replace(handle, source=None))
 
 
 def test_packed_weights_are_shared() -> None:
