@@ -13,7 +13,6 @@ import os
 import platform
 import ssl
 import sys
-import time
 from collections.abc import Iterable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass, field
@@ -28,7 +27,6 @@ from forge_env import machine
 from forge_env.concurrency import gather_or_cancel
 from forge_env.errors import ForgeError
 from forge_env.job.addresses import Address
-from forge_env.run.account import clock_start
 
 ANSWER_S = 10.0
 """How long a worker may take to answer."""
@@ -74,7 +72,6 @@ class Card:
         cpus: processors that the worker may use.
         free_memory_gb: GiB.
         gpus: ids of GPUs that no run has.
-        wall_s: its wall clock.
         modules: digest of the code of each module that was asked for; None: it is not there.
         packages: version of each package that was asked for, likewise.
         files: digest of each file that was asked for, likewise.
@@ -90,7 +87,6 @@ class Card:
     cpus: int
     free_memory_gb: float
     gpus: list[str]
-    wall_s: float
     modules: dict[str, str | None] = field(default_factory=dict)
     packages: dict[str, str | None] = field(default_factory=dict)
     files: dict[str, str | None] = field(default_factory=dict)
@@ -110,7 +106,6 @@ def write_card(question: Question, monarch: str = "") -> Card:
         cpus=len(os.sched_getaffinity(0)),
         free_memory_gb=machine.free_memory_gb(),
         gpus=[gpu.uuid for gpu in machine.unclaimed_gpus()],
-        wall_s=clock_start() + time.perf_counter(),
         modules={name: _digest_of_module(name) for name in question.modules},
         packages={name: _version(name) for name in question.packages},
         files={name: _digest([Path(name)], Path(name).parent) for name in question.files},

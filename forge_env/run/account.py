@@ -10,11 +10,6 @@ OnSpan = Callable[[str, str, float, float], None]
 """Told of every finished span: actor, what it did, start and end in seconds of the clock."""
 
 
-def clock_start() -> float:
-    """When this process's clock began, in seconds of the wall clock: what relates the clocks of two processes."""
-    return time.time() - time.perf_counter()
-
-
 class Since:
     """Seconds by what was done, of which each call returns those that the call before has not counted."""
 

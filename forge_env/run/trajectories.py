@@ -32,10 +32,15 @@ class TrajectoryFiles:
         folder: where; it is made with the first file.
         warn: told of what can't be recorded, in words.
         on_full: told whenever something could not be written for lack of space.
+        host: of several that write there: its files are `KIND-HOST.jsonl`, since file systems that machines share can
+            lose what two of them append to one file.
     """
 
-    def __init__(self, folder: Path, warn: Callable[[str], object], on_full: Callable[[], object]) -> None:
+    def __init__(
+        self, folder: Path, warn: Callable[[str], object], on_full: Callable[[], object], host: str = ""
+    ) -> None:
         self._folder = folder
+        self._suffix = f"-{host}.jsonl" if host else ".jsonl"
         self._warn = warn
         self._on_full = on_full
         self._open: OrderedDict[str, TrajectoryWriter] = OrderedDict()
@@ -83,7 +88,7 @@ class TrajectoryFiles:
         """In the thread; whether the trajectory waits for room."""
         writer = self._open.get(kind)
         if writer is None:
-            path = self._folder / f"{kind}.jsonl"
+            path = self._folder / f"{kind}{self._suffix}"
             writer = TrajectoryWriter(path, what=f"{kind} trajectories", most_held=MOST_HELD)
             self._open[kind] = writer
         self._open.move_to_end(kind)

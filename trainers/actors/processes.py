@@ -108,6 +108,11 @@ def own_log(otherwise: Path) -> Path:
     return Path(os.environ.get(LOG, otherwise))
 
 
+def own_host() -> str:
+    """Number and name of the host that this process is on; empty where the run has one."""
+    return Path(os.environ.get(LOG, "")).stem
+
+
 def host_address() -> Address | None:
     """By which the other hosts of the run reach this one's worker; None where all its processes are on one host."""
     text = os.environ.get(ADDRESS)

@@ -6,7 +6,8 @@ import time
 from typing import Any
 
 from forge_env.config.recipe import ReferenceSection
-from forge_env.run.account import Since, clock_start
+from forge_env.run.account import Since
+from forge_env.run.clock import RemoteClock, read_clock
 from forge_env.run.timeline import Timeline
 from trainers.actors.remote import result
 from trainers.buffer.types import GroupBuffer
@@ -29,6 +30,7 @@ class Reference:
         self.version = 0
         self._seconds: dict[str, float] = {}
         self._since_taken = Since()
+        self._clock = RemoteClock()
 
     async def score(self, buffer: GroupBuffer[Any], step: int) -> dict[str, float]:
         """Give the sequences of `step`, which the buffer holds, their `ref_logprobs`; returns the seconds it took."""
@@ -44,11 +46,12 @@ class Reference:
 
     async def look(self, timeline: Timeline | None) -> None:
         """Ask what it has done with its time, which goes on the timeline."""
-        self._seconds, spans, began = await result(self.actor.get_account.call_one())
-        ahead = began - clock_start()
+        asked = read_clock()
+        self._seconds, spans, told = await result(self.actor.get_account.call_one())
+        self._clock.heard(asked, told, read_clock())
         if timeline is not None:
             for doing, start, end in spans:
-                timeline.span("reference", doing, start + ahead, end + ahead)
+                timeline.span("reference", doing, self._clock.here(start), self._clock.here(end))
 
     def take_times(self) -> dict[str, float]:
         """Seconds by what was done, since the last call, as far as `look` has seen."""

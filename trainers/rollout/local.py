@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from forge_env.environment.base import Environment
 from forge_env.errors import UsageError
 from forge_env.policy import Policy
 from forge_env.registry import maker
-from forge_env.run.account import clock_start
+from forge_env.run.clock import read_clock
 from forge_env.run.folder import RunFolder
 from forge_env.run.timeline import Span
 from forge_env.run.trajectories import DISK_FULL, TrajectoryFiles, is_kept
@@ -66,7 +66,6 @@ class WorkerSettings:
         folder: of the run.
         model: checkpoint folder with the tokenizer.
         preparation: the algorithm's part in the workers.
-        clock_start: of the controller.
     """
 
     number: int
@@ -74,7 +73,6 @@ class WorkerSettings:
     folder: Path
     model: Path
     preparation: type[Preparation]
-    clock_start: float = field(default_factory=clock_start)
 
     @property
     def name(self) -> str:
@@ -87,10 +85,12 @@ class LocalWorker:
 
     Args:
         settings: of the worker.
+        host: on which it is, where the run has several.
     """
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, host: str = "") -> None:
         config = settings.config
+        self._host = host
         self._settings = settings
         self._config = config
         self._links: Links | None = None
@@ -99,7 +99,6 @@ class LocalWorker:
         self._told: set[str] = set()
         """Tasks set aside that the controller knows of."""
         self._spans: list[Span] = []
-        self._ahead = clock_start() - settings.clock_start
         share = config.generator.max_num_seqs // config.rollouts.workers  # other workers' requests are not seen here
         self._client = GeneratorClient(config.generator.num_replicas, share)
         self._open = AsyncExitStack()
@@ -117,7 +116,7 @@ class LocalWorker:
         config = self._config
         self._began, self._worked = time.perf_counter(), time.thread_time()
         folder = RunFolder(self._settings.folder)
-        self._files = TrajectoryFiles(folder.trajectories, self._warn, lambda: self._warn(DISK_FULL))
+        self._files = TrajectoryFiles(folder.trajectories, self._warn, lambda: self._warn(DISK_FULL), self._host)
         self._open.callback(self._files.close)
         self._engine = self._make_engine()
         await self._open.enter_async_context(self._engine)
@@ -255,7 +254,7 @@ class LocalWorker:
         """How it is now; warnings and spans since the last answer."""
         now, player = time.perf_counter(), self._player
         oldest = min(player.accounts.open_accounts, key=lambda account: account.since, default=None)
-        spans = [span._replace(start=span.start + self._ahead, end=span.end + self._ahead) for span in self._spans]
+        spans = self._spans[:]
         self._spans.clear()
         status = WorkerStatus(
             running=len(player.accounts.open_accounts),
@@ -267,6 +266,7 @@ class LocalWorker:
             began=self._began,
             spans=spans,
             engine=self._engine.name,
+            clock=read_clock(),
         )
         return self._said(status)
 

@@ -20,6 +20,7 @@ from forge_env.environment.base import Environment
 from forge_env.errors import ForgeError
 from forge_env.run import Run
 from forge_env.run.account import Since
+from forge_env.run.clock import Reading, RemoteClock, read_clock
 from forge_env.tasks.curriculum import make_order
 from forge_env.trajectory import Trajectory
 from trainers.actors.remote import ActorDiedError
@@ -81,12 +82,14 @@ class _Seen:
         before: what its lives before this one have done.
         state: of its preparation.
         untold: ids of tasks set aside that it doesn't know of.
+        clock: of its machine.
     """
 
     status: WorkerStatus = field(default_factory=WorkerStatus)
     before: WorkerStatus = field(default_factory=WorkerStatus)
     state: dict[str, Any] = field(default_factory=dict)
     untold: set[str] = field(default_factory=set)
+    clock: RemoteClock = field(default_factory=RemoteClock)
 
     def answered(self, status: WorkerStatus) -> None:
         """It has told how it is."""
@@ -265,17 +268,23 @@ class Rollouts:
 
     async def look(self) -> None:
         """Ask every worker how it is."""
+        asked = read_clock()
         for number, status in enumerate(await self._workers.call_all("get_status")):
             if status is not None:
-                self._note(number, status)
+                self._note(number, status, asked)
 
-    def _note(self, number: int, status: WorkerStatus) -> None:
+    def _note(self, number: int, status: WorkerStatus, asked: Reading) -> None:
         self._heed(number, status)
-        self._seen[number].answered(status)
+        seen = self._seen[number]
+        seen.answered(status)
+        track = f"rollouts{number}"
+        if status.clock is not None:
+            seen.clock.heard(asked, status.clock, read_clock())
+            track += "" if status.clock.host == asked.host else f" on {status.clock.host}"
         if (timeline := self._run.timeline) is not None:
             for span in status.spans:
-                track = f"rollouts{number}: {span.track}"
-                timeline.overlapping(track, span.key, span.name, span.start, span.end)
+                start, end = seen.clock.here(span.start), seen.clock.here(span.end)
+                timeline.overlapping(f"{track}: {span.track}", span.key, span.name, start, end)
 
     @property
     def engine(self) -> str:
@@ -356,9 +365,10 @@ class Rollouts:
 
     async def close(self) -> None:
         """Let the workers write what there is to write, and give up their sandboxes."""
+        asked = read_clock()
         for number, status in enumerate(await self._workers.close()):
             if status is not None:
-                self._note(number, status)
+                self._note(number, status, asked)
 
 
 def _who(members: Sequence[Member]) -> list[tuple[tuple[int, int], bool]]:

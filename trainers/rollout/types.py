@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_env.config.recipe import RunConfig
+from forge_env.run.clock import Reading
 from forge_env.run.timeline import Span
 from forge_env.trajectory import Segment, Trajectory
 from trainers.buffer.packed import PackedGroup
@@ -241,8 +242,9 @@ class WorkerStatus(Report):
         busy_s: seconds that its event loop has worked.
         age_s: seconds since it was started.
         began: when that was, by its own clock: another life has another time.
-        spans: for the timeline, since the last answer; times by the controller's clock.
+        spans: for the timeline, since the last answer; times by its own clock.
         engine: name of its sandbox engine.
+        clock: what its clocks say.
     """
 
     running: int = 0
@@ -254,6 +256,7 @@ class WorkerStatus(Report):
     began: float = 0.0
     spans: list[Span] = field(default_factory=list)
     engine: str = ""
+    clock: Reading | None = None
 
 
 def bug_of(episodes: Sequence[Trajectory]) -> str | None:

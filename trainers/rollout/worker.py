@@ -9,7 +9,7 @@ from typing import Any
 from forge_env.logs import log_to
 from forge_env.run.folder import RunFolder
 from trainers.actors.actor import ForgeActor, concurrent_endpoint
-from trainers.actors.processes import own_log, settle_heap
+from trainers.actors.processes import own_host, own_log, settle_heap
 from trainers.actors.withdrawal import Withdrawable
 from trainers.rollout.local import LocalWorker, WorkerSettings
 from trainers.rollout.types import GroupReport, HeldOut, HeldOutReport, Links, RollOut, WorkerStatus
@@ -31,7 +31,7 @@ class RolloutWorker(ForgeActor):
     async def setup(self) -> None:
         """Open the sandbox engine; make environment, chat format and the algorithm's part."""
         self._logging.enter_context(log_to(own_log(RunFolder(self._settings.folder).log)))
-        self._worker = LocalWorker(self._settings)
+        self._worker = LocalWorker(self._settings, own_host())
         await self._worker.setup()
         settle_heap()
 

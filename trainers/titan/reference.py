@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from forge_env.run.account import Account, clock_start
+from forge_env.run.account import Account
+from forge_env.run.clock import Reading, read_clock
 from trainers.actors.actor import ForgeActor, concurrent_endpoint, endpoint
 
 if TYPE_CHECKING:
@@ -57,11 +58,11 @@ class ReferenceModel(ForgeActor):
         )
 
     @concurrent_endpoint
-    async def get_account(self) -> tuple[dict[str, float], list[tuple[str, float, float]], float]:
-        """Seconds by what was done; what was done when since the last call; when this process's clock began."""
+    async def get_account(self) -> tuple[dict[str, float], list[tuple[str, float, float]], Reading]:
+        """Seconds by what was done; what was done when since the last call; what this process's clock says."""
         spans = self._spans[:]
         self._spans.clear()
-        return self._account.seconds(), spans, clock_start()
+        return self._account.seconds(), spans, read_clock()
 
     @endpoint
     async def setup(self) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import BaseModel
 from safetensors.numpy import save_file
 
+from forge_env.run.clock import Reading, read_clock
 from trainers.actors.withdrawal import Withdrawable
 from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.types import Reservation
@@ -234,8 +235,8 @@ class ReferenceModel(Actor):
         found = zip(sizes.numbers.tolist(), sizes.targets.tolist(), strict=True)
         await buffer.set_reference(step, {number: np.full(count, -1, np.float32) for number, count in found})
 
-    async def do_get_account(self) -> tuple[dict[str, float], list[tuple[str, float, float]], float]:
-        return {"wait for calls": asyncio.get_running_loop().time()}, [], 0.0
+    async def do_get_account(self) -> tuple[dict[str, float], list[tuple[str, float, float]], Reading]:
+        return {"wait for calls": asyncio.get_running_loop().time()}, [], read_clock()
 
 
 class RolloutWorker(Actor):
