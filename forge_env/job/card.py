@@ -50,12 +50,14 @@ class Question:
         modules: top-level modules, whose code is compared.
         packages: installed packages, whose versions are compared.
         files: paths, whose contents are compared.
+        data: files and folders, whose sizes are compared.
         sandbox: a sandbox engine and its options, to be tried.
     """
 
     modules: list[str] = field(default_factory=list)
     packages: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
+    data: list[str] = field(default_factory=list)
     sandbox: tuple[str, dict[str, Any]] | None = None
 
 
@@ -75,6 +77,7 @@ class Card:
         modules: digest of the code of each module that was asked for; None: it is not there.
         packages: version of each package that was asked for, likewise.
         files: digest of each file that was asked for, likewise.
+        data: bytes of each file or folder that was asked for, likewise.
         engine: the sandbox engine that was found for `sandbox`.
         no_engine: why there is none.
     """
@@ -90,6 +93,7 @@ class Card:
     modules: dict[str, str | None] = field(default_factory=dict)
     packages: dict[str, str | None] = field(default_factory=dict)
     files: dict[str, str | None] = field(default_factory=dict)
+    data: dict[str, int | None] = field(default_factory=dict)
     engine: str = ""
     no_engine: str = ""
 
@@ -109,6 +113,7 @@ def write_card(question: Question, monarch: str = "") -> Card:
         modules={name: _digest_of_module(name) for name in question.modules},
         packages={name: _version(name) for name in question.packages},
         files={name: _digest([Path(name)], Path(name).parent) for name in question.files},
+        data={name: _size(Path(name)) for name in question.data},
         engine=engine,
         no_engine=no_engine,
     )
@@ -155,6 +160,13 @@ def _digest(paths: Iterable[Path], root: Path) -> str | None:
     except OSError:
         return None
     return digest.hexdigest()
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else [path]) if not file.is_dir())
+    except OSError:
+        return None
 
 
 # ---

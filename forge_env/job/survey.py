@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -35,11 +35,13 @@ class Survey:
         addresses: of the workers.
         cards: theirs.
         plan: who goes where.
+        unseen: folders with models that not every host sees.
     """
 
     addresses: list[Address]
     cards: list[Card]
     plan: Plan
+    unseen: frozenset[Path] = frozenset()
 
 
 async def survey(config: RunConfig, run_folder: Path) -> Survey | None:
@@ -52,17 +54,32 @@ async def survey(config: RunConfig, run_folder: Path) -> Survey | None:
     if not addresses:
         return None
     patience_s = 0.0 if config.job.kind == "hosts" else START_S
+    shared, models = [run_folder, machine.cache_dir(config.model.cache_dir)], frozenset(_models(config))
     with ExitStack() as stack:
-        files = {path: folder for folder in _shared(config, run_folder) for path in _marks(folder, stack)}
-        sandbox = config.sandbox.engine, config.sandbox.engine_options()
-        question = Question(_modules(config), list(PACKAGES), [str(path) for path in files], sandbox)
+        files = {path: folder for folder in [*shared, *models] for path in _marks(folder, stack)}
+        question = Question(
+            modules=_modules(config),
+            packages=list(PACKAGES),
+            files=[str(path) for path in files],
+            data=sorted(_data(config.environment.options)),
+            sandbox=(config.sandbox.engine, config.sandbox.engine_options()),
+        )
         cards = await ask_all(addresses, question, patience_s=patience_s)
         own = write_card(replace(question, sandbox=None))
+    unseen: set[Path] = set()
     for number, (address, card) in enumerate(zip(addresses, cards, strict=True)):
-        _compare(f"host {number} ({address}, {card.host})", card, own, files)
+        name = f"host {number} ({address}, {card.host})"
+        _compare(name, card, own)
+        missing = {folder for path, folder in files.items() if card.files[str(path)] != own.files[str(path)]}
+        if lacking := sorted(map(str, missing.difference(models))):
+            raise ForgeError(
+                f"{name} does not see {', '.join(lacking)} as this machine does",
+                fix="put it on a file system that all hosts mount there (output_dir, model.cache_dir)",
+            )
+        unseen |= missing
     plan = make_plan(config, addresses, cards)
-    _check_engines(config, plan, addresses, cards)
-    return Survey(addresses, cards, plan)
+    _check_rollouts(config, plan, addresses, cards, own)
+    return Survey(addresses, cards, plan, frozenset(unseen))
 
 
 def _modules(config: RunConfig) -> list[str]:
@@ -82,13 +99,25 @@ def _named(value: Any) -> Iterator[str]:
             yield from _named(item)
 
 
-def _shared(config: RunConfig, run_folder: Path) -> Iterator[Path]:
-    """Folders that every host has to see."""
-    yield run_folder
-    yield machine.cache_dir(config.model.cache_dir)
+def _models(config: RunConfig) -> Iterator[Path]:
+    """Folders that models are read from."""
     for name in (config.model.path, config.grpo.reference.path):
         if name not in (None, "tiny"):
             yield checkpoint_folder(str(name)) or _hub_cache()
+
+
+def _data(options: Any) -> Iterator[str]:
+    """Files and folders of this machine that an environment's options name."""
+    if isinstance(options, Mapping):
+        for value in options.values():
+            yield from _data(value)
+    elif isinstance(options, list | tuple):
+        for value in options:
+            yield from _data(value)
+    elif isinstance(options, str) and (os.sep in options or Path(options).suffix):  # else it may be any word
+        with suppress(OSError, ValueError, ForgeError):
+            if (path := machine.user_path(options)).exists():
+                yield str(path.absolute())
 
 
 def _hub_cache() -> Path:
@@ -111,7 +140,7 @@ def _marks(folder: Path, stack: ExitStack) -> Iterator[Path]:
     yield mark
 
 
-def _compare(name: str, card: Card, own: Card, files: Mapping[Path, Path]) -> None:
+def _compare(name: str, card: Card, own: Card) -> None:
     """Refuse a host on which the run would be another one."""
     wrong = []
     if card.python_version != own.python_version:
@@ -128,19 +157,19 @@ def _compare(name: str, card: Card, own: Card, files: Mapping[Path, Path]) -> No
         raise ForgeError(
             f"{name} differs from this machine: {', '.join(wrong)}", fix="install the same packages on all hosts"
         )
-    if unseen := sorted({str(files[Path(path)]) for path in files if card.files[str(path)] != own.files[str(path)]}):
-        raise ForgeError(
-            f"{name} does not see {', '.join(unseen)} as this machine does",
-            fix="put it on a file system that all hosts mount there (output_dir, model.cache_dir, model.path)",
-        )
 
 
-def _check_engines(config: RunConfig, plan: Plan, addresses: list[Address], cards: list[Card]) -> None:
-    """Rollout workers find a sandbox engine on their hosts."""
+def _check_rollouts(config: RunConfig, plan: Plan, addresses: list[Address], cards: list[Card], own: Card) -> None:
+    """Rollout workers find a sandbox engine and the environment's data on their hosts."""
     for number in range(config.rollouts.workers * config.rolls_out):
         for host in plan.places[f"rollouts{number}"].hosts:
+            where = f"rollouts{number} is to be on host {host} ({addresses[host]})"
             if why := cards[host].no_engine:
                 raise SandboxUnavailableError(
-                    f"rollouts{number} is to be on host {host} ({addresses[host]}), where {why}",
-                    fix="let job.place name other hosts for rollouts, or start Docker there",
+                    f"{where}, where {why}", fix="let job.place name other hosts for rollouts, or start Docker there"
+                )
+            if other := [path for path, size in own.data.items() if cards[host].data[path] != size]:
+                raise ForgeError(
+                    f"{where}, where {', '.join(other)} (environment.options) is missing or another than here",
+                    fix="copy it there, or put it on a file system that all hosts mount",
                 )

@@ -17,7 +17,9 @@ from forge_env.errors import ForgeError
 from forge_env.job.addresses import Address, own_address
 from forge_env.job.card import Card, NoWorkerError, ask
 from forge_env.job.plan import Place, Unit
+from forge_env.job.staging import stage
 from forge_env.job.survey import Survey
+from forge_env.machine import cache_dir
 from forge_env.run.run import Run
 from trainers.actors.processes import Ground, Setting
 
@@ -61,6 +63,7 @@ class Hosts:
             for number, (address, card) in enumerate(zip(found.addresses, found.cards, strict=True))
         ]
         self._wide: dict[tuple[str, ...], Any] = {}
+        self._unseen = found.unseen
 
     async def open(self) -> None:
         """Attach to every worker; it comes before any other use of Monarch.
@@ -79,6 +82,18 @@ class Hosts:
     async def close(self) -> None:
         """End what still runs on the hosts; their workers wait for the next run."""
         await asyncio.gather(*(self._leave(host) for host in self._hosts))
+
+    async def staged(self, model: Path) -> Path:
+        """A model's folder as all hosts see it: a copy in the cache where one of them does not see it.
+
+        Raises:
+            ForgeError: it can't be copied.
+        """
+        if not any(model.is_relative_to(folder) for folder in self._unseen):
+            return model
+        copy = await asyncio.to_thread(stage, model, cache_dir(self._run.config.model.cache_dir))
+        self._run.note(f"Not every host sees {model}: it was copied to {copy}")
+        return copy
 
     async def ground(self, name: str) -> Ground:
         """Where a unit is started: where it was, if that lives, else as `job.on_loss` says."""

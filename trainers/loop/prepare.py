@@ -63,7 +63,7 @@ async def start_actors(
     resumed = resumed_model(run)
     warm = None if resumed else _warm_folder(run, environment, found)
     cached = _cached(run, warm)
-    start = resumed or cached or found
+    start = resumed or cached or (found and await stack.staged(found))
     if start is None:
         start = await asyncio.to_thread(build_tiny, run, environment)
     fresh = warm is None and not any(start.glob("*.safetensors"))
@@ -88,7 +88,7 @@ async def start_actors(
         trainer.folder = serving
         generators.model_ready.set()
     other = await _other_reference(run.config, start)
-    reference = trainer.reference = await stack.start_reference(other or serving)
+    reference = trainer.reference = await stack.start_reference(await stack.staged(other) if other else serving)
     players = rollouts.result()
     await players.connect(Links(generators.members(), buffer.result(), reference and reference.actor))
     generators.follow(players.follow)

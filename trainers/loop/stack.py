@@ -179,6 +179,10 @@ class Stack:
 
     # --- actors
 
+    async def staged(self, model: Path) -> Path:
+        """A model's folder as every process sees it."""
+        return model if self._hosts is None else await self._hosts.staged(model)
+
     async def open_store(self) -> None:
         """Start the weight store."""
         from trainers.weights.store import Keeper, WeightStore

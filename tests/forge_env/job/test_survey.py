@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from forge_env.errors import ForgeError
 from forge_env.job import card, survey
 from forge_env.job.addresses import Address
 from forge_env.job.card import Card, NoWorkerError, Question, ask, serve_cards, write_card
+from forge_env.job.plan import Plan
+from forge_env.job.staging import stage
 
 
 def free_address() -> Address:
@@ -84,6 +87,61 @@ async def test_a_host_on_which_it_would_be_another_run_is_refused_by_name(
     async with worker(monkeypatch, changed) as address:
         with pytest.raises(ForgeError, match=said):
             await survey.survey(recipe(address, tmp_path), tmp_path / "run")
+
+
+async def test_a_model_that_a_host_does_not_see_is_to_be_staged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (model / name).write_text("{}")
+
+    def changed(own: Card) -> Card:
+        return replace(own, files={path: None if path.startswith(f"{model}/") else seen for path, seen in own.files.items()})
+
+    async with worker(monkeypatch, changed) as address:
+        config = recipe(address, tmp_path)
+        config.model.path = str(model)
+        monkeypatch.setattr(survey, "make_plan", lambda config, addresses, cards: Plan(config.job, addresses, cards))
+        monkeypatch.setattr(survey, "_check_rollouts", lambda *_: None)
+        found = await survey.survey(config, tmp_path / "run")
+    assert found is not None
+    assert found.unseen == {model}
+
+
+def test_a_staged_model_is_a_copy_that_is_made_again_when_the_model_has_changed(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (tmp_path / "elsewhere").write_text("1")
+    (model / "weights").symlink_to(tmp_path / "elsewhere")
+    first = stage(model, tmp_path / "cache")
+    assert (first / "weights").read_text() == "1"
+    assert not (first / "weights").is_symlink()
+    assert stage(model, tmp_path / "cache") == first
+    (tmp_path / "elsewhere").write_text("22")
+    second = stage(model, tmp_path / "cache")
+    assert second != first
+    assert (second / "weights").read_text() == "22"
+    assert sorted((tmp_path / "cache" / "staged").iterdir()) == sorted([first, second])
+    (tmp_path / "elsewhere").unlink()
+    with pytest.raises(ForgeError, match="can't be copied"):
+        stage(model, tmp_path / "cache")
+
+
+async def test_data_that_a_host_of_rollouts_lacks_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    data = tmp_path / "tasks.jsonl"
+    data.write_text("{}")
+    lacking = partial(replace, data={str(data): None})
+    for changed, said in ((None, None), (lacking, "rollouts0 is to be on host 0 .*, where .*tasks.jsonl")):
+        async with worker(monkeypatch, changed) as address:
+            config = recipe(address, tmp_path)
+            config.environment.options = {"nested": [{"file": str(data), "word": "data", "none": "/no/such.file"}]}
+            if said is None:
+                assert await survey.survey(config, tmp_path / "run") is not None
+            else:
+                with pytest.raises(ForgeError, match=said):
+                    await survey.survey(config, tmp_path / "run")
 
 
 async def test_other_code_in_the_same_version_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
