@@ -109,7 +109,7 @@ def needed_hosts(config: RunConfig, count: int, cpus: int) -> Hosts:
     addresses = [Address("tcp", f"host{number}", config.job.port) for number in range(count)]
     for gpus in range(least, most + 1):
         ids = [str(number) for number in range(gpus)]
-        cards = [Card(__version__, "", f"host{n}", "", "", cpus, _PLENTY_GB, ids, 0.0) for n in range(count)]
+        cards = [Card(__version__, "", f"host{n}", "", "", cpus, _PLENTY_GB, ids) for n in range(count)]
         try:
             plan = make_plan(config, addresses, cards)
         except UsageError:
