@@ -98,7 +98,9 @@ async def test_a_model_that_a_host_does_not_see_is_to_be_staged(
         (model / name).write_text("{}")
 
     def changed(own: Card) -> Card:
-        return replace(own, files={path: None if path.startswith(f"{model}/") else seen for path, seen in own.files.items()})
+        return replace(
+            own, files={path: None if path.startswith(f"{model}/") else seen for path, seen in own.files.items()}
+        )
 
     async with worker(monkeypatch, changed) as address:
         config = recipe(address, tmp_path)
