@@ -1,13 +1,14 @@
 """What several hosts cost: the default recipe on one host and over three, and weight sync against a TCP copy.
 
-python -m benchmarks hosts [--steps 24] [--repeats 5] [--only weights] [--record]
+python -m benchmarks hosts [--steps 20] [--repeats 5] [--only weights] [--record]
 
 The hosts are workers (`forge-env worker`) at loopback addresses of this machine, for root in namespaces of their own
 (host name, processes, mounts), so that nothing of one host is shared with another. They share its cores: what is
 compared is the cost of the way between hosts, not what more machines give. One host plays episodes, one generates, one
 has trainer, buffer and weight store. Steps are compared by the median of their lengths; start and warm-up don't count.
 The weights go from the trainer's process until another host's has copied every tensor into its own; the floor is one
-TCP connection between the same two processes, until all bytes lie in memory that was there already.
+TCP connection between the same two processes, until all bytes lie in memory that was there already. A training run
+that has succeeded is not run again, so this can be interrupted.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import record, spread, table
+from benchmarks.report import has_succeeded, record, spread, table
 from forge_env.config import load_config
 from forge_env.display.curves import merge_rows, time_account
 from forge_env.run.metrics import read_metrics
@@ -171,8 +173,7 @@ async def measure(workers_at: list[str], megabytes: float, repeats: int, folder:
     from trainers.weights.store import Keeper, WeightStore
 
     survive_deaths()
-    job = ["job.kind=hosts", f"job.workers={json.dumps(workers_at)}", f"job.place={json.dumps(PLACE)}"]
-    config = load_config("coding_rlvr", [*job, f"output_dir={folder}", f"model.cache_dir={folder}/cache"])
+    config = load_config("coding_rlvr", [*job(workers_at), f"output_dir={folder}", f"model.cache_dir={folder}/cache"])
     run_folder = RunFolder(folder / f"weights-{megabytes:g}")
     run_folder.create()
     run = Run(config, run_folder)
@@ -239,7 +240,7 @@ def sync(megabytes: list[float], repeats: int) -> list[str]:
 def main() -> None:
     """Train, measure, write it down."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--megabytes", type=float, nargs="+", default=[3.5, 256, 1024])
     parser.add_argument("--repeats", type=int, default=5)
@@ -256,9 +257,7 @@ def main() -> None:
     if args.only != "training":
         parts.append(sync(args.megabytes, args.repeats))
     if args.only != "weights":
-        one = look(train("hosts-one", args.steps, args.seed, []))
-        three = look(over_hosts("hosts-three", args.steps, args.seed))
-        parts.append(compare(one, three))
+        parts.append(compare(*(look(train(count, args.steps, args.seed)) for count in (1, len(PLACE)))))
     for lines in parts:
         print("\n".join(lines))
     if args.record and args.only is None:
