@@ -66,22 +66,25 @@ class Trained:
     weights: dict[str, float]
 
 
-def train(name: str, steps: int, seed: int, job: list[str]) -> Path:
-    """One run of the default recipe; its folder."""
-    folder = Path("runs") / name
+def train(hosts: int, steps: int, seed: int) -> Path:
+    """One run of the default recipe, on this machine or over three hosts of it; its folder."""
+    folder = Path("runs") / f"hosts-{hosts}-{steps}-{seed}"
+    if has_succeeded(folder):
+        return folder
     shutil.rmtree(folder, ignore_errors=True)
-    command = [sys.executable, "-m", "forge_env", "train", "coding_rlvr.yaml", "--name", name]
-    subprocess.run([*command, f"grpo.steps={steps}", f"seed={seed}", *RUN, *job], check=True)
+    keys = [f"grpo.steps={steps}", f"seed={seed}", *RUN]
+    command = [sys.executable, "-m", "forge_env", "train", "coding_rlvr.yaml", "--name", folder.name, *keys]
+    with ExitStack() as stack:
+        if hosts > 1:
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fe-")))
+            command += job([each.address for each in stack.enter_context(workers(hosts, place))])
+        subprocess.run(command, check=True)
     return folder
 
 
-def over_hosts(name: str, steps: int, seed: int) -> Path:
-    """As `train`, over three hosts."""
-    with tempfile.TemporaryDirectory(prefix="fe-") as place, workers(3, Path(place)) as hosts:
-        addresses = json.dumps([host.address for host in hosts])
-        return train(
-            name, steps, seed, ["job.kind=hosts", f"job.workers={addresses}", f"job.place={json.dumps(PLACE)}"]
-        )
+def job(addresses: list[str]) -> list[str]:
+    """The keys of a run on these workers."""
+    return ["job.kind=hosts", f"job.workers={json.dumps(addresses)}", f"job.place={json.dumps(PLACE)}"]
 
 
 def look(folder: Path) -> Trained:
