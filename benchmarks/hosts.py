@@ -23,7 +23,6 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,8 @@ class Trained:
     """What came of a run.
 
     Attributes:
-        steps: seconds of each, after those that fill the pipeline.
+        steps: seconds a step, after those that fill the pipeline; each a mean of as many in a row as have their
+            batches sampled at once, since these come one right after the other.
         summary: of the run.
         account: share of its time by actor and what it did.
         off: by how much, of the time that has passed, the account of the actor that is worst is off.
@@ -92,10 +92,10 @@ def look(folder: Path) -> Trained:
     rows = [row for row in merge_rows(read_metrics(folder / "metrics.jsonl")) if "reward/mean" in row]
     summary = json.loads((folder / "summary.json").read_text())
     bound = summary["max_off_policy_steps"]
-    full = rows[bound + 2 : -(bound + 1)]
+    full, together = rows[bound + 2 : -(bound + 1)], bound + 1
     keys = ("snapshot_s", "push_s", "pull_s", "stall_s", "bytes")
     return Trained(
-        steps=[later["time"] - row["time"] for row, later in pairwise(full)],
+        steps=[(later["time"] - row["time"]) / together for row, later in zip(full, full[together:], strict=False)],
         summary=summary,
         account=time_account(full[1:]),
         off=_off(full),
@@ -138,7 +138,6 @@ def compare(one: Trained, three: Trained) -> list[str]:
         return f"{run.summary['max_staleness']} ({run.summary['max_off_policy_steps']})"
 
     figures: list[tuple[str, Any]] = [
-        ("steps compared", lambda run: str(len(run.steps))),
         ("s a step", lambda run: spread(run.steps)),
         ("held-out score", lambda run: score(run, "")),
         ("of held-out families", lambda run: score(run, "_unseen")),
@@ -156,7 +155,7 @@ def compare(one: Trained, three: Trained) -> list[str]:
         *lines,
         "",
         f"The median step over three hosts is {ratio:.2f}x of that on one (aim: at most {MOST_LONGER}x). "
-        f"Sandbox engine: {', '.join(sorted(engines))}. Standard error of a held-out score: 0.03, of families 0.06.",
+        f"{one.summary['steps']} steps each; sandbox engine: {', '.join(sorted(engines))}. Standard error of a held-out score: 0.03, of families 0.06.",
     ]
 
 
