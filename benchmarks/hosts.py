@@ -155,7 +155,6 @@ def compare(one: Trained, three: Trained) -> list[str]:
         *lines,
         "",
         f"The median step over three hosts is {ratio:.2f}x of that on one (aim: at most {MOST_LONGER}x). "
-        f"The median step over three hosts is {ratio:.2f}x of that on one (aim: at most {MOST_LONGER}x). "
         f"{one.summary['steps']} steps each; sandbox engine: {', '.join(sorted(engines))}. "
         "Standard error of a held-out score: 0.03, of families 0.06.",
     ]
