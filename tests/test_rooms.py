@@ -98,7 +98,7 @@ def test_only_actors_import_monarch() -> None:
 TIME_OF_DAY = {
     "environments/verifiers/__init__.py": "a message's time, as its library wants it",
     "forge_env/cli/sandbox.py": "the age of a sandbox that another process has made",
-    "forge_env/run/account.py": "what relates the clocks of two hosts on a timeline",
+    "forge_env/run/clock.py": "by how much the wall clocks of two hosts differ, for the log",
     "forge_env/run/metrics.py": "a TensorBoard event's time",
     "sandboxes/box.py": "whether a sandbox has set its clock",
     "sandboxes/runner/supervisor.py": "the sandbox's own",
