@@ -637,7 +637,7 @@ class RunConfig(Section):
     @property
     def rolls_out(self) -> bool:
         """Whether episodes are played: by generators and rollout workers, through a buffer and a weight store."""
-        return self.method != "sft"
+        return self.method not in ("sft", "warmup")
 
     @model_validator(mode="after")
     def _several_hosts(self) -> RunConfig:

@@ -90,7 +90,7 @@ def check_idle_options(config: RunConfig) -> None:
             usual: Section = type(phase).model_fields["optimizer"].default
             shape = ("decay_start", "min_lr_ratio")
             _refuse_turned(f"{name}.optimizer", phase.optimizer, shape, "schedules that decay", usual)
-    if config.rolls_out:
+    if config.method != "sft":
         _refuse_turned("sft", config.sft, tuple(type(config.sft).model_fields), "method=sft")
     if not config.evaluation.extra_splits:
         _refuse_turned("evaluation", config.evaluation, ("extra_tasks",), "splits in evaluation.extra_splits")
