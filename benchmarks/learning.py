@@ -84,7 +84,7 @@ def table(runs: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Train or read, draw, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2, 3, 4])
     parser.add_argument("--runs", type=Path, nargs="*", default=[])
     parser.add_argument("--recipe", default="coding_rlvr.yaml")
     parser.add_argument("--out", type=Path, default=Path("docs/curves.png"))
