@@ -1,4 +1,4 @@
-"""`python -m apps.grpo.main --config apps/sft/qwen3_1_7b.yaml [--a.b VALUE | a.b=VALUE ...]` is `forge-env train`."""
+"""`python -m apps.grpo.main --config apps/grpo/qwen3_1_7b.yaml [--a.b VALUE | a.b=VALUE ...]` is `forge-env train`."""
 
 from __future__ import annotations
 

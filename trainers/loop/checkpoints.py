@@ -75,6 +75,10 @@ class Saved:
     buffer: dict[str, Any]
 
 
+class _NoRoomError(Exception):
+    """The disk was full when writing failed."""
+
+
 class Checkpoints:
     """The run's checkpoints: saved, pruned, verified, restored."""
 
@@ -155,13 +159,15 @@ class Checkpoints:
         if different := differences(manifest["recipe"], self._run.config):
             raise UsageError(
                 f"{newest} was saved by another recipe: {'; '.join(different)}",
-                fix="resume with the run's own config.yaml, or start a new run",
+                fix=f"resume with the run's own config.yaml, or {self._instead(newest)}",
             )
         if initial_model is not None and (changed := _other_shape(newest / "model", initial_model)):
             raise UsageError(
                 f"{newest} is of another model than {initial_model}: {changed}",
-                fix="resume with the run's own config.yaml, or start a new run",
+                fix=f"resume with the run's own config.yaml, or {self._instead(newest)}",
             )
+        if (version := manifest.get("forge_env")) != forge_env.__version__:
+            self._run.warn(f"{newest.name} was saved by forge-env {version}; this is {forge_env.__version__}")
         return newest
 
     def _refuse_older_versions(self) -> None:
@@ -241,10 +247,9 @@ class Checkpoints:
     async def _write_beside(self, trainer: TrainerHandle, saved: Saved, copied: asyncio.Event) -> None:
         try:
             await self._write(trainer, saved, copied)
-        except Exception as error:  # boundary of a task: every library words a full disk differently
-            if machine.disk_is_full(self._root):
-                self._run.warn(_FULL)
-                return
+        except _NoRoomError:
+            self._run.warn(_FULL)
+        except Exception as error:  # boundary of a task
             logger.exception("step %d could not be saved", saved.step)
             self._run.warn(f"a checkpoint could not be saved, the next one is tried: {_reason(error)}")
         finally:
@@ -261,11 +266,8 @@ class Checkpoints:
             if self._is_there(saved.step):
                 return self._folder(saved.step)
             if self._has_room():
-                try:
+                with suppress(_NoRoomError):
                     return await self._write(trainer, saved, asyncio.Event())
-                except Exception:  # every library words a full disk differently
-                    if not machine.disk_is_full(self._root):
-                        raise
             self._run.warn(_FULL)
             if not patient:
                 return None
@@ -288,11 +290,16 @@ class Checkpoints:
         """Write a checkpoint; `copied` is set when training may go on."""
         folder, started = self._folder(saved.step), time.perf_counter()
         with written_whole(folder) as staging:
-            staging.mkdir()
-            writing = await trainer.begin_save(str(staging))
-            copied.set()
-            times = await writing
-            size = await asyncio.to_thread(self._complete, staging, saved)
+            try:
+                staging.mkdir()
+                writing = await trainer.begin_save(str(staging))
+                copied.set()
+                times = await writing
+                size = await asyncio.to_thread(self._complete, staging, saved)
+            except Exception as error:  # every library words a full disk differently
+                if machine.disk_is_full(self._root):  # asked now: what was written makes room when it is removed
+                    raise _NoRoomError from error
+                raise
         await asyncio.to_thread(_sync, self._root)
         seconds = time.perf_counter() - started
         logger.info("step %d saved: %.1f MiB in %.2f s %s", saved.step, size / 2**20, seconds, times)
@@ -409,6 +416,7 @@ def _identity(recipe: dict[str, Any]) -> dict[str, Any]:
         "method": recipe.get("method"),
         "seed": recipe.get("seed"),
         "environment.name": recipe.get("environment", {}).get("name"),
+        "tasks.order": recipe.get("tasks", {}).get("order"),
         "model.renderer": model.get("renderer"),
         "model.path=tiny": built,
         "model.tiny": model.get("tiny") if built else None,

@@ -173,7 +173,8 @@ class System:
         self._trained_at: list[float] = []
         self._at_rest: Saved | None = None
         """The last moment at which nothing was under way; in synchronous mode only, where there is one every step."""
-        self._training = False
+        self._unsettled = False
+        """The trainer or the buffer isn't at `step`: the one trains, or both are being set back."""
         self._discarded_in_a_row = self._dropped_in_a_row = 0
         self._results: dict[int, float] = {}
         """Of groups by position, how they went: what the order of tasks has not learned from yet."""
@@ -253,14 +254,14 @@ class System:
 
     async def train(self, batch: Reservation) -> dict[str, float]:
         """Update the weights from a batch, which goes from the buffer to the processes that compute it; metrics."""
-        self._training = True
+        self._unsettled = True
         logger.info("step %d trains groups %s", batch.step + 1, sorted(batch.indices))
         try:
             metrics = named(await self.trainer.train_on(self.buffer, batch, self._account))
         except ForgeError:  # it gave up by itself, between two updates
-            self._training = False
+            self._unsettled = False
             raise
-        self.step, self._training, self._deaths_in_a_row = batch.step + 1, False, 0
+        self.step, self._unsettled, self._deaths_in_a_row = batch.step + 1, False, 0
         self._unlogged = batch, metrics
         self._account.enter("book-keeping")
         if self.synchronous:  # all groups were in the batch, or are gone: nothing is left but to hear of the last ones
@@ -377,7 +378,7 @@ class System:
                 raise
 
     async def _save_at_the_end(self) -> None:
-        if self._training or not self.step:
+        if self._unsettled or not self.step:
             return
         try:
             async with asyncio.timeout(LAST_SAVE_S):
@@ -388,7 +389,7 @@ class System:
     async def _recover(self) -> None:
         """Start what died again, and set everything back to the newest checkpoint, or to the beginning."""
         await self._checkpoints.settled()
-        if self._training:  # nobody knows how far it is with its step, or whether it still waits for whoever died
+        if self._unsettled:  # nobody knows how far it is, or whether it still waits for whoever died
             self._dead.add("trainer")
         if not self._dead & {"trainer", "buffer"}:
             if self._unlogged is not None:
@@ -396,14 +397,15 @@ class System:
             await self._save(patient=False)  # so that nothing is lost
         if not self._checkpoints.step:
             self._dead.add("trainer")  # there is nothing else to set it back with
-        before = self.step
+        before, self._unsettled = self.step, True
         for role in sorted(self._dead):
             await self._stack.restart(role)
-        self._training = False
         reference = self.trainer.reference
         await self.rollouts.reconnect(self.buffer, reference and reference.actor)
         await self._configure()
+        await asyncio.to_thread(self._checkpoints.verify)
         await self._restore(await self._checkpoints.restore(self.trainer) or self._beginning)
+        self._unsettled = False
         self._dead.clear()  # only now: who dies meanwhile finds the others neither here nor there
         lost = f"; {before - self.step} steps are trained again" if before > self.step else ""
         self.run.note(f"Going on after step {self.step}{lost}")

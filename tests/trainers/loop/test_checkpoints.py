@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import forge_env
 from forge_env.config import RunConfig, load_config
 from forge_env.config.recipe import ReplaySection
 from forge_env.display.state import HeldOutScore
@@ -326,6 +328,26 @@ async def test_a_full_disk_leaves_a_checkpoint_out_and_the_last_one_waits_for_ro
     assert trainer.begun == [], "one that won't fit is not begun"
 
 
+async def test_a_disk_that_is_full_only_while_a_checkpoint_is_written_is_waited_for(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = 0
+
+    def fail() -> None:
+        nonlocal started
+        started += 1
+        if started == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def free_disk_gb(path: Path) -> float:
+        return 0.0 if started == 1 and list(run.folder.checkpoints.glob("*.partial")) else 1.0
+
+    monkeypatch.setattr("forge_env.machine.free_disk_gb", free_disk_gb)
+    monkeypatch.setattr("trainers.loop.checkpoints.ROOM_S", 0.0)
+    assert await Checkpoints(run).save(Trainer(1, fail), saved(1)) is not None  # type: ignore[arg-type]
+    assert (started, len(run.state.warnings)) == (2, 1)
+
+
 # --- what is kept
 
 
@@ -432,6 +454,15 @@ async def test_another_recipe_is_named(run: Run, config: RunConfig, tmp_path: Pa
     with pytest.raises(UsageError, match="step-000010 was saved by another recipe") as caught:
         Checkpoints(other).verify()
     assert text in caught.value.message
+    assert "start a new run" in caught.value.fix
+
+
+async def test_another_version_is_named(run: Run) -> None:
+    await save(run, 10)
+    manifest = run.folder.checkpoints / "step-000010" / MANIFEST
+    manifest.write_text(manifest.read_text().replace(f'"{forge_env.__version__}"', '"9.9.9"'))
+    assert Checkpoints(run).verify() is not None
+    assert any("saved by forge-env 9.9.9" in warning for warning in run.state.warnings)
 
 
 async def test_what_may_change_on_the_way_may(run: Run, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from trainers.loop.checkpoints import MANIFEST, Checkpoints
 from trainers.loop.evaluation import Evaluator
 from trainers.loop.prepare import _cached, resumed_model
 from trainers.loop.publisher import Publisher
+from trainers.loop.stack import RoleDiedError
 from trainers.loop.system import System, unless_stopped
 from trainers.model.chat import Chat, FolderTokenizer
 from trainers.model.tiny import build_tiny_folder
@@ -261,3 +262,38 @@ async def test_groups_pass_in_the_order_of_their_admission() -> None:
             ends[index].set()
     assert passed == [0, 2, 3, 4]
     await InTurn(False).wait(7)
+
+
+@pytest.mark.parametrize("role", ["trainer", "weights"])
+async def test_what_is_set_back_only_in_part_is_never_saved(run: Run, role: str) -> None:
+    """A checkpoint of a step holds the weights of that step: those of a trainer that has just begun again don't."""
+
+    async def at_once(*args: Any) -> None:
+        pass
+
+    async def fail() -> None:
+        raise RoleDiedError(role, "killed")
+
+    async def interrupted(trainer: Any) -> None:
+        raise asyncio.CancelledError
+
+    saved: list[int] = []
+
+    async def save(*, patient: bool) -> None:
+        saved.append(system.step)
+
+    system = System.__new__(System)
+    system.run, system.step, system._dead, system._deaths_in_a_row = run, 14, set(), 0
+    system._unsettled, system._unlogged = role == "trainer", None
+    system._collect = system._configure = at_once  # type: ignore[assignment, method-assign]
+    system._side_by_side, system._save = fail, save  # type: ignore[assignment, method-assign]
+    system._stack = SimpleNamespace(restart=at_once, unless_one_dies=lambda work: work)  # type: ignore[assignment]
+    system.trainer = SimpleNamespace(reference=None)  # type: ignore[assignment]
+    system.rollouts = SimpleNamespace(reconnect=at_once)  # type: ignore[assignment]
+    system.buffer = None  # type: ignore[assignment]
+    system._checkpoints = SimpleNamespace(  # type: ignore[assignment]
+        step=10, settled=at_once, verify=lambda: None, restore=interrupted
+    )
+    with pytest.raises(asyncio.CancelledError):
+        await system._loops()
+    assert saved == ([] if role == "trainer" else [14]), "only before anything is set back"
