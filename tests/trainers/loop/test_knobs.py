@@ -97,7 +97,7 @@ def command(overrides: Mapping[str, Any], root: Path) -> Any:
         patch.setattr("forge_env.run.launch.launch", launch)
         Path("recipe.yaml").write_text(json.dumps(BASE))
         given = [Override(key, json.dumps(value), False) for key, value in overrides.items()]
-        train.run(argparse.Namespace(words=["recipe.yaml"], overrides=given, resume=False, debug=False))
+        train.run(argparse.Namespace(words=["recipe.yaml"], config=None, overrides=given, resume=False, debug=False))
     return seen
 
 
