@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from forge_env.errors import GeneratorError
 from trainers.actors.remote import ActorDiedError, result
 from trainers.actors.service import Router
-from trainers.generator.types import Completion, EngineFailedError, SamplingOptions, WeightsHeldError
+from trainers.generator.types import Completion, EngineFailedError, SamplingOptions, WeightsHeldError, WeightsLostError
 
 HELD_FIRST = 1 << 20
 """Priority of requests for held weights before all others: the pool waits for the holder."""
@@ -81,6 +81,11 @@ class GeneratorClient:
         self._view += 1
         self._changed.set()
 
+    def lives(self, key: tuple[int, int]) -> bool:
+        """Whether this life of a replica (`Member.key`) is not known to be over."""
+        member = self._members.get(key[0])
+        return member is not None and member.key == key and key not in self._dead
+
     @property
     def in_flight(self) -> list[int]:
         """Requests of this client under way, by replica."""
@@ -103,7 +108,8 @@ class GeneratorClient:
             held: the `Member.key` whose held weights it is for; no other will do.
 
         Raises:
-            GeneratorError: the replica whose weights were held is gone, or replica after replica died of it.
+            WeightsLostError: the replica whose weights were held is gone.
+            GeneratorError: replica after replica died of it.
         """
         prompt = np.asarray(prompt_ids, np.int32)
         prefix, deaths, refused = hash(prompt.tobytes()), 0, (-1, -1, -1)
@@ -116,7 +122,7 @@ class GeneratorClient:
                 deaths += 1
                 self._dead.add(member.key)
                 if held is not None:
-                    raise GeneratorError(f"the weights that were held are gone: {error}") from error
+                    raise WeightsLostError(f"the weights that were held are gone: {error}") from error
                 if deaths > REPEATS:
                     raise GeneratorError(f"{deaths} generators died with this request; the last: {error}") from error
             except WeightsHeldError:
@@ -131,11 +137,9 @@ class GeneratorClient:
     ) -> Member:
         """The replica for a request; counted as in flight."""
         if held is not None:
-            member = self._members.get(held[0])
-            if member is None or member.key != held or held in self._dead:
-                raise GeneratorError("the weights that were held are gone: their generator died")
-            self._router.choose([member.number], session, prefix)
-            return member
+            if not self.lives(held):
+                raise WeightsLostError("the weights that were held are gone: their generator died")
+            return self._members[self._router.choose([held[0]], session, prefix)]
         while not (serving := self._serving(refused)):
             self._changed.clear()
             await self._changed.wait()

@@ -26,10 +26,12 @@ from forge_env.errors import GeneratorError
 from trainers.actors.remote import ActorDiedError
 from trainers.actors.service import Replica, ReplicaState, Service
 from trainers.generator.client import GeneratorClient, Member
-from trainers.generator.types import Completion, SamplingOptions, WeightsDroppedError
+from trainers.generator.types import Completion, SamplingOptions, WeightsDroppedError, WeightsLostError
 
 Version = tuple[int, int]
 """How often the run was set back to earlier weights, and the policy version."""
+TOLD_S = 30.0
+"""How much later than whoever asked a replica in vain the pool may hear of its death."""
 
 
 @dataclass(slots=True)
@@ -63,7 +65,8 @@ class HeldWeights:
         """One completion from these weights; see `GeneratorClient.generate`.
 
         Raises:
-            GeneratorError: they were released, or their replica died.
+            WeightsLostError: their replica died.
+            GeneratorError: they were released.
         """
         if self.released:
             raise GeneratorError(f"the weights of version {self.version} were released: they are not held any more")
@@ -261,10 +264,11 @@ class GeneratorPool(Service):
         """The newest weights, which inside do not change, whatever is trained meanwhile.
 
         Its requests go ahead of all others. Several may hold at once; while new weights wait for the end of that,
-        nobody else begins to hold the old ones.
+        nobody else begins to hold the old ones. Left with `WeightsLostError`, it waits until the death of their replica
+        is known, so that whoever holds again then holds others.
 
         Raises:
-            ActorDiedError: the replica that was to be held died.
+            WeightsLostError: the replica that was to be held died.
         """
         await self._until(lambda: self._to_hold() is not None)
         replica = self._to_hold()
@@ -276,8 +280,16 @@ class GeneratorPool(Service):
             if not self._alone and not weights.exclusive:
                 weights.exclusive = True
                 self._told()
-                await replica.call("hold")
+                try:
+                    await replica.call("hold")
+                except ActorDiedError as error:
+                    raise WeightsLostError(f"the weights that were to be held are gone: {error}") from error
             yield held
+        except WeightsLostError:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TOLD_S):
+                    await self._until(lambda: weights is not self._weights[replica.number])
+            raise
         finally:
             held.released = True
             weights.holders -= 1

@@ -23,6 +23,10 @@ class WeightsHeldError(GeneratorError):
     """This replica's weights are held for others: ask another replica."""
 
 
+class WeightsLostError(GeneratorError):
+    """The replica whose weights were held is gone, and they with it."""
+
+
 class WeightsDroppedError(GeneratorError):
     """The version that was to be pulled is not in the store any more: a newer one is."""
 

@@ -7,13 +7,18 @@ from forge_env.evaluation.estimates import Estimate, score
 from forge_env.run import Run
 from forge_env.trajectory import Trajectory
 from trainers.generator.pool import GeneratorPool
+from trainers.generator.types import WeightsLostError
 from trainers.rollout.rollouts import Rollouts
+
+TRIES = 3
+"""How often an evaluation is begun whose generator dies, until its score is left out."""
 
 
 class Evaluator:
     """Scores held-out splits and reports them to the run.
 
-    A score is that of one policy version (`evaluation.pinned`): the weights that serve it are held meanwhile.
+    A score is that of one policy version (`evaluation.pinned`): the weights that serve it are held meanwhile. Where
+    their generator dies, all episodes are played again with the weights that are the newest then.
 
     Args:
         run: the run.
@@ -26,14 +31,26 @@ class Evaluator:
         self._rollouts = rollouts
         self._generators = generators
 
-    async def evaluate(self, step: int, split: str, count: int) -> Estimate:
-        """Score `count` tasks of `split` after training step `step`; pinned, after the step that is held."""
+    async def evaluate(self, step: int, split: str, count: int) -> Estimate | None:
+        """Score `count` tasks of `split` after training step `step`; pinned, after the step that is held.
+
+        Returns:
+            The score; None where generator after generator died of it.
+        """
         if not self._run.config.evaluation.pinned:
             return self._report(step, split, await self._rollouts.evaluate(split, count, f"{split}-{step:05d}"))
-        async with self._generators.held() as weights:
-            kind = f"{split}-{weights.version:05d}"
-            trajectories = await self._rollouts.evaluate(split, count, kind, weights.key)
-        return self._report(weights.version, split, trajectories)
+        for attempt in range(1, TRIES + 1):
+            try:
+                async with self._generators.held() as weights:
+                    kind = f"{split}-{weights.version:05d}"
+                    trajectories = await self._rollouts.evaluate(split, count, kind, weights.key)
+            except WeightsLostError as error:
+                if attempt < TRIES:
+                    self._run.note(f"The evaluation on {split} begins again: {error}")
+            else:
+                return self._report(weights.version, split, trajectories)
+        self._run.warn(f"a score on {split} is left out: generators died {TRIES} times while it was evaluated")
+        return None
 
     def _report(self, step: int, split: str, trajectories: list[Trajectory]) -> Estimate:
         section = self._run.config.evaluation

@@ -439,7 +439,7 @@ class System:
             self.run.warn("an evaluation was skipped: the previous one was still running. Raise evaluation.every")
             return
 
-        async def evaluate() -> Estimate:
+        async def evaluate() -> Estimate | None:
             await self._publisher.settled()
             result = await self.evaluator.evaluate(step, section.split, section.num_tasks)
             self._checkpoints.prune()

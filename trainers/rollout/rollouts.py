@@ -26,6 +26,7 @@ from forge_env.trajectory import Trajectory
 from trainers.actors.remote import ActorDiedError
 from trainers.buffer.types import GroupBuffer, Ticket
 from trainers.generator.client import Member
+from trainers.generator.types import WeightsLostError
 from trainers.rollout.types import (
     Fate,
     GroupReport,
@@ -222,6 +223,9 @@ class Rollouts:
 
         Returns:
             The episodes in the order of the tasks, without messages and tokens.
+
+        Raises:
+            WeightsLostError: the replica died before all were played: what is left would be a biased sample.
         """
         count, workers = min(count, self._tasks.num_tasks(split) or count), self._workers.count
         requests = [HeldOut(split, range(number, count, workers), kind, held) for number in range(min(workers, count))]
@@ -229,10 +233,13 @@ class Rollouts:
             running = [
                 group.create_task(self._ask(number, "evaluate", request)) for number, request in enumerate(requests)
             ]
-        found: dict[int, Trajectory] = {}
-        for number, (request, task) in enumerate(zip(requests, running, strict=True)):
-            report: HeldOutReport = task.result()
+        reports: list[HeldOutReport] = [task.result() for task in running]
+        for number, report in enumerate(reports):
             self._heed(number, report)
+        if any(report.weights_lost for report in reports):
+            raise WeightsLostError("the weights that were held are gone: their generator died")
+        found: dict[int, Trajectory] = {}
+        for request, report in zip(requests, reports, strict=True):
             found |= zip(request.tasks, report.episodes, strict=True)
         episodes = [found[index] for index in range(count)]
         for episode in episodes:

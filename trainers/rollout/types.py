@@ -225,9 +225,15 @@ class GroupReport(Report):
 
 @dataclass(slots=True)
 class HeldOutReport(Report):
-    """Held-out episodes, in the order of the request, without their messages and tokens."""
+    """Held-out episodes.
+
+    Attributes:
+        episodes: in the order of the request, without their messages and tokens.
+        weights_lost: the replica died whose weights were held, and so there are none.
+    """
 
     episodes: list[Trajectory] = field(default_factory=list)
+    weights_lost: bool = False
 
 
 @dataclass(slots=True)

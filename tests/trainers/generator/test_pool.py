@@ -19,7 +19,7 @@ from trainers.actors.service import ReplicaState, ServiceOptions
 from trainers.generator.client import REPEATS
 from trainers.generator.hold import Hold
 from trainers.generator.pool import GeneratorPool, HeldWeights
-from trainers.generator.types import Completion, SamplingOptions, WeightsDroppedError
+from trainers.generator.types import Completion, SamplingOptions, WeightsDroppedError, WeightsLostError
 
 
 class Conversation:
@@ -415,7 +415,7 @@ async def test_held_weights_that_die_are_gone_and_nothing_waits_for_them() -> No
         number = held.key[0]
         replicas[number].die()
         await settle()
-        with pytest.raises(GeneratorError, match="held are gone"):
+        with pytest.raises(WeightsLostError, match="held are gone"):
             await ask(held)
         await pool.update_weights(1)
     assert pool.replicas[number].healthy
@@ -476,7 +476,7 @@ async def deadly(count: int, dice: random.Random) -> None:
         arrived = to
 
     async def hold(end: asyncio.Event) -> None:
-        with suppress(ActorDiedError):
+        with suppress(WeightsLostError):
             async with pool.held():
                 await end.wait()
 
