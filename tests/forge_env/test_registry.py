@@ -77,7 +77,13 @@ def add_package(folder: Path, name: str, entry_points: str) -> None:
 
 def test_adapters_have_names_and_say_what_they_need(capsys: pytest.CaptureFixture[str]) -> None:
     found = {entry.name: entry.needs for entry in fe.list_environments()}
-    adapters = {"gymnasium": ["env_id"], "mixture": ["environments"], "openenv": ["url"], "verifiers": ["taskset"]}
+    adapters = {
+        "conversations": ["dataset"],
+        "gymnasium": ["env_id"],
+        "mixture": ["environments"],
+        "openenv": ["url"],
+        "verifiers": ["taskset"],
+    }
     assert {name: needs for name, needs in found.items() if needs} == adapters
     for name, (needed,) in adapters.items():
         with pytest.raises(ConfigError, match=f"{needed}: missing .add it, for example `{needed}: VALUE`"):
