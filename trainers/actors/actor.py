@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import os
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from monarch.actor import Actor, concurrent_endpoint, current_rank, endpoint, get_or_spawn_controller
+import monarch.actor
+from monarch.actor import Actor, current_rank, get_or_spawn_controller
 
 from trainers.actors.processes import (
     Ground,
@@ -17,7 +20,7 @@ from trainers.actors.processes import (
     stop_processes,
     survive_deaths,
 )
-from trainers.actors.remote import ActorDiedError, result
+from trainers.actors.remote import ActorDiedError, result, sendable
 from trainers.actors.service import Service, ServiceOptions
 from trainers.actors.spare import Spare
 
@@ -27,6 +30,47 @@ __all__ = ["ForgeActor", "concurrent_endpoint", "endpoint", "get_or_spawn_contro
 QUIET = {"TQDM_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore"}
 WHY_S = 0.6
 """How long Monarch may take to say why a process ended: it looks every half second."""
+
+
+def _sending_errors(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, whose errors reach the caller whatever they are made of."""
+    if not inspect.iscoroutinefunction(method):
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(*args, **kwargs)
+            except Exception as error:
+                if (sent := sendable(error)) is error:
+                    raise
+                raise sent from error
+
+        return call
+
+    @functools.wraps(method)
+    async def acall(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await method(*args, **kwargs)
+        except Exception as error:
+            if (sent := sendable(error)) is error:
+                raise
+            raise sent from error
+
+    return acall
+
+
+def endpoint(method: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Monarch's decorator of the same name; an error that can't be sent arrives as a `RemoteError`."""
+    if method is None:
+        return functools.partial(endpoint, **options)
+    return monarch.actor.endpoint(_sending_errors(method), **options)
+
+
+def concurrent_endpoint(method: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Monarch's decorator of the same name; errors as with `endpoint`."""
+    if method is None:
+        return functools.partial(concurrent_endpoint, **options)
+    return monarch.actor.concurrent_endpoint(_sending_errors(method), **options)
 
 
 def own_rank() -> int:

@@ -4,13 +4,36 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable
-from typing import Any
+from typing import Any, TypeGuard
 
-from forge_env.errors import InfrastructureError
+from forge_env.errors import ForgeError, InfrastructureError
 
 
 class ActorDiedError(InfrastructureError):
     """The process of an actor has ended, hangs, or can't be reached."""
+
+
+class RemoteError(ForgeError):
+    """An endpoint raised what can't be sent to another process; names its type and has its text."""
+
+
+def sendable(error: Exception) -> Exception:
+    """The error itself where another process can read it, else a `RemoteError` in its place."""
+    from monarch._src.actor.pickle import flatten, unflatten  # as it is sent
+
+    try:
+        values, written = flatten(error, lambda _: False)
+        unflatten(written.freeze(), values)
+    except Exception:  # noqa: BLE001 - whatever its own methods raise
+        return RemoteError(f"{type(error).__module__}.{type(error).__qualname__}: {error}")
+    return error
+
+
+def is_death(error: BaseException) -> TypeGuard[ActorDiedError]:
+    """Whether a call failed because its actor died; an endpoint may itself raise `ActorDiedError`, of another."""
+    from monarch.actor import ActorError
+
+    return isinstance(error, ActorDiedError) and not isinstance(error.__cause__, ActorError)
 
 
 async def result(call: Awaitable[Any]) -> Any:

@@ -33,6 +33,7 @@ import logging
 import random
 import time
 import uuid
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -43,8 +44,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from forge_env.concurrency import to_its_end
-from forge_env.errors import ForgeError, InfrastructureError
-from trainers.actors.remote import ActorDiedError, agreed
+from forge_env.errors import ForgeError, InfrastructureError, UsageError
+from trainers.actors.remote import ActorDiedError, agreed, is_death
 
 PREFIXES_REMEMBERED = 4096
 """Of new conversations. The members of a group come together, and no cache holds as many prompts."""
@@ -270,7 +271,25 @@ class ServiceEndpoint:
             session: the conversation that `route` belongs to; by default that of `async with service.session()`.
             prefix: what the call begins with; `route` takes equal ones to the same replica, where they are cached.
             keep: what `fanout` tells is part of the state: a replica that starts later is told the last of it too.
+                Where a replica raises, the call before remains the last.
+
+        Raises:
+            UsageError: a session that can't be remembered, or a prefix that can't be compared.
         """
+        try:
+            hash(prefix)
+        except TypeError as error:
+            raise UsageError(
+                f"{self.name}: a prefix must be hashable: {error}", fix="pass a tuple, a string or a hash of it"
+            ) from error
+        if session is not None:
+            try:
+                hash(weakref.ref(session))
+            except TypeError as error:
+                raise UsageError(
+                    f"{self.name}: a session must be an object of its own that can be hashed: {error}",
+                    fix="pass what start_session() returned",
+                ) from error
         return ServiceEndpoint(self.service, self.name, session, prefix, keep)
 
     async def route(self, *args: Any, **kwargs: Any) -> Any:
@@ -291,7 +310,7 @@ class ServiceEndpoint:
         """
         results = await self.service._fanout(self, args, kwargs)
         for value in results:
-            if isinstance(value, BaseException) and not isinstance(value, ActorDiedError):
+            if isinstance(value, BaseException) and not is_death(value):
                 raise value
         return [value for value in results if not isinstance(value, BaseException)]
 
@@ -318,7 +337,8 @@ class Service:
         self.router = Router(len(self.replicas), self.options.slack)
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._kept: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        self._kept: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {}
+        """By endpoint: the last call that none refused, and those since whose outcome is not known."""
         self._lives: list[asyncio.Task[None]] = []
         self._repeated = self._refused = 0
 
@@ -368,11 +388,11 @@ class Service:
         """
         await replica.call("setup")
         told: dict[str, Any] = {}
-        while told != self._kept:
-            for name, (args, kwargs) in list(self._kept.items()):
-                if told.get(name) != (args, kwargs):
-                    await replica.call(name, *args, **kwargs)
-                    told[name] = (args, kwargs)
+        while untold := {name: calls[-1] for name, calls in self._kept.items() if calls[-1] is not told.get(name)}:
+            for name, call in untold.items():
+                args, kwargs = call
+                await replica.call(name, *args, **kwargs)
+                told[name] = call
 
     def changed(self, replica: Replica) -> None:
         """A replica has another state; override it to follow them."""
@@ -447,7 +467,7 @@ class Service:
 
     def _named(self, replica: Replica, why: Exception) -> Exception:
         """A death with the name of the replica; what its `setup` raised stays as it is."""
-        if not isinstance(why, ActorDiedError):
+        if not is_death(why):
             return why
         return ActorDiedError(f"{self.name} {replica.number} died while it was started: {why}", fix=why.fix)
 
@@ -472,6 +492,8 @@ class Service:
             try:
                 return await self._call(replica, endpoint.name, args, kwargs)
             except ActorDiedError as error:
+                if not is_death(error):
+                    raise
                 self._check_alive()
                 if endpoint.name not in self._class.repeatable:
                     raise ActorDiedError(
@@ -487,11 +509,26 @@ class Service:
                 self._wake(1)
 
     async def _fanout(self, endpoint: ServiceEndpoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        call = (args, kwargs)
         if endpoint.keep:
-            self._kept[endpoint.name] = (args, kwargs)  # first: whoever starts meanwhile must not miss it
+            self._kept.setdefault(endpoint.name, []).append(call)  # first: whoever starts meanwhile must not miss it
         healthy = [replica for replica in self.replicas if replica.healthy]
         calls = [self._call(replica, endpoint.name, args, kwargs) for replica in healthy]
-        return await asyncio.gather(*calls, return_exceptions=True)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        if endpoint.keep:
+            refused = any(isinstance(value, BaseException) and not is_death(value) for value in results)
+            self._settle(endpoint.name, call, refused=refused)
+        return results
+
+    def _settle(self, name: str, call: tuple[tuple[Any, ...], dict[str, Any]], *, refused: bool) -> None:
+        """Forget a kept call that was refused, or those before one that was not."""
+        calls = self._kept.get(name, [])
+        place = next((place for place, each in enumerate(calls) if each is call), None)
+        if place is None:  # a later one is settled already
+            return
+        del calls[place if refused else 0 : place + refused]
+        if not calls:
+            del self._kept[name]
 
     async def _call(self, replica: Replica, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         metrics, began = replica.metrics, time.perf_counter()
@@ -516,13 +553,17 @@ class Service:
 
     async def _acquire(self, endpoint: ServiceEndpoint) -> Replica:
         """A replica with room for one more call; first come, first served."""
-        session = endpoint.session or SESSIONS.get().get(self)
+        session = SESSIONS.get().get(self) if endpoint.session is None else endpoint.session
         waited = False
         while True:
             healthy = [replica.number for replica in self.replicas if replica.healthy]
             free = [number for number in healthy if self.router.in_flight[number] < self.options.max_in_flight]
             if free and (waited or not self._waiting):
-                return self.replicas[self.router.choose(free, session, endpoint.prefix)]
+                try:
+                    return self.replicas[self.router.choose(free, session, endpoint.prefix)]
+                except BaseException:  # of a session or prefix; it was this one's turn
+                    self._wake(1)
+                    raise
             self._check_alive()
             if not waited and len(self._waiting) >= self.options.max_queue:
                 self._refused += 1

@@ -6,11 +6,19 @@ import asyncio
 import os
 from pathlib import Path
 
-from trainers.actors.actor import ForgeActor, concurrent_endpoint
+from trainers.actors.actor import ForgeActor, concurrent_endpoint, endpoint
+from trainers.actors.remote import ActorDiedError
 
 
 class NotAllowedError(ValueError):
     """Raised over there."""
+
+
+class TwoPartsError(Exception):
+    """Does not survive pickling: it is made of two arguments and knows one."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what}: {why}")
 
 
 class Counter(ForgeActor):
@@ -59,9 +67,21 @@ class Counter(ForgeActor):
 
     @concurrent_endpoint
     async def load(self, version: int) -> int:
-        self.version = version
+        self.version = int(version)
         return version
 
     @concurrent_endpoint
     async def fail(self, message: str) -> None:
         raise NotAllowedError(message)
+
+    @concurrent_endpoint
+    async def fail_in_two_parts(self) -> None:
+        raise TwoPartsError("no room", "it is full")
+
+    @endpoint
+    async def fail_in_order(self) -> None:
+        raise TwoPartsError("no room", "it is full")
+
+    @concurrent_endpoint
+    async def lose_another(self) -> None:
+        raise ActorDiedError("the judge has ended")

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("monarch")
 
+from forge_env.errors import UsageError
 from tests.trainers.actors.counter import Counter, NotAllowedError
-from trainers.actors.remote import ActorDiedError
+from trainers.actors.remote import ActorDiedError, RemoteError
 from trainers.actors.service import (
     PREFIXES_REMEMBERED,
     Replica,
@@ -27,6 +28,7 @@ from trainers.actors.service import (
     Router,
     Service,
     ServiceDownError,
+    ServiceEndpoint,
     ServiceOptions,
     ServiceOverloadedError,
 )
@@ -171,6 +173,20 @@ async def test_calls_sessions_fan_outs_and_errors() -> None:
             await service.add.call_one(1)
         with pytest.raises(AttributeError, match="no endpoint 'ad'"):
             await service.ad.route(1)
+
+        for unreadable in (service.fail_in_two_parts, service.fail_in_order):
+            with pytest.raises(RemoteError, match=r"counter\.TwoPartsError: no room: it is full") as sent:
+                await unreadable.route()
+            assert "counter.py" in "".join(traceback.format_exception(sent.value)), "where it was raised over there"
+        with pytest.raises(ActorDiedError) as other:
+            await service.lose_another.route()
+        assert str(other.value) == "the judge has ended", "the replica itself lives"
+        with pytest.raises(ActorDiedError, match="the judge has ended"):
+            await service.lose_another.fanout()
+        with pytest.raises(UsageError, match="prefix must be hashable"):
+            service.get.using(prefix=["a"])  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="start_session"):
+            service.get.using(session="mine")
     with pytest.raises(ServiceDownError):
         await service.get.route()
 
@@ -204,6 +220,8 @@ async def test_a_killed_replica_comes_back_with_what_the_others_were_told() -> N
             await done.pop()
         await until(lambda: _deaths(service, 1))
         await service.load.using(keep=True).fanout(4)
+        with pytest.raises(ValueError, match="invalid literal"):
+            await service.load.using(keep=True).fanout("five")  # is not told to the one that starts
         await healthy(service, 2)
         second.cancel()
         await service.go.fanout()
@@ -273,6 +291,21 @@ async def test_calls_wait_their_turn_and_too_many_are_refused() -> None:
         await service.go.fanout()
         assert await calls[0] == await calls[2]
         assert (await service.get_metrics()).refused == 1
+        await _a_bad_prefix_holds_up_no_other(service)
+
+
+async def _a_bad_prefix_holds_up_no_other(service: Service) -> None:
+    (replica,) = service.replicas
+    service.router.in_flight[0] += 1  # busy
+    bad = asyncio.ensure_future(ServiceEndpoint(service, "get", prefix=["a"]).route())  # type: ignore[arg-type]
+    good = asyncio.ensure_future(service.get.route())
+    await asyncio.sleep(0)
+    assert (await service.get_metrics()).queued == 2
+    service.router.done(replica.number)
+    service._wake(1)
+    with pytest.raises(TypeError, match="unhashable"):
+        await bad
+    assert await asyncio.wait_for(good, PATIENCE_S) == 0
 
 
 @pytest.mark.stack
