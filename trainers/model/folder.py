@@ -15,10 +15,26 @@ FIX = (
     "model.path is 'tiny', a Hugging Face checkpoint folder, a checkpoint that comes with forge-env "
     "(coding_rlvr_base), or a hub name such as Qwen/Qwen3-0.6B"
 )
-NEEDED = (
-    *("hidden_size", "head_dim", "intermediate_size", "num_attention_heads", "num_hidden_layers"),
-    *("num_key_value_heads", "rms_norm_eps", "vocab_size"),
+_SHAPE = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads"),
+    *("rms_norm_eps", "vocab_size"),
 )
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "llama": _SHAPE,
+    "mistral": _SHAPE,
+    "qwen2": _SHAPE,
+    "qwen3": (*_SHAPE, "head_dim"),
+    "qwen3_moe": (*_SHAPE, "head_dim", "moe_intermediate_size", "num_experts", "num_experts_per_tok"),
+}
+"""Model families by the `model_type` of their `config.json`, and what it must have."""
+_ROPE = {
+    "default": set[str](),
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+    "yarn": {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow"},
+}
+"""How rotary positions may be scaled, and by what."""
+_ROPE_OF = {"llama": {"default", "llama3"}, "mistral": {"default"}}
+"""Of families that don't have all but Llama's."""
 
 
 def local_folder(path: str) -> Path | None:
@@ -35,7 +51,7 @@ def local_folder(path: str) -> Path | None:
 
 
 def read_hf_config(folder: str | Path) -> dict[str, Any]:
-    """`config.json` of a Qwen3 checkpoint folder."""
+    """`config.json` of a checkpoint folder, of a family that the trainer knows, with its `head_dim`."""
     path = Path(folder) / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -44,25 +60,55 @@ def read_hf_config(folder: str | Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} can't be read: {error}", fix="fetch the checkpoint again") from error
     family = config.get("model_type") if isinstance(config, dict) else None
-    if family != "qwen3":
-        raise UsageError(f"{folder} is a {family!r} model", fix="use a dense Qwen3 checkpoint")
-    if absent := [key for key in NEEDED if key not in config]:
+    if family not in FAMILIES:
+        raise UsageError(f"{folder} is a {family!r} model", fix=f"use a checkpoint of {', '.join(FAMILIES)}")
+    if "num_local_experts" in config:  # as newer versions of transformers write it
+        config.setdefault("num_experts", config["num_local_experts"])
+    if absent := [key for key in FAMILIES[family] if key not in config]:
         raise UsageError(f"{path} lacks {', '.join(absent)}", fix="fetch the checkpoint again")
     if feature := _unsupported(config):
-        raise UsageError(f"{path} has {feature}, which the trainer lacks", fix="use a Qwen3 checkpoint without it")
+        raise UsageError(f"{path} has {feature}, which the trainer lacks", fix="use a checkpoint without it")
+    if config.get("head_dim") is None:
+        config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
     found: dict[str, Any] = config
     return found
 
 
+def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary positions: `rope_theta`, `rope_type` (`default`, `llama3`, `yarn`) and what that kind has."""
+    found = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    found.setdefault("rope_type", found.pop("type", "default"))
+    found.setdefault("rope_theta", config.get("rope_theta") or 10_000.0)
+    if found["rope_type"] == "yarn":
+        found = {"beta_fast": 32.0, "beta_slow": 1.0, **found}
+        found.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
+    return found
+
+
+def is_mixture(config: Mapping[str, Any], layer: int) -> bool:
+    """Whether a layer has experts."""
+    if not config.get("num_experts"):
+        return False
+    return layer not in (config.get("mlp_only_layers") or ()) and (layer + 1) % config.get("decoder_sparse_step", 1) == 0
+
+
 def _unsupported(config: Mapping[str, Any]) -> str | None:
     """What the generator would compute and the trainer not: their log-probabilities would differ without a word."""
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
+    family, rope = config["model_type"], rope_parameters(config)
+    kind, given = rope["rope_type"], set(rope) - {"rope_type", "type", "rope_theta"}
+    if kind not in _ROPE_OF.get(family, {"default", "yarn"}):
         return f"rotary positions scaled by {kind!r}"
-    if config.get("attention_bias"):
-        return "biases in its attention"
-    return "sliding-window attention" if config.get("use_sliding_window") else None
+    if kind != "default" and given != _ROPE[kind]:
+        return f"rotary positions scaled by {kind!r} with {', '.join(sorted(given ^ _ROPE[kind]))}"
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        return "rotary positions in a part of each head"
+    if (config.get("attention_bias") and family != "qwen2") or config.get("mlp_bias"):
+        return "biases in its attention or feed-forward layers"
+    if config.get("use_sliding_window") or (family == "mistral" and config.get("sliding_window")):
+        return "sliding-window attention"
+    if (activation := config.get("hidden_act", "silu")) != "silu":
+        return f"the activation {activation!r}"
+    return "quantized weights" if config.get("quantization_config") else None
 
 
 def check_folder(folder: Path, max_length: int) -> None:

@@ -50,7 +50,13 @@ class PackedAttention(ScaledDotProductAttention):  # type: ignore[misc]
 
     @dataclass(kw_only=True, slots=True)
     class Config(ScaledDotProductAttention.Config):  # type: ignore[misc]
-        """No options."""
+        """`scale`: of the scores, in place of the one that the layer around it gives."""
+
+        scale: float | None = None
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.scale = config.scale
 
     def forward(
         self,
@@ -63,6 +69,8 @@ class PackedAttention(ScaledDotProductAttention):  # type: ignore[misc]
     ) -> torch.Tensor:
         """[B, T, heads, head dim] each; with a layout, B is 1."""
         layout = attention_masks
+        if self.scale is not None:
+            options["scale"] = self.scale
         if layout is None:
             plain: torch.Tensor = super().forward(q_BLNH, k_BLNH, v_BLNH, **options)
             return plain

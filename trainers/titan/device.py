@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -63,4 +64,6 @@ def use_device(with_gpus: bool) -> Device:
             module.device_type = "cpu"
             module.device_module = torch.cpu
         parallel_dims.device_type = "cpu"
+        # its router asks for float32 in autocast, which a CPU can only turn off, to the same effect
+        warnings.filterwarnings("ignore", "In CPU autocast, but the target dtype is not supported")
     return device

@@ -1,110 +1,23 @@
-"""TorchTitan's Qwen3 from a Hugging Face checkpoint folder, and back."""
+"""TorchTitan's models from a Hugging Face checkpoint folder, and back."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.tensor import DTensor
-from torchtitan.models.common import CosSinRoPE, Embedding, Linear
-from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
-from torchtitan.models.common.nn_modules import RMSNorm
-from torchtitan.models.common.param_init import skip_param_init
-from torchtitan.models.qwen3 import Qwen3Model
-from torchtitan.models.qwen3.model import Qwen3TransformerBlock
-from torchtitan.models.qwen3.sharding import set_qwen3_sharding_config
-from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 
 from forge_env.files import written_whole
 from trainers.model.folder import check_heads, read_hf_config
-from trainers.titan.attention import PackedAttention
 from trainers.titan.batch import Microbatch
-from trainers.titan.layout import ContextLayout, PackedLayout
+from trainers.titan.families import FAMILIES, titan_config
 from trainers.titan.parallel import Ranks, Sharding, whole
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
-
-
-class PolicyModel(Qwen3Model):  # type: ignore[misc]
-    """TorchTitan's Qwen3 that scores the vocabulary only where a target has to be predicted.
-
-    The head is part of the model's one forward call, so that FSDP sees whole passes.
-    """
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(Qwen3Model.Config):  # type: ignore[misc]
-        """As Qwen3's."""
-
-    def forward(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor | None = None,
-        attention_masks: PackedLayout | ContextLayout | None = None,
-        predictors: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Scores [N, V] at `predictors`, [N] indices into the flattened [B, T] rows."""
-        hidden = self.tok_embeddings(tokens)
-        for layer in self.layers.values():
-            hidden = layer(hidden, attention_masks, positions)
-        hidden = self.norm(hidden)
-        if isinstance(hidden, DTensor):  # tensor parallel: the same on all its ranks
-            hidden = hidden.to_local()
-        chosen = hidden.flatten(0, 1).index_select(0, predictors)
-        scores: torch.Tensor = whole(self.lm_head(chosen))
-        return scores
-
-
-def titan_config(hf: dict[str, Any], max_length: int) -> PolicyModel.Config:
-    """TorchTitan's model config with the shape of a Hugging Face Qwen3 config."""
-    dim, head_dim, layers = hf["hidden_size"], hf["head_dim"], hf["num_hidden_layers"]
-    rope_theta = hf.get("rope_theta") or (hf.get("rope_parameters") or {}).get("rope_theta", 1e6)
-    normal = {"weight": partial(nn.init.normal_, std=hf.get("initializer_range", 0.02)), "bias": nn.init.zeros_}
-    residual = {**normal, "weight": partial(nn.init.normal_, std=0.02 / (2 * layers) ** 0.5)}
-    tied = bool(hf.get("tie_word_embeddings", False))
-
-    def norm(size: int) -> RMSNorm.Config:
-        return RMSNorm.Config(normalized_shape=size, eps=hf["rms_norm_eps"], param_init={"weight": nn.init.ones_})
-
-    def block() -> Qwen3TransformerBlock.Config:
-        attention = make_gqa_config(
-            dim=dim,
-            n_heads=hf["num_attention_heads"],
-            n_kv_heads=hf["num_key_value_heads"],
-            head_dim=head_dim,
-            wqkv_param_init=normal,
-            wo_param_init=residual,
-            inner_attention=PackedAttention.Config(),
-            rope=CosSinRoPE.Config(dim=head_dim, max_seq_len=max_length, theta=rope_theta),
-            qk_norm=norm(head_dim),
-        )
-        ffn = make_ffn_config(
-            dim=dim, hidden_dim=hf["intermediate_size"], w1_param_init=normal, w2w3_param_init=residual
-        )
-        return Qwen3TransformerBlock.Config(
-            attention_norm=norm(dim), ffn_norm=norm(dim), attention=attention, feed_forward=ffn
-        )
-
-    return PolicyModel.Config(
-        vocab_size=hf["vocab_size"],
-        dim=dim,
-        norm=norm(dim),
-        enable_weight_tying=tied,
-        tok_embeddings=Embedding.Config(
-            num_embeddings=hf["vocab_size"],
-            embedding_dim=dim,
-            param_init={"weight": skip_param_init} if tied else normal,
-        ),
-        lm_head=Linear.Config(in_features=dim, out_features=hf["vocab_size"], param_init=normal),
-        layers=[block() for _ in range(layers)],
-    )
 
 
 class TitanModel:
@@ -131,7 +44,8 @@ class TitanModel:
         self.dtype = getattr(torch, dtype)
         hf = read_hf_config(folder)
         self.config = titan_config(hf, max_length)
-        self._adapter = Qwen3StateDictAdapter(self.config, None)
+        self._family = FAMILIES[hf["model_type"]]
+        self._adapter = self._family.adapter(self.config, None)
         self._seed = seed
         self.module: Any = self._build()
         if not self.ranks.alone or self.weight_files():
@@ -151,13 +65,13 @@ class TitanModel:
             module = self.config.build().to(self._device)
             with torch.no_grad():
                 module.init_states(buffer_device=self._device)
-            self.ranks.parallelize(module, self.sharding, self.dtype)
+            self.ranks.parallelize(module, self._family.parallelize, self.sharding, self.dtype)
             return module
         check_heads(read_hf_config(self.folder), self.ranks.tensor_degree)
-        set_qwen3_sharding_config(self.config, enable_sp=True, enable_ep=False)
+        self._family.shard(self.config)
         with torch.device("meta"):
             module = self.config.build()
-        self.ranks.parallelize(module, self.sharding, self.dtype)
+        self.ranks.parallelize(module, self._family.parallelize, self.sharding, self.dtype)
         module.to_empty(device=self._device)
         with torch.no_grad():
             module.init_states(buffer_device=self._device)

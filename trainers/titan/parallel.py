@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,7 +17,6 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing, FullAC, SelectiveAC
 from torchtitan.distributed.compile import apply_compile
 from torchtitan.distributed.utils import set_spmd_backend
-from torchtitan.models.qwen3.parallelize import parallelize_qwen3
 
 from forge_env.config.recipe import ParallelismSection
 from trainers.losses import metrics as figures
@@ -104,8 +103,8 @@ class Ranks:
         """
         return None if self.alone else dist.new_group(backend="gloo")
 
-    def parallelize(self, module: Any, sharding: Sharding, dtype: torch.dtype) -> None:
-        """Checkpoint activations, compile, and shard with TorchTitan's functions for Qwen3, in place."""
+    def parallelize(self, module: Any, shard: Callable[..., Any], sharding: Sharding, dtype: torch.dtype) -> None:
+        """Checkpoint activations, compile, and shard with TorchTitan's function for the family, in place."""
         policy = CHECKPOINTING[sharding.activation_checkpoint]
         compile_config = CompileConfig(enable=sharding.compile, components=["model"])
         if self.alone:
@@ -116,7 +115,7 @@ class Ranks:
                     module, compile_config=compile_config, parallel_dims=ParallelDims.from_config(self._config, 1)
                 )
             return
-        parallelize_qwen3(
+        shard(
             module,
             parallel_dims=self._dims,
             training=TrainingConfig(mixed_precision_param=str(dtype).removeprefix("torch.")),

@@ -1,0 +1,78 @@
+"""Small checkpoints of every model family with random weights, as `transformers` writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VOCABULARY = 320
+_SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "rope_theta": 10_000.0,
+}
+# scaling begins within the few tokens of a test
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+
+CHECKPOINTS: dict[str, dict[str, Any]] = {
+    "Llama 3.1": {"model_type": "llama", "rope_scaling": _LLAMA3},
+    "Llama 3.2": {"model_type": "llama", "rope_scaling": _LLAMA3, "tie_word_embeddings": True},
+    "Mistral": {"model_type": "mistral", "sliding_window": None, "head_dim": 64},
+    "Qwen 2.5": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "Qwen 3": {"model_type": "qwen3", "tie_word_embeddings": True},
+    "Qwen 3, YaRN": {"model_type": "qwen3", "rope_scaling": _YARN},
+    "Qwen 3 MoE": {"model_type": "qwen3_moe", **_EXPERTS, "mlp_only_layers": [0], "num_hidden_layers": 3},
+}
+"""What each has of its own, by its name."""
+
+
+def write_checkpoint(name: str, folder: Path, *, shards: bool = False, **changes: Any) -> Path:
+    """A Hugging Face folder without a tokenizer; every weight is random, norms and biases too.
+
+    Args:
+        name: of `CHECKPOINTS`.
+        folder: where to.
+        shards: in several files, with an index.
+        changes: of its config.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values = {**_SHAPE, **CHECKPOINTS[name], **changes}
+    if "rope_scaling" in values:
+        values["rope_parameters"] = values.pop("rope_scaling")
+    config = AutoConfig.for_model(**values)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder, max_shard_size="100KB" if shards else "5GB")
+    return folder
+
+
+def their_logprobs(folder: Path, ids: torch.Tensor) -> torch.Tensor:
+    """What `transformers` computes in float32 for tokens [B, T]: the log-probability of all but the first, [B, T - 1]."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        table = torch.log_softmax(model(ids).logits[:, :-1], -1)
+    return table.gather(-1, ids[:, 1:, None])[..., 0]

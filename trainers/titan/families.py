@@ -1,0 +1,267 @@
+"""The model families that the trainer computes: TorchTitan's models in the shape of a Hugging Face config.
+
+A family names its model, its rotary positions and its entry in TorchTitan's registry, which has the adapter between
+both worlds' names of weights and the function that shards the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torchtitan.models import llama3, qwen3
+from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RoPE, TransformerBlock
+from torchtitan.models.common.config_utils import (
+    make_ffn_config,
+    make_gqa_config,
+    make_moe_config,
+    make_router_config,
+    make_token_dispatcher_config,
+)
+from torchtitan.models.common.moe import GroupedExperts, MoE, RoutedExperts
+from torchtitan.models.common.nn_modules import RMSNorm
+from torchtitan.models.common.param_init import skip_param_init
+from torchtitan.models.llama3.model import Llama3Model, Llama3TransformerBlock
+from torchtitan.models.llama3.sharding import set_llama3_sharding_config
+from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
+from torchtitan.models.qwen3.sharding import set_qwen3_sharding_config
+from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
+from torchtitan.protocols.state_dict_adapter import StateDictAdapter
+
+from trainers.model.folder import is_mixture, rope_parameters
+from trainers.titan.attention import PackedAttention
+from trainers.titan.layout import ContextLayout, PackedLayout
+from trainers.titan.parallel import whole
+
+Init = dict[str, Callable[..., Any]]
+
+
+class _Scoring:
+    """A decoder that scores the vocabulary only where a target has to be predicted.
+
+    The head is part of the model's one forward call, so that FSDP sees whole passes.
+    """
+
+    tok_embeddings: Any
+    layers: Any
+    norm: Any
+    lm_head: Any
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        attention_masks: PackedLayout | ContextLayout | None = None,
+        predictors: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Scores [N, V] at `predictors`, [N] indices into the flattened [B, T] rows."""
+        hidden = self.tok_embeddings(tokens)
+        for layer in self.layers.values():
+            hidden = layer(hidden, attention_masks, positions)
+        hidden = self.norm(hidden)
+        if isinstance(hidden, DTensor):  # tensor parallel: the same on all its ranks
+            hidden = hidden.to_local()
+        chosen = hidden.flatten(0, 1).index_select(0, predictors)
+        return whole(self.lm_head(chosen))
+
+
+class ScoringLlama(_Scoring, Llama3Model):  # type: ignore[misc]
+    """TorchTitan's Llama 3."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Llama3Model.Config):  # type: ignore[misc]
+        """As Llama 3's."""
+
+
+class ScoringQwen(_Scoring, Qwen3Model):  # type: ignore[misc]
+    """TorchTitan's Qwen 3; without norms of queries and keys and with biases, Qwen 2."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Qwen3Model.Config):  # type: ignore[misc]
+        """As Qwen 3's."""
+
+
+class QwenStateDictAdapter(Qwen3StateDictAdapter):  # type: ignore[misc]
+    """As TorchTitan's, and the biases of Qwen 2."""
+
+    def __init__(self, model_config: Any, hf_assets_path: str | None) -> None:
+        super().__init__(model_config, hf_assets_path)
+        for name in "qkv":
+            theirs = f"model.layers.{{}}.self_attn.{name}_proj.bias"
+            self.from_hf_map[theirs] = f"layers.{{}}.attention.qkv_linear.w{name}.bias"
+
+
+class Experts(GroupedExperts):  # type: ignore[misc]
+    """TorchTitan's experts, in the precision of the arithmetic around them instead of always bfloat16."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GroupedExperts.Config):  # type: ignore[misc]
+        """As TorchTitan's."""
+
+    def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:  # noqa: N803 - theirs
+        """[R, D] tokens in the order of their experts, and how many each expert has, [E] -> [R, D]."""
+        kind = x_RD.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_RD.dtype
+        ends = num_tokens_per_expert_E.cumsum(0, dtype=torch.int32)
+
+        def product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            local = weight.to_local() if isinstance(weight, DTensor) else weight
+            out: torch.Tensor = self._grouped_mm(A=rows, B_t=local.to(dtype).transpose(-2, -1), offs=ends)
+            return out
+
+        rows = x_RD.to(dtype)
+        hidden = nn.functional.silu(product(rows, self.w1_EFD)) * product(rows, self.w3_EFD)
+        return product(hidden, self.w2_EDF).type_as(x_RD)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What TorchTitan has for a family.
+
+    Attributes:
+        model: with `_Scoring`'s forward.
+        block: its transformer block.
+        rope: its rotary positions.
+        adapter: between its weights' names and Hugging Face's.
+        parallelize: checkpoints activations, compiles and shards a module, in place.
+        shard: tells a config how tensor parallelism splits it.
+        qk_norm: whether queries and keys have norms.
+        qkv_bias: whether their projections have biases.
+    """
+
+    model: type[ScoringLlama | ScoringQwen]
+    block: type[TransformerBlock]
+    rope: type[RoPE]
+    adapter: type[StateDictAdapter]
+    parallelize: Callable[..., Any]
+    shard: Callable[[Any], None]
+    qk_norm: bool = False
+    qkv_bias: bool = False
+
+
+def _llama() -> Family:
+    spec = llama3.model_registry("debugmodel")
+    shard = partial(set_llama3_sharding_config, enable_sp=True)
+    adapter = spec.state_dict_adapter
+    return Family(ScoringLlama, Llama3TransformerBlock, ComplexRoPE, adapter, spec.parallelize_fn, shard)
+
+
+def _qwen(*, qk_norm: bool = True, qkv_bias: bool = False) -> Family:
+    spec = qwen3.model_registry("debugmodel")
+    shard = partial(set_qwen3_sharding_config, enable_sp=True, enable_ep=False)
+    block, adapter = Qwen3TransformerBlock, QwenStateDictAdapter
+    return Family(ScoringQwen, block, CosSinRoPE, adapter, spec.parallelize_fn, shard, qk_norm, qkv_bias)
+
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": _llama(),
+    "mistral": _llama(),
+    "qwen2": _qwen(qk_norm=False, qkv_bias=True),
+    "qwen3": _qwen(),
+    "qwen3_moe": _qwen(),
+}
+"""By the `model_type` of their `config.json`."""
+
+
+def titan_config(hf: Mapping[str, Any], max_length: int) -> Any:
+    """TorchTitan's model config with the shape of a Hugging Face config, for sequences of up to `max_length`."""
+    family = FAMILIES[hf["model_type"]]
+    dim, layers = hf["hidden_size"], hf["num_hidden_layers"]
+    normal: Init = {"weight": partial(nn.init.normal_, std=hf.get("initializer_range", 0.02)), "bias": nn.init.zeros_}
+    residual: Init = {**normal, "weight": partial(nn.init.normal_, std=0.02 / (2 * layers) ** 0.5)}
+    tied = bool(hf.get("tie_word_embeddings", False))
+
+    def block(layer: int) -> TransformerBlock.Config:
+        mixture = is_mixture(hf, layer)
+        return family.block.Config(
+            attention_norm=_norm(dim, hf),
+            ffn_norm=_norm(dim, hf),
+            attention=_attention(family, hf, max_length, normal, residual),
+            moe=_mixture(hf, normal, residual) if mixture else None,
+            feed_forward=None
+            if mixture
+            else make_ffn_config(
+                dim=dim, hidden_dim=hf["intermediate_size"], w1_param_init=normal, w2w3_param_init=residual
+            ),
+        )
+
+    return family.model.Config(
+        vocab_size=hf["vocab_size"],
+        dim=dim,
+        norm=_norm(dim, hf),
+        enable_weight_tying=tied,
+        tok_embeddings=Embedding.Config(
+            num_embeddings=hf["vocab_size"],
+            embedding_dim=dim,
+            param_init={"weight": skip_param_init} if tied else normal,
+        ),
+        lm_head=Linear.Config(in_features=dim, out_features=hf["vocab_size"], param_init=normal),
+        layers=[block(layer) for layer in range(layers)],
+    )
+
+
+def _norm(size: int, hf: Mapping[str, Any]) -> RMSNorm.Config:
+    return RMSNorm.Config(normalized_shape=size, eps=hf["rms_norm_eps"], param_init={"weight": nn.init.ones_})
+
+
+def _attention(family: Family, hf: Mapping[str, Any], max_length: int, normal: Init, residual: Init) -> Any:
+    head_dim, rope = hf["head_dim"], rope_parameters(hf)
+    scaling: dict[str, Any] = {}
+    scale = None
+    if rope["rope_type"] == "llama3":
+        names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        scaling = {"scaling": "llama", "scaling_factor": rope["factor"], **{name: rope[name] for name in names}}
+    elif rope["rope_type"] == "yarn":
+        factor = rope["factor"]
+        scaling = {
+            "scaling": "yarn",
+            "rope_factor": factor,
+            "beta_fast": rope["beta_fast"],
+            "beta_slow": rope["beta_slow"],
+            "original_seq_len": rope["original_max_position_embeddings"],
+        }
+        # YaRN's temperature (Peng et al. 2023, equation 22), which TorchTitan leaves to the attention
+        scale = head_dim**-0.5 * (0.1 * math.log(factor) + 1.0) ** 2
+    attention = make_gqa_config(
+        dim=hf["hidden_size"],
+        n_heads=hf["num_attention_heads"],
+        n_kv_heads=hf["num_key_value_heads"],
+        head_dim=head_dim,
+        wqkv_param_init=normal,
+        wo_param_init=residual,
+        inner_attention=PackedAttention.Config(scale=scale),
+        rope=family.rope.Config(dim=head_dim, max_seq_len=max_length, theta=rope["rope_theta"], **scaling),
+        qk_norm=_norm(head_dim, hf) if family.qk_norm else None,
+    )
+    attention.qkv_linear.wq.bias = attention.qkv_linear.wkv.bias = family.qkv_bias
+    return attention
+
+
+def _mixture(hf: Mapping[str, Any], normal: Init, residual: Init) -> MoE.Config:
+    dim, experts, top_k = hf["hidden_size"], hf["num_experts"], hf["num_experts_per_tok"]
+    weight = normal["weight"]
+    routed = RoutedExperts.Config(
+        inner_experts=Experts.Config(
+            dim=dim,
+            hidden_dim=hf["moe_intermediate_size"],
+            num_experts=experts,
+            param_init={"w1_EFD": weight, "w2_EDF": residual["weight"], "w3_EFD": weight},
+        ),
+        token_dispatcher=make_token_dispatcher_config(num_experts=experts, top_k=top_k, comm_backend="standard"),
+    )
+    router = make_router_config(
+        dim=dim,
+        num_experts=experts,
+        gate_param_init=normal,
+        top_k=top_k,
+        score_func="softmax",
+        route_norm=bool(hf.get("norm_topk_prob", False)),
+    )
+    # no balancing bias: the checkpoint has no place for it, and neither have the generators
+    return make_moe_config(num_experts=experts, router=router, routed_experts=routed, load_balance_coeff=None)
