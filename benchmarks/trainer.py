@@ -37,7 +37,8 @@ from trainers.model.tiny import hf_config
 from trainers.titan.batch import collate
 from trainers.titan.device import CPU, use_device
 from trainers.titan.engine import TitanEngine
-from trainers.titan.model import TitanModel, titan_config
+from trainers.titan.families import titan_config
+from trainers.titan.model import TitanModel
 from trainers.titan.optimizer import build_optimizer
 from trainers.titan.packing import Budget, plan
 

@@ -184,6 +184,20 @@ def padded_gemm(layer: Any, x: Any, weight: Any, bias: Any = None) -> Any:
     return layer.cpu_linear(torch.nn.functional.pad(x, (0, 0, 0, missing)), weight, bias)[: x.shape[0]]
 
 
+def packed_experts(backend: Any, moe_config: Any, w13_weight: Any, w2_weight: Any, layer: Any) -> tuple[Any, Any]:
+    """vLLM's conversion of experts' weights for their kernel, on a CPU, where it forgets all but the first.
+
+    Args:
+        layer: with the weights as they were loaded.
+        backend: not used, like all others: the names are vLLM's.
+    """
+    kernel = layer.quant_method.moe_kernel
+    if kernel is not None:  # the first weights are packed when there is one
+        kernel.fused_experts.process_weights_after_loading(layer)
+    return layer.w13_weight, layer.w2_weight
+
+
+_EXPERTS = "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method"
 EVERYWHERE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
 CPU = Platform(
     environment={
@@ -199,6 +213,7 @@ CPU = Platform(
         # oneDNN's GEMM handlers keep stale copies after the second weight load; plain layout does not.
         "vllm._custom_ops._supports_onednn": False,
         "vllm.model_executor.layers.utils.cpu_unquantized_gemm": padded_gemm,
+        f"{_EXPERTS}.convert_to_unquantized_kernel_format": packed_experts,
     },
     limits_threads=True,
 )

@@ -79,6 +79,8 @@ class AsyncEngine:
             ) from error
         self._loads = 0
         self._set_version(0)
+        # experts lie in an order of their kernel's own: vLLM has to put new ones into it as it did at the start
+        self._reorders = self.engine.model_config.get_num_experts() > 0
         self._recompute_on_update = recompute_on_update
         self._followers = followers
         self.stats = EngineStats()
@@ -285,7 +287,10 @@ class AsyncEngine:
         await self._in_thread(self._load, weights, version)
 
     def _load(self, weights: Weights, version: int) -> None:
-        self.engine.apply_model(lambda model: _load(model, weights()))
+        if self._reorders:
+            self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights()})
+        else:
+            self.engine.apply_model(lambda model: _load(model, weights()))
         if self._recompute_on_update:
             self.engine.reset_prefix_cache(True)
         self._set_version(version)

@@ -195,7 +195,7 @@ class Checkpoints:
         before = [other for other in self.all() if _step(other) < _step(folder)]
         if before:
             return f"delete {folder} to continue with --resume from {before[-1].name}, the one before"
-        if (folder / "model" / "model.safetensors").is_file():
+        if any((folder / "model").glob("*.safetensors")):
             return f"there is none before it; start a new run from its model: model.path={folder / 'model'}"
         return "there is none before it: start a new run"
 

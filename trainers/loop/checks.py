@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import forge_env as fe
-from forge_env.config.recipe import ORDERS, RunConfig, Section
+from forge_env.config.recipe import ORDERS, ModelSection, RunConfig, Section
 from forge_env.environment.base import Environment
 from forge_env.errors import UsageError, did_you_mean
 from forge_env.tasks.curriculum import make_order
@@ -140,7 +141,17 @@ def check_model(config: RunConfig) -> None:
     if config.model.path == TINY:
         return
     if (folder := local_folder(config.model.path)) is not None:
-        check_folder(folder, config.model.max_length)
+        check_checkpoint(folder, config.model)
+
+
+def check_checkpoint(folder: Path, model: ModelSection) -> None:
+    """A checkpoint folder holds what its family's model needs, and a tokenizer that writes the chat format."""
+    from trainers.model.chat import Chat
+    from trainers.titan.model import check_weights  # takes seconds: torch
+
+    check_folder(folder, model.max_length)
+    check_weights(folder)
+    Chat.of(folder, model)
 
 
 def check_reference(config: RunConfig) -> None:
@@ -196,7 +207,9 @@ def check_renderer(config: RunConfig) -> None:
     try:
         chat_format(config.model.renderer, thinking=False)
     except ValueError as error:
-        raise UsageError(f"model.renderer: {error}", fix="for Qwen3 checkpoints: model.renderer=qwen3") from error
+        raise UsageError(
+            f"model.renderer: {error}", fix="for Qwen 3: model.renderer=qwen3, for Llama 3: llama-3"
+        ) from error
     if config.model.thinking:
         try:
             chat_format(config.model.renderer, thinking=True)

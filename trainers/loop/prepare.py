@@ -16,11 +16,11 @@ from forge_env.run import Run
 from trainers.buffer.types import GroupBuffer
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.checkpoints import Checkpoints
-from trainers.loop.checks import TINY, warms_up
+from trainers.loop.checks import TINY, check_checkpoint, warms_up
 from trainers.loop.stack import Stack
 from trainers.loop.trainer import TrainerHandle
 from trainers.loop.warmup import cache_key, warm_up
-from trainers.model.folder import check_folder, local_folder
+from trainers.model.folder import check_folder, local_folder, weight_files
 from trainers.rollout.rollouts import Rollouts
 from trainers.rollout.types import Links, Preparation
 
@@ -42,7 +42,7 @@ async def find_model(run: Run) -> Path | None:
     if (local := local_folder(path)) is not None:
         return local
     folder = await asyncio.to_thread(_from_hub, path)
-    check_folder(folder, run.config.model.max_length)
+    check_checkpoint(folder, run.config.model)
     return folder
 
 
@@ -66,7 +66,7 @@ async def start_actors(
     start = resumed or cached or (found and await stack.staged(found))
     if start is None:
         start = await asyncio.to_thread(build_tiny, run, environment)
-    fresh = warm is None and not any(start.glob("*.safetensors"))
+    fresh = warm is None and not weight_files(start)
     serving = run.folder.root / "model" if fresh else warm or start
     generators = stack.generators(serving)
     run.stage("trainer", "trainer and generators are starting")
@@ -134,7 +134,7 @@ def resumed_model(run: Run) -> Path | None:
 
 def _cached(run: Run, warm: Path | None) -> Path | None:
     """The warmed-up model, if it was made before and is whole."""
-    if warm is None or not (warm / "model.safetensors").is_file():
+    if warm is None or not weight_files(warm):
         return None
     try:
         check_folder(warm, run.config.model.max_length)
@@ -159,11 +159,21 @@ def build_tiny(run: Run, environment: Environment) -> Path:
 
 
 def _from_hub(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub import get_token, snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
+        # some repositories have the same weights a second time, in their authors' own format
+        skipped = ["consolidated*", "original/*"]
+        return Path(
+            snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"], ignore_patterns=skipped)
+        )
+    except GatedRepoError as error:
+        whose = "the account of HF_TOKEN has no access to it" if get_token() else "HF_TOKEN is not set"
+        raise ForgeError(
+            f"{name} is a gated model, and {whose}",
+            fix=f"accept its licence at https://huggingface.co/{name}, and set HF_TOKEN to a token of that account",
+        ) from error
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ForgeError(
             f"no model {name!r}: {str(error).splitlines()[0]}",

@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 from forge_env.config.recipe import ModelSection
 from forge_env.errors import UsageError
 from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec
+from trainers.model.folder import read_hf_config
 
 
 @contextmanager
@@ -171,8 +172,25 @@ class Chat:
 
     @classmethod
     def of(cls, folder: str | Path, model: ModelSection) -> Chat:
-        """The chat format of a recipe's model, with the tokenizer of a checkpoint folder."""
-        return cls(FolderTokenizer(folder), model.renderer, thinking=model.thinking)
+        """The chat format of a recipe's model, with the tokenizer of a checkpoint folder.
+
+        Raises:
+            UsageError: the tokenizer lacks a token that the format needs, or has more tokens than the model.
+        """
+        tokenizer = FolderTokenizer(folder)
+        known = read_hf_config(folder)["vocab_size"]
+        if tokenizer.vocab_size > known:
+            raise UsageError(
+                f"the tokenizer in {folder} has {tokenizer.vocab_size} tokens, its model {known}",
+                fix="use the tokenizer.json that the model was trained with",
+            )
+        try:
+            return cls(tokenizer, model.renderer, thinking=model.thinking)
+        except AssertionError as error:  # the library's way to say it
+            raise UsageError(
+                f"the tokenizer in {folder} can't write the chat format {model.renderer!r}: {error}",
+                fix="model.renderer is the format of the model's family, such as qwen3 or llama-3",
+            ) from error
 
     @property
     def stop_token_ids(self) -> list[int]:

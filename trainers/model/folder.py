@@ -15,6 +15,7 @@ FIX = (
     "model.path is 'tiny', a Hugging Face checkpoint folder, a checkpoint that comes with forge-env "
     "(coding_rlvr_base), or a hub name such as Qwen/Qwen3-0.6B"
 )
+INDEX = "model.safetensors.index.json"
 _SHAPE = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads"),
     *("rms_norm_eps", "vocab_size"),
@@ -89,7 +90,9 @@ def is_mixture(config: Mapping[str, Any], layer: int) -> bool:
     """Whether a layer has experts."""
     if not config.get("num_experts"):
         return False
-    return layer not in (config.get("mlp_only_layers") or ()) and (layer + 1) % config.get("decoder_sparse_step", 1) == 0
+    return (
+        layer not in (config.get("mlp_only_layers") or ()) and (layer + 1) % config.get("decoder_sparse_step", 1) == 0
+    )
 
 
 def _unsupported(config: Mapping[str, Any]) -> str | None:
@@ -111,6 +114,20 @@ def _unsupported(config: Mapping[str, Any]) -> str | None:
     return "quantized weights" if config.get("quantization_config") else None
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint folder: those that its index names, or all; none before it is trained."""
+    index = folder / INDEX
+    if not index.is_file():
+        return sorted(folder.glob("*.safetensors"))
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UsageError(f"{index} can't be read: {error!r}", fix="fetch the checkpoint again") from error
+    if absent := sorted(name for name in names if not (folder / name).is_file()):
+        raise UsageError(f"{folder} lacks {', '.join(absent)}, which its index names", fix="fetch the checkpoint again")
+    return sorted(folder / name for name in names)
+
+
 def check_folder(folder: Path, max_length: int) -> None:
     """Refuse a checkpoint folder that trainer or generator could not load.
 
@@ -120,7 +137,9 @@ def check_folder(folder: Path, max_length: int) -> None:
     from safetensors import SafetensorError, safe_open
 
     config = read_hf_config(folder)
-    longest = config.get("max_position_embeddings")
+    longest, rope = config.get("max_position_embeddings"), rope_parameters(config)
+    if longest is not None and rope["rope_type"] == "yarn":
+        longest = max(longest, int(rope["original_max_position_embeddings"] * rope["factor"]))
     if longest is not None and max_length > longest:
         raise UsageError(
             f"model.max_length={max_length} is more than the model was made for ({longest})",
@@ -128,7 +147,7 @@ def check_folder(folder: Path, max_length: int) -> None:
         )
     if not (folder / "tokenizer.json").is_file():
         raise UsageError(f"no tokenizer.json in {folder}", fix=FIX)
-    weights = sorted(folder.glob("*.safetensors"))
+    weights = weight_files(folder)
     if not weights:
         raise UsageError(f"no weights (*.safetensors) in {folder}", fix=FIX)
     for file in weights:

@@ -104,7 +104,7 @@ class Experts(GroupedExperts):  # type: ignore[misc]
     class Config(GroupedExperts.Config):  # type: ignore[misc]
         """As TorchTitan's."""
 
-    def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:  # noqa: N803 - theirs
+    def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
         """[R, D] tokens in the order of their experts, and how many each expert has, [E] -> [R, D]."""
         kind = x_RD.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_RD.dtype
@@ -204,6 +204,15 @@ def titan_config(hf: Mapping[str, Any], max_length: int) -> Any:
         lm_head=Linear.Config(in_features=dim, out_features=hf["vocab_size"], param_init=normal),
         layers=[block(layer) for layer in range(layers)],
     )
+
+
+def tensor_shapes(hf: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The tensors of a checkpoint with this Hugging Face config, by their names there."""
+    config = titan_config(hf, 1)
+    with torch.device("meta"):
+        state = config.build().state_dict()
+    tensors = FAMILIES[hf["model_type"]].adapter(config, None).to_hf(state)
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def _norm(size: int, hf: Mapping[str, Any]) -> RMSNorm.Config:

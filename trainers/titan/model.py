@@ -2,22 +2,81 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from huggingface_hub import save_torch_state_dict
+from safetensors import safe_open
+from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
+from forge_env.errors import UsageError
 from forge_env.files import written_whole
-from trainers.model.folder import check_heads, read_hf_config
+from trainers.model.folder import check_heads, read_hf_config, weight_files
 from trainers.titan.batch import Microbatch
-from trainers.titan.families import FAMILIES, titan_config
+from trainers.titan.families import FAMILIES, Experts, tensor_shapes, titan_config
 from trainers.titan.parallel import Ranks, Sharding, whole
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+
+
+def check_weights(folder: Path) -> None:
+    """Refuse a checkpoint whose files don't hold what its `config.json` says; only their headers are read.
+
+    Raises:
+        UsageError: with what is wrong with them.
+    """
+    hf = read_hf_config(folder)
+    expected, found = tensor_shapes(hf), dict[str, tuple[int, ...]]()
+    kinds = set[str]()
+    for file in weight_files(folder):
+        with safe_open(file, framework="np") as opened:
+            for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                part = opened.get_slice(name)
+                found[name] = tuple(part.get_shape())
+                kinds.add(part.get_dtype())
+    again = "fetch the checkpoint again"
+    if absent := [name for name in expected if name not in found]:
+        raise UsageError(f"{folder} lacks {_first(absent)}", fix=again)
+    tokens = found[EMBEDDING][0]
+    if tokens != hf["vocab_size"]:
+        raise UsageError(
+            f"{folder} has another vocabulary than its config.json: embeddings of {tokens} tokens, "
+            f"vocab_size={hf['vocab_size']}",
+            fix=again,
+        )
+    for name, shape in expected.items():
+        if found[name] != shape:
+            raise UsageError(f"{name} in {folder} has the shape {found[name]}, config.json says {shape}", fix=again)
+    unknown = [name for name in found if name not in expected and not name.endswith((HEAD, "rotary_emb.inv_freq"))]
+    if unknown:
+        raise UsageError(
+            f"{folder} has {_first(unknown)}, which a {hf['model_type']!r} model lacks", fix="use a checkpoint without"
+        )
+    if other := sorted(kinds - {"F32", "BF16", "F16"}):
+        raise UsageError(
+            f"{folder} has weights of type {', '.join(other)}", fix="use a checkpoint in bfloat16 or float32"
+        )
+    declared = hf.get("dtype") or hf.get("torch_dtype")
+    if declared == "float32" and (lower := sorted(kinds - {"F32"})):
+        raise UsageError(
+            f"{folder} has weights of type {', '.join(lower)}, config.json says float32",
+            fix=f"{again}, or correct its dtype: the lost precision is not coming back",
+        )
+
+
+def _first(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} other tensors"
+
+
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a checkpoint folder, by their Hugging Face names."""
+    return {name: tensor for file in weight_files(folder) for name, tensor in load_file(file).items()}
 
 
 class TitanModel:
@@ -48,7 +107,7 @@ class TitanModel:
         self._adapter = self._family.adapter(self.config, None)
         self._seed = seed
         self.module: Any = self._build()
-        if not self.ranks.alone or self.weight_files():
+        if not self.ranks.alone or weight_files(self.folder):
             self.load_hf(self._initial_weights())
         parameters = sum(parameter.numel() for parameter in self.module.parameters())
         # Multiply-adds of attention per squared token, and over those of linear layers per token; causal, so halved.
@@ -56,7 +115,13 @@ class TitanModel:
         self.quadratic_cost = self.attention_cost / parameters
         self.head_parameters: int = hf["vocab_size"] * hf["hidden_size"]
         embeddings = self.head_parameters * (1 if self.config.enable_weight_tying else 2)
-        self.layer_parameters: int = parameters - embeddings
+        self.layer_parameters: int = parameters - embeddings - self._idle_parameters(hf)
+
+    def _idle_parameters(self, hf: Mapping[str, Any]) -> int:
+        """Those of experts that a token is not sent to."""
+        mixtures = [module for module in self.module.modules() if isinstance(module, Experts)]
+        held = sum(parameter.numel() for mixture in mixtures for parameter in mixture.parameters())
+        return held - held * hf["num_experts_per_tok"] // hf["num_experts"] if held else 0
 
     def _build(self) -> Any:
         """The module on its device, sharded; its weights are random only where there is one rank."""
@@ -79,18 +144,14 @@ class TitanModel:
 
     def _initial_weights(self) -> dict[str, torch.Tensor]:
         """From the checkpoint, or random ones that don't depend on the number of ranks."""
-        if files := self.weight_files():
-            return {name: tensor for file in files for name, tensor in load_file(file).items()}
+        if weight_files(self.folder):
+            return read_weights(self.folder)
         torch.manual_seed(self._seed)
         module = self.config.build()
         with torch.no_grad():
             module.init_states(buffer_device=torch.device("cpu"))
         weights: dict[str, torch.Tensor] = self._adapter.to_hf(module.state_dict())
         return weights
-
-    def weight_files(self) -> list[Path]:
-        """The folder's safetensors files; none for a checkpoint that is yet to be trained."""
-        return sorted(self.folder.glob("*.safetensors"))
 
     def logits(self, batch: Microbatch) -> torch.Tensor:
         """Scores over the vocabulary for each target, in float32: [N, V]."""
@@ -134,11 +195,14 @@ class TitanModel:
             self.write_hf({name: tensor.to(getattr(torch, dtype)) for name, tensor in weights.items()}, folder)
 
     def write_hf(self, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
-        """Write whole weights under Hugging Face names as a complete folder."""
+        """Write whole weights under Hugging Face names as a complete folder, in files of at most 5 GB."""
         with written_whole(folder) as staging:
             staging.mkdir()
-            for name in ("config.json", *TOKENIZER_FILES):
+            for name in TOKENIZER_FILES:
                 if (self.folder / name).is_file():
                     shutil.copy(self.folder / name, staging / name)
-            state = {name: tensor.contiguous().cpu() for name, tensor in weights.items()}
-            save_file(state, str(staging / "model.safetensors"), metadata={"format": "pt"})
+            config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+            kinds = {str(tensor.dtype).removeprefix("torch.") for tensor in weights.values()}
+            config["dtype" if "dtype" in config else "torch_dtype"] = kinds.pop()
+            (staging / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            save_torch_state_dict({name: tensor.cpu() for name, tensor in weights.items()}, staging)

@@ -33,6 +33,7 @@ class Fake:
         self.loading: str | None = None
         self.unreadable = False
         self.output_processor = SimpleNamespace(request_states={})
+        self.model_config = SimpleNamespace(get_num_experts=lambda: 0)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,21 @@ import pytest
 
 pytest.importorskip("torch")
 
+import httpx
+import torch
+from huggingface_hub.errors import GatedRepoError
+from safetensors.torch import load_file, save_file
+
 from forge_env.config import load_config
+from forge_env.config.recipe import ModelSection, TinyModel
 from forge_env.errors import ForgeError, PluginError, UsageError
 from trainers.algorithms.grpo import train
 from trainers.generator.arguments import engine_arguments
-from trainers.model.folder import NEEDED
+from trainers.loop.prepare import _from_hub
+from trainers.model.folder import INDEX
+from trainers.model.tiny import hf_config
+from trainers.model.tokenizer import save_tokenizer, train_tokenizer
+from trainers.titan.model import TitanModel
 
 
 class Fussy:
@@ -135,46 +147,129 @@ def test_what_is_no_loss_is_refused(name: str) -> None:
     assert name in error.message
 
 
-def sound(folder: Path, **changes: Any) -> Path:
-    import numpy as np
-    from safetensors.numpy import save_file
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sound checkpoint folder."""
+    bare, folder = tmp_path_factory.mktemp("bare"), tmp_path_factory.mktemp("checkpoint") / "whole"
+    shape = TinyModel(layers=1, dim=32, heads=2, kv_heads=1, hidden_dim=32, vocab_size=320)
+    config = hf_config(ModelSection(tiny=shape, max_length=4096), 320, 2)
+    (bare / "config.json").write_text(json.dumps(config))
+    save_tokenizer(train_tokenizer(["a text"], [], 320), bare)
+    TitanModel(bare, max_length=64, device=torch.device("cpu")).save_hf(folder)
+    return folder
 
-    config = {"model_type": "qwen3", **dict.fromkeys(NEEDED, 1), "max_position_embeddings": 4096, **changes}
+
+def sound(whole: Path, folder: Path, **changes: Any) -> Path:
+    shutil.copytree(whole, folder, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text()) | changes
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text("{}")
-    save_file({"weight": np.zeros(64, dtype=np.float32)}, folder / "model.safetensors")
     return folder
 
 
 @pytest.mark.parametrize(
     ("changes", "feature"),
     [
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "'linear'"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 0.7}}, "'yarn' with mscale"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantized weights"),
         ({"attention_bias": True}, "biases"),
         ({"use_sliding_window": True, "sliding_window": 64}, "sliding-window"),
     ],
 )
 def test_a_checkpoint_that_the_trainer_would_compute_otherwise_is_refused(
-    tmp_path: Path, changes: dict[str, Any], feature: str
+    whole: Path, tmp_path: Path, changes: dict[str, Any], feature: str
 ) -> None:
     with pytest.raises(UsageError, match=f"{feature}.* which the trainer lacks"):
-        train.check(load_config("coding_rlvr", [f"model.path={sound(tmp_path, **changes)}"]))
+        train.check(load_config("coding_rlvr", [f"model.path={sound(whole, tmp_path, **changes)}", "warmup=null"]))
 
 
-def test_a_sound_folder_is_taken(tmp_path: Path) -> None:
-    train.check(load_config("coding_rlvr", [f"model.path={sound(tmp_path)}"]))
+def test_a_sound_folder_is_taken(whole: Path) -> None:
+    train.check(load_config("coding_rlvr", [f"model.path={whole}", "warmup=null"]))
 
 
-def test_an_unsound_folder_is_refused(tmp_path: Path) -> None:
+def spoil(folder: Path, how: str) -> None:
+    """Change one thing in a sound checkpoint folder."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    if how == "lacks":
+        del tensors["model.norm.weight"], tensors["model.layers.0.mlp.up_proj.weight"]
+    elif how == "shape":
+        tensors["model.layers.0.self_attn.k_norm.weight"] = torch.ones(64)
+    elif how == "unknown":
+        tensors["model.layers.0.self_attn.q_proj.bias"] = torch.ones(64)
+    elif how == "bfloat16":
+        tensors = {name: tensor.bfloat16() for name, tensor in tensors.items()}
+    elif how == "integers":
+        tensors["model.norm.weight"] = torch.ones(32, dtype=torch.int8)
+    elif how == "tokenizer":
+        save_tokenizer(train_tokenizer([" ".join(map(str, range(900)))], [], 400), folder)
+    elif how == "index":
+        (folder / INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}))
+    save_file(tensors, file)
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("lacks", "lacks model.layers.0.mlp.up_proj.weight and 1 other tensor"),
+        ("shape", "k_norm.weight in .* has the shape (64,), config.json says (32,)"),
+        ("unknown", "has model.layers.0.self_attn.q_proj.bias, which a 'qwen3' model lacks"),
+        ("bfloat16", "has weights of type BF16, config.json says float32"),
+        ("integers", "has weights of type I8"),
+        ("tokenizer", "has 400 tokens, its model 320"),
+        ("index", "lacks model-00001-of-00002.safetensors, which its index names"),
+    ],
+)
+def test_a_checkpoint_whose_files_do_not_fit_is_refused(whole: Path, tmp_path: Path, how: str, message: str) -> None:
+    spoil(sound(whole, tmp_path), how)
+    found = refusal(f"model.path={tmp_path}", "warmup=null").message
+    assert re.search(re.escape(message).replace(r"\.\*", ".*"), found), found
+
+
+def test_a_tokenizer_without_the_tokens_of_the_chat_format_is_refused(whole: Path) -> None:
+    error = refusal(f"model.path={whole}", "warmup=null", "model.renderer=llama-3")
+    assert "can't write the chat format 'llama-3': Special token '<|begin_of_text|>' not found" in error.message
+
+
+@pytest.mark.parametrize(("token", "why"), [(None, "HF_TOKEN is not set"), ("hf_x", "the account of HF_TOKEN")])
+def test_a_gated_model_says_what_to_do(monkeypatch: pytest.MonkeyPatch, token: str | None, why: str) -> None:
+    def gated(*_: Any, **__: Any) -> None:
+        request = httpx.Request("GET", "https://huggingface.co")
+        raise GatedRepoError("401", response=httpx.Response(401, request=request))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", gated)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: token)
+    with pytest.raises(ForgeError, match=f"meta-llama/Llama-3.1-8B is a gated model, and {why}") as caught:
+        _from_hub("meta-llama/Llama-3.1-8B")
+    assert "accept its licence at https://huggingface.co/meta-llama/Llama-3.1-8B" in (caught.value.fix or "")
+
+
+def test_a_hub_name_is_found_where_it_was_fetched_before(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched = tmp_path / "models--someone--small"
+    sound(whole, fetched / "snapshots" / "1a2b")
+    (fetched / "refs").mkdir()
+    (fetched / "refs" / "main").write_text("1a2b")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert _from_hub("someone/small") == fetched / "snapshots" / "1a2b"
+    with pytest.raises(ForgeError, match="no model 'someone/large'"):
+        _from_hub("someone/large")
+
+
+def test_an_unsound_folder_is_refused(whole: Path, tmp_path: Path) -> None:
     def refused() -> str:
         return str(refusal(f"model.path={tmp_path}"))
 
     assert "no config.json" in refused()
-    sound(tmp_path, model_type="llama")
-    assert "is a 'llama' model" in refused()
-    sound(tmp_path, max_position_embeddings=256)
+    sound(whole, tmp_path, model_type="gpt2")
+    assert "is a 'gpt2' model" in refused()
+    sound(whole, tmp_path, vocab_size=640)
+    assert "embeddings of 320 tokens, vocab_size=640" in refused()
+    sound(whole, tmp_path, max_position_embeddings=256)
     assert "model.max_length=512 is more than the model was made for (256)" in refused()
-    weights = sound(tmp_path) / "model.safetensors"
+    weights = sound(whole, tmp_path) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
     assert "model.safetensors is damaged" in refused()
     weights.unlink()
@@ -184,4 +279,4 @@ def test_an_unsound_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     assert "can't be read" in refused()
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
-    assert "lacks hidden_size, head_dim" in refused()
+    assert "lacks hidden_size, intermediate_size" in refused()

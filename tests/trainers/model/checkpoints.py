@@ -36,7 +36,7 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
     "Llama 3.1": {"model_type": "llama", "rope_scaling": _LLAMA3},
     "Llama 3.2": {"model_type": "llama", "rope_scaling": _LLAMA3, "tie_word_embeddings": True},
     "Mistral": {"model_type": "mistral", "sliding_window": None, "head_dim": 64},
-    "Qwen 2.5": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "Qwen 2.5": {"model_type": "qwen2", "tie_word_embeddings": True, "hidden_size": 128},
     "Qwen 3": {"model_type": "qwen3", "tie_word_embeddings": True},
     "Qwen 3, YaRN": {"model_type": "qwen3", "rope_scaling": _YARN},
     "Qwen 3 MoE": {"model_type": "qwen3_moe", **_EXPERTS, "mlp_only_layers": [0], "num_hidden_layers": 3},
@@ -69,7 +69,7 @@ def write_checkpoint(name: str, folder: Path, *, shards: bool = False, **changes
 
 
 def their_logprobs(folder: Path, ids: torch.Tensor) -> torch.Tensor:
-    """What `transformers` computes in float32 for tokens [B, T]: the log-probability of all but the first, [B, T - 1]."""
+    """What `transformers` computes in float32 for tokens [B, T]: log-probabilities of all but the first, [B, T - 1]."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

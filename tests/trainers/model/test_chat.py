@@ -19,6 +19,8 @@ pytest.importorskip("renderers")
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from tokenizers.pre_tokenizers import ByteLevel
 
 import forge_env as fe
 from forge_env.environment.base import Environment
@@ -312,3 +314,39 @@ def test_a_worker_imports_no_http_client() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.split("\n")[:2] == ["False", "<class 'openai.AsyncOpenAI'>"]
+
+
+# --- the format of another family
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> FolderTokenizer:
+    """Single bytes, and the control tokens of Llama 3."""
+    tokenizer = Tokenizer(models.BPE({letter: place for place, letter in enumerate(ByteLevel.alphabet())}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    names = ("begin_of_text", "end_of_text", "start_header_id", "end_header_id", "eom_id", "eot_id", "python_tag")
+    tokenizer.add_special_tokens([f"<|{name}|>" for name in names])
+    folder = tmp_path_factory.mktemp("llama")
+    save_tokenizer(tokenizer, folder)
+    return FolderTokenizer(folder)
+
+
+def test_llama_s_format_is_exact_over_turns_and_can_not_think(llama: FolderTokenizer, environment: Environment) -> None:
+    chat = Chat(llama, "llama-3")
+    question = [Message(role="system", content="Be brief."), Message(role="user", content="Say <|eot_id|> twice.")]
+    prompt = chat.render(question, environment.tools)
+    assert llama.decode(prompt).endswith("<|start_header_id|>assistant<|end_header_id|>\n\n")
+    end = llama.convert_tokens_to_ids("<|eot_id|>")
+    assert end in chat.stop_token_ids
+    assert prompt.count(end) == 2, "what the user spells is text"
+    reply = [*llama.encode('{"name": "run_tests", "parameters": {"code": "1"}}'), end]
+    message = chat.parse(reply, environment.tools, prompt)
+    [call] = message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("run_tests", {"code": "1"})
+    answer = [Message(role="tool", content="passed", tool_call_id=call.id)]
+    following = chat.extend(prompt, reply, answer, environment.tools)
+    assert following is not None
+    assert following[: len(prompt) + len(reply)] == prompt + reply
+    assert "passed" in llama.decode(following[len(prompt) + len(reply) :])
+    with pytest.raises(ValueError, match="'llama-3' has no switch for thinking"):
+        Chat(llama, "llama-3", thinking=True)

@@ -84,22 +84,23 @@ def check_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) 
     assert float(error.abs().max()) < 1e-4
 
 
-def rank_main(rank: int, size: int, tied: Path, untied: Path, out: Path) -> None:
+def rank_main(rank: int, size: int, folders: dict[str, Path], out: Path) -> None:
     """All that is asked of one of two or four ranks; the first writes what it saw."""
     logging.disable(logging.INFO)
     store = dist.FileStore(str(out / "store"), size)  # type: ignore[attr-defined]
     use_device(with_gpus=False)
     join(store, rank, size, with_gpus=False)
-    seen = _two(tied, untied, out) if size == 2 else _four(tied)
+    seen = _two(folders, out) if size == 2 else _four(folders["tied"])
     if rank == 0:
         torch.save(seen, out / "seen.pt")
     leave()
 
 
-def _two(tied: Path, untied: Path, out: Path) -> dict[str, Any]:
+def _two(folders: dict[str, Path], out: Path) -> dict[str, Any]:
     seen: dict[str, Any] = {}
-    for kind, folder in (("tied", tied), ("untied", untied)):
-        seen[f"fsdp {kind}"] = observe(engine(folder, FSDP if kind == "untied" else {}))
+    tied = folders["tied"]
+    for kind, folder in folders.items():
+        seen[f"fsdp {kind}"] = observe(engine(folder, {} if kind == "tied" else FSDP))
         seen[f"tensor {kind}"] = observe(engine(folder, TENSOR))
         seen[f"context {kind}"] = observe(engine(folder, CONTEXT))
     seen["by sequence"] = observe(engine(tied, CONTEXT), loss=GSPOLoss())
@@ -183,10 +184,10 @@ def _fill_the_disk(folder: Path, out: Path) -> list[list[bool]]:
     return seen
 
 
-def run_ranks(size: int, tied: Path, untied: Path, out: Path) -> dict[str, Any]:
+def run_ranks(size: int, folders: dict[str, Path], out: Path) -> dict[str, Any]:
     """Run `rank_main` in `size` processes; what the first saw."""
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=rank_main, args=(rank, size, tied, untied, out)) for rank in range(size)]
+    processes = [context.Process(target=rank_main, args=(rank, size, folders, out)) for rank in range(size)]
     for process in processes:
         process.start()
     for process in processes:

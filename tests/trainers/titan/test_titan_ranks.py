@@ -27,9 +27,15 @@ GRADIENT_ERROR = 1e-6
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     shape = TinyModel(layers=2, dim=64, heads=2, kv_heads=2, hidden_dim=96, vocab_size=VOCABULARY)
     result = {}
-    for name, tied in (("tied", True), ("untied", False)):
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+    kinds: dict[str, dict[str, Any]] = {
+        "tied": {},
+        "llama": {"model_type": "llama", "tie_word_embeddings": False},
+        "mixture": {"model_type": "qwen3_moe", "tie_word_embeddings": False, **experts},
+    }
+    for name, changes in kinds.items():
         result[name] = tmp_path_factory.mktemp(name)
-        config = hf_config(ModelSection(tiny=shape), VOCABULARY, 2) | {"tie_word_embeddings": tied}
+        config = hf_config(ModelSection(tiny=shape), VOCABULARY, 2) | changes
         (result[name] / "config.json").write_text(json.dumps(config))
     return result
 
@@ -47,7 +53,7 @@ def work(tmp_path_factory: pytest.TempPathFactory, folders: dict[str, Path]) -> 
 @pytest.fixture(scope="module")
 def seen(folders: dict[str, Path], work: Path) -> dict[str, Any]:
     """What two ranks saw."""
-    return run_ranks(2, folders["tied"], folders["untied"], work)
+    return run_ranks(2, folders, work)
 
 
 def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
@@ -65,7 +71,7 @@ def check_alike(one: dict[str, Any], two: dict[str, Any]) -> None:
         assert second == pytest.approx(first, abs=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["tied", "untied"])
+@pytest.mark.parametrize("kind", ["tied", "llama", "mixture"])
 @pytest.mark.parametrize("parallelism", ["fsdp", "tensor", "context"])
 def test_two_ranks_give_the_gradients_and_weights_of_one(
     folders: dict[str, Path], seen: dict[str, Any], kind: str, parallelism: str
@@ -81,7 +87,7 @@ def test_a_loss_of_whole_sequences_has_them_whole_where_ranks_split_them(
 
 def test_four_ranks_combine_parallelisms(folders: dict[str, Path], tmp_path: Path) -> None:
     expected = observe(engine(folders["tied"]))
-    for name, observed in run_ranks(4, folders["tied"], folders["untied"], tmp_path).items():
+    for name, observed in run_ranks(4, folders, tmp_path).items():
         assert largest_difference(expected["gradients"], observed["gradients"]) < GRADIENT_ERROR, name
         check_alike(expected, observed)
 

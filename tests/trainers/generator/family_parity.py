@@ -1,0 +1,86 @@
+"""Generator and trainer side by side in one process, family after family; a process of its own runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forge_env.config import RunConfig
+from forge_env.config.recipe import EnvironmentSection, GeneratorSection, ModelSection
+from forge_env.trajectory import Segment
+from trainers.generator.arguments import engine_arguments, prepare_process
+from trainers.generator.types import Completion, SamplingOptions
+
+UPDATES = 5
+"""The second load of weights is the first that can be wrong in its own way."""
+
+
+def run_parity(names: list[str], out: Path) -> dict[str, dict[str, Any]]:
+    """What `observe` finds for checkpoints of these names."""
+    process = multiprocessing.get_context("spawn").Process(target=_main, args=(names, out))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    found: dict[str, dict[str, Any]] = json.loads((out / "found.json").read_text())
+    return found
+
+
+def _main(names: list[str], out: Path) -> None:
+    prepare_process(with_gpus=False, threads=1, kv_cache_gb=1)
+    found = {name: asyncio.run(observe(name, out / name)) for name in names}
+    (out / "found.json").write_text(json.dumps(found))
+
+
+async def observe(name: str, folder: Path) -> dict[str, Any]:
+    """Largest differences between both sides' log-probabilities, before and after weights swapped in flight."""
+    import torch
+    from vllm import ModelRegistry
+
+    from tests.trainers.model.checkpoints import VOCABULARY, write_checkpoint
+    from trainers.generator.engine import AsyncEngine
+    from trainers.titan.device import use_device
+    from trainers.titan.model import TitanModel
+    from trainers.titan.score import Scorer
+
+    write_checkpoint(name, folder)
+    (architecture,) = json.loads((folder / "config.json").read_text())["architectures"]
+    # else vLLM imports itself in another process to look at the class
+    ModelRegistry.register_model(architecture, ModelRegistry.models[architecture].load_model_cls())
+    device = use_device(with_gpus=False)
+    model = TitanModel(folder, max_length=256, device=device.torch)
+    scorer = Scorer(model, device=device, microbatch_tokens=2048)
+    config = RunConfig(
+        environment=EnvironmentSection(name="coding_rlvr"),
+        model=ModelSection(path=str(folder), max_length=256),
+        generator=GeneratorSection(max_num_seqs=8),
+    )
+    engine = AsyncEngine(engine_arguments(config, folder))
+    prompts = torch.randint(0, VOCABULARY, (8, 40), generator=torch.Generator().manual_seed(0)).numpy()
+
+    async def sample(tokens: int) -> list[Completion]:
+        options = SamplingOptions(max_tokens=tokens)
+        return await asyncio.gather(*(engine.generate(prompt, options) for prompt in prompts))
+
+    def mismatch(completions: list[Completion]) -> float:
+        rows = [np.concatenate([item.prompt_ids, item.token_ids]) for item in completions]
+        theirs = scorer.logprobs([Segment(row, np.arange(len(row)) >= 40) for row in rows])
+        return max(float(abs(ours.logprobs - other).max()) for ours, other in zip(completions, theirs, strict=True))
+
+    first = await sample(40)
+    before = mismatch(first)
+    in_flight = asyncio.ensure_future(sample(200))
+    for version in range(1, UPDATES + 1):
+        with torch.no_grad():
+            for parameter in model.module.parameters():
+                parameter.add_(0.02 * torch.randn_like(parameter))
+        weights = model.state_dict_hf()
+        await engine.load_weights(lambda weights=weights: list(weights.items()), version)  # type: ignore[misc]
+    swapped = max(len(set(item.versions.tolist())) for item in await in_flight)
+    found = {"before": before, "after": mismatch(await sample(40)), "moved": mismatch(first), "swapped": swapped}
+    await engine.close()
+    return found
