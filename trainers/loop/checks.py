@@ -147,11 +147,17 @@ def check_model(config: RunConfig) -> None:
 def check_checkpoint(folder: Path, model: ModelSection) -> None:
     """A checkpoint folder holds what its family's model needs, and a tokenizer that writes the chat format."""
     from trainers.model.chat import Chat
+
+    check_files(folder, model.max_length)
+    Chat.of(folder, model)
+
+
+def check_files(folder: Path, max_length: int) -> None:
+    """The files of a checkpoint folder are whole and hold what its family's model needs."""
+    check_folder(folder, max_length)
     from trainers.titan.model import check_weights  # takes seconds: torch
 
-    check_folder(folder, model.max_length)
     check_weights(folder)
-    Chat.of(folder, model)
 
 
 def check_reference(config: RunConfig) -> None:
@@ -166,7 +172,7 @@ def check_reference(config: RunConfig) -> None:
             "forge-env train sft/math_cpu --name math_teacher",
         ) from error
     if folder is not None:
-        check_folder(folder, config.model.max_length)
+        check_files(folder, config.model.max_length)
 
 
 def check_environment(config: RunConfig) -> None:

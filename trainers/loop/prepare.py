@@ -16,7 +16,7 @@ from forge_env.run import Run
 from trainers.buffer.types import GroupBuffer
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.checkpoints import Checkpoints
-from trainers.loop.checks import TINY, check_checkpoint, warms_up
+from trainers.loop.checks import TINY, check_checkpoint, check_files, warms_up
 from trainers.loop.stack import Stack
 from trainers.loop.trainer import TrainerHandle
 from trainers.loop.warmup import cache_key, warm_up
@@ -42,7 +42,7 @@ async def find_model(run: Run) -> Path | None:
     if (local := local_folder(path)) is not None:
         return local
     folder = await asyncio.to_thread(_from_hub, path)
-    check_checkpoint(folder, run.config.model)
+    await asyncio.to_thread(check_checkpoint, folder, run.config.model)
     return folder
 
 
@@ -115,7 +115,7 @@ async def _other_reference(config: RunConfig, own: Path) -> Path | None:
     folder = local_folder(name)
     if folder is None:
         folder = await asyncio.to_thread(_from_hub, name)
-    check_folder(folder, config.model.max_length)
+    await asyncio.to_thread(check_files, folder, config.model.max_length)
     vocabularies = [json.loads((path / "tokenizer.json").read_text())["model"]["vocab"] for path in (own, folder)]
     if vocabularies[0] != vocabularies[1]:
         raise UsageError(

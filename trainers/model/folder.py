@@ -61,7 +61,7 @@ def read_hf_config(folder: str | Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} can't be read: {error}", fix="fetch the checkpoint again") from error
     family = config.get("model_type") if isinstance(config, dict) else None
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise UsageError(f"{folder} is a {family!r} model", fix=f"use a checkpoint of {', '.join(FAMILIES)}")
     if "num_local_experts" in config:  # as newer versions of transformers write it
         config.setdefault("num_experts", config["num_local_experts"])
