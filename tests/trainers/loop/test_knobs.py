@@ -42,7 +42,7 @@ prepare_controller()
 from tests.trainers.loop.dry_run import BASE, dry_run, make_config  # noqa: E402
 from tests.trainers.loop.knob_observers import small_model, titan, vllm  # noqa: E402
 from tests.trainers.loop.knobs import KNOBS, WARM, Change, leaves  # noqa: E402
-from tests.trainers.loop.stand_ins import Events, add_weights  # noqa: E402
+from tests.trainers.loop.stand_ins import Events  # noqa: E402
 from tests.trainers.titan.ranks import VOCABULARY, sequences  # noqa: E402
 from trainers.losses.sft import SFTLoss  # noqa: E402
 from trainers.titan.device import use_device  # noqa: E402
@@ -165,12 +165,11 @@ Look = Callable[[str, Mapping[str, Any]], Any]
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with a model of four weights for `model.path`, and a small one to train."""
+    """A folder with a whole model for `model.path`, and a small one to train."""
     root = tmp_path_factory.mktemp("knobs")
     dry_run({}, root)
     [built] = (root / "cache" / "models").glob("tiny-*")
-    shutil.copytree(built, root / "model")
-    add_weights(root / "model")
+    TitanModel(built, max_length=160, device=use_device(with_gpus=False).torch).save_hf(root / "model")
     shape = TinyModel(layers=1, dim=64, heads=2, kv_heads=2, hidden_dim=96, vocab_size=VOCABULARY)
     small_model(root / "small", ModelSection(tiny=shape))
     yield root
