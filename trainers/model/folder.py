@@ -159,11 +159,17 @@ def check_folder(folder: Path, max_length: int) -> None:
 
 
 def check_heads(hf: Mapping[str, Any], degree: int) -> None:
-    """Every tensor-parallel process of the trainer has the same number of heads.
+    """Every tensor-parallel process of the trainer has the same number of heads, and no part of an expert.
 
     Raises:
         UsageError: it can't be.
     """
+    if degree > 1 and hf.get("num_experts"):
+        raise UsageError(
+            f"trainer.parallelism.tensor_parallel_degree={degree}: split over processes, TorchTitan's experts had other "
+            "gradients than in one",
+            fix="use data_parallel_shard_degree for a mixture of experts",
+        )
     for key in ("num_attention_heads", "num_key_value_heads"):
         fix = "use a divisor, and data_parallel_shard_degree for the other processes"
         _check_divides("trainer.parallelism.tensor_parallel_degree", degree, hf, key, fix)

@@ -70,6 +70,11 @@ def check_weights(folder: Path) -> None:
         )
 
 
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """With memory of its own: an expert's weights are a part of all experts'."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+
+
 def _first(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} other tensors"
 
@@ -205,4 +210,4 @@ class TitanModel:
             kinds = {str(tensor.dtype).removeprefix("torch.") for tensor in weights.values()}
             config["dtype" if "dtype" in config else "torch_dtype"] = kinds.pop()
             (staging / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-            save_torch_state_dict({name: tensor.cpu() for name, tensor in weights.items()}, staging)
+            save_torch_state_dict({name: _own(tensor.cpu()) for name, tensor in weights.items()}, staging)

@@ -23,7 +23,7 @@ from forge_env.errors import ForgeError, PluginError, UsageError
 from trainers.algorithms.grpo import train
 from trainers.generator.arguments import engine_arguments
 from trainers.loop.prepare import _from_hub
-from trainers.model.folder import INDEX
+from trainers.model.folder import INDEX, check_heads
 from trainers.model.tiny import hf_config
 from trainers.model.tokenizer import save_tokenizer, train_tokenizer
 from trainers.titan.model import TitanModel
@@ -224,6 +224,12 @@ def test_a_checkpoint_whose_files_do_not_fit_is_refused(whole: Path, tmp_path: P
     spoil(sound(whole, tmp_path), how)
     found = refusal(f"model.path={tmp_path}", "warmup=null").message
     assert re.search(re.escape(message).replace(r"\.\*", ".*"), found), found
+
+
+def test_experts_are_not_split_over_tensor_parallel_processes() -> None:
+    mixture = {"num_experts": 8, "num_attention_heads": 4, "num_key_value_heads": 2}
+    with pytest.raises(UsageError, match="tensor_parallel_degree=2: split over processes, TorchTitan's experts"):
+        check_heads(mixture, 2)
 
 
 def test_a_tokenizer_without_the_tokens_of_the_chat_format_is_refused(whole: Path) -> None:

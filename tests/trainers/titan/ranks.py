@@ -101,7 +101,8 @@ def _two(folders: dict[str, Path], out: Path) -> dict[str, Any]:
     tied = folders["tied"]
     for kind, folder in folders.items():
         seen[f"fsdp {kind}"] = observe(engine(folder, {} if kind == "tied" else FSDP))
-        seen[f"tensor {kind}"] = observe(engine(folder, TENSOR))
+        if kind != "mixture":  # refused
+            seen[f"tensor {kind}"] = observe(engine(folder, TENSOR))
         seen[f"context {kind}"] = observe(engine(folder, CONTEXT))
     seen["by sequence"] = observe(engine(tied, CONTEXT), loss=GSPOLoss())
     seen["fewer sequences than ranks"] = observe(engine(tied), data=sequences(1))
