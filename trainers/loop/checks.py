@@ -11,6 +11,7 @@ import forge_env as fe
 from forge_env.config.recipe import ORDERS, ModelSection, RunConfig, Section
 from forge_env.environment.base import Environment
 from forge_env.errors import UsageError, did_you_mean
+from forge_env.machine import user_path
 from forge_env.tasks.curriculum import make_order
 from trainers.buffer.rules import make_rules
 from trainers.generator.arguments import check_engine_args, check_sampling
@@ -140,8 +141,11 @@ def check_model(config: RunConfig) -> None:
     """The model is `tiny`, a sound folder, or may be a hub name."""
     if config.model.path == TINY:
         return
-    if (folder := local_folder(config.model.path)) is not None:
+    folder = local_folder(config.model.path)
+    if folder is not None and user_path(config.model.path).is_dir():
         check_checkpoint(folder, config.model)
+    elif folder is not None:  # comes with forge-env: a second look would cost seconds of every start
+        check_folder(folder, config.model.max_length)
 
 
 def check_checkpoint(folder: Path, model: ModelSection) -> None:

@@ -166,8 +166,8 @@ def check_heads(hf: Mapping[str, Any], degree: int) -> None:
     """
     if degree > 1 and hf.get("num_experts"):
         raise UsageError(
-            f"trainer.parallelism.tensor_parallel_degree={degree}: split over processes, TorchTitan's experts had other "
-            "gradients than in one",
+            f"trainer.parallelism.tensor_parallel_degree={degree}: split over processes, TorchTitan's experts had "
+            "other gradients than in one",
             fix="use data_parallel_shard_degree for a mixture of experts",
         )
     for key in ("num_attention_heads", "num_key_value_heads"):

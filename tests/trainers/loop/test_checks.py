@@ -180,11 +180,11 @@ def test_a_checkpoint_that_the_trainer_would_compute_otherwise_is_refused(
     whole: Path, tmp_path: Path, changes: dict[str, Any], feature: str
 ) -> None:
     with pytest.raises(UsageError, match=f"{feature}.* which the trainer lacks"):
-        train.check(load_config("coding_rlvr", [f"model.path={sound(whole, tmp_path, **changes)}", "warmup=null"]))
+        train.check(load_config("coding_rlvr", [f"model.path={sound(whole, tmp_path, **changes)}"]))
 
 
 def test_a_sound_folder_is_taken(whole: Path) -> None:
-    train.check(load_config("coding_rlvr", [f"model.path={whole}", "warmup=null"]))
+    train.check(load_config("coding_rlvr", [f"model.path={whole}"]))
 
 
 def spoil(folder: Path, how: str) -> None:
@@ -222,7 +222,7 @@ def spoil(folder: Path, how: str) -> None:
 )
 def test_a_checkpoint_whose_files_do_not_fit_is_refused(whole: Path, tmp_path: Path, how: str, message: str) -> None:
     spoil(sound(whole, tmp_path), how)
-    found = refusal(f"model.path={tmp_path}", "warmup=null").message
+    found = refusal(f"model.path={tmp_path}").message
     assert re.search(re.escape(message).replace(r"\.\*", ".*"), found), found
 
 
@@ -233,7 +233,7 @@ def test_experts_are_not_split_over_tensor_parallel_processes() -> None:
 
 
 def test_a_tokenizer_without_the_tokens_of_the_chat_format_is_refused(whole: Path) -> None:
-    error = refusal(f"model.path={whole}", "warmup=null", "model.renderer=llama-3")
+    error = refusal(f"model.path={whole}", "model.renderer=llama-3")
     assert "can't write the chat format 'llama-3': Special token '<|begin_of_text|>' not found" in error.message
 
 
