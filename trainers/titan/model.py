@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +24,8 @@ from trainers.titan.families import FAMILIES, Experts, tensor_shapes, titan_conf
 from trainers.titan.parallel import Ranks, Sharding, whole
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+# This logger has the name of its file, so that the hub's own settings don't reach it: it would tell of every save.
+logging.getLogger(inspect.getfile(save_torch_state_dict)).setLevel(logging.WARNING)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 

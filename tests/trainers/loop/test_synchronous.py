@@ -101,7 +101,7 @@ class Trainer(Actor):
     async def do_setup(self) -> None:
         self._model = model(self.arguments[0])
 
-    async def do_save_model(self, folder: str) -> None:
+    async def do_save_model(self, folder: str, dtype: str = "float32") -> None:
         self._model.save_hf(Path(folder))
 
     async def do_configure(self, optimizer: Any, *, loss: Any, minibatches: int, **options: Any) -> None:
