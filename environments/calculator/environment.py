@@ -9,11 +9,11 @@ from fractions import Fraction
 from random import Random
 from typing import ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 import forge_env as fe
 from environments.gsm8k.environment import answered, generated_task
-from environments.gsm8k.problems import LARGEST, LEVELS
+from environments.gsm8k.problems import LARGEST, Levels
 from forge_env.environment.base import EnvironmentConfig
 from forge_env.environment.tool_environment import ToolEnvironmentConfig
 from forge_env.types import Action, FunctionCall, Message, Task, ToolCall
@@ -33,19 +33,12 @@ class CalculatorConfig(ToolEnvironmentConfig):
 
     max_turns: int = Field(8, ge=1)
     """Assistant messages in one episode before it is truncated."""
-    levels: list[int] = Field(default_factory=lambda: [1, 2, 3], min_length=1)
+    levels: Levels = Field(default_factory=lambda: [1, 2, 3], min_length=1)
     """Steps of a problem, 1 to 6, drawn evenly."""
     largest: int = Field(LARGEST, ge=20)
     """All counts on the way stay below this."""
     demo_slip: float = Field(0.0, ge=0.0, le=1.0)
     """How likely a demonstration of a training task asks for a wrong calculation in its last step."""
-
-    @field_validator("levels")
-    @classmethod
-    def _known_levels(cls, levels: list[int]) -> list[int]:
-        if wrong := [level for level in levels if level not in LEVELS]:
-            raise ValueError(f"no level {wrong[0]}; levels are {LEVELS[0]} to {LEVELS[-1]}")
-        return sorted(set(levels))
 
 
 class Calculator(fe.ToolEnvironment):

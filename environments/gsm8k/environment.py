@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from pydantic import Field, field_validator
 
 import forge_env as fe
-from environments.gsm8k.problems import LARGEST, LEVELS, make_problem, slipped
+from environments.gsm8k.problems import LARGEST, Levels, make_problem, slipped
 from forge_env.environment.base import EnvironmentConfig
 from forge_env.environment.single_turn import SingleTurnConfig
 from forge_env.errors import UsageError
@@ -29,7 +29,7 @@ class GSM8KConfig(SingleTurnConfig):
 
     dataset: DatasetConfig | None = None
     """None: generated problems, offline. Or openai/gsm8k, or a file with the columns question and answer."""
-    levels: list[int] = Field(default_factory=lambda: [1, 2, 3], min_length=1)
+    levels: Levels = Field(default_factory=lambda: [1, 2, 3], min_length=1)
     """Steps of a generated problem, 1 to 6, drawn evenly."""
     partial_credit: float = Field(0.1, ge=0.0, lt=1.0)
     """Reward for the right number that is not marked as the answer."""
@@ -53,13 +53,6 @@ class GSM8KConfig(SingleTurnConfig):
         elif "split" in given:
             defaults = {name: item for name, item in defaults.items() if name != "splits"}
         return {"columns": COLUMNS, **defaults, **given}
-
-    @field_validator("levels")
-    @classmethod
-    def _known_levels(cls, levels: list[int]) -> list[int]:
-        if wrong := [level for level in levels if level not in LEVELS]:
-            raise ValueError(f"no level {wrong[0]}; levels are {LEVELS[0]} to {LEVELS[-1]}")
-        return sorted(set(levels))
 
 
 class GSM8K(fe.SingleTurnEnvironment):

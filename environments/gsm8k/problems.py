@@ -9,12 +9,24 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 LEVELS = (1, 2, 3, 4, 5, 6)
 PEOPLE = ("Ada", "Ben", "Clara", "Dan", "Elif", "Farid", "Grace", "Hugo", "Ines", "Jun", "Kofi", "Lena", "Mira", "Noor")
 LARGEST = 5_000
 """Counts stay below this, so that the arithmetic is a child's."""
 
+
+def _known(levels: list[int]) -> list[int]:
+    if wrong := [level for level in levels if level not in LEVELS]:
+        raise ValueError(f"no level {wrong[0]}; levels are {LEVELS[0]} to {LEVELS[-1]}")
+    return sorted(set(levels))
+
+
+Levels = Annotated[list[int], AfterValidator(_known)]
+"""Which of `LEVELS`, each once and in order."""
 
 SLIPS = (-10, -2, -1, 1, 2, 10)
 """What a miscalculation adds."""
