@@ -6,7 +6,8 @@ import asyncio
 import functools
 import inspect
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
 import monarch.actor
@@ -32,45 +33,41 @@ WHY_S = 0.6
 """How long Monarch may take to say why a process ended: it looks every half second."""
 
 
-def _sending_errors(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, whose errors reach the caller whatever they are made of."""
+@contextmanager
+def _sending_errors() -> Iterator[None]:
+    """What is raised inside reaches the caller, whatever it is made of."""
+    try:
+        yield
+    except Exception as error:  # boundary of the process
+        if (sent := sendable(error)) is error:
+            raise
+        raise sent from error
+
+
+def _answering(method: Callable[..., Any]) -> Callable[..., Any]:
     if not inspect.iscoroutinefunction(method):
-
-        @functools.wraps(method)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return method(*args, **kwargs)
-            except Exception as error:
-                if (sent := sendable(error)) is error:
-                    raise
-                raise sent from error
-
-        return call
+        return _sending_errors()(method)
 
     @functools.wraps(method)
-    async def acall(*args: Any, **kwargs: Any) -> Any:
-        try:
+    async def answer(*args: Any, **kwargs: Any) -> Any:
+        with _sending_errors():
             return await method(*args, **kwargs)
-        except Exception as error:
-            if (sent := sendable(error)) is error:
-                raise
-            raise sent from error
 
-    return acall
+    return answer
 
 
 def endpoint(method: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Monarch's decorator of the same name; an error that can't be sent arrives as a `RemoteError`."""
     if method is None:
         return functools.partial(endpoint, **options)
-    return monarch.actor.endpoint(_sending_errors(method), **options)
+    return monarch.actor.endpoint(_answering(method), **options)
 
 
 def concurrent_endpoint(method: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Monarch's decorator of the same name; errors as with `endpoint`."""
     if method is None:
         return functools.partial(concurrent_endpoint, **options)
-    return monarch.actor.concurrent_endpoint(_sending_errors(method), **options)
+    return monarch.actor.concurrent_endpoint(_answering(method), **options)
 
 
 def own_rank() -> int:

@@ -536,7 +536,7 @@ class Service:
         metrics.in_flight += 1
         try:
             return await replica.call(name, *args, **kwargs)
-        except Exception:
+        except Exception:  # counted, and the caller's
             metrics.failed_requests += 1
             raise
         finally:
