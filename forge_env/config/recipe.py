@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -651,30 +651,28 @@ class RunConfig(Section):
 # Finding recipes and models.
 
 
+def _in_apps() -> Iterator[tuple[str, Traversable]]:
+    """What lies in the folders of `apps`, with the folder's name, in order."""
+    try:
+        folders = [entry for entry in files("apps").iterdir() if entry.is_dir() and entry.name[0] not in "_."]
+    except ModuleNotFoundError:
+        return
+    for folder in sorted(folders, key=lambda entry: entry.name):
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+            yield folder.name, entry
+
+
 def bundled_recipes() -> dict[str, Traversable]:
     """Recipes that come with the package: `grpo/qwen3_8b`, or the folder alone for the one of its name."""
-    try:
-        root = files("apps")
-    except ModuleNotFoundError:
-        return {}
-    found = {}
-    for folder in sorted(root.iterdir(), key=lambda entry: entry.name):
-        if folder.is_dir() and not folder.name.startswith(("_", ".")):
-            for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-                stem = entry.name.removesuffix(".yaml")
-                if stem != entry.name:
-                    found[stem if stem == folder.name else f"{folder.name}/{stem}"] = entry
-    return found
+    recipes = [
+        (app, entry.name.removesuffix(".yaml"), entry) for app, entry in _in_apps() if entry.name.endswith(".yaml")
+    ]
+    return {stem if stem == app else f"{app}/{stem}": entry for app, stem, entry in recipes}
 
 
 def bundled_models() -> dict[str, Path]:
     """Checkpoint folders that come with the package, by name."""
-    try:
-        root = files("apps")
-    except ModuleNotFoundError:
-        return {}
-    found = (entry for app in root.iterdir() if app.is_dir() for entry in app.iterdir())
-    return {entry.name: Path(str(entry)) for entry in found if (entry / "config.json").is_file()}
+    return {entry.name: Path(str(entry)) for _, entry in _in_apps() if (entry / "config.json").is_file()}
 
 
 def checkpoint_folder(name: str) -> Path | None:
