@@ -99,6 +99,22 @@ def test_microbatches_side_by_side_give_the_gradients_of_one_after_another(folde
         assert many["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
 
 
+def test_a_checkpoint_goes_on_with_another_number_of_threads(folder: Path, tmp_path: Path) -> None:
+    """Muon's matrices are shared out to two optimizers where there are threads for both."""
+    data, after = sequences(12), []
+    for saving, loading in ((1, 2), (2, 1)):
+        saved, alone = engine(folder, threads=saving, muon_lr=1e-2), engine(folder, threads=saving, muon_lr=1e-2)
+        for trained in (saved, alone):
+            trained.train(data, SFTLoss())
+        saved.save(tmp_path / f"{saving}")
+        other = engine(folder, threads=loading, muon_lr=1e-2, seed=1)
+        other.load(tmp_path / f"{saving}")
+        for trained in (other, alone):
+            trained.train(data, SFTLoss())
+        after.append(largest_difference(weights(other), weights(alone)))
+    assert max(after) < 1e-4
+
+
 def gradients(trained: TitanEngine, data: list[Segment]) -> dict[str, torch.Tensor]:
     trained.forward_backward(data, SFTLoss())
     named = trained.model.module.named_parameters()
