@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable
-from typing import Any, TypeGuard
+from typing import Any
 
 from forge_env.errors import ForgeError, InfrastructureError
 
 
 class ActorDiedError(InfrastructureError):
-    """The process of an actor has ended, hangs, or can't be reached."""
+    """The process of the actor that was called has ended, hangs, or can't be reached."""
+
+
+class FurtherActorDiedError(InfrastructureError):
+    """The actor that was called lives, and says that another one died, which it had called in its turn."""
 
 
 class RemoteError(ForgeError):
@@ -29,24 +33,20 @@ def sendable(error: Exception) -> Exception:
     return error
 
 
-def is_death(error: BaseException) -> TypeGuard[ActorDiedError]:
-    """Whether a call failed because its actor died; an endpoint may itself raise `ActorDiedError`, of another."""
-    from monarch.actor import ActorError
-
-    return isinstance(error, ActorDiedError) and not isinstance(error.__cause__, ActorError)
-
-
 async def result(call: Awaitable[Any]) -> Any:
     """What a remote call returns; what it raises is raised here as it was raised there.
 
     Raises:
         ActorDiedError: the process that was to answer is gone. The call may have been carried out, or not.
+        FurtherActorDiedError: the endpoint itself raised `ActorDiedError`.
     """
     from monarch.actor import ActorError
 
     try:
         return await call
     except ActorError as error:  # its text has the traceback of the other process
+        if isinstance(error.exception, ActorDiedError):
+            raise FurtherActorDiedError(error.exception.message, fix=error.exception.fix) from error
         if isinstance(error.exception, Exception):
             raise error.exception from error
         raise  # a task cancelled there is no cancellation here

@@ -45,7 +45,7 @@ from weakref import WeakKeyDictionary
 
 from forge_env.concurrency import to_its_end
 from forge_env.errors import ForgeError, InfrastructureError, UsageError
-from trainers.actors.remote import ActorDiedError, agreed, is_death
+from trainers.actors.remote import ActorDiedError, agreed
 
 PREFIXES_REMEMBERED = 4096
 """Of new conversations. The members of a group come together, and no cache holds as many prompts."""
@@ -310,7 +310,7 @@ class ServiceEndpoint:
         """
         results = await self.service._fanout(self, args, kwargs)
         for value in results:
-            if isinstance(value, BaseException) and not is_death(value):
+            if isinstance(value, BaseException) and not isinstance(value, ActorDiedError):
                 raise value
         return [value for value in results if not isinstance(value, BaseException)]
 
@@ -467,7 +467,7 @@ class Service:
 
     def _named(self, replica: Replica, why: Exception) -> Exception:
         """A death with the name of the replica; what its `setup` raised stays as it is."""
-        if not is_death(why):
+        if not isinstance(why, ActorDiedError):
             return why
         return ActorDiedError(f"{self.name} {replica.number} died while it was started: {why}", fix=why.fix)
 
@@ -492,8 +492,6 @@ class Service:
             try:
                 return await self._call(replica, endpoint.name, args, kwargs)
             except ActorDiedError as error:
-                if not is_death(error):
-                    raise
                 self._check_alive()
                 if endpoint.name not in self._class.repeatable:
                     raise ActorDiedError(
@@ -516,7 +514,8 @@ class Service:
         calls = [self._call(replica, endpoint.name, args, kwargs) for replica in healthy]
         results = await asyncio.gather(*calls, return_exceptions=True)
         if endpoint.keep:
-            refused = any(isinstance(value, BaseException) and not is_death(value) for value in results)
+            answers = [value for value in results if not isinstance(value, ActorDiedError)]
+            refused = any(isinstance(value, BaseException) for value in answers)
             self._settle(endpoint.name, call, refused=refused)
         return results
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainers.actors.remote import result
-from trainers.generator.types import SamplingOptions
+from trainers.actors.remote import ActorDiedError, result
+from trainers.generator.types import EngineFailedError, SamplingOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,15 @@ class Followers:
         self._actor = actor
 
     async def call(self, endpoint: str, *args: Any) -> None:
-        """One endpoint on all of them."""
-        await result(getattr(self._actor, endpoint).call(*args))
+        """One endpoint on all of them.
+
+        Raises:
+            EngineFailedError: one of them died, and with it the replica.
+        """
+        try:
+            await result(getattr(self._actor, endpoint).call(*args))
+        except ActorDiedError as error:
+            raise EngineFailedError(f"another process of this generator died: {error}") from error
 
     async def beside(self, own: Awaitable[Any], endpoint: str, *args: Any) -> Any:
         """Do `own` here while `endpoint` runs there; returns what `own` does."""

@@ -26,7 +26,13 @@ from forge_env.errors import GeneratorError
 from trainers.actors.remote import ActorDiedError
 from trainers.actors.service import Replica, ReplicaState, Service
 from trainers.generator.client import GeneratorClient, Member
-from trainers.generator.types import Completion, SamplingOptions, WeightsDroppedError, WeightsLostError
+from trainers.generator.types import (
+    Completion,
+    EngineFailedError,
+    SamplingOptions,
+    WeightsDroppedError,
+    WeightsLostError,
+)
 
 Version = tuple[int, int]
 """How often the run was set back to earlier weights, and the policy version."""
@@ -232,7 +238,7 @@ class GeneratorPool(Service):
             weights.version = target
             self._looked.set()
             await self._take_all(replica, weights)
-        except ActorDiedError:
+        except (ActorDiedError, EngineFailedError):
             return {}
         return times
 

@@ -16,7 +16,7 @@ from forge_env.types import ToolCall
 
 
 class EngineFailedError(GeneratorError):
-    """vLLM's engine has failed: this replica answers no request any more."""
+    """vLLM's engine has failed, or a process of it died: this replica answers no request any more."""
 
 
 class WeightsHeldError(GeneratorError):

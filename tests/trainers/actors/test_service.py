@@ -20,7 +20,7 @@ pytest.importorskip("monarch")
 
 from forge_env.errors import UsageError
 from tests.trainers.actors.counter import Counter, NotAllowedError
-from trainers.actors.remote import ActorDiedError, RemoteError
+from trainers.actors.remote import ActorDiedError, FurtherActorDiedError, RemoteError
 from trainers.actors.service import (
     PREFIXES_REMEMBERED,
     Replica,
@@ -178,11 +178,13 @@ async def test_calls_sessions_fan_outs_and_errors() -> None:
             with pytest.raises(RemoteError, match=r"counter\.TwoPartsError: no room: it is full") as sent:
                 await unreadable.route()
             assert "counter.py" in "".join(traceback.format_exception(sent.value)), "where it was raised over there"
-        with pytest.raises(ActorDiedError) as other:
+        with pytest.raises(FurtherActorDiedError) as other:
             await service.lose_another.route()
         assert str(other.value) == "the judge has ended", "the replica itself lives"
-        with pytest.raises(ActorDiedError, match="the judge has ended"):
+        with pytest.raises(FurtherActorDiedError, match="the judge has ended"):
             await service.lose_another.fanout()
+        with pytest.raises(FurtherActorDiedError, match="the judge has ended"):
+            await service.replicas[0].call("lose_another")
         with pytest.raises(UsageError, match="prefix must be hashable"):
             service.get.using(prefix=["a"])  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="start_session"):

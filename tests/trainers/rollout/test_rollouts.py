@@ -20,7 +20,7 @@ from forge_env.trajectory import read_trajectories
 
 pytest.importorskip("torch", reason="NOT RUN: the training stack is not installed")
 from tests.trainers.rollout.played_here import Here, rollouts_here
-from trainers.actors.remote import ActorDiedError
+from trainers.actors.remote import ActorDiedError, FurtherActorDiedError, result
 from trainers.algorithms.grpo import Weighing
 from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.packed import PackedGroup
@@ -381,3 +381,22 @@ async def test_a_buffer_that_died_gets_the_group_when_it_is_back(made: Make) -> 
     await played.rollouts.connect(Links((), played.buffer))
     assert (await group).fate == Fate.KEPT
     assert (await played.buffer.stats()).ready == 1
+
+
+async def test_a_buffer_that_says_that_another_died_is_not_taken_for_dead(made: Make) -> None:
+    """Nobody will take its place, so nobody must wait for that."""
+    from monarch.actor import ActorError
+
+    async def told_there() -> Outcome:
+        raise ActorError(ActorDiedError("its judge was killed", fix="see its log"))
+
+    class Tells(LocalReplayBuffer[Any]):
+        async def add(self, group: Any, ticket: Ticket | None = None) -> Outcome:
+            return await result(told_there())  # type: ignore[no-any-return]
+
+    played = await made()
+    await played.rollouts.connect(Links((), Tells(BufferSettings(1, 0))))
+    async with asyncio.timeout(10):
+        with pytest.raises(FurtherActorDiedError, match=r"its judge was killed \(see its log\)"):
+            await played.group(0)
+    assert len(played.crew.calls) == 1, "nor is the worker, which passes it on"
