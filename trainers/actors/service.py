@@ -22,13 +22,15 @@ is made again elsewhere if its endpoint is `ForgeActor.repeatable`; otherwise it
 nobody knows whether it was carried out.
 
 **State.** A replica is healthy again only with the state that the others have: `fanout` calls made with
-`using(keep=True)`, such as the newest weights, are made on a replica that starts before it serves.
+`using(keep=True)`, such as the newest weights, are made on a replica that starts before it serves. Only those are kept
+that a replica has carried out and none has refused.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 import logging
 import random
 import time
@@ -271,7 +273,7 @@ class ServiceEndpoint:
             session: the conversation that `route` belongs to; by default that of `async with service.session()`.
             prefix: what the call begins with; `route` takes equal ones to the same replica, where they are cached.
             keep: what `fanout` tells is part of the state: a replica that starts later is told the last of it too.
-                Where a replica raises, the call before remains the last.
+                Where a replica raises, the call before remains the last. Where none is up, it waits for one.
 
         Raises:
             UsageError: a session that can't be remembered, or a prefix that can't be compared.
@@ -307,6 +309,7 @@ class ServiceEndpoint:
 
         Raises:
             Exception: what the endpoint raised on the first of them that failed.
+            ServiceDownError: no replica is left to keep the call.
         """
         results = await self.service._fanout(self, args, kwargs)
         for value in results:
@@ -337,8 +340,11 @@ class Service:
         self.router = Router(len(self.replicas), self.options.slack)
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._kept: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {}
-        """By endpoint: the last call that none refused, and those since whose outcome is not known."""
+        self._kept: dict[str, tuple[int, tuple[Any, ...], dict[str, Any]]] = {}
+        """By endpoint, the last call that is part of the state: the how manieth it was, and its arguments."""
+        self._keeping: set[asyncio.Task[Any]] = set()
+        """Calls under way that may become such."""
+        self._numbers = itertools.count(1)
         self._lives: list[asyncio.Task[None]] = []
         self._repeated = self._refused = 0
 
@@ -387,12 +393,16 @@ class Service:
         A call that is kept while this goes on is made too: a replica that joined before it would miss it.
         """
         await replica.call("setup")
-        told: dict[str, Any] = {}
-        while untold := {name: calls[-1] for name, calls in self._kept.items() if calls[-1] is not told.get(name)}:
-            for name, call in untold.items():
-                args, kwargs = call
+        told: dict[str, int] = {}
+        while True:
+            while self._keeping:  # those that are up say whether it is a good one
+                await asyncio.wait(self._keeping)
+            untold = {name: kept for name, kept in self._kept.items() if kept[0] != told.get(name)}
+            if not untold:
+                return
+            for name, (number, args, kwargs) in untold.items():
                 await replica.call(name, *args, **kwargs)
-                told[name] = call
+                told[name] = number
 
     def changed(self, replica: Replica) -> None:
         """A replica has another state; override it to follow them."""
@@ -507,27 +517,40 @@ class Service:
                 self._wake(1)
 
     async def _fanout(self, endpoint: ServiceEndpoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        call = (args, kwargs)
-        if endpoint.keep:
-            self._kept.setdefault(endpoint.name, []).append(call)  # first: whoever starts meanwhile must not miss it
-        healthy = [replica for replica in self.replicas if replica.healthy]
-        calls = [self._call(replica, endpoint.name, args, kwargs) for replica in healthy]
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        if endpoint.keep:
+        if not endpoint.keep:
+            return await self._call_healthy(endpoint.name, args, kwargs)
+        while True:
+            await self._one_healthy()
+            keeping = asyncio.create_task(self._keep(next(self._numbers), endpoint.name, args, kwargs))
+            self._keeping.add(keeping)
+            results = await asyncio.shield(keeping)  # cancelled here, it is still part of the state there
+            if not all(isinstance(value, ActorDiedError) for value in results):
+                return results
+
+    async def _keep(self, number: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Call every healthy replica; what is carried out and not refused is kept, unless a later call is already."""
+        try:
+            results = await self._call_healthy(name, args, kwargs)
             answers = [value for value in results if not isinstance(value, ActorDiedError)]
             refused = any(isinstance(value, BaseException) for value in answers)
-            self._settle(endpoint.name, call, refused=refused)
-        return results
+            if answers and not refused and number > self._kept.get(name, (0,))[0]:
+                self._kept[name] = number, args, kwargs
+            return results
+        finally:
+            self._keeping.remove(asyncio.current_task())  # type: ignore[arg-type]
 
-    def _settle(self, name: str, call: tuple[tuple[Any, ...], dict[str, Any]], *, refused: bool) -> None:
-        """Forget a kept call that was refused, or those before one that was not."""
-        calls = self._kept.get(name, [])
-        place = next((place for place, each in enumerate(calls) if each is call), None)
-        if place is None:  # a later one is settled already
-            return
-        del calls[place if refused else 0 : place + refused]
-        if not calls:
-            del self._kept[name]
+    async def _call_healthy(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """What the endpoint of every healthy replica returned or raised."""
+        calls = [self._call(replica, name, args, kwargs) for replica in self.replicas if replica.healthy]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    async def _one_healthy(self) -> None:
+        """Wait until a replica is up."""
+        waited = False
+        while not any(replica.healthy for replica in self.replicas):
+            self._check_alive()
+            await self._wait(again=waited)
+            waited = True
 
     async def _call(self, replica: Replica, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         metrics, began = replica.metrics, time.perf_counter()

@@ -232,6 +232,38 @@ async def test_a_killed_replica_comes_back_with_what_the_others_were_told() -> N
         assert len({own for own, _ in await service.where.fanout()} | {pid}) == 3
 
 
+@pytest.mark.stack
+async def test_a_kept_call_that_no_replica_is_up_for_waits_and_is_kept_only_if_it_is_a_good_one() -> None:
+    async with counters(1) as service, asyncio.timeout(PATIENCE_S):
+        for told, known in (("five", -1), (6, 6), ("seven", 6)):
+            os.kill(pid_of(service.replicas[0]), signal.SIGKILL)
+            await until(lambda: _down(service))
+            telling = asyncio.ensure_future(service.load.using(keep=True).fanout(told))
+            if isinstance(told, str):
+                with pytest.raises(ValueError, match=f"invalid literal.*{told}"):
+                    await telling
+            else:
+                assert await telling == [told]
+            assert (await service.where.route())[1] == known
+        os.kill(pid_of(service.replicas[0]), signal.SIGKILL)
+        await until(lambda: _down(service))
+        assert (await service.where.route())[1] == 6, "the bad ones are not told again"
+        assert service.replicas[0].metrics.deaths == 4
+
+
+@pytest.mark.stack
+async def test_a_kept_call_with_nobody_left_is_refused() -> None:
+    async with counters(1, options=ServiceOptions(max_deaths=1)) as service, asyncio.timeout(PATIENCE_S):
+        os.kill(pid_of(service.replicas[0]), signal.SIGKILL)
+        await until(lambda: _down(service))
+        with pytest.raises(ServiceDownError, match="no replica left"):
+            await service.load.using(keep=True).fanout(3)
+
+
+async def _down(service: Service) -> bool:
+    return not any(replica.healthy for replica in service.replicas)
+
+
 async def _deaths(service: Service, count: int) -> bool:
     return (await service.get_metrics()).replicas[0].deaths == count
 
