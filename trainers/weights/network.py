@@ -9,12 +9,13 @@ from __future__ import annotations
 import hmac
 import secrets
 import socket
+import socketserver
 import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from forge_env.job.addresses import Address
 from forge_env.job.card import tls_context
@@ -43,7 +44,7 @@ class Source:
     secret: bytes
 
 
-class Server:
+class Server(socketserver.ThreadingTCPServer):
     """Sends blocks of this process to whoever shows the secret; ends with the process.
 
     Args:
@@ -55,29 +56,34 @@ class Server:
         ForgeError: the certificates can't be used.
     """
 
+    daemon_threads = True
+    request_queue_size = 128
+
     def __init__(self, address: Address, find: Callable[[int], memoryview | None]) -> None:
-        self._find = find
-        self._context = tls_context(address, serving=True)
-        [(family, *_, place), *_] = socket.getaddrinfo(address.plain_host, 0, type=socket.SOCK_STREAM)
-        self._listening = socket.create_server(place[:2], family=family)
-        port: int = self._listening.getsockname()[1]
-        self.source = Source(address._replace(port=port), secrets.token_bytes(SECRET))
-        threading.Thread(target=self._accept, name="forge-env-blocks", daemon=True).start()
+        self.find = find
+        self.context = tls_context(address, serving=True)
+        [(self.address_family, *_, place), *_] = socket.getaddrinfo(address.plain_host, 0, type=socket.SOCK_STREAM)
+        super().__init__(place[:2], _Request)
+        self.source = Source(address._replace(port=self.server_address[1]), secrets.token_bytes(SECRET))
+        forever = partial(self.serve_forever, poll_interval=PATIENCE_S)  # nobody ends it but the process's end
+        threading.Thread(target=forever, name="forge-env-blocks", daemon=True).start()
 
-    def _accept(self) -> None:
-        while True:
-            connection, _ = self._listening.accept()
-            threading.Thread(target=self._serve, args=(connection,), name="forge-env-block", daemon=True).start()
 
-    def _serve(self, connection: socket.socket) -> None:
-        with suppress(OSError), connection:  # whoever asked is gone, or a stranger
+class _Request(socketserver.BaseRequestHandler):
+    """One connection, in a thread of its own: one block."""
+
+    server: Server
+
+    def handle(self) -> None:
+        connection: socket.socket = self.request
+        with suppress(OSError):  # whoever asked is gone, or a stranger
             connection.settimeout(PATIENCE_S)
-            with _secured(connection, self._context, "") as peer:
+            with _secured(connection, self.server.context, "") as peer:
                 asked = bytearray(SECRET + NAME)
                 receive(peer, memoryview(asked))
                 block = None
-                if hmac.compare_digest(asked[:SECRET], self.source.secret):
-                    block = self._find(int.from_bytes(asked[SECRET:], "big"))
+                if hmac.compare_digest(asked[:SECRET], self.server.source.secret):
+                    block = self.server.find(int.from_bytes(asked[SECRET:], "big"))
                 if block is not None:
                     send(peer, block)
 
