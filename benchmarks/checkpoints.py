@@ -91,11 +91,11 @@ async def seeds(model: Path) -> dict[str, list[float]]:
     """Tokens per CPU second, a value for each round."""
     from forge_env.config import load_config
     from trainers.generator.arguments import engine_arguments, prepare_process
-    from trainers.generator.engine import AsyncEngine
+    from trainers.generator.engine import InProcessEngine
     from trainers.generator.types import SamplingOptions
 
     prepare_process(with_gpus=False, threads=1, kv_cache_gb=1)
-    engine = AsyncEngine(engine_arguments(load_config("coding_rlvr"), model))
+    engine = InProcessEngine(engine_arguments(load_config("coding_rlvr"), model))
     rates: dict[str, list[float]] = {"with seeds": [], "without": []}
     for number in range(ROUNDS + 1):
         for name in sorted(rates, reverse=bool(number % 2)):

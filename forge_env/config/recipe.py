@@ -210,6 +210,9 @@ class GeneratorSection(Section):
 
     num_replicas: Positive = 1
     """Number of engines."""
+    engine: Literal["auto", "in_process", "async_llm"] = "auto"
+    """Where vLLM steps: `in_process`, in the generator's own process, quickest for small models; `async_llm`, in \
+processes of its own, where the next step is planned beside the last; `auto`: async_llm on GPUs, else in_process."""
     procs: Positive = 1
     """Processes (tensor-parallel ranks) in one engine."""
     hosts: Positive = 1
@@ -236,9 +239,16 @@ sets elsewhere, or that would make generators and trainer disagree, are rejected
     recompute_on_update: bool = False
     """After new weights, recompute keys and values of requests in flight; off: keep the old ones, at no cost."""
 
+    @property
+    def apart(self) -> bool:
+        """Whether vLLM has processes of its own."""
+        return self.engine == "async_llm" or (self.engine == "auto" and self.with_gpus and self.hosts == 1)
+
     @model_validator(mode="after")
     def _hosts(self) -> GeneratorSection:
         _spread(self.procs, self.hosts, "generator")
+        if self.engine == "async_llm" and self.hosts > 1:
+            raise ValueError("engine=async_llm keeps to one host: use engine=in_process, or generator.hosts=1")
         return self
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import logging
 import os
 from collections.abc import Mapping
@@ -43,9 +44,7 @@ _REFUSED = {
     ),
     "its draft model would have to follow the policy from update to update": ("speculative_config", "spec_*"),
     "the log-probabilities that are recorded must be those of the distribution that is sampled": ("logprobs_mode",),
-    "a step that is under way while weights are swapped would be taken for one of the new weights": (
-        "async_scheduling",
-    ),
+    "generator.engine=async_llm has it, and in_process can't": ("async_scheduling",),
     "requests are served by priority, long conversations first": ("scheduling_policy", "scheduler_cls"),
     "forge-env itself makes tokens of text": ("tokenizer*", "skip_tokenizer_init"),
     "generators generate": ("runner", "convert", "pooler_config"),
@@ -70,9 +69,9 @@ def engine_arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
         "max_num_seqs": section.max_num_seqs,
         "gpu_memory_utilization": section.gpu_memory_utilization,
         "tensor_parallel_size": section.procs,
-        "distributed_executor_backend": "uni" if section.procs == 1 else "external_launcher",
+        "distributed_executor_backend": "uni" if section.procs == 1 else "mp" if section.apart else "external_launcher",
         "enforce_eager": section.enforce_eager or not section.with_gpus,  # a CPU has no graphs
-        "async_scheduling": False,
+        "async_scheduling": section.apart,
         "scheduling_policy": "priority",
         "logprobs_mode": "processed_logprobs",
         "use_tqdm_on_load": False,
@@ -166,6 +165,8 @@ class Platform:
     limits_threads: bool = False
 
 
+PREPARED = "FORGE_ENV_GENERATOR"
+"""By this variable the processes that vLLM starts know what has prepared this one, and its id."""
 ROWS = 16
 """Rows that a matrix product has at least, for each thread, on a CPU. MKL computes few rows in another way than many,
 so what is sampled would depend on how many requests happen to be under way beside it."""
@@ -228,12 +229,18 @@ def process_environment(*, with_gpus: bool, threads: int, kv_cache_gb: int) -> d
 
 
 def prepare_process(*, with_gpus: bool, threads: int, kv_cache_gb: int) -> None:
-    """Set what vLLM must see before its engine is made in this process."""
-    platform = GPU if with_gpus else CPU
+    """Set what vLLM must see before its engine is made in this process, or in one that it starts."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     # It says at import, before it has set its level, that a CPU needs no Triton.
     logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
     os.environ.update(process_environment(with_gpus=with_gpus, threads=threads, kv_cache_gb=kv_cache_gb))
+    os.environ[PREPARED] = json.dumps({"with_gpus": with_gpus, "threads": threads, "owner": os.getpid()})
+    adapt(with_gpus=with_gpus, threads=threads)
+
+
+def adapt(*, with_gpus: bool, threads: int) -> None:
+    """Change in this process what vLLM's modules do."""
+    platform = GPU if with_gpus else CPU
     if platform.limits_threads:
         import torch
 

@@ -1,10 +1,10 @@
 """vLLM's engine as an asyncio object: continuous batching over all callers, weights swapped between two steps.
 
-A thread steps the engine for as long as there is work: to wake it for every step would cost a tenth of a small model's
-time. Requests are admitted and aborted and weights loaded only between two steps, in that thread, so a request in
-flight simply goes on with the new weights; every sampled token carries the version that sampled it. Callers leave
-orders for the next step, and are answered beside it. New requests salt the prefix cache with the version, so keys and
-values of old weights are never reused.
+`InProcessEngine` steps it in a thread, for as long as there is work: to wake it for every step would cost a tenth of a
+small model's time. Requests are admitted and aborted and weights loaded only between two steps, in that thread, so a
+request in flight simply goes on with the new weights; every sampled token carries the version that sampled it. Callers
+leave orders for the next step, and are answered beside it. New requests salt the prefix cache with the version, so keys
+and values of old weights are never reused. `trainers.generator.async_llm` has the other kind of engine.
 
 vLLM is asked for the output of a request once, at its end: an object for every token of every request costs a tenth of
 all time with a small model. It keeps the tokens meanwhile, and which weights sampled them.
@@ -15,10 +15,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,8 @@ from trainers.generator.types import Completion, EngineFailedError, SamplingOpti
 logger = logging.getLogger(__name__)
 
 Weights = Callable[[], Iterable[tuple[str, Any]]]
+ALWAYS = {"skip_tokenizer_init": True, "disable_log_stats": True}
+"""Arguments of vLLM."""
 
 
 @dataclass(slots=True)
@@ -52,8 +55,131 @@ class EngineStats:
     requests: int = 0
 
 
-class AsyncEngine:
-    """An `LLMEngine` behind `generate` and `load_weights`, for the event loop in which it is made.
+class Engine(ABC):
+    """What a generator asks: one vLLM engine, for the event loop in which it is made.
+
+    Attributes:
+        version: of the weights.
+        stats: counters.
+        account: where the time goes.
+        broken: set when the engine has failed by itself: it answers no request any more.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._loads = 1
+        self.stats = EngineStats()
+        self._most_tokens = 0
+        self._count = 0
+        self.account = Account("generator", "wait for requests")
+        self._failure: GeneratorError | None = None
+        self.broken = asyncio.Event()
+
+    @abstractmethod
+    async def generate(
+        self, prompt_ids: ArrayLike, options: SamplingOptions, request_id: str | None = None
+    ) -> Completion:
+        """Sample one completion; safe to call many times at once. A cancelled call aborts its request.
+
+        Args:
+            prompt_ids: tokens to condition on, int32 [P].
+            options: how to sample.
+            request_id: a name of the caller's, unique among those in flight, for `abort`.
+
+        Raises:
+            GeneratorError: the engine has failed (`EngineFailedError`), or was closed.
+            UsageError: a request of that name is under way.
+        """
+
+    @abstractmethod
+    async def abort(self, request_id: str) -> None:
+        """End a request; what it has sampled so far is its completion, with the stop reason "abort"."""
+
+    @abstractmethod
+    async def load_weights(self, weights: Weights, version: int) -> float:
+        """Swap the weights between two steps; returns the seconds that generation stood still.
+
+        Raises:
+            GeneratorError: the engine has failed, or was closed.
+            Exception: loading failed, and with it the engine: nobody knows which weights it holds.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Abort what is in flight and stop stepping."""
+
+    @property
+    @abstractmethod
+    def _under_way(self) -> Collection[str]:
+        """Names of the requests under way."""
+
+    @property
+    @abstractmethod
+    def _states(self) -> Iterable[Any]:
+        """vLLM's of the requests that it works on."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests under way."""
+        return len(self._under_way)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens sampled since the start, those of requests under way included."""
+        wanted = self._under_way
+        unfinished = (each.detokenizer.num_output_tokens() for each in self._states if each.external_req_id in wanted)
+        # a request that has just ended is in neither count until it is delivered
+        self._most_tokens = max(self._most_tokens, self.stats.tokens + sum(unfinished))
+        return self._most_tokens
+
+    def check(self) -> None:
+        """Raise what has ended the engine."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _failed(self, error: Exception) -> GeneratorError:
+        """Remember, and give back, what ends the engine."""
+        if not isinstance(error, GeneratorError):
+            error = EngineFailedError(f"the vLLM engine failed: {type(error).__name__}: {error}")
+        self._failure = error
+        if isinstance(error, EngineFailedError):
+            self.broken.set()
+        return error
+
+    def _begin(self, request_id: str | None) -> str:
+        """The name of a new request."""
+        self._count += 1
+        request_id = request_id or str(self._count)
+        if request_id in self._under_way:
+            raise UsageError(
+                f"a request named {request_id!r} is already in progress", fix="give every request its own name"
+            )
+        self.stats.requests += 1
+        return request_id
+
+    def _empty(self, prompt_ids: ArrayLike) -> Completion:
+        return Completion(np.asarray(prompt_ids, np.int32), NO_TOKENS, NO_TOKENS, NO_TOKENS, "stop", self.version)
+
+    def _complete(self, completion: Completion, output: Any) -> None:
+        """Fill in vLLM's last output of a request."""
+        sampled = output.outputs[0]
+        _take(completion, sampled.token_ids, sampled.logprobs, sampled.weight_versions or ())
+        self.stats.tokens += len(completion.token_ids)
+        completion.stop_reason = sampled.finish_reason or "stop"
+        completion.generator_version = self.version
+
+    @property
+    def _salt(self) -> str:
+        """Of the prefix cache: a run that was set back reaches a version twice, with different weights."""
+        return f"v{self.version}.{self._loads}"
+
+    def _set_version(self, version: int) -> None:
+        self.version = version
+        self._loads += 1
+
+
+class InProcessEngine(Engine):
+    """An `LLMEngine` that a thread of this process steps.
 
     Args:
         engine_args: vLLM's `EngineArgs` as a dictionary.
@@ -70,71 +196,46 @@ class AsyncEngine:
     ) -> None:
         from vllm import EngineArgs, LLMEngine
 
-        try:
-            arguments = EngineArgs(**{"skip_tokenizer_init": True, "disable_log_stats": True, **engine_args})
+        super().__init__()
+        with refusals():
+            arguments = EngineArgs(**{**ALWAYS, **engine_args})
             self.engine = LLMEngine.from_engine_args(arguments)
-        except (ValueError, TypeError) as error:
-            raise UsageError(
-                f"vLLM refuses its arguments: {error}", fix="see the generator section of the recipe"
-            ) from error
-        self._loads = 0
-        self._set_version(0)
-        # experts lie in an order of their kernel's own: vLLM has to put new ones into it as it did at the start
-        self._reorders = self.engine.model_config.get_num_experts() > 0
+        self.engine.set_weight_version(str(self.version))
+        self._reorders = reorders(self.engine)
         self._recompute_on_update = recompute_on_update
         self._followers = followers
-        self.stats = EngineStats()
-        self._most_tokens = 0
-        self.account = Account("generator", "wait for requests")
         self._requests: dict[str, _Request] = {}
         self._orders: deque[Order] = deque()
         self._between_steps = asyncio.Lock()
         self._wanted = 0
         """Callers that want to come between two steps."""
         self._work = asyncio.Event()
-        self._count = 0
         self._loop_task: asyncio.Task[None] | None = None
-        self._failure: GeneratorError | None = None
-        self.broken = asyncio.Event()
-        """Set when the engine has failed by itself: it answers no request any more."""
         self._loop = asyncio.get_running_loop()
         # always the same one: memory and caches of a thread are its own
         self._thread = ThreadPoolExecutor(1, "engine")
 
     @property
-    def in_flight(self) -> int:
-        """Requests under way."""
-        return len(self._requests)
+    def _under_way(self) -> Collection[str]:
+        return self._requests
+
+    @property
+    def _states(self) -> Iterable[Any]:
+        # a copy, since a step in another thread ends requests
+        return list(self.engine.output_processor.request_states.values())
 
     async def generate(
         self, prompt_ids: ArrayLike, options: SamplingOptions, request_id: str | None = None
     ) -> Completion:
-        """Sample one completion; safe to call many times at once. A cancelled call aborts its request.
-
-        Args:
-            prompt_ids: tokens to condition on, int32 [P].
-            options: how to sample.
-            request_id: a name of the caller's, unique among those in flight, for `abort`.
-
-        Raises:
-            GeneratorError: the engine has failed (`EngineFailedError`), or was closed.
-            UsageError: a request of that name is under way.
-        """
+        """See `Engine`."""
         self.check()
         if self._loop_task is None:
             self._loop_task = asyncio.create_task(self._run(), name="engine")
-        self._count += 1
-        request_id = request_id or str(self._count)
-        if request_id in self._requests:
-            raise UsageError(
-                f"a request named {request_id!r} is already in progress", fix="give every request its own name"
-            )
-        prompt = np.asarray(prompt_ids, np.int32)
-        completion = Completion(prompt, NO_TOKENS, NO_TOKENS, NO_TOKENS, "stop", self.version)
+        request_id = self._begin(request_id)
+        completion = self._empty(prompt_ids)
         request = _Request(completion, asyncio.get_running_loop().create_future())
         self._requests[request_id] = request
         self._orders.append(Admission(request_id, completion.prompt_ids, options, time.monotonic()))
-        self.stats.requests += 1
         self._work.set()
         try:
             return await request.done
@@ -143,12 +244,15 @@ class AsyncEngine:
             raise
 
     async def abort(self, request_id: str) -> None:
-        """End a request; what it has sampled so far is its completion, with the stop reason "abort"."""
+        """See `Engine`."""
         async with self._pause():
             request = self._requests.pop(request_id, None)
             if request is None:
                 return
-            _take_unfinished(request.completion, self.engine, request_id)
+            for state in self._states:
+                if state.external_req_id == request_id:
+                    found = state.detokenizer.output_token_ids, state.logprobs_processor.logprobs
+                    _take(request.completion, *found, state._weight_version_spans() or ())
             self.stats.tokens += len(request.completion.token_ids)
             self._orders.append(Abortion(request_id))
         request.completion.stop_reason = "abort"
@@ -200,18 +304,8 @@ class AsyncEngine:
         if outputs:
             self._loop.call_soon_threadsafe(self._deliver, outputs)
 
-    @property
-    def _salt(self) -> str:
-        """Of the prefix cache: a run that was set back reaches a version twice, with different weights."""
-        return f"v{self.version}.{self._loads}"
-
     def _take_orders(self) -> list[Order]:
         return [self._orders.popleft() for _ in range(len(self._orders))]
-
-    def check(self) -> None:
-        """Raise what has ended the engine."""
-        if self._failure is not None:
-            raise self._failure
 
     def _in_thread(self, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         return self._loop.run_in_executor(self._thread, work, *args)
@@ -228,47 +322,26 @@ class AsyncEngine:
     def _deliver(self, outputs: list[Any]) -> None:
         try:
             for output in outputs:
-                self._complete(output)
+                self._end(output)
         except Exception as error:  # boundary of vLLM's data: what can't be read is told to every caller
             logger.exception("the vLLM engine failed")
             self._fail(error)
 
-    def _complete(self, output: Any) -> None:
-        request = self._requests.get(output.request_id)
+    def _end(self, output: Any) -> None:
+        request = self._requests.pop(output.request_id, None)
         if request is None:
             return
-        sampled, completion = output.outputs[0], request.completion
-        _take(completion, sampled.token_ids, sampled.logprobs, sampled.weight_versions or ())
-        del self._requests[output.request_id]
-        self.stats.tokens += len(completion.token_ids)
-        completion.stop_reason = sampled.finish_reason or "stop"
-        completion.generator_version = self.version
+        self._complete(request.completion, output)
         if not request.done.done():
-            request.done.set_result(completion)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens sampled since the start, those of requests under way included."""
-        # a request that a step in the thread has just ended is in neither count until it is delivered
-        self._most_tokens = max(self._most_tokens, self.stats.tokens + _count_unfinished(self.engine, self._requests))
-        return self._most_tokens
+            request.done.set_result(request.completion)
 
     def _fail(self, error: Exception) -> None:
-        if not isinstance(error, GeneratorError):
-            error = EngineFailedError(f"the vLLM engine failed: {type(error).__name__}: {error}")
-        self._failure = error
-        if isinstance(error, EngineFailedError):
-            self.broken.set()
+        error = self._failed(error)
         for request_id in list(self._requests):
             self._answer(request_id, error)
 
     async def load_weights(self, weights: Weights, version: int) -> float:
-        """Swap the weights between two steps; returns the seconds that generation stood still.
-
-        Raises:
-            GeneratorError: the engine has failed, or was closed.
-            Exception: loading failed, and with it the engine: nobody knows which weights it holds.
-        """
+        """See `Engine`."""
         async with self._pause():
             self.check()
             started = time.perf_counter()
@@ -294,14 +367,10 @@ class AsyncEngine:
         if self._recompute_on_update:
             self.engine.reset_prefix_cache(True)
         self._set_version(version)
-
-    def _set_version(self, version: int) -> None:
-        self.version = version
-        self._loads += 1
         self.engine.set_weight_version(str(version))
 
     async def close(self) -> None:
-        """Abort what is in flight and stop stepping."""
+        """See `Engine`."""
         self._wanted += 1  # and does not go back: the thread ends after the step under way
         self._fail(GeneratorError("the generator was stopped"))
         if self._loop_task is not None:
@@ -310,6 +379,22 @@ class AsyncEngine:
                 await self._loop_task
             self._loop_task = None
         self._thread.shutdown(wait=False)
+
+
+def reorders(engine: Any) -> bool:
+    """Whether new weights have to be loaded as the first ones were: experts lie in an order of their kernel's own."""
+    return bool(engine.model_config.get_num_experts() > 0)
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Make vLLM's refusal of its arguments a `UsageError`."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise UsageError(
+            f"vLLM refuses its arguments: {error}", fix="see the generator section of the recipe"
+        ) from error
 
 
 def _load(model: Any, weights: Iterable[tuple[str, Any]]) -> None:
@@ -321,19 +406,3 @@ def _take(completion: Completion, token_ids: Sequence[int], logprobs: Any, spans
     completion.logprobs = np.array(logprobs.logprobs, np.float32)
     versions = np.array([(span.version, span.end - span.start) for span in spans], np.int32).reshape(-1, 2)
     completion.versions = np.repeat(versions[:, 0], versions[:, 1])
-
-
-def _take_unfinished(completion: Completion, engine: Any, request_id: str) -> None:
-    for state in _under_way(engine):
-        if state.external_req_id == request_id:
-            spans = state._weight_version_spans() or ()
-            _take(completion, state.detokenizer.output_token_ids, state.logprobs_processor.logprobs, spans)
-
-
-def _count_unfinished(engine: Any, wanted: Container[str]) -> int:
-    return sum(state.detokenizer.num_output_tokens() for state in _under_way(engine) if state.external_req_id in wanted)
-
-
-def _under_way(engine: Any) -> list[Any]:
-    # a copy, since a step in another thread ends requests
-    return list(engine.output_processor.request_states.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike
 
@@ -16,6 +16,9 @@ from trainers.actors.remote import ActorDiedError, result
 from trainers.generator.hold import Hold
 from trainers.generator.lockstep import Followers, Order, name_rank
 from trainers.generator.types import Completion, SamplingOptions, WeightsDroppedError
+
+if TYPE_CHECKING:
+    from trainers.generator.engine import Engine
 
 
 def import_engine(**process: Any) -> None:
@@ -43,6 +46,7 @@ class Generator(RankedActor):
         sampling_params: defaults of `SamplingOptions`.
         process: arguments of `trainers.generator.arguments.prepare_process`.
         recompute_on_update: compute keys and values of requests in flight anew after each weight update.
+        apart: vLLM has processes of its own (`trainers.generator.async_llm`).
     """
 
     def __init__(
@@ -51,12 +55,14 @@ class Generator(RankedActor):
         sampling_params: dict[str, Any] | None = None,
         process: dict[str, Any] | None = None,
         recompute_on_update: bool = False,
+        apart: bool = False,
     ) -> None:
         self._engine_args = engine_args
+        self._apart = apart
         self._defaults = sampling_params or {}
         self._process = {"with_gpus": False, "threads": 1, "kv_cache_gb": 1, **(process or {})}
         self._recompute_on_update = recompute_on_update
-        self._engine: Any = None
+        self._engine: Any = None  # `Engine`; of several processes `InProcessEngine`
         self._store: Any = None
         self._followers: Followers | None = None
         self._pulled: Any = None
@@ -99,20 +105,28 @@ class Generator(RankedActor):
 
     async def _setup(self) -> None:
         import_engine(**self._process)
+        from trainers.weights.store import WeightStore
+
+        self._engine = await self._start_engine()
+        self._store = WeightStore()
+        self._loaded.set()
+        settle_heap()
+
+    async def _start_engine(self) -> Engine:
+        if self._apart:
+            from trainers.generator.async_llm import AsyncLLMEngine
+
+            return await AsyncLLMEngine.start(self._engine_args, recompute_on_update=self._recompute_on_update)
         import torch
 
-        from trainers.generator.engine import AsyncEngine
-        from trainers.weights.store import WeightStore
+        from trainers.generator.engine import InProcessEngine
 
         if self._engine_args.get("tensor_parallel_size", 1) > 1:
             on_host = torch.cuda.device_count() if self._process["with_gpus"] else self.rank + 1
             name_rank(self.rank, self.rank % on_host)
-        self._engine = AsyncEngine(
+        return InProcessEngine(
             self._engine_args, recompute_on_update=self._recompute_on_update, followers=self._followers
         )
-        self._store = WeightStore()
-        self._loaded.set()
-        settle_heap()
 
     @concurrent_endpoint
     async def ended(self) -> None:

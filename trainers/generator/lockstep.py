@@ -67,11 +67,23 @@ def carry_out(engine: Any, orders: Sequence[Order], salt: str) -> dict[str, Exce
 
 
 def _admit(engine: Any, order: Admission, salt: str) -> None:
+    prompt = {"prompt_token_ids": order.prompt_ids.tolist(), "cache_salt": salt}
+    options = order.options
+    engine.add_request(
+        order.request_id, prompt, sampling_params(options), arrival_time=order.arrived, priority=options.priority
+    )
+
+
+def sampling_params(options: SamplingOptions) -> Any:
+    """vLLM's parameters of a request.
+
+    Raises:
+        ValueError: one is out of range; also vLLM's own `VLLMClientError`.
+    """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    options = order.options
-    params = SamplingParams(
+    return SamplingParams(
         temperature=options.temperature,
         max_tokens=options.max_tokens,
         logprobs=0,  # of the sampled token only
@@ -82,8 +94,6 @@ def _admit(engine: Any, order: Admission, salt: str) -> None:
         output_kind=RequestOutputKind.FINAL_ONLY,
         **options.shaping,
     )
-    prompt = {"prompt_token_ids": order.prompt_ids.tolist(), "cache_salt": salt}
-    engine.add_request(order.request_id, prompt, params, arrival_time=order.arrived, priority=options.priority)
 
 
 class Followers:

@@ -308,8 +308,9 @@ class Stack:
         engine_args = engine_arguments(config, folder)
         process: dict[str, Any] = section.model_dump(include={"with_gpus", "threads", "kv_cache_gb"})
         environment = process_environment(**process)
+        procs = 1 if section.apart else section.procs
         kind = Generator.options(
-            procs=section.procs,
+            procs=procs,
             mesh_name="generator",
             environment=environment,
             spare=Spare(partial(import_engine, **process)) if section.spare and self._hosts is None else None,
@@ -317,12 +318,13 @@ class Stack:
         launches = []
         for number in range(section.num_replicas):
             name = f"generator{number}"
-            placed = self._placed(kind, name, section.procs, with_gpus=section.with_gpus, **environment)
+            gpus = section.procs * section.with_gpus
+            placed = self._placed(kind, name, procs, with_gpus=section.with_gpus, gpus=gpus, **environment)
 
             async def launch(life: int, placed: Placed = placed, number: int = number) -> Any:
                 seed = (config.seed + life) * section.num_replicas + number  # another life draws other samples
                 return await (await placed()).launch(
-                    {**engine_args, "seed": seed}, {}, process, section.recompute_on_update
+                    {**engine_args, "seed": seed}, {}, process, section.recompute_on_update, section.apart
                 )
 
             launches.append(launch)
@@ -337,14 +339,21 @@ class Stack:
         return generators
 
     def _placed(
-        self, actor_class: Any, name: str, procs: int = 1, *, with_gpus: bool = False, **environment: str
+        self,
+        actor_class: Any,
+        name: str,
+        procs: int = 1,
+        *,
+        with_gpus: bool = False,
+        gpus: int | None = None,
+        **environment: str,
     ) -> Placed:
         """Finds the place of an actor at each of its starts, and gives its class with its processes there.
 
-        They have GPUs of their own, which on this machine are the same at each start.
+        They have GPUs of their own, by default one each, which on this machine are the same at each start.
         """
         if self._hosts is None:
-            environment |= self._placement.take(procs * with_gpus)
+            environment |= self._placement.take(procs * with_gpus if gpus is None else gpus)
         else:
             environment = PROCESS_ENVIRONMENT | environment
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torchstore.api
 from torchstore.controller import Controller, Trie
-from torchstore.transport.buffers import RDMATransportBuffer, TransportBuffer, rdma_available
+from torchstore.transport.buffers import MonarchTransportBuffer, RDMATransportBuffer, TransportBuffer, rdma_available
 from torchstore.transport.pipe import Pipe, Request
 
 from trainers.actors.actor import endpoint, get_or_spawn_controller
-from trainers.weights.shared import SharedTransportBuffer
+from trainers.weights import shared
 
 _PLAIN = ("get_controller_strategy", "locate_volumes", "notify_put", "keys", "notify_delete")
 
@@ -45,6 +46,40 @@ class AsyncController(Controller):  # type: ignore[misc]
         """Know of no volume and no key, so that `init` can be called again."""
         self.is_initialized = False
         self.keys_to_storage_volumes = Trie()
+
+
+class SharedTransportBuffer(MonarchTransportBuffer):  # type: ignore[misc]
+    """TorchStore's transport that sends a handle of what lies in a block, and other tensors with the message."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handle: shared.Handle | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "tensor": self.tensor if self.handle is None else None}
+
+    async def write_from(self, tensor: torch.Tensor | None) -> None:
+        """Offer a tensor."""
+        self.tensor = tensor
+        self.handle = None if tensor is None else shared.handle(tensor)
+
+    async def read_into(self, tensor: torch.Tensor | None = None) -> torch.Tensor:
+        """Take what the other side offers: mapped, or copied, which it is from other machines and into `tensor`."""
+        if self.handle is not None and self.handle.host != shared.host():
+            return await shared.fetch(self.handle, tensor)
+        if self.handle is not None:
+            self.tensor = shared.attach(self.handle)
+        taken: torch.Tensor = await super().read_into(tensor)
+        return taken
+
+    def update(self, other_buffer: SharedTransportBuffer) -> None:
+        """Take over the other side's answer."""
+        super().update(other_buffer)
+        self.handle = other_buffer.handle
+
+    async def drop(self) -> None:
+        """Let go of the tensor."""
+        self.tensor = None
 
 
 async def open_store(processes: Any) -> None:

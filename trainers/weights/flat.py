@@ -66,3 +66,25 @@ class Layout:
         for entry in self.entries:
             flat = buffers[entry.dtype][entry.offset : entry.offset + entry.numel]
             yield entry.name, flat.view(entry.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A state dict that lies in flat buffers; iterating over it gives named views into them.
+
+    Attributes:
+        layout: of the tensors.
+        buffers: by dtype.
+    """
+
+    layout: Layout
+    buffers: Mapping[torch.dtype, torch.Tensor]
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return self.layout.unpack(self.buffers)
+
+    @classmethod
+    def of(cls, state: Mapping[str, torch.Tensor]) -> Flat:
+        """A copy of `state`, in memory that other processes can map."""
+        layout = Layout.of(state)
+        return cls(layout, layout.pack(state))

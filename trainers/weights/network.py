@@ -19,7 +19,6 @@ from functools import cache, partial
 
 from forge_env.job.addresses import Address
 from forge_env.job.card import tls_context
-from trainers.actors.processes import host_address
 
 PATIENCE_S = 60.0
 """A connection on which nothing moves for so long is given up."""
@@ -99,6 +98,8 @@ def _secured(connection: socket.socket, context: ssl.SSLContext | None, host: st
 @cache
 def serve(find: Callable[[int], memoryview | None]) -> Source | None:
     """Serve this process's blocks from here on; None where all processes of the run are on this machine."""
+    from trainers.actors.processes import host_address  # takes seconds: Monarch
+
     address = host_address()
     return None if address is None else Server(address, find).source
 

@@ -1,4 +1,4 @@
-"""TorchStore's way of tensors: memory that processes of one machine map, and that other machines fetch as it is.
+"""Memory of tensors that the processes of one machine map, and that other machines fetch as it is.
 
 A `memfd` has no name that could be left behind. Who has one tells the other its process and descriptor; the other
 opens it through /proc, as the same user may, and maps the same pages. The kernel frees them with the last mapping.
@@ -13,11 +13,9 @@ import os
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
-from torchstore.transport.buffers import MonarchTransportBuffer
 
 from trainers.weights import network
 
@@ -143,37 +141,3 @@ def _map(file: Descriptor, dtype: torch.dtype, *, borrowed: bool = False) -> tor
     tensor = torch.frombuffer(block, dtype=dtype)
     _blocks[tensor.data_ptr()] = block
     return tensor
-
-
-class SharedTransportBuffer(MonarchTransportBuffer):  # type: ignore[misc]
-    """TorchStore's transport that sends a `Handle` of what lies in a block, and other tensors with the message."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.handle: Handle | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "tensor": self.tensor if self.handle is None else None}
-
-    async def write_from(self, tensor: torch.Tensor | None) -> None:
-        """Offer a tensor."""
-        self.tensor = tensor
-        self.handle = None if tensor is None else handle(tensor)
-
-    async def read_into(self, tensor: torch.Tensor | None = None) -> torch.Tensor:
-        """Take what the other side offers: mapped, or copied, which it is from other machines and into `tensor`."""
-        if self.handle is not None and self.handle.host != host():
-            return await fetch(self.handle, tensor)
-        if self.handle is not None:
-            self.tensor = attach(self.handle)
-        taken: torch.Tensor = await super().read_into(tensor)
-        return taken
-
-    def update(self, other_buffer: SharedTransportBuffer) -> None:
-        """Take over the other side's answer."""
-        super().update(other_buffer)
-        self.handle = other_buffer.handle
-
-    async def drop(self) -> None:
-        """Let go of the tensor."""
-        self.tensor = None

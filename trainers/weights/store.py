@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ import torchstore
 from trainers.actors.actor import ForgeActor
 from trainers.actors.remote import ActorDiedError, result
 from trainers.weights import compat, shared  # compat patches torchstore before its first use
-from trainers.weights.flat import Layout
+from trainers.weights.flat import Flat, Layout
 
 LAYOUT_KEY = "weights/layout"
 _VERSIONS = "weights/v"
@@ -98,7 +98,7 @@ class WeightStore:
         for dtype, buffer in buffers.items():
             await torchstore.put(_key(version, dtype), buffer)
 
-    async def pull(self, version: int) -> Iterable[tuple[str, torch.Tensor]]:
+    async def pull(self, version: int) -> Flat:
         """The tensors of `version`: to be read, until the version is dropped or another is pulled.
 
         They are views into the trainer's own buffers on its machine, and into a copy on others.
@@ -109,7 +109,7 @@ class WeightStore:
         """
         return await self._reach(lambda: self._pull(version))
 
-    async def _pull(self, version: int) -> Iterable[tuple[str, torch.Tensor]]:
+    async def _pull(self, version: int) -> Flat:
         if self._layout is None:
             self._layout = await compat.get(LAYOUT_KEY)
         buffers = {}
@@ -117,7 +117,7 @@ class WeightStore:
             buffers[dtype] = buffer = await compat.get(_key(version, dtype), self._landing.get(dtype))
             if not shared.borrowed(buffer):
                 self._landing[dtype] = buffer
-        return self._layout.unpack(buffers)
+        return Flat(self._layout, buffers)
 
     async def versions(self) -> set[int]:
         """The versions that are held."""

@@ -42,7 +42,7 @@ async def observe(name: str, folder: Path) -> dict[str, Any]:
     from vllm import ModelRegistry
 
     from tests.trainers.model.checkpoints import VOCABULARY, write_checkpoint
-    from trainers.generator.engine import AsyncEngine
+    from trainers.generator.engine import InProcessEngine
     from trainers.titan.device import use_device
     from trainers.titan.model import TitanModel
     from trainers.titan.score import Scorer
@@ -59,7 +59,7 @@ async def observe(name: str, folder: Path) -> dict[str, Any]:
         model=ModelSection(path=str(folder), max_length=256),
         generator=GeneratorSection(max_num_seqs=8),
     )
-    engine = AsyncEngine(engine_arguments(config, folder))
+    engine = InProcessEngine(engine_arguments(config, folder))
     prompts = torch.randint(0, VOCABULARY, (8, 40), generator=torch.Generator().manual_seed(0)).numpy()
 
     async def sample(tokens: int) -> list[Completion]:

@@ -1,4 +1,4 @@
-"""`AsyncEngine` around an engine that fails; with the real vLLM it is tested in `test_stack.py`."""
+"""`InProcessEngine` around an engine that fails; with the real vLLM it is tested in `test_stack.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from forge_env.errors import GeneratorError, UsageError
-from trainers.generator.engine import AsyncEngine
+from trainers.generator.engine import InProcessEngine
 from trainers.generator.types import Completion, EngineFailedError, SamplingOptions, WeightsDroppedError
 
 
@@ -89,18 +89,18 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
 
 
 @pytest.fixture
-async def engine(fake: Fake) -> AsyncIterator[AsyncEngine]:
-    engine = AsyncEngine({})
+async def engine(fake: Fake) -> AsyncIterator[InProcessEngine]:
+    engine = InProcessEngine({})
     yield engine
     await engine.close()
 
 
-def ask(engine: AsyncEngine, *names: str) -> list[asyncio.Future[Completion]]:
+def ask(engine: InProcessEngine, *names: str) -> list[asyncio.Future[Completion]]:
     return [asyncio.ensure_future(engine.generate([1], SamplingOptions(), name)) for name in names]
 
 
 async def load_during_a_step(
-    fake: Fake, engine: AsyncEngine, under_way: str, left: str
+    fake: Fake, engine: InProcessEngine, under_way: str, left: str
 ) -> tuple[asyncio.Future[float], list[asyncio.Future[Completion]]]:
     """New weights wait for the end of a step, and behind it a request that came before them."""
     calls = ask(engine, under_way)
@@ -113,7 +113,7 @@ async def load_during_a_step(
 
 
 async def test_an_engine_that_fails_answers_all_who_asked_and_all_who_ask_later(
-    fake: Fake, engine: AsyncEngine
+    fake: Fake, engine: InProcessEngine
 ) -> None:
     fake.failure = "out of memory"
     calls = ask(engine, "first")
@@ -133,7 +133,7 @@ async def test_an_engine_that_fails_answers_all_who_asked_and_all_who_ask_later(
     [([1] * 5, SamplingOptions(), "longer than"), ([1], SamplingOptions(temperature=3.0), "temperature must be")],
 )
 async def test_a_request_that_the_engine_refuses_is_its_caller_s_alone(
-    fake: Fake, engine: AsyncEngine, prompt: list[int], options: SamplingOptions, reason: str
+    fake: Fake, engine: InProcessEngine, prompt: list[int], options: SamplingOptions, reason: str
 ) -> None:
     (accepted,) = ask(engine, "accepted")
     await asyncio.to_thread(fake.stepping.wait)
@@ -147,7 +147,7 @@ async def test_a_request_that_the_engine_refuses_is_its_caller_s_alone(
 
 
 async def test_a_request_ended_before_the_engine_has_seen_it_leaves_nothing_there(
-    fake: Fake, engine: AsyncEngine
+    fake: Fake, engine: InProcessEngine
 ) -> None:
     (call,) = ask(engine, "mine")
     await asyncio.sleep(0)
@@ -160,20 +160,22 @@ async def test_a_request_ended_before_the_engine_has_seen_it_leaves_nothing_ther
     assert fake.requests == {}
 
 
-async def test_requests_that_arrive_before_new_weights_never_meet_the_old_ones(fake: Fake, engine: AsyncEngine) -> None:
+async def test_requests_that_arrive_before_new_weights_never_meet_the_old_ones(
+    fake: Fake, engine: InProcessEngine
+) -> None:
     loading, calls = await load_during_a_step(fake, engine, "old", "new")
     await asyncio.gather(loading, *calls)
     assert fake.admitted == [("old", "v0.1"), ("new", "v1.2")]
 
 
-async def test_requests_beside_the_very_first_weights_are_answered(fake: Fake, engine: AsyncEngine) -> None:
+async def test_requests_beside_the_very_first_weights_are_answered(fake: Fake, engine: InProcessEngine) -> None:
     fake.go_on.set()
     await engine.load_weights(list, 1)
     calls = ask(engine, "first")
     await asyncio.gather(engine.load_weights(list, 2), *calls)
 
 
-async def test_weights_that_fail_to_load_end_the_engine(fake: Fake, engine: AsyncEngine) -> None:
+async def test_weights_that_fail_to_load_end_the_engine(fake: Fake, engine: InProcessEngine) -> None:
     fake.loading = "no such tensor"
     loading, calls = await load_during_a_step(fake, engine, "under way", "left")
     with pytest.raises(RuntimeError, match="no such tensor"):
@@ -185,14 +187,14 @@ async def test_weights_that_fail_to_load_end_the_engine(fake: Fake, engine: Asyn
         await engine.generate([1], SamplingOptions())
 
 
-async def test_outputs_that_can_not_be_read_are_told_to_all(fake: Fake, engine: AsyncEngine) -> None:
+async def test_outputs_that_can_not_be_read_are_told_to_all(fake: Fake, engine: InProcessEngine) -> None:
     fake.unreadable = True
     fake.go_on.set()
     errors = await asyncio.gather(*ask(engine, "a", "b"), return_exceptions=True)
     assert [type(error) for error in errors] == [EngineFailedError] * 2
 
 
-async def test_two_requests_of_one_name_are_refused(fake: Fake, engine: AsyncEngine) -> None:
+async def test_two_requests_of_one_name_are_refused(fake: Fake, engine: InProcessEngine) -> None:
     (first,) = ask(engine, "same")
     await asyncio.sleep(0)
     with pytest.raises(UsageError, match="'same' is already in progress"):
@@ -201,7 +203,7 @@ async def test_two_requests_of_one_name_are_refused(fake: Fake, engine: AsyncEng
     assert (await first).token_ids == [7]
 
 
-async def test_closing_ends_the_thread_after_the_step_under_way(fake: Fake, engine: AsyncEngine) -> None:
+async def test_closing_ends_the_thread_after_the_step_under_way(fake: Fake, engine: InProcessEngine) -> None:
     calls = ask(engine, "a")
     await asyncio.to_thread(fake.stepping.wait)
     calls += ask(engine, "b")
@@ -244,5 +246,5 @@ async def test_arguments_that_vllm_refuses_are_named(fake: Fake, monkeypatch: py
 
     monkeypatch.setattr(sys.modules["vllm"], "EngineArgs", refuse)
     with pytest.raises(UsageError, match="block_size: 7 is not allowed") as refused:
-        AsyncEngine({"block_size": 7})
+        InProcessEngine({"block_size": 7})
     assert refused.value.fix == "see the generator section of the recipe"

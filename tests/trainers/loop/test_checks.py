@@ -71,7 +71,7 @@ def test_arguments_of_vllm_are_passed_on() -> None:
             "",
         ),
         ("generator.engine_args={dtype: half}", "engine_args.dtype can't be set: it is a key", "use model.dtype"),
-        ("generator.engine_args={async_scheduling: true}", "would be taken for one of the new weights", "leave it out"),
+        ("generator.engine_args={async_scheduling: true}", "generator.engine=async_llm has it", "leave it out"),
         ("generator.engine_args={quantization: fp8}", "other weights than the trainer's", "leave it out"),
         ("generator.engine_args={spec_model: small}", "its draft model would have to follow", "leave it out"),
         ("generator.engine_args={data_parallel_size: 2}", "use generator.procs and generator.num_replicas", "leave"),

@@ -6,6 +6,7 @@ import asyncio
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import psutil
@@ -42,10 +43,15 @@ def children() -> set[int]:
 
 
 @pytest.mark.parametrize("procs", [1, 2])
-async def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreement(tmp_path: Path, procs: int) -> None:
+@pytest.mark.parametrize("engine", ["in_process", "async_llm"])
+async def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreement(
+    tmp_path: Path, engine: Literal["in_process", "async_llm"], procs: int
+) -> None:
     prepare_controller()
     before, shm = children(), shared_memory()
-    config = RunConfig(environment=EnvironmentSection(name="coding_rlvr"), generator=GeneratorSection(procs=procs))
+    config = RunConfig(
+        environment=EnvironmentSection(name="coding_rlvr"), generator=GeneratorSection(engine=engine, procs=procs)
+    )
     folder = build_tiny_folder(config.model, fe.make("coding_rlvr"), 0, tmp_path / "tiny")
     rng = random.Random(0)
     prompts = [[rng.randrange(10, 300) for _ in range(40)] for _ in range(16)]
@@ -109,10 +115,14 @@ async def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreemen
     await asyncio.to_thread(assert_no_shared_memory, shm)
 
 
-async def test_recomputed_requests_go_on_with_exactly_the_new_policy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["in_process", "async_llm"])
+async def test_recomputed_requests_go_on_with_exactly_the_new_policy(
+    tmp_path: Path, engine: Literal["in_process", "async_llm"]
+) -> None:
     prepare_controller()
     config = RunConfig(
-        environment=EnvironmentSection(name="coding_rlvr"), generator=GeneratorSection(recompute_on_update=True)
+        environment=EnvironmentSection(name="coding_rlvr"),
+        generator=GeneratorSection(engine=engine, recompute_on_update=True),
     )
     folder = build_tiny_folder(config.model, fe.make("coding_rlvr"), 0, tmp_path / "tiny")
     async with Stack(config) as stack:

@@ -19,8 +19,8 @@ import torch
 from tests.trainers.actors.test_hosts import certificates
 from trainers.actors.processes import ADDRESS
 from trainers.weights import network, shared
+from trainers.weights.compat import SharedTransportBuffer
 from trainers.weights.flat import Layout
-from trainers.weights.shared import SharedTransportBuffer
 from trainers.weights.store import WeightStore
 
 

@@ -1,0 +1,181 @@
+"""vLLM's `AsyncLLM` as a generator's engine: it steps in a process of its own, and plans each step beside the last.
+
+What costs a GPU time, the processor's work between two steps, is then done beside the step. Weights are swapped while
+vLLM's scheduler pauses, which keeps the requests in flight. They don't go through vLLM's messages: its workers map the
+memory that this process has pulled them into.
+
+Requests that arrive during an update wait for its end, so that none computes keys and values under the salt of other
+weights. Those that vLLM has queued by then keep theirs. Unless `recompute_on_update` is on, they may reuse keys and
+values of the weights before, as requests in flight do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import time
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from typing import Any
+
+from numpy.typing import ArrayLike
+
+from forge_env.errors import GeneratorError
+from trainers.generator.engine import ALWAYS, Engine, Weights, refusals, reorders
+from trainers.generator.lockstep import sampling_params
+from trainers.generator.types import Completion, SamplingOptions
+
+logger = logging.getLogger(__name__)
+WORKER = "trainers.generator.async_llm_worker.WeightLoader"
+"""What vLLM's workers have besides."""
+
+
+class AsyncLLMEngine(Engine):
+    """An `AsyncLLM`; made by `start`.
+
+    Args:
+        llm: vLLM's.
+        recompute_on_update: as for `InProcessEngine`.
+    """
+
+    def __init__(self, llm: Any, *, recompute_on_update: bool = False) -> None:
+        super().__init__()
+        self.engine = llm
+        self._recompute_on_update = recompute_on_update
+        self._requests: set[str] = set()
+        self._open = asyncio.Event()
+        self._open.set()
+        self._watch: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, engine_args: dict[str, Any], *, recompute_on_update: bool = False) -> AsyncLLMEngine:
+        """Start vLLM's processes, and wait until the model is loaded.
+
+        Args:
+            engine_args: vLLM's `AsyncEngineArgs` as a dictionary.
+            recompute_on_update: as for `InProcessEngine`.
+
+        Raises:
+            UsageError: vLLM refuses `engine_args`.
+        """
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        with refusals():
+            arguments = AsyncEngineArgs(**{**ALWAYS, **engine_args, "worker_extension_cls": WORKER})
+            llm = await asyncio.to_thread(AsyncLLM.from_engine_args, arguments, start_engine_loop=False)
+        engine = cls(llm, recompute_on_update=recompute_on_update)
+        try:
+            await llm.update_weight_version(str(engine.version))
+            pids = await llm.collective_rpc("own_pid")
+        except BaseException:  # cancelled too: no process may be left
+            await asyncio.to_thread(llm.shutdown)
+            raise
+        engine._watch = asyncio.create_task(engine._watch_workers(pids), name="engine")
+        return engine
+
+    async def _watch_workers(self, pids: Iterable[int]) -> None:
+        """Wait for the end of any worker: nothing else would say so while no request is under way."""
+        from trainers.actors.processes import end_of
+
+        ends = [asyncio.create_task(end_of(pid)) for pid in pids]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
+        if self._failure is None:
+            self._failed(RuntimeError("its process ended"))
+
+    @property
+    def _under_way(self) -> Collection[str]:
+        return self._requests
+
+    @property
+    def _states(self) -> Iterable[Any]:
+        return self.engine.output_processor.request_states.values()
+
+    async def generate(
+        self, prompt_ids: ArrayLike, options: SamplingOptions, request_id: str | None = None
+    ) -> Completion:
+        """See `Engine`."""
+        self.check()
+        request_id = self._begin(request_id)
+        self._requests.add(request_id)
+        completion = self._empty(prompt_ids)
+        try:
+            await self._open.wait()
+            self.account.enter("generate")
+            self._complete(completion, await self._answer(completion, options, request_id))
+        finally:
+            self._requests.discard(request_id)
+            if not self._requests:
+                self.account.enter("wait for requests")
+        return completion
+
+    async def _answer(self, completion: Completion, options: SamplingOptions, request_id: str) -> Any:
+        """vLLM's last output of a request."""
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        self.check()
+        prompt = {"prompt_token_ids": completion.prompt_ids.tolist(), "cache_salt": self._salt}
+        outputs = self.engine.generate(prompt, sampling_params(options), request_id, priority=options.priority)
+        last = None
+        try:
+            async for output in outputs:
+                last = output
+        except EngineGenerateError as error:  # of this request alone
+            raise GeneratorError(f"vLLM failed at a request: {error.__cause__ or error}") from error
+        except EngineDeadError as error:
+            raise (self._failure or self._failed(error)) from error
+        self.check()
+        assert last is not None, "vLLM has ended a request without an output"
+        return last
+
+    async def abort(self, request_id: str) -> None:
+        """See `Engine`."""
+        if request_id in self._requests:
+            await self.engine.abort(request_id)
+
+    async def load_weights(self, weights: Weights, version: int) -> float:
+        """See `Engine`."""
+        from trainers.weights import shared
+        from trainers.weights.flat import Flat
+
+        self.check()
+        given = weights()
+        flat = given if isinstance(given, Flat) else Flat.of(dict(given))
+        handles = {dtype: shared.handle(buffer) for dtype, buffer in flat.buffers.items()}
+        message = pickle.dumps((flat.layout, handles, reorders(self.engine)))
+        started = time.perf_counter()
+        self._open.clear()
+        with self.account.during("load weights"):
+            try:
+                await self.engine.pause_generation(mode="keep", clear_cache=self._recompute_on_update)
+                await self.engine.collective_rpc("load_flat", args=(message,))
+                await self.engine.update_weight_version(str(version))
+                self._set_version(version)
+                await self.engine.resume_generation()
+            except Exception as error:  # boundary of vLLM's model: passed on when every caller is told
+                logger.exception("the vLLM engine failed")
+                self._failed(error)
+                await self._abort_all()
+                raise
+            finally:
+                self._open.set()
+        return time.perf_counter() - started
+
+    async def close(self) -> None:
+        """See `Engine`."""
+        self._failed(GeneratorError("the generator was stopped"))
+        if self._watch is not None:
+            self._watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watch
+        await self._abort_all()
+        await asyncio.to_thread(self.engine.shutdown)
+
+    async def _abort_all(self) -> None:
+        if not self.engine.errored:  # else all have been told
+            await self.engine.abort(list(self._requests))

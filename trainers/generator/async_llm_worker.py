@@ -1,0 +1,53 @@
+"""What vLLM imports in the processes of an `AsyncLLM`, before it loads the model there."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import select
+import threading
+from typing import Any
+
+from trainers.generator.arguments import PREPARED, adapt
+from trainers.weights import shared
+
+
+def _prepare(owner: int, **settings: Any) -> None:
+    adapt(**settings)
+    descriptor = os.pidfd_open(owner)
+    threading.Thread(target=_end_with, args=(descriptor,), name="forge-env-owner", daemon=True).start()
+
+
+def _end_with(owner: int) -> None:
+    """End this process when its owner has ended, however that went."""
+    ended = select.poll()
+    ended.register(owner, select.POLLIN)
+    ended.poll()
+    os._exit(1)
+
+
+_prepare(**json.loads(os.environ[PREPARED]))
+
+
+class WeightLoader:
+    """Becomes a part of vLLM's worker."""
+
+    model_runner: Any
+
+    def own_pid(self) -> int:
+        """Of this process."""
+        return os.getpid()
+
+    def load_flat(self, message: bytes) -> None:
+        """Load weights from memory of another process.
+
+        Args:
+            message: pickled: their layout, handles of the buffers by dtype, and whether vLLM has to reorder them.
+        """
+        layout, handles, reorders = pickle.loads(message)
+        weights = layout.unpack({dtype: shared.attach(handle) for dtype, handle in handles.items()})
+        if reorders:
+            self.model_runner.reload_weights(weights_iterator=weights)
+        else:
+            self.model_runner.model.load_weights(weights)
