@@ -62,7 +62,7 @@ class Server(socketserver.ThreadingTCPServer):
         self.find = find
         self.context = tls_context(address, serving=True)
         [(self.address_family, *_, place), *_] = socket.getaddrinfo(address.plain_host, 0, type=socket.SOCK_STREAM)
-        super().__init__(place[:2], _Request)
+        super().__init__((str(place[0]), 0), _Request)
         self.source = Source(address._replace(port=self.server_address[1]), secrets.token_bytes(SECRET))
         forever = partial(self.serve_forever, poll_interval=PATIENCE_S)  # nobody ends it but the process's end
         threading.Thread(target=forever, name="forge-env-blocks", daemon=True).start()
