@@ -94,7 +94,7 @@ class AsyncLLMEngine(Engine):
 
     @property
     def _states(self) -> Iterable[Any]:
-        return self.engine.output_processor.request_states.values()
+        return list(self.engine.output_processor.request_states.values())
 
     async def generate(
         self, prompt_ids: ArrayLike, options: SamplingOptions, request_id: str | None = None

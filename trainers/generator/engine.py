@@ -328,10 +328,11 @@ class InProcessEngine(Engine):
             self._fail(error)
 
     def _end(self, output: Any) -> None:
-        request = self._requests.pop(output.request_id, None)
+        request = self._requests.get(output.request_id)
         if request is None:
             return
         self._complete(request.completion, output)
+        del self._requests[output.request_id]
         if not request.done.done():
             request.done.set_result(request.completion)
 
