@@ -158,7 +158,7 @@ KNOBS: dict[str, Change] = {
         "generator",
         {
             "num_replicas": Change(2),
-            "engine": Change("async_llm", where=SERVED),
+            "engine": Change("async_llm"),
             "procs": Change(2, where=SERVED),
             "with_gpus": Change(True),
             "max_num_seqs": Change(8, where=SERVED),
