@@ -43,11 +43,7 @@ class PaddedLoss:
                 f"loss {self.name!r} asks for {', '.join(unknown)}", fix=f"a loss can have {', '.join(ARGUMENTS)}"
             )
         self._arguments = [key for key in parameters if key in ARGUMENTS]
-        self.needs = Needs(
-            reference="ref_logprobs" in required,
-            proximal="proximal_logprobs" in self._arguments,
-            entropy_gradient="entropy" in self._arguments,
-        )
+        self.needs = Needs(reference="ref_logprobs" in required, proximal="proximal_logprobs" in self._arguments)
 
     def __call__(self, batch: TokenBatch) -> LossOutput:
         """The microbatch's share of the minibatch loss."""

@@ -90,9 +90,7 @@ class PolicyLoss:
     @property
     def needs(self) -> Needs:
         """What the trainer has to provide."""
-        return Needs(
-            reference=self.beta > 0, proximal=self.correction is not None, entropy_gradient=self.entropy_coef > 0
-        )
+        return Needs(reference=self.beta > 0, proximal=self.correction is not None)
 
     def surrogate(self, batch: TokenBatch, log_ratios: torch.Tensor) -> Surrogate:
         """The loss of each token from the log of its ratio, [N]."""

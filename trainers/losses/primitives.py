@@ -20,17 +20,6 @@ Level = Literal["token", "sequence", "geometric"]
 MAX_LOG_RATIO = 20.0
 
 
-def token_logprobs_and_entropy(
-    logits: torch.Tensor, targets: torch.Tensor, *, entropy_gradient: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of `targets`, [N], and entropy, [N], from logits, [N, V]."""
-    log_probs = torch.log_softmax(logits, dim=-1)
-    chosen = log_probs.gather(-1, targets[:, None])[:, 0]
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropy = -(log_probs.exp() * log_probs).sum(-1)
-    return chosen, entropy
-
-
 def log_ratio(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
     """log of a probability ratio per token, [N], clamped so that its exponential stays finite.
 

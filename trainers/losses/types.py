@@ -14,7 +14,7 @@ class TokenBatch:
 
     Attributes:
         logprobs: log-probabilities under the policy being trained, [N], with gradient.
-        entropy: entropy of its distribution at each token, [N]; with gradient where the loss asks for it (`Needs`).
+        entropy: entropy of its distribution at each token, [N], with gradient.
         behavior_logprobs: log-probabilities when the token was sampled, [N].
         advantages: [N].
         sequence_ids: sequence of each token, [N] int64 from 0; a sequence's tokens are all in one batch.
@@ -60,12 +60,10 @@ class Needs:
     Attributes:
         reference: `ref_logprobs`; a recipe without a reference model is refused.
         proximal: `proximal_logprobs` in every update but a step's first; costs a forward pass.
-        entropy_gradient: a gradient through `entropy`; costs memory of the size of the logits.
     """
 
     reference: bool = False
     proximal: bool = False
-    entropy_gradient: bool = False
 
 
 class Loss(Protocol):

@@ -240,7 +240,7 @@ class TitanEngine(Scorer):
         self, batch: Microbatch, minibatch: Minibatch, loss: Loss, proximal: torch.Tensor | None
     ) -> tuple[torch.Tensor, dict[str, float]]:
         """A microbatch's share of the loss and of the metrics."""
-        logprobs, entropy = self.forward(batch, entropy_gradient=needs(loss).entropy_gradient)
+        logprobs, entropy = self.forward(batch)
         if not len(batch.target_ids):  # nothing to learn, but all ranks make the same passes
             return 0.0 * logprobs.sum(), {}
         output = loss(

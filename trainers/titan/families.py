@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torchtitan.models import llama3, qwen3
-from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RoPE, TransformerBlock
+from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, RoPE, TransformerBlock
 from torchtitan.models.common.config_utils import (
     make_ffn_config,
     make_gqa_config,
@@ -36,14 +36,14 @@ from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from trainers.model.folder import is_mixture, rope_parameters
 from trainers.titan.attention import PackedAttention
+from trainers.titan.head import Head
 from trainers.titan.layout import ContextLayout, PackedLayout
-from trainers.titan.parallel import whole
 
 Init = dict[str, Callable[..., Any]]
 
 
 class _Scoring:
-    """A decoder that scores the vocabulary only where a target has to be predicted.
+    """A decoder that says how likely given targets are.
 
     The head is part of the model's one forward call, so that FSDP sees whole passes.
     """
@@ -59,8 +59,10 @@ class _Scoring:
         positions: torch.Tensor | None = None,
         attention_masks: PackedLayout | ContextLayout | None = None,
         predictors: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Scores [N, V] at `predictors`, [N] indices into the flattened [B, T] rows."""
+        targets: torch.Tensor | None = None,
+        temperature: float = 1.0,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probability and entropy of `targets` at `predictors`, [N] indices into the flattened [B, T] rows."""
         hidden = self.tok_embeddings(tokens)
         for layer in self.layers.values():
             hidden = layer(hidden, attention_masks, positions)
@@ -68,7 +70,8 @@ class _Scoring:
         if isinstance(hidden, DTensor):  # tensor parallel: the same on all its ranks
             hidden = hidden.to_local()
         chosen = hidden.flatten(0, 1).index_select(0, predictors)
-        return whole(self.lm_head(chosen))
+        scored: tuple[torch.Tensor, torch.Tensor] = self.lm_head(chosen, targets, temperature)
+        return scored
 
 
 class ScoringLlama(_Scoring, Llama3Model):  # type: ignore[misc]
@@ -201,7 +204,7 @@ def titan_config(hf: Mapping[str, Any], max_length: int) -> Any:
             embedding_dim=dim,
             param_init={"weight": skip_param_init} if tied else normal,
         ),
-        lm_head=Linear.Config(in_features=dim, out_features=hf["vocab_size"], param_init=normal),
+        lm_head=Head.Config(in_features=dim, out_features=hf["vocab_size"], param_init=normal),
         layers=[block(layer) for layer in range(layers)],
     )
 

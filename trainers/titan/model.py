@@ -162,11 +162,13 @@ class TitanModel:
         weights: dict[str, torch.Tensor] = self._adapter.to_hf(module.state_dict())
         return weights
 
-    def logits(self, batch: Microbatch) -> torch.Tensor:
-        """Scores over the vocabulary for each target, in float32: [N, V]."""
+    def score(self, batch: Microbatch, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probability and entropy of each target at this temperature, float32 [N] each."""
         with self._precision():
-            logits: torch.Tensor = self.module(batch.tokens, batch.positions, batch.layout, batch.predictors)
-        return logits.float()
+            scored: tuple[torch.Tensor, torch.Tensor] = self.module(
+                batch.tokens, batch.positions, batch.layout, batch.predictors, batch.target_ids, temperature
+            )
+        return scored
 
     def _precision(self) -> torch.autocast:
         """Weights and optimizer stay in float32; arithmetic is in the recipe's precision (sharded: FSDP's matter)."""

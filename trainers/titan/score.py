@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from forge_env.trajectory import Segment
 from trainers.buffer.sequences import BatchSizes, targets
 from trainers.buffer.types import GroupBuffer
-from trainers.losses.primitives import token_logprobs_and_entropy
 from trainers.titan.batch import Microbatch, collate
 from trainers.titan.device import Device
 from trainers.titan.model import TitanModel
@@ -71,15 +70,14 @@ class Scorer:
         multiple = self.model.ranks.row_multiple
         return collate(rows, self.device.torch, packed=self.budget.packed, multiple=multiple)
 
-    def forward(self, batch: Microbatch, *, entropy_gradient: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability and entropy of a microbatch's target tokens, [N] each."""
+    def forward(self, batch: Microbatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probability and entropy of a microbatch's target tokens, [N] each, with gradients."""
         context = self.model.ranks.context
-        part = batch if context is None else context.part(batch)
-        logits = self.model.logits(part) / self.temperature
-        values = token_logprobs_and_entropy(logits, part.target_ids, entropy_gradient=entropy_gradient)
         if context is None:
-            return values
-        logprobs, entropy = (context.whole(own, batch) for own in values)
+            return self.model.score(batch, self.temperature)
+        logprobs, entropy = (
+            context.whole(own, batch) for own in self.model.score(context.part(batch), self.temperature)
+        )
         return logprobs, entropy
 
     def score(self, runs: Sequence[Run], segments: Segments) -> dict[int, NDArray[np.float32]]:

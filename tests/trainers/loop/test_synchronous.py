@@ -87,8 +87,10 @@ class Sampler:
     @torch.no_grad()
     def token(self, ids: list[int], dice: random.Random) -> tuple[int, float]:
         """The next token and its log-probability."""
-        whole = Segment(np.array([*ids, 0]), np.array([False] * len(ids) + [True]))
-        logprobs = self.model.logits(collate([whole], torch.device("cpu")))[0].log_softmax(-1)
+        batch = collate([Segment(np.array([*ids, 0]), np.array([False] * len(ids) + [True]))], torch.device("cpu"))
+        vocabulary = torch.arange(self.model.config.vocab_size)
+        batch.target_ids, batch.predictors = vocabulary, batch.predictors.expand(len(vocabulary))
+        logprobs, _ = self.model.score(batch)
         [token] = dice.choices(range(len(logprobs)), logprobs.exp().tolist())
         return token, float(logprobs[token])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from trainers.losses.primitives import (  # noqa: E402
     log_ratio,
     over_level,
     ppo_clip,
-    token_logprobs_and_entropy,
 )
 
 pytestmark = pytest.mark.stack
@@ -205,21 +203,3 @@ def test_a_ratio_is_bounded_before_it_overflows() -> None:
 def test_sft_is_the_mean_negative_log_likelihood() -> None:
     case = formulas.random_case(4)
     assert SFTLoss()(batch_of(case)).loss.item() == pytest.approx(-case.now.mean())
-
-
-def test_logprobs_and_entropy_of_logits() -> None:
-    logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [100.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
-    logprobs, entropy = token_logprobs_and_entropy(logits, torch.tensor([2, 0]))
-    assert logprobs.tolist() == pytest.approx([-math.log(4), 0.0])
-    assert entropy.tolist() == pytest.approx([math.log(4), 0.0], abs=1e-9)
-
-
-def test_entropy_has_a_gradient_on_request() -> None:
-    logits = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
-    targets = torch.tensor([0, 1, 2])
-    assert not token_logprobs_and_entropy(logits, targets)[1].requires_grad
-
-    def entropy(values: torch.Tensor) -> torch.Tensor:
-        return token_logprobs_and_entropy(values, targets, entropy_gradient=True)[1]
-
-    assert torch.autograd.gradcheck(entropy, (logits,))

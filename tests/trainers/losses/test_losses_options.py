@@ -124,7 +124,7 @@ def test_a_loss_travels_to_the_trainers_process() -> None:
 def test_a_loss_says_what_it_needs() -> None:
     plain = make_loss(LossSection())
     assert not any(dataclasses.asdict(needs(plain)).values())
-    wanting = make_loss(LossSection(options={"beta": 0.1, "entropy_coef": 0.1, "correction": "tis"}))
+    wanting = make_loss(LossSection(options={"beta": 0.1, "correction": "tis"}))
     assert all(dataclasses.asdict(needs(wanting)).values())
 
 
@@ -234,7 +234,7 @@ def test_the_documents_contract_over_microbatches() -> None:
 def test_a_padded_loss_may_ask_for_more_and_return_tokens() -> None:
     case = formulas.random_case(1)
     loss = own("Everything")
-    assert dataclasses.asdict(needs(loss)) == {"reference": False, "proximal": True, "entropy_gradient": True}
+    assert dataclasses.asdict(needs(loss)) == {"reference": False, "proximal": True}
     case.reference = None
     batch = batch_of(case)
     weights = (batch.proximal - batch.behavior_logprobs).exp()

@@ -22,6 +22,7 @@ from trainers.losses.types import Loss, LossOutput, TokenBatch
 from trainers.titan.checkpoint import write
 from trainers.titan.device import use_device
 from trainers.titan.engine import TitanEngine
+from trainers.titan.head import logprobs_and_entropy
 from trainers.titan.model import TitanModel
 from trainers.titan.parallel import Sharding, whole
 
@@ -104,6 +105,7 @@ def _two(folders: dict[str, Path], out: Path) -> dict[str, Any]:
         if kind != "mixture":  # refused
             seen[f"tensor {kind}"] = observe(engine(folder, TENSOR))
         seen[f"context {kind}"] = observe(engine(folder, CONTEXT))
+    seen["vocabulary"] = _score_a_part()
     seen["by sequence"] = observe(engine(tied, CONTEXT), loss=GSPOLoss())
     seen["fewer sequences than ranks"] = observe(engine(tied), data=sequences(1))
     seen["recomputed"] = observe(engine(tied, activation_checkpoint="full"))
@@ -120,6 +122,38 @@ def _four(folder: Path) -> dict[str, Any]:
         "fsdp and context": observe(engine(folder, CONTEXT)),
         "tensor and context": observe(engine(folder, TENSOR | CONTEXT)),
     }
+
+
+def head_inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Hidden states [7, 8], a head of 21 tokens, targets [7]."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(count, 8, generator=generator, dtype=torch.float64) for count in (7, 21))
+    return hidden, weight, torch.tensor([0, 10, 11, 20, 5, 15, 1])
+
+
+def head_outputs(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, **options: Any) -> list[Any]:
+    """Log-probabilities, entropies and the gradients of a function of both."""
+    hidden.requires_grad_(), weight.requires_grad_()
+    logprobs, entropy = logprobs_and_entropy(hidden, weight, targets, 0.7, **options)
+    factors = torch.arange(1.0, 8.0, dtype=torch.float64)
+    gradients = torch.autograd.grad((logprobs * factors + entropy / factors).sum(), (hidden, weight))
+    return [logprobs.detach(), entropy.detach(), *gradients]
+
+
+def _score_a_part() -> list[Any]:
+    """The head of 21 tokens, of which the first rank has 11, with the gradients of all parts together."""
+    hidden, weight, targets = head_inputs()
+    rank = dist.get_rank()
+    own = weight[11 * rank : 11 * rank + 11].clone()
+    seen: list[list[Any]] = []
+    for tile in ((7, 21), (3, 4)):
+        *values, part = head_outputs(
+            hidden.clone(), own.clone(), targets, group=dist.group.WORLD, first=11 * rank, tile=tile
+        )
+        parts: list[Any] = [None, None]
+        dist.all_gather_object(parts, part)
+        seen.append([*values, torch.cat(parts)])
+    return seen
 
 
 class SpoiledOnOneRank(SFTLoss):

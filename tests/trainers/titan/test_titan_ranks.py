@@ -14,7 +14,17 @@ import torch
 
 from forge_env.config.recipe import ModelSection, TinyModel
 from forge_env.errors import UsageError
-from tests.trainers.titan.ranks import VOCABULARY, check_weights, engine, observe, run_ranks, sequences, weights
+from tests.trainers.titan.ranks import (
+    VOCABULARY,
+    check_weights,
+    engine,
+    head_inputs,
+    head_outputs,
+    observe,
+    run_ranks,
+    sequences,
+    weights,
+)
 from trainers.losses.grpo import GSPOLoss
 from trainers.losses.sft import SFTLoss
 from trainers.model.tiny import hf_config
@@ -83,6 +93,13 @@ def test_two_ranks_give_the_gradients_and_weights_of_one(
     folders: dict[str, Path], seen: dict[str, Any], kind: str, parallelism: str
 ) -> None:
     check_alike(observe(engine(folders[kind])), seen[f"{parallelism} {kind}"])
+
+
+def test_a_vocabulary_in_unequal_parts_gives_what_it_gives_whole(seen: dict[str, Any]) -> None:
+    expected = head_outputs(*head_inputs())
+    for found in seen["vocabulary"]:
+        for one, other in zip(expected, found, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-10)
 
 
 def test_a_loss_of_whole_sequences_has_them_whole_where_ranks_split_them(

@@ -1,0 +1,219 @@
+"""The head of a decoder: how likely tokens are, without ever holding the scores of the whole vocabulary.
+
+Scores are computed tile by tile, some targets times a part of the vocabulary, and reduced at once: their maximum, the
+sum of their exponentials and its entropy follow from those of the parts (online softmax, Milakov and Gimelshein 2018,
+arXiv 1805.02867). The backward pass computes each tile again. So N targets over V tokens take the memory of one tile
+instead of several float32 copies of [N, V], for a third more multiplications in this one layer. What fits into a single
+tile is kept instead.
+
+Tensor parallel, each rank has a part of the vocabulary, and the ranks exchange a few numbers for each target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor
+from torchtitan.models.common import Linear
+
+TILE = {"cpu": 2**22, "cuda": 2**26}
+"""Scores computed at once: on a CPU what a cache holds, on a GPU enough work for every multiprocessor."""
+ROWS = {"cpu": 2**11, "cuda": 2**13}
+"""Targets in a tile at most; the rest of a tile's size is vocabulary."""
+LOWEST = -1e30
+"""Below every score, and finite: times 0 it is 0."""
+
+
+def logprobs_and_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: float = 1.0,
+    *,
+    group: dist.ProcessGroup | None = None,
+    first: int = 0,
+    tile: tuple[int, int] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability and entropy of each target under softmax(hidden weight^T / temperature), float32 [N] each.
+
+    Both have gradients, of which the entropy's costs nothing where it isn't used.
+
+    Args:
+        hidden: [N, D].
+        weight: [V, D], or this rank's part of it.
+        targets: tokens, [N] int64.
+        group: the ranks that have the other parts of the vocabulary; each has the same `hidden`, and gets the same.
+        first: the token of this rank's first row of `weight`.
+        tile: targets and tokens in a tile; None: by the device.
+    """
+    rows, columns = tile or tile_shape(len(hidden), hidden.device.type)
+    own = targets - first
+    found: tuple[torch.Tensor, torch.Tensor] = _Scores.apply(hidden, weight, own, temperature, group, rows, columns)  # type: ignore[no-untyped-call]
+    return found
+
+
+def tile_shape(count: int, device: str) -> tuple[int, int]:
+    """Targets and tokens in a tile, for `count` targets."""
+    rows = max(1, min(count, ROWS[device]))
+    return rows, max(1, TILE[device] // rows)
+
+
+class Head(Linear):  # type: ignore[misc]
+    """The last layer, which knows what it is asked for.
+
+    The name of the argument `input` is TorchTitan's: its sharding rules go by it.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Linear.Config):  # type: ignore[misc]
+        """As a linear layer's."""
+
+    def forward(
+        self, input: torch.Tensor, targets: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probability and entropy of `targets`, [N] each, from hidden states [N, D]."""
+        hidden, weight = input, self.weight
+        group, first = None, 0
+        if isinstance(weight, DTensor):  # tensor parallel: rows of the weight, and the same hidden states everywhere
+            mesh = weight.device_mesh
+            group, first = mesh.get_group(), -(-weight.shape[0] // mesh.size()) * mesh.get_local_rank()
+            weight = weight.to_local()
+        if isinstance(hidden, DTensor):
+            hidden = hidden.to_local()
+        if torch.is_autocast_enabled(hidden.device.type):
+            dtype = torch.get_autocast_dtype(hidden.device.type)
+            hidden, weight = hidden.to(dtype), weight.to(dtype)
+        return logprobs_and_entropy(hidden, weight, targets, temperature, group=group, first=first)
+
+
+class _Scores(torch.autograd.Function):
+    """With z the scores, p = softmax(z) and H its entropy: dlog p_y / dz = [y] - p, and dH / dz = -p (log p + H)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: float,
+        group: dist.ProcessGroup | None,
+        rows: int,
+        columns: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.temperature, ctx.group, ctx.rows, ctx.columns = temperature, group, rows, columns
+        sums = _Sums(len(hidden), hidden)
+        for part in _parts(len(weight), columns):
+            for own in _parts(len(hidden), rows):
+                scores = _scores(hidden[own], weight[part], temperature)
+                sums.add(own, scores, *_places(targets[own], part))  # now relative to `sums.highest`
+        kept = [scores] if rows >= len(hidden) and columns >= len(weight) else []
+        relative_to = sums.highest.clone() if kept else torch.zeros_like(sums.highest)
+        if group is not None:
+            sums.gather(group)
+        normalizer = sums.total.log() + sums.highest
+        entropy = sums.total.log() - sums.weighted / sums.total
+        ctx.save_for_backward(hidden, weight, targets, normalizer - relative_to, entropy, *kept)
+        ctx.set_materialize_grads(False)
+        return sums.chosen - normalizer, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_logprob: torch.Tensor | None, by_entropy: torch.Tensor | None) -> tuple[Any, ...]:
+        hidden, weight, targets, normalizer, entropy, *kept = ctx.saved_tensors
+        by_logprob = torch.zeros_like(normalizer) if by_logprob is None else by_logprob / ctx.temperature
+        if by_entropy is not None:
+            by_entropy = by_entropy / ctx.temperature
+        for_hidden = _real(hidden).new_zeros(hidden.shape) if ctx.needs_input_grad[0] else None
+        for_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+        for part in _parts(len(weight), ctx.columns):
+            whole = _real(weight).new_zeros(weight[part].shape if ctx.needs_input_grad[1] else 0)
+            for own in _parts(len(hidden), ctx.rows):
+                scores = kept[0].clone() if kept else _scores(hidden[own], weight[part], ctx.temperature)
+                logprobs = scores.sub_(normalizer[own, None])
+                if by_entropy is None:
+                    slopes = logprobs.exp_().mul_(-by_logprob[own, None])
+                else:
+                    slopes = logprobs.exp()
+                    logprobs.add_(entropy[own, None]).mul_(-by_entropy[own, None])
+                    slopes.mul_(logprobs.sub_(by_logprob[own, None]))
+                place, here = _places(targets[own], part)
+                slopes.scatter_add_(1, place, torch.where(here, by_logprob[own], 0.0)[:, None])
+                slopes = slopes.to(hidden.dtype)
+                if for_hidden is not None:
+                    for_hidden[own] += slopes @ weight[part]
+                if for_weight is not None:
+                    whole += slopes.t() @ hidden[own]
+            if for_weight is not None:
+                for_weight[part] = whole
+        if for_hidden is not None:
+            if ctx.group is not None:
+                dist.all_reduce(for_hidden, group=ctx.group)
+            for_hidden = for_hidden.to(hidden.dtype)
+        return for_hidden, for_weight, None, None, None, None, None
+
+
+class _Sums:
+    """What is known of the scores seen so far, [N] each.
+
+    Attributes:
+        highest: their maximum m.
+        total: sum of e^(z - m).
+        weighted: sum of (z - m) e^(z - m).
+        chosen: the target's z, 0 as long as it wasn't seen.
+    """
+
+    def __init__(self, count: int, like: torch.Tensor) -> None:
+        self.highest = _real(like).new_full((count,), LOWEST)
+        self.total, self.weighted, self.chosen = (torch.zeros_like(self.highest) for _ in range(3))
+
+    def add(self, own: slice, scores: torch.Tensor, place: torch.Tensor, here: torch.Tensor) -> None:
+        """Scores of a tile, which are left relative to the new maximum."""
+        self.chosen[own] += torch.where(here, scores.gather(1, place)[:, 0], 0.0)
+        self._raise(own, torch.maximum(self.highest[own], scores.amax(1)))
+        exponentials = scores.sub_(self.highest[own, None]).exp()
+        self.total[own] += exponentials.sum(1)
+        self.weighted[own] += exponentials.mul_(scores).sum(1)
+
+    def gather(self, group: dist.ProcessGroup) -> None:
+        """Scores that other ranks have seen."""
+        highest = self.highest.clone()
+        dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
+        self._raise(slice(None), highest)
+        sums = torch.stack([self.total, self.weighted, self.chosen])
+        dist.all_reduce(sums, group=group)
+        self.total, self.weighted, self.chosen = sums.unbind()
+
+    def _raise(self, own: slice, highest: torch.Tensor) -> None:
+        change = self.highest[own] - highest
+        factor = change.exp()
+        self.weighted[own] = factor * (self.weighted[own] + change * self.total[own])
+        self.total[own] *= factor
+        self.highest[own] = highest
+
+
+def _scores(hidden: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:
+    """[N, D], [V, D] -> [N, V], with room of their own."""
+    scores = _real(hidden @ weight.t())
+    return scores if temperature == 1 else scores.div_(temperature)
+
+
+def _real(values: torch.Tensor) -> torch.Tensor:
+    """In the precision of sums and exponentials: float32 at least."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _parts(count: int, size: int) -> Iterator[slice]:
+    """`count` things in slices of `size`, at least one."""
+    for start in range(0, max(count, 1), size):
+        yield slice(start, min(start + size, count))
+
+
+def _places(targets: torch.Tensor, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where in `part` the targets are, [n, 1], and whether they are there at all, [n]."""
+    place = targets - part.start
+    return place.clamp(0, part.stop - part.start - 1)[:, None], (place >= 0) & (targets < part.stop)
