@@ -592,7 +592,7 @@ class WatchdogSection(Section):
     end_s: Annotated[float, Field(ge=0)] = 900.0
     """Seconds without progress until the run fails with that diagnosis; 0: never."""
     free_memory_gb: Annotated[float, Field(ge=0)] = 0.5
-    """No new groups are rolled out while less memory than this is free, in GiB, on this machine or in its control \
+    """No new episodes begin while less memory than this is free, in GiB, on this machine or in its control \
 group; 0: whatever is free."""
 
     @model_validator(mode="after")

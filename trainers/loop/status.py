@@ -13,7 +13,6 @@ from forge_env.run.account import Account, Since
 from trainers.actors.remote import ActorDiedError
 from trainers.buffer.types import BufferStats, GroupBuffer
 from trainers.generator.pool import GeneratorPool
-from trainers.loop.memory import MemoryGate
 from trainers.loop.reference import Reference
 from trainers.loop.watchdog import INTERVAL_S, Watchdog
 from trainers.rollout.rollouts import Rollouts
@@ -34,12 +33,10 @@ class Status:
         rollouts: Rollouts,
         trainer: Account,
         reference: Reference | None = None,
-        memory: MemoryGate | None = None,
     ) -> None:
         self._run = run
         self._generators = generators
         self._rollouts = rollouts
-        self._memory = memory
         self._trainer = trainer
         self._reference = reference
         self._stats: dict[str, float] = {}
@@ -98,7 +95,7 @@ class Status:
 
     def diagnose(self) -> str:
         """What every actor is at, in one line."""
-        if self._memory is not None and (short := self._memory.diagnose()):
+        if short := self._rollouts.gate.diagnose():
             return short
         if self._silent:
             return "; ".join([*self._silent, self._rollouts.longest_waiting()])

@@ -30,7 +30,6 @@ from trainers.buffer.types import BufferStats, Reservation, Ticket
 from trainers.loop import checks
 from trainers.loop.checkpoints import Checkpoints, Saved
 from trainers.loop.evaluation import Evaluator
-from trainers.loop.memory import MemoryGate
 from trainers.loop.metrics import batch_metrics, buffer_metrics, named
 from trainers.loop.prepare import Actors, find_model, start_actors
 from trainers.loop.publisher import Publisher
@@ -167,8 +166,7 @@ class System:
         self.step = 0
         self._checkpoints = Checkpoints(run)
         self._account = run.account("trainer", "start")
-        self._memory = MemoryGate(run)
-        self._status = Status(run, self.generators, self.rollouts, self._account, self.trainer.reference, self._memory)
+        self._status = Status(run, self.generators, self.rollouts, self._account, self.trainer.reference)
         self._counters = BufferStats()
         self._trained_at: list[float] = []
         self._at_rest: Saved | None = None
@@ -195,7 +193,7 @@ class System:
         """Wait for a slot of the buffer, and for memory; the ticket of a group to roll out."""
         ticket = await self.buffer.admit()
         self._under_way.add(ticket.index)
-        await self._memory.room()
+        await self.rollouts.gate.room()
         return ticket
 
     async def settle(self, ticket: Ticket, report: GroupReport) -> None:

@@ -236,20 +236,12 @@ class LocalWorker:
     # --- held-out episodes
 
     async def evaluate(self, request: HeldOut) -> HeldOutReport:
-        """Play held-out episodes and record them, unless their weights are lost meanwhile."""
-        import asyncio
-
-        policy = self._held_out_policy(request.held)
-        async with asyncio.TaskGroup() as group:
-            running = [
-                group.create_task(self._player.held_out(request.split, index, policy)) for index in request.tasks
-            ]
-        episodes = [task.result() for task in running]
-        failed = any(not episode.valid for episode in episodes)
-        if failed and request.held is not None and not self._client.lives(request.held):
-            return self._said(HeldOutReport(weights_lost=True))
-        await self._record(episodes, request.kind)
-        return self._said(HeldOutReport(episodes=[_without_tokens(episode) for episode in episodes]))
+        """Play a held-out episode and record it, unless its weights are lost meanwhile."""
+        episode = await self._player.held_out(request.split, request.task, self._held_out_policy(request.held))
+        if not episode.valid and request.held is not None and not self._client.lives(request.held):
+            return self._said(HeldOutReport())
+        await self._record([episode], request.kind)
+        return self._said(HeldOutReport(episode=_without_tokens(episode)))
 
     # --- how it is
 

@@ -27,6 +27,7 @@ from trainers.actors.remote import ActorDiedError
 from trainers.buffer.types import GroupBuffer, Ticket
 from trainers.generator.client import Member
 from trainers.generator.types import WeightsLostError
+from trainers.rollout.memory import MemoryGate
 from trainers.rollout.types import (
     Fate,
     GroupReport,
@@ -118,6 +119,7 @@ class Rollouts:
         order: which task comes when.
         set_aside: ids of tasks whose environment has raised; they are not played again.
         totals: counts since the start of the run, of each group once.
+        gate: lets episodes begin while there is memory for them.
     """
 
     def __init__(self, run: Run, environment: Environment, workers: Workers) -> None:
@@ -136,6 +138,7 @@ class Rollouts:
         self.order = make_order(config.tasks, environment, environment.splits[0], seed=config.seed)
         self.set_aside: set[str] = set()
         self.totals = Totals()
+        self.gate = MemoryGate(run)
         self._counted: dict[int, Totals] = {}
         """The counts of groups that may be played again, by position."""
 
@@ -215,6 +218,8 @@ class Rollouts:
     ) -> list[Trajectory]:
         """One episode of each of the first `count` tasks of a held-out split, of all where it has fewer.
 
+        As many are under way as one generator decodes together: they may be thousands, and each needs memory.
+
         Args:
             split: which tasks.
             count: how many.
@@ -227,21 +232,26 @@ class Rollouts:
         Raises:
             WeightsLostError: the replica died before all were played: what is left would be a biased sample.
         """
-        count, workers = min(count, self._tasks.num_tasks(split) or count), self._workers.count
-        requests = [HeldOut(split, range(number, count, workers), kind, held) for number in range(min(workers, count))]
+        count = min(count, self._tasks.num_tasks(split) or count)
+        places, lost = asyncio.Semaphore(self._config.generator.max_num_seqs), asyncio.Event()
+
+        async def play(index: int) -> Trajectory | None:
+            async with places:
+                await self.gate.room()
+                if lost.is_set():
+                    return None
+                number = index % self._workers.count
+                report: HeldOutReport = await self._ask(number, "evaluate", HeldOut(split, index, kind, held))
+                self._heed(number, report)
+                if report.episode is None:
+                    lost.set()
+                return report.episode
+
         async with asyncio.TaskGroup() as group:
-            running = [
-                group.create_task(self._ask(number, "evaluate", request)) for number, request in enumerate(requests)
-            ]
-        reports: list[HeldOutReport] = [task.result() for task in running]
-        for number, report in enumerate(reports):
-            self._heed(number, report)
-        if any(report.weights_lost for report in reports):
+            playing = [group.create_task(play(index)) for index in range(count)]
+        if lost.is_set():
             raise WeightsLostError("the weights that were held are gone: their generator died")
-        found: dict[int, Trajectory] = {}
-        for request, report in zip(requests, reports, strict=True):
-            found |= zip(request.tasks, report.episodes, strict=True)
-        episodes = [found[index] for index in range(count)]
+        episodes = [episode for task in playing if (episode := task.result()) is not None]
         for episode in episodes:
             self._watch_bugs(bug_of([episode]))
         return episodes

@@ -113,19 +113,21 @@ class RollOut:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Held-out episodes to be played, one of each task.
+    """A held-out episode to be played.
 
     Attributes:
-        split: which tasks.
-        tasks: their indices.
-        kind: name of the file that they are recorded in.
-        held: the `Member.key` of the replica whose weights are held for them; None: any.
+        split: whose task.
+        task: its index.
+        kind: name of the file that it is recorded in.
+        held: the `Member.key` of the replica whose weights are held for it; None: any.
+        again: as in `RollOut`.
     """
 
     split: str
-    tasks: Sequence[int]
+    task: int
     kind: str
     held: tuple[int, int] | None = None
+    again: bool = False
 
 
 # --- what is answered
@@ -225,15 +227,13 @@ class GroupReport(Report):
 
 @dataclass(slots=True)
 class HeldOutReport(Report):
-    """Held-out episodes.
+    """A held-out episode.
 
     Attributes:
-        episodes: in the order of the request, without their messages and tokens.
-        weights_lost: the replica died whose weights were held, and so there are none.
+        episode: without its messages and tokens; None: the replica died whose weights were held.
     """
 
-    episodes: list[Trajectory] = field(default_factory=list)
-    weights_lost: bool = False
+    episode: Trajectory | None = None
 
 
 @dataclass(slots=True)

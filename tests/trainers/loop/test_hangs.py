@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ from tests.trainers.loop.dry_run import Sums, dry_run
 from tests.trainers.loop.stand_ins import STAND_INS, Actors, Generator, TitanTrainer
 from trainers.generator.types import Completion
 from trainers.loop.status import Status
+from trainers.rollout.memory import MemoryGate
 from trainers.rollout.player import Player
 
 WATCHED = {"checkpoint.keep_best": 0, "watchdog.warn_s": 200.0, "watchdog.end_s": 300.0, "evaluation.temperature": 0.5}
@@ -109,7 +111,11 @@ def test_an_actor_that_does_not_answer_is_itself_the_diagnosis(tmp_path: Path) -
     async def report() -> None:
         deaf: Any = Deaf()
         rollouts: Any = SimpleNamespace(
-            episodes_running=0, episodes_ended=0, longest_waiting=lambda: "no episode", look=deaf.stats
+            episodes_running=0,
+            episodes_ended=0,
+            longest_waiting=lambda: "no episode",
+            look=deaf.stats,
+            gate=MemoryGate(run),
         )
         await Status(run, deaf, rollouts, Account("trainer", "wait for episodes")).report(deaf)
 
@@ -130,16 +136,26 @@ def test_without_memory_no_group_begins_and_with_it_the_run_goes_on(
     monkeypatch.setattr(machine, "free_memory_gb", free_gb)
     events = dry_run({}, tmp_path)
     assert not failures(events)
-    assert next(details for _, name, details in events if name == "warnings") == "[['memory is short']]"
+    assert "memory is short" in next(details for _, name, details in events if name == "warnings")
     steps = [details for _, name, details in events if name == "batch"]
     assert len(steps) == 5
+
+
+def test_without_memory_no_held_out_episode_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short_until = 30.0
+    monkeypatch.setattr(machine, "free_memory_gb", lambda: 0.3 if loop_time() < short_until else 4.0)
+    events = dry_run({"rollouts.workers": 2}, tmp_path)
+    assert not failures(events)
+    begun = [second for second, name, _ in events if re.fullmatch(r"rollouts\d\.evaluate", name)]
+    assert begun
+    assert min(begun) >= short_until
 
 
 def test_memory_that_nothing_frees_is_the_cause_that_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "free_memory_gb", lambda: 0.25)
     (failure,) = failures(dry_run(WATCHED, tmp_path))
     assert "no progress for 5m" in failure
-    assert "new groups wait for memory: 0.25 GiB are free, watchdog.free_memory_gb=0.5" in failure
+    assert "new episodes wait for memory: 0.25 GiB are free, watchdog.free_memory_gb=0.5" in failure
 
 
 def loop_time() -> float:

@@ -89,11 +89,12 @@ def made(tmp_path: Path) -> Make:
         count: int = 1,
         preparation: type[Preparation] = Weighing,
         policy: Policy | None = None,
+        generator: dict[str, Any] | None = None,
         **tasks: Any,
     ) -> Played:
         section = {"name": "levels", "max_bug_rate": limit}
         recipe = {"environment": section, "grpo": {"group_size": 4}, "tasks": tasks, "seed": 3}
-        recipe |= {"rollouts": {"workers": count}}
+        recipe |= {"rollouts": {"workers": count}, "generator": generator or {}}
         run = Run(RunConfig.model_validate(recipe), RunFolder(tmp_path / "run"))
         run.folder.root.mkdir(exist_ok=True)
         buffer: LocalReplayBuffer[Any] = LocalReplayBuffer(BufferSettings(1000, 0))
@@ -225,6 +226,31 @@ async def test_held_out_tasks_with_a_bug_are_left_out(made: Make, count: int) ->
     recorded = list(read_trajectories(played.run.folder.trajectories / "eval-00007.jsonl"))
     assert sorted(episode.id for episode in recorded) == sorted(tasks)
     assert sum(len(episode.turns) for episode in recorded) == 29
+
+
+class Crowd(Attempts):
+    """Counts how many ask at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asking = self.most = 0
+
+    async def reply(self, observation: list[fe.Message]) -> Reply:
+        self.asking += 1
+        self.most = max(self.most, self.asking)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        self.asking -= 1
+        return await super().reply(observation)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_of_many_held_out_tasks_as_many_are_under_way_as_a_generator_decodes(made: Make, count: int) -> None:
+    crowd = Crowd()
+    played = await made(policy=crowd, count=count, generator={"max_num_seqs": 5})
+    episodes = await played.rollouts.evaluate("eval", 30, "eval-00000")
+    assert [episode.id for episode in episodes] == [f"eval-{index}" for index in range(30)]
+    assert crowd.most == 5
 
 
 # --- workers that die

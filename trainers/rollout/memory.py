@@ -1,4 +1,4 @@
-"""Memory near its end: new groups wait before the kernel kills."""
+"""Memory near its end: new episodes wait before the kernel kills."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from forge_env import machine
 from forge_env.run import Run
 
 LOOK_S = 1.0
-"""Between two looks while groups wait."""
+"""Between two looks while episodes wait."""
 
 
 class MemoryGate:
-    """Lets new groups in while `watchdog.free_memory_gb` of this machine's memory, or of its control group's, is free.
+    """Lets episodes begin while `watchdog.free_memory_gb` of this machine's memory, or of its control group's, is free.
 
-    Groups under way go on: their end is what frees memory. Where nothing does, nothing moves, and the watchdog ends the
+    Those under way go on: their end is what frees memory. Where nothing does, nothing moves, and the watchdog ends the
     run with what `diagnose` says.
     """
 
@@ -30,7 +30,7 @@ class MemoryGate:
         if self._enough():
             return
         self._run.warn(
-            f"memory is short: no new groups are rolled out until {self._least:g} GiB (watchdog.free_memory_gb) are "
+            f"memory is short: no new episodes begin until {self._least:g} GiB (watchdog.free_memory_gb) are "
             "free. Close other programs, or lower grpo.max_off_policy_steps or generator.kv_cache_gb"
         )
         self._waiting += 1
@@ -41,11 +41,11 @@ class MemoryGate:
             self._waiting -= 1
 
     def diagnose(self) -> str:
-        """Why groups wait, or nothing."""
+        """Why episodes wait, or nothing."""
         if not self._waiting:
             return ""
         return (
-            f"new groups wait for memory: {self._free_gb():.2f} GiB are free, watchdog.free_memory_gb={self._least:g}"
+            f"new episodes wait for memory: {self._free_gb():.2f} GiB are free, watchdog.free_memory_gb={self._least:g}"
         )
 
     def _enough(self) -> bool:
