@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import glob
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from forge_env.concurrency import to_its_end
 from forge_env.files import NO_SPACE, DiskFullError
 from forge_env.trajectory import Trajectory, TrajectoryWriter
 
@@ -25,8 +27,23 @@ def is_kept(keep: str, kind: str) -> bool:
     return keep == "all" or (keep == "eval" and kind != "train")
 
 
+def recorded(folder: Path, kind: str) -> list[Path]:
+    """The files of a kind in a run's folder of trajectories: its own, and those of other hosts."""
+    found = folder.glob(f"{glob.escape(kind)}*.jsonl")
+    return [path for path in found if path.name == f"{kind}.jsonl" or path.name.startswith(f"{kind}-")]
+
+
+def rename(folder: Path, kind: str, to: str) -> None:
+    """Let all that was recorded as `kind` be that of `to`, and nothing else; what is written to it later is, too."""
+    for path in recorded(folder, to):
+        path.unlink()
+    for path in recorded(folder, kind):
+        path.rename(path.with_name(to + path.name.removeprefix(kind)))
+
+
 class TrajectoryFiles:
-    """Appends to `KIND.jsonl` of a folder, in the order of the calls. Nothing here waits but `drain` and `close`.
+    """Appends to `KIND.jsonl` of a folder, in the order of the calls. Nothing here waits but `drain`, `written` and
+    `close`.
 
     Args:
         folder: where; it is made with the first file.
@@ -69,6 +86,13 @@ class TrajectoryFiles:
             first.exception()
             while self._writing and self._writing[0].done():
                 self._look_after(self._writing.popleft())
+
+    async def written(self) -> None:
+        """Wait until all that was handed over is in the files, or waits for room; also when this is cancelled."""
+        if self._writing:
+            last = asyncio.wrap_future(self._writing[-1])
+            await to_its_end(asyncio.ensure_future(asyncio.wait([last])))
+            last.exception()  # seen: `write` tells
 
     def close(self) -> None:
         """Write what waits, and close every file.

@@ -23,10 +23,10 @@ from forge_env.registry import maker
 from forge_env.run.clock import read_clock
 from forge_env.run.folder import RunFolder
 from forge_env.run.timeline import Span
-from forge_env.run.trajectories import DISK_FULL, TrajectoryFiles, is_kept
+from forge_env.run.trajectories import DISK_FULL, TrajectoryFiles, is_kept, recorded
 from forge_env.sandbox import SANDBOXES_PER_CPU, SandboxEngine
 from forge_env.sandbox.engines import open_engine
-from forge_env.trajectory import Segment, Trajectory
+from forge_env.trajectory import Segment, Trajectory, read_trajectories
 from trainers.actors.remote import ActorDiedError, result
 from trainers.buffer.types import Outcome, TicketDoneError
 from trainers.generator.arguments import held_out_sampling
@@ -34,7 +34,7 @@ from trainers.generator.client import GeneratorClient
 from trainers.generator.policy import GenerateFunction, GeneratorPolicy
 from trainers.model.chat import Chat
 from trainers.rollout.in_turn import InTurn
-from trainers.rollout.player import MakeEnvironment, Player
+from trainers.rollout.player import MakeEnvironment, Player, held_out_name
 from trainers.rollout.types import (
     Fate,
     Group,
@@ -237,11 +237,23 @@ class LocalWorker:
 
     async def evaluate(self, request: HeldOut) -> HeldOutReport:
         """Play a held-out episode and record it, unless its weights are lost meanwhile."""
+        if request.again and (before := await asyncio.to_thread(self._recorded, request)) is not None:
+            return self._said(HeldOutReport(episode=_without_tokens(before)))
         episode = await self._player.held_out(request.split, request.task, self._held_out_policy(request.held))
         if not episode.valid and request.held is not None and not self._client.lives(request.held):
             return self._said(HeldOutReport())
         await self._record([episode], request.kind)
+        await self._files.written()  # whoever asked may give the file another name then
         return self._said(HeldOutReport(episode=_without_tokens(episode)))
+
+    def _recorded(self, request: HeldOut) -> Trajectory | None:
+        """The episode, if the worker before had recorded it and died before it could say so."""
+        name = held_out_name(request.split, request.task)
+        for path in recorded(RunFolder(self._settings.folder).trajectories, request.kind):
+            for episode in read_trajectories(path):
+                if episode.id == name:
+                    return episode
+        return None
 
     # --- how it is
 

@@ -113,7 +113,7 @@ class Player:
 
     async def held_out(self, split: str, index: int, policy: Policy) -> Trajectory:
         """One episode of a held-out task."""
-        name = f"{split}-{index}"
+        name = held_out_name(split, index)
         try:
             return await self._episode(self._task(split, index), name, policy)
         except EnvironmentBugError as error:
@@ -165,6 +165,11 @@ class Player:
         if show is None or not name.endswith("-0"):
             return None
         return lambda actor, doing, start, end: show(Span("episodes", actor, doing, start, end))
+
+
+def held_out_name(split: str, index: int) -> str:
+    """Of the episode of a held-out task."""
+    return f"{split}-{index}"
 
 
 def episode_seed(run_seed: int, name: str) -> int:

@@ -10,9 +10,12 @@ report is a few hundred bytes a group.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from forge_env.display.terminal import duration
@@ -21,6 +24,7 @@ from forge_env.errors import ForgeError
 from forge_env.run import Run
 from forge_env.run.account import Since
 from forge_env.run.clock import Reading, RemoteClock, read_clock
+from forge_env.run.trajectories import recorded, rename
 from forge_env.tasks.curriculum import make_order
 from forge_env.trajectory import Trajectory
 from trainers.actors.remote import ActorDiedError
@@ -134,6 +138,7 @@ class Rollouts:
         self._seen = [_Seen() for _ in range(workers.count)]
         self._bugs: deque[bool] = deque(maxlen=RECENT)
         self._last_bug = ""
+        self._evaluations = itertools.count(1)
         self._episodes, self._own = Since(), [Since() for _ in self._seen]
         self.order = make_order(config.tasks, environment, environment.splits[0], seed=config.seed)
         self.set_aside: set[str] = set()
@@ -194,12 +199,12 @@ class Rollouts:
             except ActorDiedError as error:
                 deaths += 1
                 self._run.warn(f"rollout worker {number} died, and its episodes are played again: {error.message}")
-                if isinstance(request, RollOut):
-                    if deaths > MOST_DEATHS and await self._links.buffer.in_progress(request.ticket):
+                if deaths > MOST_DEATHS:
+                    if isinstance(request, HeldOut):
+                        raise
+                    if await self._links.buffer.in_progress(request.ticket):
                         return self._given_up(request, deaths, error)
-                    request = replace(request, again=True)
-                elif deaths > MOST_DEATHS:
-                    raise
+                request = replace(request, again=True)
 
     def _given_up(self, request: RollOut, deaths: int, error: ActorDiedError) -> GroupReport:
         size = self._config.grpo.group_size
@@ -233,6 +238,19 @@ class Rollouts:
             WeightsLostError: the replica died before all were played: what is left would be a biased sample.
         """
         count = min(count, self._tasks.num_tasks(split) or count)
+        folder, partial = self._run.folder.trajectories, f"{kind}.{os.getpid()}-{next(self._evaluations)}.partial"
+        _remove(folder.glob("*.partial*.jsonl"))  # of a session that was killed
+        try:
+            episodes = await self._play_held_out(split, count, partial, held)
+        except BaseException:  # cancelled too: part of an evaluation is none
+            _remove(recorded(folder, partial))
+            raise
+        rename(folder, partial, kind)  # in place of what was played before the run was set back
+        for episode in episodes:
+            self._watch_bugs(bug_of([episode]))
+        return episodes
+
+    async def _play_held_out(self, split: str, count: int, kind: str, held: tuple[int, int] | None) -> list[Trajectory]:
         places, lost = asyncio.Semaphore(self._config.generator.max_num_seqs), asyncio.Event()
 
         async def play(index: int) -> Trajectory | None:
@@ -251,10 +269,7 @@ class Rollouts:
             playing = [group.create_task(play(index)) for index in range(count)]
         if lost.is_set():
             raise WeightsLostError("the weights that were held are gone: their generator died")
-        episodes = [episode for task in playing if (episode := task.result()) is not None]
-        for episode in episodes:
-            self._watch_bugs(bug_of([episode]))
-        return episodes
+        return [episode for task in playing if (episode := task.result()) is not None]
 
     # --- what workers say
 
@@ -386,6 +401,11 @@ class Rollouts:
         for number, status in enumerate(await self._workers.close()):
             if status is not None:
                 self._note(number, status, asked)
+
+
+def _remove(files: Iterable[Path]) -> None:
+    for file in files:
+        file.unlink()
 
 
 def _who(members: Sequence[Member]) -> list[tuple[tuple[int, int], bool]]:

@@ -14,7 +14,8 @@ import re
 import shutil
 import socket
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -134,6 +135,22 @@ class Listener:
         self._file.close()
 
 
+class AtOnce:
+    """An executor without threads: what they are waited for takes no virtual time."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work(*args))
+        except Exception as error:  # noqa: BLE001 - whoever waits is told
+            future.set_exception(error)
+        return future
+
+    def shutdown(self) -> None: ...
+
+
 class NoEngine(SandboxEngine):
     """A sandbox engine that nothing is run in."""
 
@@ -202,6 +219,7 @@ def stand_ins(trace: Trace, actors: Actors) -> Iterator[None]:
         patch.setattr("trainers.buffer.actor.RemoteReplayBuffer", partial(Buffer, trace))
         patch.setattr("trainers.rollout.local.open_engine", open_engine)
         patch.setattr(asyncio, "to_thread", inline)
+        patch.setattr("forge_env.run.trajectories.ThreadPoolExecutor", AtOnce)
         yield
 
 

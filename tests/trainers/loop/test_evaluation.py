@@ -42,7 +42,7 @@ def mortal(version: int, deaths: int = 1, after: int = 0, endpoint: str = "gener
         async def _die(self) -> None:
             if len(died) < deaths and self not in died and self._version == version:
                 died.append(self)
-                await asyncio.sleep(0.5)  # meanwhile others answer
+                await asyncio.sleep(70.0 if after else 0.5)  # meanwhile others answer
                 self._gone.set()
             if self in died:
                 await asyncio.Event().wait()
@@ -53,7 +53,7 @@ def mortal(version: int, deaths: int = 1, after: int = 0, endpoint: str = "gener
             await super().do_hold()
 
         async def _sample(self, prompt_ids: Any, options: dict[str, Any]) -> Completion:
-            if endpoint == "generate" and options["temperature"] == HELD_OUT:
+            if endpoint == "generate" and options["temperature"] == HELD_OUT and self._version == version:
                 self._answered += 1
                 if self._answered > after:
                     await self._die()
@@ -62,9 +62,9 @@ def mortal(version: int, deaths: int = 1, after: int = 0, endpoint: str = "gener
     return {**STAND_INS, "Generator": Mortal}
 
 
-def play(root: Path, replicas: int, actors: Actors) -> Events:
+def play(root: Path, replicas: int, actors: Actors, workers: int = 1) -> Events:
     recipe = {"evaluation.temperature": HELD_OUT, "generator.num_replicas": replicas, "generator.spare": False}
-    return dry_run(recipe, root, actors)
+    return dry_run({**recipe, "rollouts.workers": workers}, root, actors)
 
 
 def details(events: Events, wanted: str) -> list[str]:
@@ -77,21 +77,22 @@ def scores(events: Events) -> dict[int, float]:
     return {row["step"]: row["eval/eval/n"] for row in rows if "eval/eval/score" in row}
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
-    ("replicas", "actors", "due"),
+    ("replicas", "death", "due"),
     [
-        (1, mortal(0), 0),
-        (2, mortal(2), 2),
-        (2, mortal(5), 5),
-        (1, mortal(5, after=2), 5),
-        (2, mortal(0, endpoint="hold"), 0),
+        (1, {}, 0),
+        (2, {}, 2),
+        (2, {}, 5),
+        (1, {"after": 2}, 5),
+        (2, {"endpoint": "hold"}, 0),
     ],
     ids=["before training", "beside training", "after training", "halfway", "when it is to be held"],
 )
 def test_an_evaluation_begins_again_whose_generator_dies(
-    tmp_path: Path, replicas: int, actors: Actors, due: int
+    tmp_path: Path, replicas: int, death: dict[str, Any], due: int, workers: int
 ) -> None:
-    events = play(tmp_path, replicas, actors)
+    events = play(tmp_path, replicas, mortal(due, **death), workers)
     assert details(events, "failed") == []
     assert "generator 0 died" in details(events, "warnings")[0]
     found = scores(events)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from forge_env.config import RunConfig
 from forge_env.errors import ForgeError, root_cause
 from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.run import Run, RunFolder
+from forge_env.run.trajectories import TrajectoryFiles
 from forge_env.tasks.curriculum import Curriculum
 from forge_env.trajectory import read_trajectories
 
@@ -325,6 +327,47 @@ async def test_a_group_that_workers_die_of_is_given_up(made: Make) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         await played.rollouts.evaluate("eval", 2, "eval-00000")
     assert isinstance(root_cause(caught.value), ActorDiedError)
+
+
+async def test_a_held_out_episode_whose_worker_died_after_it_was_recorded_is_not_played_again(
+    made: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = await made(policy=(policy := Attempts()), generator={"max_num_seqs": 1})
+    written, calls = TrajectoryFiles.written, itertools.count(1)
+
+    async def killed_at_the_third(files: TrajectoryFiles) -> None:
+        await written(files)
+        if next(calls) == 3:
+            played.crew.kill(0)
+
+    monkeypatch.setattr(TrajectoryFiles, "written", killed_at_the_third)
+    episodes = await played.rollouts.evaluate("eval", 30, "eval-00000")
+    await played.rollouts.close()
+    recorded = list(read_trajectories(played.run.folder.trajectories / "eval-00000.jsonl"))
+    assert sorted(episode.id for episode in recorded) == sorted(f"eval-{index}" for index in range(30))
+    assert {episode.id: episode.reward for episode in recorded} == {each.id: each.reward for each in episodes}
+    assert any(request.again for _, _, request in played.crew.calls)
+    assert policy.attempts == 30
+
+
+async def test_an_evaluation_leaves_its_episodes_once_or_not_at_all(made: Make) -> None:
+    """Whatever there was of it: another session, weights of a step that the run has gone back from."""
+    played = await made(count=2, policy=(policy := Waiting()))
+    folder = played.run.folder.trajectories
+    folder.mkdir()
+    (folder / "eval-00003.77-1.partial-0-host.jsonl").write_text("of a session that was killed")
+    (folder / "eval-00003-0-host.jsonl").write_text("of a host that is gone")
+    evaluation = asyncio.ensure_future(played.rollouts.evaluate("eval", 30, "eval-00003"))
+    await policy.asked.wait()
+    evaluation.cancel()
+    await asyncio.gather(evaluation, return_exceptions=True)
+    assert [path.name for path in folder.iterdir()] == ["eval-00003-0-host.jsonl"]
+    policy.may.set()
+    for _ in range(2):
+        await played.rollouts.evaluate("eval", 30, "eval-00003")
+    await played.rollouts.close()
+    assert [path.name for path in folder.iterdir()] == ["eval-00003.jsonl"]
+    assert len(list(read_trajectories(folder / "eval-00003.jsonl"))) == 30
 
 
 class Silent(Weighing):
