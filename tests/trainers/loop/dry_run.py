@@ -37,7 +37,7 @@ from forge_env.sandbox import Sandbox, SandboxEngine, SandboxSpec
 from forge_env.tasks.order import Order
 from forge_env.types import Message
 from tests.trainers.buffer import virtual_time
-from tests.trainers.loop.stand_ins import STAND_INS, Actor, Actors, Buffer, Events, Trace
+from tests.trainers.loop.stand_ins import STAND_INS, Actor, Actors, Buffer, Events, Store, Trace
 from trainers.loop.system import Method
 
 TASKS = 12
@@ -178,7 +178,7 @@ def make_config(overrides: Mapping[str, Any], root: Path) -> RunConfig:
 
 
 @contextmanager
-def stand_ins(trace: Trace, actors: Actors) -> Iterator[None]:
+def stand_ins(trace: Trace, actors: Actors, buffer: type[Buffer] = Buffer) -> Iterator[None]:
     """No process is started inside."""
     from trainers.actors.actor import ForgeActor
 
@@ -191,15 +191,10 @@ def stand_ins(trace: Trace, actors: Actors) -> Iterator[None]:
 
     async def shutdown(actor: Actor, *, dead: bool = False) -> None:
         trace.add("shutdown", actor.name)
+        actor.end()
 
     def prepare_spare(cls: Any) -> None:
         trace.add("prepare spare", cls.mesh_name, cls.spare is not None)
-
-    async def open_store(stack: Any) -> None:
-        trace.add("open store")
-
-    async def forget(stack: Any, version: int) -> None:
-        trace.add("forget weights", version)
 
     async def inline(function: Any, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
@@ -212,18 +207,19 @@ def stand_ins(trace: Trace, actors: Actors) -> Iterator[None]:
         patch.setattr(ForgeActor, "launch", classmethod(launch))
         patch.setattr(ForgeActor, "shutdown", staticmethod(shutdown))
         patch.setattr(ForgeActor, "prepare_spare", classmethod(prepare_spare))
-        patch.setattr("trainers.loop.stack.Stack.open_store", open_store)
-        patch.setattr("trainers.loop.stack.Stack.forget_weights_but", forget)
+        patch.setattr("trainers.weights.store.WeightStore", partial(Store, trace))
         patch.setattr(machine, "gpus", lambda: [machine.GPU(str(n), f"GPU-{n}", "none", 1.0) for n in range(8)])
         patch.setattr(machine, "claim", lambda gpu: socket.socket())  # of GPUs that aren't there
-        patch.setattr("trainers.buffer.actor.RemoteReplayBuffer", partial(Buffer, trace))
+        patch.setattr("trainers.buffer.actor.RemoteReplayBuffer", partial(buffer, trace))
         patch.setattr("trainers.rollout.local.open_engine", open_engine)
         patch.setattr(asyncio, "to_thread", inline)
         patch.setattr("forge_env.run.trajectories.ThreadPoolExecutor", AtOnce)
         yield
 
 
-def dry_run(overrides: Mapping[str, Any], root: Path, actors: Actors = STAND_INS) -> Events:
+def dry_run(
+    overrides: Mapping[str, Any], root: Path, actors: Actors = STAND_INS, buffer: type[Buffer] = Buffer
+) -> Events:
     """The trace of a run with these overrides; `root` may hold what earlier ones have built."""
     trace = Trace(root)
     try:
@@ -235,7 +231,7 @@ def dry_run(overrides: Mapping[str, Any], root: Path, actors: Actors = STAND_INS
         return [(-1.0, "refused", error.message)]
     for warm in root.glob("*/models/warm-*"):
         shutil.rmtree(warm)
-    _play(config, method, trace, root, actors)
+    _play(config, method, trace, root, actors, buffer)
     return trace.events
 
 
@@ -244,17 +240,17 @@ def dry_run_of(config: RunConfig, root: Path) -> Events:
     trace, method = Trace(root), load_trainer(config.method)
     method.check(config)
     assert isinstance(method, Method)
-    _play(config, method, trace, root, STAND_INS)
+    _play(config, method, trace, root, STAND_INS, Buffer)
     return trace.events
 
 
-def _play(config: RunConfig, method: Method, trace: Trace, root: Path, actors: Actors) -> None:
+def _play(config: RunConfig, method: Method, trace: Trace, root: Path, actors: Actors, buffer: type[Buffer]) -> None:
     folder = RunFolder(root / "runs" / "run")
     shutil.rmtree(folder.root, ignore_errors=True)
     folder.create()
     run = Run(config, folder, loggers=open_loggers(config, folder, lambda: 0.0))
     try:
-        with stand_ins(trace, actors):
+        with stand_ins(trace, actors, buffer):
             virtual_time.run(method.play(run))
     except* ForgeError as errors:
         trace.add("failed", [str(root_cause(error)) for error in errors.exceptions])

@@ -102,6 +102,9 @@ class Actor:
     def slice(self, **dims: int | slice) -> Actor:
         return self
 
+    def end(self) -> None:
+        """Its processes are stopped."""
+
     async def do_ended(self) -> None:
         await asyncio.Event().wait()
 
@@ -274,6 +277,32 @@ class RolloutWorker(Actor):
         return await self._worker.close()
 
 
+class Keeper(Actor):
+    """Holds the weights, by version; what they are is the trainer's and the generators' business."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.held: dict[int, Any] = {}
+
+
+class Store:
+    """The weight store as a stack knows it."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._keeper: Keeper
+
+    async def open(self, keeper: Keeper) -> None:
+        self._trace.add("open store")
+        self._keeper = keeper
+
+    async def close(self) -> None: ...
+
+    async def drop_all_but(self, version: int) -> None:
+        self._trace.add("forget weights", version)
+        self._keeper.held = {other: held for other, held in self._keeper.held.items() if other == version}
+
+
 class ReplayBuffer(Actor):
     """Never asked: `Buffer` plays its part. How it was made is not part of the trace."""
 
@@ -293,5 +322,6 @@ class Buffer(LocalReplayBuffer[Any]):
 
 Actors = Mapping[str, type[Actor]]
 STAND_INS: Actors = {
-    stand_in.__name__: stand_in for stand_in in (TitanTrainer, Generator, ReferenceModel, RolloutWorker, ReplayBuffer)
+    stand_in.__name__: stand_in
+    for stand_in in (TitanTrainer, Generator, ReferenceModel, RolloutWorker, ReplayBuffer, Keeper)
 }
