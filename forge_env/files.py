@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import glob
+import itertools
 import math
 import os
 import shutil
@@ -25,10 +26,14 @@ class DiskFullError(ForgeError):
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
+def written_whole(path: Path, as_good: Callable[[Path], object] = lambda path: False) -> Iterator[Path]:
     """A place to write a file or make a folder at, which becomes `path` when the block ends: whole or not at all.
 
     Several processes may do so at once. What killed processes left half-written beside it is removed.
+
+    Args:
+        path: of the file or folder.
+        as_good: asked of a folder that is there by the end of the block. If so it stays: somebody may read it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f"{glob.escape(path.name)}.*.partial"):
@@ -41,6 +46,8 @@ def written_whole(path: Path) -> Iterator[Path]:
         yield staging
         if not staging.is_dir():
             staging.replace(path)
+            return
+        if path.is_dir() and as_good(path):
             return
         shutil.rmtree(path, ignore_errors=True)
         try:
@@ -256,6 +263,20 @@ class HeldFolder:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def claim(path: Path) -> Path:
+    """Make the folder `path`, or where another process has just done so, one with a number after its name."""
+    for number in itertools.count(1):
+        found = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        try:
+            found.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError:  # whoever writes to it says why
+            break
+        return found
+    return path
 
 
 def unused(stem: Path) -> Path:

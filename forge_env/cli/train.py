@@ -25,8 +25,9 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train; the exit code of the run."""
+    from forge_env.files import claim
     from forge_env.run import preflight
-    from forge_env.run.folder import choose_folder
+    from forge_env.run.folder import RunFolder, choose_folder
     from forge_env.run.launch import launch
     from forge_env.run.trainer import load_trainer
 
@@ -40,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"model {config.model.path}, as $MODEL says", flush=True)
     if plan:
         print(plan, flush=True)
+    if config.name is None:
+        folder = RunFolder(claim(folder.root))
     print(f"run folder {folder.root}", flush=True)
     if args.resume:
         for change in preflight.changed_keys(config, folder.config):

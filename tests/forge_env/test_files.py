@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forge_env.errors import UsageError
-from forge_env.files import DiskFullError, HeldFolder, LineWriter, unused, write_whole, written_whole
+from forge_env.files import DiskFullError, HeldFolder, LineWriter, claim, unused, write_whole, written_whole
 
 
 def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -32,6 +32,22 @@ def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
             (staging / "a").write_text(text)
     assert (folder / "a").read_text() == "second"
     assert list((tmp_path / "models").iterdir()) == [folder]
+
+
+def test_of_two_that_make_a_folder_at_once_the_second_leaves_it_to_those_who_read_the_first(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    with written_whole(folder, lambda other: (other / "a").is_file()) as second:
+        second.mkdir()
+        folder.mkdir()
+        (folder / "a").write_text("first")
+    assert (folder / "a").read_text() == "first"
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_of_two_that_claim_a_folder_at_once_each_gets_its_own(tmp_path: Path) -> None:
+    wanted = [unused(tmp_path / "runs" / "recipe")] * 3
+    assert len({claim(path) for path in wanted}) == 3
+    assert {path.is_dir() for path in (tmp_path / "runs").iterdir()} == {True}
 
 
 def test_a_file_has_its_old_content_or_the_new_one(tmp_path: Path) -> None:

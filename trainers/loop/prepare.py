@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from forge_env.config.recipe import RunConfig
 from forge_env.environment.base import Environment
 from forge_env.errors import ForgeError, UsageError
+from forge_env.files import written_whole
 from forge_env.machine import cache_dir
 from forge_env.run import Run
 from trainers.buffer.types import GroupBuffer
@@ -83,7 +84,8 @@ async def start_actors(
             await trainer.save_model(str(serving))  # the trainer has drawn its weights: the others need the same
         elif serving != start:
             run.stage("warm-up", "supervised fine-tuning on demonstrations")
-            await warm_up(run, environment, trainer, serving)
+            with written_whole(serving, weight_files) as staging:  # another run's is as good, and that reads it
+                await warm_up(run, environment, trainer, staging)
             run.stage("generator", "loading the warmed-up model")
         trainer.folder = serving
         generators.model_ready.set()

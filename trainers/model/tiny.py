@@ -48,9 +48,10 @@ def hf_config(model: ModelSection, vocab_size: int, eos_token_id: int) -> dict[s
 def build_tiny_folder(model: ModelSection, environment: Any, seed: int, folder: Path) -> Path:
     """Write config.json and tokenizer files for a fresh small model; the weights come from the trainer.
 
-    The folder appears whole or not at all, so an interrupted build leaves nothing half-made in a cache.
+    The folder appears whole or not at all, so an interrupted build leaves nothing half-made in a cache; one that
+    another run has put there meanwhile stays, since that reads it.
     """
-    with written_whole(folder) as staging:
+    with written_whole(folder, lambda other: (other / "config.json").is_file()) as staging:
         staging.mkdir()
         _write_tiny(model, environment, seed, staging)
     return folder

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +14,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from forge_env.run.metrics import read_metrics
 from tests.trainers.loop.dry_run import BASE
+from tests.trainers.loop.training import PATIENCE_S, Training
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 100_000
@@ -38,53 +34,6 @@ RECIPE: dict[str, Any] = {
     "evaluation": {"every": 0, "num_tasks": 2},
     "generator": {"num_replicas": 2},
 }
-PATIENCE_S = 240.0
-
-
-class Training:
-    """`forge-env train` in a process of its own."""
-
-    def __init__(self, root: Path, recipe: dict[str, Any]) -> None:
-        self.folder = root / "runs" / "run"
-        file = root / "recipe.yaml"
-        file.write_text(json.dumps(recipe))
-        paths = [f"model.cache_dir={root / 'cache'}", f"output_dir={root / 'runs'}"]
-        command = [sys.executable, "-m", "forge_env", "train", str(file), "--name", "run", *paths]
-        self.output = (root / "output").open("w+")
-        self.process = subprocess.Popen(command, stdout=self.output, stderr=self.output)
-
-    def until(self, true: Callable[[], object]) -> None:
-        """Wait for the run, which is another program: there is no event to wait for."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not true():
-            assert self.process.poll() is None, self.said
-            assert time.monotonic() < deadline, self.said
-            time.sleep(0.1)
-
-    @property
-    def said(self) -> str:
-        """Output and log, for whoever reads why a test failed."""
-        self.output.seek(0)
-        return f"{self.output.read()}\n{self.log}"
-
-    @property
-    def log(self) -> str:
-        file = self.folder / "run.log"
-        return file.read_text() if file.exists() else ""
-
-    @property
-    def steps(self) -> list[int]:
-        """Training steps, in the order in which they were done."""
-        file = self.folder / "metrics.jsonl"
-        rows = read_metrics(file) if file.exists() else []
-        return [int(row["step"]) for row in rows if "staleness/max" in row]
-
-    def lives(self, role: str) -> list[int]:
-        """A process of each life of an actor."""
-        return [int(found) for found in re.findall(rf"\b{role}: process (\d+)", self.log)]
-
-    def family(self) -> list[psutil.Process]:
-        return [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
 
 
 @pytest.fixture

@@ -1,0 +1,130 @@
+"""A run is not alone on its machine, and the machine's clock is not its own."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import struct
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.leftovers import assert_no_shared_memory, shared_memory
+from tests.trainers.loop.training import PATIENCE_S, Training
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(900)]
+RECIPE: dict[str, Any] = {
+    "environment": {"name": "coding_rlvr"},
+    "sandbox": {"engine": "local", "concurrency": 2},
+    "model": {"max_length": 1024, "tiny": {"layers": 1, "dim": 64, "heads": 2, "kv_heads": 2, "hidden_dim": 96}},
+    "grpo": {"steps": 100_000, "groups_per_step": 2, "group_size": 2, "max_tokens_per_turn": 8},
+    "evaluation": {"every": 0, "num_tasks": 2},
+    "checkpoint": {"every": 2},
+    "generator": {"spare": False},
+    "watchdog": {"warn_s": 60.0, "end_s": 120.0},
+    "logging": {"tensorboard": False},
+}
+ROLES = ("trainer", "generator0", "buffer", "weights", "rollouts0")
+DAY_S = 86_400
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """Short: it is the TMPDIR of runs whose sockets lie below it."""
+    with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp") as root:
+        yield Path(root)
+
+
+@contextmanager
+def training(root: Path, name: str, *more: str, variables: Mapping[str, str] | None = None) -> Iterator[Training]:
+    run = Training(root, RECIPE, name, *more, variables={"TMPDIR": str(root), **(variables or {})})
+    try:
+        yield run
+    finally:
+        run.process.kill()
+        run.process.wait()
+
+
+def trains_on(run: Training, steps: int = 2) -> None:
+    """Wait until it has done so many steps more."""
+    wanted = max(run.steps, default=0) + steps
+    run.until(lambda: max(run.steps, default=0) >= wanted)
+
+
+def finish(run: Training) -> None:
+    """End it as a person does; it must have met nothing on its way."""
+    run.process.send_signal(signal.SIGINT)
+    assert run.process.wait(PATIENCE_S) == 130, run.said
+    assert [len(run.lives(role)) for role in ROLES] == [1] * len(ROLES), run.said
+    assert "warning" not in run.said.lower(), run.said
+    assert run.steps == list(range(1, len(run.steps) + 1))
+
+
+def scratch(root: Path) -> set[str]:
+    return {path.name for path in root.glob("*forge-env-run-*")}
+
+
+def sandboxes(run: Training) -> list[psutil.Process]:
+    return [process for process in run.family() if "sandboxes/local/launch.py" in " ".join(process.cmdline())]
+
+
+def test_two_runs_at_once_leave_each_other_alone(root: Path) -> None:
+    """They have the recipe, the output folder, the cache and the machine in common. One is killed, and goes on."""
+    before = shared_memory()
+    with training(root, "one") as one, training(root, "other") as other:
+        trains_on(one)
+        trains_on(other)
+        family, own_scratch = one.family(), scratch(root)
+        assert len(own_scratch) == 2
+        assert sandboxes(one)
+        assert sandboxes(other)
+        one.process.kill()
+        one.process.wait()
+        _, alive = psutil.wait_procs(family, timeout=60)
+        assert not alive
+        with training(root, "one", "--resume") as again:  # whose command removes what the killed one has left
+            trains_on(again)
+            trains_on(other)
+            assert len(scratch(root)) == 2
+            assert len(own_scratch & scratch(root)) == 1
+            again.process.send_signal(signal.SIGINT)
+            assert again.process.wait(PATIENCE_S) == 130, again.said
+            trains_on(other)
+        finish(other)
+    assert scratch(root) == set()
+    assert_no_shared_memory(before)
+
+
+def test_a_wall_clock_that_jumps_costs_nothing(root: Path) -> None:
+    """Days ahead, as when a machine first hears of the time; far back, as when it forgets it again."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("NOT RUN: no C compiler to make a clock that can jump with")
+    library, clock = root / "clock.so", root / "clock"
+    source = Path(__file__).with_name("clock.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+
+    def jump(days: int) -> None:
+        with clock.open("r+b") as file:
+            file.write(struct.pack("q", days * DAY_S))
+
+    clock.write_bytes(struct.pack("q", 0))
+    preloaded = {"LD_PRELOAD": str(library), "CLOCK_FILE": str(clock)}
+    with training(root, "run", variables=preloaded) as run:
+        trains_on(run)
+        for role in ROLES:
+            assert str(library) in Path(f"/proc/{run.lives(role)[0]}/maps").read_text(), f"{role} has its own clock"
+        for days in (40, -400, 0):
+            jump(days)
+            saved = run.log.count(" saved: ")
+            trains_on(run, 3)
+            run.until(lambda saved=saved: run.log.count(" saved: ") > saved)
+        finish(run)
