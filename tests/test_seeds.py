@@ -37,7 +37,7 @@ def check_forge_env(words: list[str], variables: dict[str, str]) -> None:
         assert not rest
         return
     args.parser.read_rest(args, rest)
-    if words[0] in ("train", "config", "job"):
+    if words[0] in ("train", "config", "job", "plan"):
         [file] = args.words or [variables["CONFIG_FILE"]]
         build(RunConfig, read_run(file, values(args.overrides, RunConfig), variables))
 

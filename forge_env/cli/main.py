@@ -24,6 +24,7 @@ LEAVE_S = 60
 COMMANDS = {
     "train": "train a model on a recipe",
     "config": "print a recipe with every key explained",
+    "plan": "say what a recipe will take: GPUs, memory, time, cost",
     "list": "list the installed environments",
     "info": "show an environment: tasks, tools, options, an example episode",
     "validate": "check that an environment is correct, without a model",

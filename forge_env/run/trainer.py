@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 
 from forge_env.config.recipe import RunConfig
-from forge_env.errors import PluginError
+from forge_env.errors import PluginError, UsageError
 from forge_env.plugins import load_plugin
 from forge_env.run.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of `Trainer.plan` besides the recipe.
+
+    Attributes:
+        gpus: such as 8xH100; None: as many H100 as the recipe asks for.
+        prompt: tokens of an episode that nobody samples; None: the trainer assumes some.
+        reply: tokens of an episode that are sampled, likewise.
+        price: of a GPU for an hour.
+    """
+
+    gpus: str | None = None
+    prompt: int | None = None
+    reply: int | None = None
+    price: float | None = None
 
 
 class Trainer:
@@ -15,6 +33,13 @@ class Trainer:
 
     def check(self, config: RunConfig) -> None:
         """Refuse a recipe that can't be run, before anything is started; by default none."""
+
+    def plan(self, config: RunConfig, question: Question) -> Iterator[str]:
+        """Lines that say what a recipe will take: memory, time, cost; by default nothing is known of that."""
+        raise UsageError(
+            f"method={config.method} does not say what a recipe will take",
+            fix="derive it from forge_env.run.trainer.Trainer, with a method `plan`",
+        )
 
     async def __call__(self, run: Run) -> None:
         """Train; returns when it is done, or soon after `run.stop` is set, and raises to fail."""

@@ -20,6 +20,7 @@ import asyncio
 import logging
 import math
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from forge_env.errors import UsageError
 from forge_env.run import Run
 from forge_env.run.outcome import save_progress
 from forge_env.run.scratch import scratch_folder
-from forge_env.run.trainer import Trainer
+from forge_env.run.trainer import Question, Trainer
 from forge_env.tasks.curriculum import make_order
 from forge_env.tasks.order import Order, TaskOrder
 from forge_env.trajectory import Segment
@@ -45,6 +46,7 @@ from trainers.loop.trainer import TrainerHandle
 from trainers.loop.warmup import demonstration
 from trainers.loop.watchdog import Watchdog
 from trainers.model.chat import Chat
+from trainers.plan.report import plan
 
 MOST_LEFT_OUT = 1000
 """Conversations in a row that are too long, after which there is nothing to learn from."""
@@ -137,6 +139,10 @@ class SFT(Trainer):
         for split in (environment.splits[0], *evaluated(config)):  # reads the first row of a dataset
             task = environment.resolve_task(None, {"split": split, "index": 0})
             demonstration(environment, task, random.Random(0))
+
+    def plan(self, config: RunConfig, question: Question) -> Iterator[str]:
+        """What a recipe will take."""
+        return plan(config, question)
 
     async def __call__(self, run: Run) -> None:
         """Train on the recipe `run.config` to its end, or until `run.stop`."""

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -25,7 +25,7 @@ from forge_env.job.survey import survey
 from forge_env.run import Run
 from forge_env.run.outcome import save_progress
 from forge_env.run.scratch import scratch_folder
-from forge_env.run.trainer import Trainer
+from forge_env.run.trainer import Question, Trainer
 from trainers.buffer.types import BufferStats, Reservation, Ticket
 from trainers.loop import checks
 from trainers.loop.checkpoints import Checkpoints, Saved
@@ -36,6 +36,7 @@ from trainers.loop.publisher import Publisher
 from trainers.loop.stack import RoleDiedError, Stack, prepare_controller
 from trainers.loop.status import Status
 from trainers.loop.watchdog import Watchdog
+from trainers.plan.report import plan
 from trainers.rollout.types import Fate, GroupReport, Preparation, Totals
 
 if TYPE_CHECKING:
@@ -103,6 +104,10 @@ class Method(Trainer):
             )
         checks.check(config)
         self.algorithm.check(config)
+
+    def plan(self, config: RunConfig, question: Question) -> Iterator[str]:
+        """What a recipe will take."""
+        return plan(config, question)
 
     async def __call__(self, run: Run) -> None:
         """Run the recipe `run.config` to its end, or until `run.stop`."""

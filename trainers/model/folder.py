@@ -60,15 +60,22 @@ def read_hf_config(folder: str | Path) -> dict[str, Any]:
         raise UsageError(f"no config.json in {folder}", fix=FIX) from error
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} can't be read: {error}", fix="fetch the checkpoint again") from error
+    return check_hf_config(config, str(folder))
+
+
+def check_hf_config(config: Any, name: str) -> dict[str, Any]:
+    """What `config.json` of the checkpoint `name` says, where the trainer knows such models; with its `head_dim`."""
     family = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(family, str) or family not in FAMILIES:
-        raise UsageError(f"{folder} is a {family!r} model", fix=f"use a checkpoint of {', '.join(FAMILIES)}")
+        raise UsageError(f"{name} is a {family!r} model", fix=f"use a checkpoint of {', '.join(FAMILIES)}")
     if "num_local_experts" in config:  # as newer versions of transformers write it
         config.setdefault("num_experts", config["num_local_experts"])
     if absent := [key for key in FAMILIES[family] if key not in config]:
-        raise UsageError(f"{path} lacks {', '.join(absent)}", fix="fetch the checkpoint again")
+        raise UsageError(f"config.json of {name} lacks {', '.join(absent)}", fix="fetch the checkpoint again")
     if feature := _unsupported(config):
-        raise UsageError(f"{path} has {feature}, which the trainer lacks", fix="use a checkpoint without it")
+        raise UsageError(
+            f"config.json of {name} has {feature}, which the trainer lacks", fix="use a checkpoint without it"
+        )
     if config.get("head_dim") is None:
         config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
     found: dict[str, Any] = config

@@ -136,7 +136,8 @@ class TitanModel:
         """The module on its device, sharded; its weights are random only where there is one rank."""
         torch.manual_seed(self._seed)
         if self.ranks.alone:
-            module = self.config.build().to(self._device)
+            with self._device:
+                module = self.config.build()
             with torch.no_grad():
                 module.init_states(buffer_device=self._device)
             self.ranks.parallelize(module, self._family.parallelize, self.sharding, self.dtype)

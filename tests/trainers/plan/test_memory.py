@@ -1,0 +1,92 @@
+"""The forecast of the trainer's memory against what passes really take, on the CPU and within 10 %."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from forge_env.config.recipe import OptimizerSection
+from forge_env.trajectory import Segment
+from tests.trainers.plan.unreal import peak_bytes
+from trainers.model.folder import check_hf_config
+from trainers.plan.memory import Layout, trainer_memory
+from trainers.plan.shape import Shape
+from trainers.titan.device import use_device
+from trainers.titan.engine import TitanEngine
+from trainers.titan.model import TitanModel
+from trainers.titan.parallel import Sharding
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(300)]
+WITHIN = 0.10
+SMALL: dict[str, Any] = {
+    "model_type": "qwen3",
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "vocab_size": 2048,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+
+
+@pytest.mark.parametrize(
+    ("changes", "recompute", "dtype"),
+    [
+        ({}, "none", "float32"),
+        ({}, "selective", "float32"),
+        ({}, "full", "float32"),
+        ({}, "none", "bfloat16"),
+        ({}, "full", "bfloat16"),
+        ({"vocab_size": 40_000}, "none", "float32"),
+        ({"vocab_size": 40_000}, "full", "bfloat16"),
+        ({"num_hidden_layers": 8, "hidden_size": 128}, "none", "float32"),
+        ({"model_type": "llama", "tie_word_embeddings": False}, "none", "float32"),
+        ({"model_type": "qwen3_moe", "tie_word_embeddings": False, **EXPERTS}, "none", "float32"),
+        ({"model_type": "qwen3_moe", "tie_word_embeddings": False, **EXPERTS}, "full", "float32"),
+    ],
+    ids=str,
+)
+def test_real_passes_take_what_was_computed_beforehand(
+    changes: dict[str, Any], recompute: str, dtype: str, tmp_path: Path
+) -> None:
+    hf = check_hf_config(SMALL | changes, "a model")
+    (tmp_path / "config.json").write_text(json.dumps(hf))
+    length, count, prompt = 512, 4, 128
+    optimizer = OptimizerSection()
+    device = use_device(with_gpus=False)
+    model = TitanModel(
+        tmp_path,
+        max_length=length,
+        device=device.torch,
+        dtype=dtype,
+        sharding=Sharding(activation_checkpoint=recompute),
+    )
+    engine = TitanEngine(model, optimizer, device=device, steps=10, microbatch_tokens=count * length)
+    data = [Segment(np.arange(length) % 1000, np.arange(length) >= prompt) for _ in range(count)]
+    measured = peak_bytes(engine, data, nullcontext())
+    expected = trainer_memory(
+        Shape.of(hf, ""),
+        Layout(recompute=recompute, dtype=dtype, device="cpu"),
+        optimizer,
+        tokens=count * length,
+        targets=count * (length - prompt),
+        grid=1.0,
+    )
+    assert expected.peak == pytest.approx(measured, rel=WITHIN), dict(expected.parts)
+    assert expected.parts["weights"] == sum(
+        parameter.numel() * 4 for parameter in {id(p): p for p in model.module.parameters()}.values()
+    )
+    assert torch.get_num_threads() == 1

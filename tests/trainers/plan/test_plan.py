@@ -1,0 +1,178 @@
+"""`forge-env plan`: shapes, speeds and what is said of them; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from forge_env.cli.main import main
+from forge_env.config import load_config
+from forge_env.config.recipe import bundled_recipes
+from trainers.plan import hardware
+from trainers.plan.forecast import Forecast
+from trainers.plan.hardware import GPUS, Cluster, parse_cluster
+from trainers.plan.memory import GIB, Layout
+from trainers.plan.report import widest
+from trainers.plan.shape import Shape, model_config, named_config, published
+from trainers.plan.speed import Workload, training_parts
+
+PARAMETERS = {
+    "Qwen/Qwen3-0.6B": 0.596,
+    "Qwen/Qwen3-1.7B": 1.72,
+    "Qwen/Qwen3-4B": 4.02,
+    "Qwen/Qwen3-8B": 8.19,
+    "Qwen/Qwen3-14B": 14.8,
+    "Qwen/Qwen3-32B": 32.8,
+    "Qwen/Qwen3-30B-A3B": 30.5,
+    "Qwen/Qwen3-235B-A22B": 235,
+    "meta-llama/Llama-3.1-8B": 8.03,
+    "meta-llama/Llama-3.1-70B": 70.6,
+}
+"""Billions, as their model cards have them."""
+Plan = Callable[..., str]
+
+
+@pytest.fixture
+def plan(capsys: pytest.CaptureFixture[str]) -> Plan:
+    """What the command prints."""
+
+    def run(*arguments: str) -> str:
+        assert main(["plan", *arguments]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def forecast(recipe: str, *overrides: str, gpus: str = "8xH100", **work: int) -> Forecast:
+    config = load_config(recipe, overrides)
+    return Forecast(config, Workload.of(config, **work), parse_cluster(gpus))
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_the_published_shapes_have_the_published_number_of_parameters(name: str) -> None:
+    assert Shape.of(named_config(name), name).parameters / 1e9 == pytest.approx(PARAMETERS[name], rel=0.006)
+
+
+def test_a_mixture_computes_with_a_part_of_its_parameters() -> None:
+    shape = Shape.of(named_config("Qwen/Qwen3-30B-A3B"), "")
+    assert (shape.computed + 2 * shape.embedding) / 1e9 == pytest.approx(3.3, rel=0.03), "A3B"
+
+
+@pytest.mark.parametrize("recipe", list(bundled_recipes()))
+def test_every_bundled_recipe_has_a_plan(recipe: str, plan: Plan) -> None:
+    config = load_config(recipe)
+    if config.method == "warmup" or (config.grpo.reference.path or "").startswith("runs/"):
+        pytest.skip("it has no rollouts, or a teacher that another recipe makes first")
+    printed = plan(recipe)
+    assert "it will not run" not in printed
+    for heading in ("placement", "memory of one process", "a step of", "bottleneck", "steps:", "assumed"):
+        assert heading in printed
+    assert ("weight sync" in printed) == config.rolls_out
+
+
+def test_the_published_rate_comes_out() -> None:
+    """TorchTitan's: 5,762 tokens/s and GPU with FSDP and selective checkpoints, 6,667 with compilation."""
+    shape = Shape.of(named_config("meta-llama/Llama-3.1-8B"), "")
+    work = Workload(16, 1, 1, 8191, 8191, 0, sampled=False)
+    layout = Layout(data=8, recompute="selective", dtype="bfloat16")
+    for compiled, published_rate in ((False, 5762), (True, 6667)):
+        parts = training_parts(shape, work, layout, 16384, GPUS["H100"], compiled=compiled)
+        assert work.tokens / 8 / sum(parts.values()) == pytest.approx(published_rate, rel=0.05)
+
+
+def test_the_measured_rates_of_the_cpu_come_out() -> None:
+    """Of docs/benchmarks.md: 14.6 k tokens/s trained on two threads, 6.9 k sampled at batches of 128."""
+    small = forecast("coding_rlvr", "model.path=tiny", "trainer.minibatches=1", prompt=60, reply=100)
+    learning = small.step.learning["compute"]
+    assert small.work.tokens / learning == pytest.approx(14_600, rel=0.15)
+    decoding = small.decoding
+    assert decoding.batch / decoding.seconds == pytest.approx(6_910, rel=0.15)
+
+
+def test_more_of_what_is_waited_for_makes_a_step_shorter() -> None:
+    base = forecast("grpo/qwen3_8b")
+    side = base.step.bottleneck.partition(":")[0]
+    more = {"generation": "generator.num_replicas=3", "trainer": "trainer.procs=4"}
+    assert forecast("grpo/qwen3_8b", more[side]).step.seconds < base.step.seconds
+    synchronous = forecast("grpo/qwen3_8b", "grpo.max_off_policy_steps=0").step
+    assert synchronous.seconds > base.step.seconds
+    assert synchronous.sync is not None
+    assert synchronous.seconds == pytest.approx(
+        synchronous.generation_s + synchronous.learning_s + synchronous.sync.seconds - synchronous.sync.gather
+    )
+
+
+def test_what_does_not_fit_is_said(plan: Plan) -> None:
+    printed = plan("grpo/qwen3_32b", "--gpus", "16xH100", "--trainer.procs", "2", "trainer.hosts=1")
+    assert "it will not run: trainer:" in printed
+    assert "it will not run: it needs 16 GPUs, and there are 8" in plan("grpo/qwen3_32b", "--gpus", "8xH100")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--gpus", "8xH1000"), "nothing is known of a 'H1000'"),
+        (("--gpus", "many"), "nothing is known of a 'many'"),
+        (("--gpus", "0xH100"), "is not a number and a kind"),
+        (("--reply", "5000"), "isn't one of model.max_length=2048"),
+        (("--model.path", "Nobody/Knows-1B"), "the shape of Nobody/Knows-1B isn't known here"),
+        (("--generator.procs", "3"), "does not divide the model's num_attention_heads"),
+    ],
+)
+def test_wrong_usage_is_one_message(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "grpo/qwen3_8b", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_method_that_knows_nothing_of_plans_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "coding_rlvr/base"]) == 2
+    assert "method=warmup does not say what a recipe will take" in capsys.readouterr().err
+
+
+def test_512_gpus_have_an_answer(plan: Plan) -> None:
+    printed = plan("grpo/qwen3_32b", "--gpus", "512xH100", "--price", "2")
+    assert "with 512 H100 in 64 hosts" in printed
+    assert "32 times its batch" in printed
+    assert " at 2 an hour" in printed
+    config = load_config("grpo/qwen3_32b")
+    cluster = Cluster(512, GPUS["H100"])
+    work = Workload.of(config)
+    narrow = Forecast(config, work, cluster).step
+    wide, wider = (widest(config, replace(work, episodes=work.episodes * times), cluster) for times in (1, 32))
+    assert wide is not None
+    assert wider is not None
+    assert wide.step.seconds < narrow.seconds
+    assert wider.step.tokens / wider.step.seconds > wide.step.tokens / wide.step.seconds
+    assert wider.needed <= 512
+
+
+def test_a_recipe_of_cpus_is_placed_on_processors(plan: Plan) -> None:
+    printed = plan("grpo/math_cpu")
+    assert "on processors" in printed
+    assert "GPU hours" not in printed
+
+
+def test_generators_have_room_for_keys_and_values() -> None:
+    holder = forecast("grpo/qwen3_8b").holders[-1]
+    assert holder.name == "generator"
+    assert holder.memory.peak == pytest.approx(0.9 * 79.6 * GIB)
+    assert holder.memory.parts["weights"] == pytest.approx(2 * 8.19e9, rel=0.01)
+    assert forecast("grpo/qwen3_8b", "generator.gpu_memory_utilization=0.3").batch < forecast("grpo/qwen3_8b").batch
+
+
+def test_constants_say_where_they_are_from() -> None:
+    constants = [value for value in vars(hardware).values() if isinstance(value, hardware.Constant)]
+    assert len(constants) > 5
+    assert {constant.kind for constant in constants} == {"measured", "published", "assumed"}
+    assert all(constant.source for constant in constants)
+
+
+def test_shapes_of_recipes_need_no_network() -> None:
+    for recipe in bundled_recipes():
+        config = load_config(recipe)
+        Shape.of(model_config(config.model), "")
+    assert {"Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B"} <= published().keys()

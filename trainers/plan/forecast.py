@@ -1,0 +1,235 @@
+"""A recipe's forecast: who is where, what each process holds, how long a step takes, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from forge_env import __version__
+from forge_env.config.recipe import RunConfig
+from forge_env.errors import UsageError
+from forge_env.job.addresses import Address
+from forge_env.job.card import Card
+from forge_env.job.plan import Plan, units
+from forge_env.run.needs import needed_gpus
+from trainers.model.folder import check_generator_heads, check_heads
+from trainers.plan.hardware import PER_HOST, Cluster, Gpu
+from trainers.plan.memory import GIB, RESERVED_GIB, Layout, Memory, generator_memory, scoring_memory, trainer_memory
+from trainers.plan.shape import Shape, model_config, named_config
+from trainers.plan.speed import (
+    Decoding,
+    Step,
+    Workload,
+    decoding,
+    prefill_s,
+    reference_s,
+    training_parts,
+    weight_sync,
+)
+
+CPUS, PLENTY_GIB = 64, 1e6
+"""Of a host, where only its GPUs matter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A kind of process and what one of them holds.
+
+    Attributes:
+        name: `trainer`, `reference` or `generator`.
+        count: how many there are.
+        memory: of one, by part.
+        room: bytes that it has; None: those of the host, which others use too.
+    """
+
+    name: str
+    count: int
+    memory: Memory
+    room: float | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room."""
+        return self.room is None or self.memory.peak <= self.room
+
+
+class Forecast:
+    """What a recipe takes on `cluster`; without one, on CPUs, or on as many H100 as it asks for.
+
+    Args:
+        config: the recipe.
+        work: the tokens of a step.
+        cluster: GPUs that are there.
+
+    Raises:
+        UsageError: the model's shape isn't known, or the recipe's layout can't be that of the model.
+    """
+
+    def __init__(self, config: RunConfig, work: Workload, cluster: Cluster) -> None:
+        self.config, self.work, self.cluster = config, work, cluster
+        hf = model_config(config.model)
+        self.shape = Shape.of(hf, config.model.path)
+        trainer, generator = config.trainer, config.generator
+        check_heads(hf, trainer.parallelism.tensor_parallel_degree)
+        if config.rolls_out:
+            check_generator_heads(hf, generator.procs)
+        self.layout = Layout.of(
+            trainer.procs,
+            trainer.parallelism,
+            recompute=trainer.activation_checkpoint,
+            dtype=config.model.dtype,
+            device="cuda" if trainer.with_gpus else "cpu",
+            threads=trainer.threads,
+        )
+        self.needed = sum(needed_gpus(config).values())
+
+    def gpu(self, used: bool) -> Gpu | None:
+        """The kind of GPU where a role uses any."""
+        return self.cluster.gpu if used else None
+
+    @cached_property
+    def reference(self) -> Shape | None:
+        """The reference model."""
+        section = self.config.grpo.reference
+        if section.source == "none" or not self.config.rolls_out:
+            return None
+        return self.shape if section.path is None else Shape.of(named_config(section.path), section.path)
+
+    @cached_property
+    def holders(self) -> list[Holder]:
+        """Every kind of process with the memory of one."""
+        return list(self._holders())
+
+    def _holders(self) -> Iterator[Holder]:
+        config, work = self.config, self.work
+        trainer, generator = config.trainer, config.generator
+        room = (self.cluster.gpu.memory_gib - RESERVED_GIB) * GIB
+        tokens = min(trainer.microbatch_tokens, max(work.tokens // self.layout.data, work.prompt + work.reply))
+        share = work.reply / (work.prompt + work.reply)
+        memory = trainer_memory(self.shape, self.layout, trainer.optimizer, tokens=tokens, targets=int(tokens * share))
+        yield Holder("trainer", trainer.procs, memory, room if trainer.with_gpus else None)
+        if self.reference is not None:
+            on_gpu = config.grpo.reference.with_gpus
+            memory = scoring_memory(self.reference, tokens, config.model.dtype, "cuda" if on_gpu else "cpu")
+            yield Holder("reference", 1, memory, room if on_gpu else None)
+        if config.rolls_out:
+            count = generator.num_replicas * generator.procs
+            free = self.cluster.gpu.memory_gib * GIB * generator.gpu_memory_utilization
+            given = free if generator.with_gpus else None
+            memory = generator_memory(
+                self.shape, generator.procs, config.model.dtype, given, generator.kv_cache_gb * GIB
+            )
+            yield Holder("generator", count, memory, given)
+
+    @cached_property
+    def batch(self) -> int:
+        """Sequences that one engine decodes together: by key, by what is in flight, by room for keys and values."""
+        section = self.config.generator
+        holder = next(holder for holder in self.holders if holder.name == "generator")
+        each = self.shape.kv_bytes(4 if self.config.model.dtype == "float32" else 2) / section.procs
+        fit = int(holder.memory.parts["keys and values"] / (each * (self.work.prompt + self.work.reply)))
+        return max(1, min(section.max_num_seqs, -(-self.work.in_flight // section.num_replicas), fit))
+
+    @cached_property
+    def decoding(self) -> Decoding:
+        """A step of one engine."""
+        section = self.config.generator
+        return decoding(
+            self.shape,
+            self.work,
+            self.batch,
+            section.procs,
+            self.gpu(section.with_gpus),
+            self.config.model.dtype,
+            section.threads,
+        )
+
+    @cached_property
+    def step(self) -> Step:
+        """A training step."""
+        config, work = self.config, self.work
+        trainer, generator = config.trainer, config.generator
+        learning = training_parts(
+            self.shape,
+            work,
+            self.layout,
+            trainer.microbatch_tokens,
+            self.gpu(trainer.with_gpus),
+            compiled=trainer.compile,
+        )
+        if self.reference is not None:
+            on_gpu = self.gpu(config.grpo.reference.with_gpus)
+            learning["reference model"] = reference_s(self.reference, work, on_gpu, trainer.threads)
+        sampled = work.episodes * work.reply
+        if not config.rolls_out:
+            return Step({}, learning, None, 0, work.tokens, 0)
+        gpu = self.gpu(generator.with_gpus)
+        steps = work.reply * work.episodes / (self.batch * generator.num_replicas)
+        if work.steps_apart == 0:  # the last ones of a batch are waited for
+            steps = max(steps, work.longest)
+        generation = {name: seconds * steps for name, seconds in self.decoding.parts.items()}
+        prompts = work.episodes / generator.num_replicas
+        generation["prompts"] = prompts * prefill_s(self.shape, work, generator.procs, gpu, generator.threads)
+        sync = weight_sync(self.shape, self.layout, self.gpu(trainer.with_gpus), generator.procs, *self._hosts())
+        learning["weights to the host"] = sync.gather
+        return Step(generation, learning, sync, work.steps_apart, work.tokens, sampled)
+
+    def _hosts(self) -> tuple[int, bool]:
+        """Hosts with generators, and whether the trainer's is one of them."""
+        if not self.config.generator.with_gpus:
+            return 1, True
+        used = -(-self.needed // PER_HOST)
+        section = self.config.generator
+        hosts = max(1, -(-section.num_replicas * section.procs // PER_HOST))
+        return hosts, hosts >= used
+
+    def placement(self) -> list[str]:
+        """A line for each host, as a run would place its actors on hosts of eight GPUs."""
+        if not self.needed:
+            return ["this machine's processors: everything"]
+        hosts = max(-(-self.needed // PER_HOST), self.config.trainer.hosts, self.config.generator.hosts)
+        last = None
+        for count in range(hosts, 2 * hosts + 1):  # replicas don't fill hosts to the last GPU
+            ids = [str(number) for number in range(PER_HOST)]
+            cards = [Card(__version__, "", f"host{n}", "", "", CPUS, PLENTY_GIB, ids) for n in range(count)]
+            addresses = [Address("tcp", f"host{n}", self.config.job.port) for n in range(count)]
+            plan = Plan(self.config.job.model_copy(update={"place": {}}), addresses, cards)
+            try:
+                for unit in units(self.config):
+                    plan.place(unit)
+            except UsageError as error:
+                last = error
+                continue
+            return [_host(plan, number) for number in range(count)]
+        assert last is not None
+        raise UsageError(last.message, fix="spread it over more hosts: trainer.hosts, generator.hosts")
+
+    @property
+    def problems(self) -> list[str]:
+        """Why the recipe would not run."""
+        found = []
+        if self.needed > self.cluster.count:
+            found.append(f"it needs {self.needed} GPUs, and there are {self.cluster.count}")
+        for holder in self.holders:
+            if not holder.fits and holder.room is not None:
+                found.append(
+                    f"{holder.name}: {holder.memory.peak / GIB:.1f} GiB are needed of each GPU, "
+                    f"{holder.room / GIB:.1f} GiB are there"
+                )
+            elif holder.name == "generator" and holder.memory.parts["keys and values"] <= 0:
+                found.append("generator: the weights leave no room for keys and values")
+        return found
+
+
+def _host(plan: Plan, number: int) -> str:
+    names = [
+        f"{name} ({len(place.gpus[0])} GPUs)"
+        if len(place.gpus[0]) > 1
+        else f"{name} (1 GPU)"
+        if place.gpus[0]
+        else name
+        for name, place in plan.places.items()
+        if number in place.hosts
+    ]
+    return f"host {number}: {', '.join(names)}"

@@ -1,0 +1,291 @@
+"""How long a training step takes, part by part, from operations, bytes and the constants of `hardware.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+from forge_env.config.recipe import RunConfig
+from forge_env.errors import UsageError
+from trainers.plan import hardware
+from trainers.plan.hardware import PER_HOST, Gpu
+from trainers.plan.memory import BYTES, FLOAT32, Layout
+from trainers.plan.shape import Shape
+
+PROMPT = 256
+"""Tokens of an episode that nobody samples, where the command doesn't say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a training step is made of.
+
+    Attributes:
+        episodes: in a step.
+        group: of them that begin with the same prompt.
+        prompt: tokens of one that aren't sampled.
+        reply: tokens that are sampled, and learned.
+        longest: most tokens that one samples in a turn.
+        steps_apart: how many steps generation may run ahead; 0: it waits.
+        sampled: whether a generator samples them; otherwise they come from a dataset.
+    """
+
+    episodes: int
+    group: int
+    prompt: int
+    reply: int
+    longest: int
+    steps_apart: int
+    sampled: bool
+
+    @classmethod
+    def of(cls, config: RunConfig, prompt: int | None = None, reply: int | None = None) -> Workload:
+        """What a recipe asks for; replies are half as long as they may be where `reply` doesn't say.
+
+        Raises:
+            UsageError: an episode doesn't fit into `model.max_length`.
+        """
+        longest, grpo = config.model.max_length, config.grpo
+        sampled = config.rolls_out
+        if prompt is None:
+            prompt = min(PROMPT, longest // 2)
+        if reply is None:
+            limit = grpo.max_tokens_per_turn if sampled else longest - prompt
+            reply = max(1, min(limit, longest - prompt) // 2)
+        if prompt < 1 or reply < 1 or prompt + reply > longest:
+            raise UsageError(
+                f"an episode of {prompt} + {reply} tokens isn't one of model.max_length={longest}",
+                fix="give --prompt and --reply that fit",
+            )
+        if not sampled:
+            return cls(config.sft.batch_size, 1, prompt, reply, reply, 0, sampled=False)
+        return cls(
+            grpo.groups_per_step * grpo.group_size,
+            grpo.group_size,
+            prompt,
+            reply,
+            min(grpo.max_tokens_per_turn, longest - prompt),
+            grpo.max_off_policy_steps,
+            sampled=True,
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Of a step."""
+        return self.episodes * (self.prompt + self.reply)
+
+    @property
+    def in_flight(self) -> int:
+        """Episodes that are sampled at the same time."""
+        return self.episodes * (self.steps_apart + 1)
+
+
+def training_flops(shape: Shape, work: Workload, recompute: str = "none") -> float:
+    """Operations of forward and backward passes over a step's tokens, recomputed ones counted.
+
+    The head's scores are computed twice (`trainers.titan.head`).
+    """
+    length = work.prompt + work.reply
+    context = shape.context_flops(length / 2)
+    blocks = 6.0 * shape.computed + 3 * context
+    blocks += {"none": 0.0, "selective": shape.computed, "full": 2.0 * shape.computed + context}[recompute]
+    return work.episodes * (length * blocks + work.reply * 8.0 * shape.embedding)
+
+
+def training_parts(
+    shape: Shape, work: Workload, layout: Layout, microbatch_tokens: int, gpu: Gpu | None, *, compiled: bool = False
+) -> dict[str, float]:
+    """Seconds of the trainer in a step: what is computed, and what exchanges of weights and activations add to it."""
+    flops = training_flops(shape, work, layout.recompute) / layout.ranks
+    if gpu is None:
+        return {"compute": flops / (float(hardware.CPU_FLOPS) * (layout.threads if layout.ranks == 1 else 1))}
+    compute = flops / (gpu.flops * float(hardware.TRAINING_SHARE))
+    compute /= float(hardware.COMPILED) if compiled else 1.0
+    own = work.tokens / layout.data
+    passes = ceil(own / microbatch_tokens)
+    weights = 0.0
+    if layout.shards > 1:
+        each = BYTES[layout.dtype]
+        gathered = (2 * each + FLOAT32) * shape.parameters / layout.tensor * (1 - 1 / layout.shards)
+        weights = passes * gathered / link(gpu, layout.ranks)
+    tensor = 0.0
+    if layout.tensor > 1:
+        collectives = 8 + 4 * (layout.recompute == "full")
+        moved = own / layout.context * shape.dim * BYTES[layout.dtype] * (1 - 1 / layout.tensor)
+        tensor = collectives * shape.layers * moved / link(gpu, layout.tensor)
+    update = 7 * FLOAT32 * shape.parameters / layout.ranks / gpu.bandwidth
+    return {"compute": compute, "exchange": max(0.0, weights - compute) + tensor, "update": update}
+
+
+def link(gpu: Gpu, ranks: int) -> float:
+    """Bytes a second that each of so many processes exchanges with the others."""
+    return (gpu.link if ranks <= PER_HOST else gpu.network) * float(hardware.NETWORK_SHARE)
+
+
+def reference_s(shape: Shape, work: Workload, gpu: Gpu | None, threads: int) -> float:
+    """Seconds of the reference model in a step: one forward pass, in one process."""
+    length = work.prompt + work.reply
+    context = shape.context_flops(length / 2)
+    flops = work.episodes * (length * (2.0 * shape.computed + context) + work.reply * 2.0 * shape.embedding)
+    rate = float(hardware.CPU_FLOPS) * threads if gpu is None else gpu.flops * float(hardware.TRAINING_SHARE)
+    return flops / rate
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """The steps of one engine.
+
+    Attributes:
+        batch: sequences decoded together.
+        seconds: of a step, the sum of `parts`.
+        parts: seconds by what takes them.
+    """
+
+    batch: int
+    parts: Mapping[str, float]
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return sum(self.parts.values())
+
+
+def decoding(
+    shape: Shape, work: Workload, batch: int, procs: int, gpu: Gpu | None, dtype: str, threads: int
+) -> Decoding:
+    """A step of an engine that decodes `batch` sequences, on average half through their replies."""
+    each, context = BYTES[dtype], work.prompt + work.reply / 2
+    flops = batch * (2.0 * (shape.computed + shape.embedding) + shape.context_flops(context))
+    if gpu is None:
+        compute = flops / (float(hardware.CPU_FLOPS) * threads * procs)
+        return Decoding(batch, {"compute": compute, "engine": batch * float(hardware.CPU_TOKEN_S)})
+    read = shape.computed + shape.embedding + shape.idle * (1 - _missed(shape, batch))
+    bandwidth = procs * gpu.bandwidth * float(hardware.BANDWIDTH_SHARE)
+    weights, keys = read * each / bandwidth, batch * context * shape.kv_bytes(each) / bandwidth
+    compute = flops / (procs * gpu.flops * float(hardware.TRAINING_SHARE))
+    exchange = 0.0
+    if procs > 1:
+        moved = 2 * shape.layers * 2 * batch * shape.dim * each * (1 - 1 / procs)
+        exchange = moved / link(gpu, procs)
+    parts = {"weights read": weights, "keys and values read": keys, "exchange": exchange}
+    parts["compute"] = max(0.0, compute - weights - keys)
+    return Decoding(batch, {**parts, "engine": float(hardware.ENGINE_STEP_S)})
+
+
+def _missed(shape: Shape, batch: int) -> float:
+    """Share of the idle experts that no token of a batch is sent to."""
+    return (1 - shape.active / shape.experts) ** batch if shape.experts else 1.0
+
+
+def prefill_s(shape: Shape, work: Workload, procs: int, gpu: Gpu | None, threads: int) -> float:
+    """Seconds that one engine takes for an episode's prompt; those of a group share one."""
+    flops = (2.0 * shape.computed + shape.context_flops(work.prompt / 2)) * work.prompt / work.group
+    rate = float(hardware.CPU_FLOPS) * threads if gpu is None else gpu.flops * float(hardware.TRAINING_SHARE)
+    return flops / (rate * procs)
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """How new weights get to the generators.
+
+    Attributes:
+        bytes: of one set.
+        gather: seconds in which the trainer waits until they are in its host's memory.
+        publish: seconds until the store has them.
+        pull: seconds until all hosts have fetched them.
+        load: seconds in which a generator stands still for them.
+    """
+
+    bytes: float
+    gather: float
+    publish: float
+    pull: float
+    load: float
+
+    @property
+    def seconds(self) -> float:
+        """From the end of a training step until the generators sample with its weights."""
+        return self.gather + self.publish + self.pull + self.load
+
+
+def weight_sync(
+    shape: Shape, layout: Layout, gpu: Gpu | None, procs: int, generator_hosts: int, trainer_host: bool
+) -> Sync:
+    """One set of weights from the trainer to all generators.
+
+    Args:
+        procs: of one engine; each reads all of it from its host's memory and keeps its part.
+        generator_hosts: hosts with generators.
+        trainer_host: whether the trainer's own is one of them.
+    """
+    size, whole = shape.parameters * BYTES[layout.dtype], shape.parameters * FLOAT32
+    gather = 0.0
+    if gpu is not None:
+        gather = whole / gpu.bus + (whole / link(gpu, layout.ranks) if layout.ranks > 1 else 0.0)
+    others = generator_hosts - trainer_host
+    pull = size / float(hardware.STORE_PULL) * trainer_host + others * size / float(hardware.HOST_COPY)
+    load = size / procs / gpu.bus if gpu is not None else 0.0
+    return Sync(size, gather, size / float(hardware.STORE_PUSH), pull, load)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A training step.
+
+    Attributes:
+        generation: seconds in which the generators sample its episodes, by part.
+        learning: seconds of trainer and reference model, by part.
+        sync: of its weights.
+        ahead: steps that generation may run ahead.
+        tokens: prompts and replies.
+        sampled: tokens of replies.
+    """
+
+    generation: Mapping[str, float]
+    learning: Mapping[str, float]
+    sync: Sync | None
+    ahead: int
+    tokens: int
+    sampled: int
+
+    @property
+    def generation_s(self) -> float:
+        """Seconds of generation."""
+        return sum(self.generation.values())
+
+    @property
+    def learning_s(self) -> float:
+        """Seconds of learning."""
+        return sum(self.learning.values())
+
+    @property
+    def round_s(self) -> float:
+        """Seconds from weights to episodes of theirs, to a step trained on those, to its weights in the generators."""
+        return self.generation_s + self.learning_s + (self.sync.seconds - self.sync.gather if self.sync else 0.0)
+
+    @property
+    def seconds(self) -> float:
+        """From one step to the next: of generation or learning, or of a round, of which so many are under way."""
+        return max(self.generation_s, self.learning_s, self.round_s / (self.ahead + 1))
+
+    @property
+    def why(self) -> str:
+        """What `seconds` is."""
+        if not self.generation:
+            return "training alone"
+        if self.seconds > max(self.generation_s, self.learning_s):
+            under_way = f", of which {self.ahead + 1} are under way" if self.ahead else ""
+            return f"a round of generation, training and weight sync{under_way}"
+        return "the longer of generation and training"
+
+    @property
+    def bottleneck(self) -> str:
+        """The part that takes most of what the rest waits for."""
+        sides = {"generation": self.generation, "trainer": self.learning}
+        if self.sync is not None and self.seconds > max(self.generation_s, self.learning_s):
+            published = {"publish": self.sync.publish, "pull": self.sync.pull, "load": self.sync.load}
+            sides["weight sync"] = published
+        side = max(sides, key=lambda name: sum(sides[name].values()))
+        part = max(sides[side], key=lambda name: sides[side][name])
+        return f"{side}: {part}"
