@@ -19,7 +19,7 @@ FLOAT32 = 4
 BYTES = {"float32": 4, "bfloat16": 2}
 RESERVED_GIB = 2.0
 """Of a GPU, for CUDA's context, NCCL's buffers and what the allocator can't use. Assumed, not measured."""
-TILE_BYTES = {"cpu": 2**24, "cuda": 2**28}
+TILE_BYTES = {"cpu": 2**23, "cuda": 2**28}
 """Scores that the head holds at once, in float32 (`trainers.titan.head.TILE`)."""
 ENGINE_TOKENS = 8192
 """Tokens that an engine computes at once (vLLM's `max_num_batched_tokens` on a GPU)."""
@@ -197,19 +197,25 @@ def passes(shape: Shape, layout: Layout, tokens: int, targets: int, grid: float)
     hidden = shape.expert_hidden * shape.active if mixture else shape.hidden / tensor
     working = rows * (2 * hidden * own + 2 * shape.dim * layout.residual / tensor)
     final = rows * shape.dim * layout.normed(layout.residual) / tensor
-    part = shape.embedding / tensor
-    tile = min(TILE_BYTES[layout.device], learned * shape.vocabulary / tensor * FLOAT32)
     casts = (shape.blocks + shape.embedding) * own if layout.alone else 0
-    tiles = 2 * tile + (3 * tile * own / FLOAT32 if own != FLOAT32 else 0)
-    gradient = part * own
     block = recomputed + working
-    if layout.ranks > 1:
-        # FSDP: the head's weight beside its gradient, then the gradient in float32 on its way to who keeps it; of a
-        # block likewise, with the weights of the one that comes next.
-        tiles = max(tiles + gradient, gradient + part * FLOAT32)
-        block += shape.largest_block / tensor * (2 * own + own + FLOAT32) + part * own
-    head = final + learned * shape.dim * (own + 2 * FLOAT32) + tiles + gradient
+    if layout.ranks > 1:  # FSDP: a block's weights, those of the one that comes next, and gradients in both precisions
+        block += shape.largest_block / tensor * (2 * own + own + FLOAT32) + shape.embedding / tensor * own
+    head = final + learned * shape.dim * (own + 2 * FLOAT32) + _head_bytes(shape, layout, learned)
     return Pass(kept + casts, head, block)
+
+
+def _head_bytes(shape: Shape, layout: Layout, targets: int) -> float:
+    """What the head takes besides its inputs: tiles of scores, its gradient, and FSDP's copy of its weight."""
+    own, part = layout.precision, shape.embedding / layout.tensor
+    scores = targets * shape.vocabulary / layout.tensor * FLOAT32
+    tile = min(TILE_BYTES[layout.device], scores)
+    rough = tile * own / FLOAT32 if own != FLOAT32 else 0.0  # as it comes from the product, and as it goes into others
+    gradient = part * own
+    passes = [2 * tile + rough, tile * (2 if tile == scores else 1) + 2 * rough + gradient]
+    if own != FLOAT32:
+        passes.append(gradient + part * FLOAT32)  # in float32, for the optimizer or on its way to who keeps it
+    return max(passes) + (part * own if layout.ranks > 1 else 0.0)
 
 
 def trainer_memory(

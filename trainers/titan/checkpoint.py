@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 from forge_env.errors import UsageError
-from trainers.titan.model import TitanModel, read_weights
+from trainers.titan.model import TitanModel
 
 if TYPE_CHECKING:
     from trainers.titan.engine import TitanEngine
@@ -149,7 +149,7 @@ def load(engine: TitanEngine, folder: Path) -> None:
     """Read what `save` wrote; a collective."""
     if not (folder / "optimizer").is_dir():
         raise UsageError(f"{folder} is not a checkpoint of this trainer", fix="start a new run")
-    engine.model.load_hf(read_weights(folder / "model"))
+    engine.model.load_folder(folder / "model")
     optimizer = engine.optimizer.state_dict()
     reader, planner = _Reader(folder / "optimizer"), _Planner()
     reader.read_metadata()  # refused here, and not inside a collective

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 from torchtitan.models.common import Linear
 
-TILE = {"cpu": 2**22, "cuda": 2**26}
+TILE = {"cpu": 2**21, "cuda": 2**26}
 """Scores computed at once: on a CPU what a cache holds, on a GPU enough work for every multiprocessor."""
 ROWS = {"cpu": 2**11, "cuda": 2**13}
 """Targets in a tile at most; the rest of a tile's size is vocabulary."""
@@ -131,7 +131,6 @@ class _Scores(torch.autograd.Function):
         for_hidden = _real(hidden).new_zeros(hidden.shape) if ctx.needs_input_grad[0] else None
         for_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         for part in _parts(len(weight), ctx.columns):
-            whole = _real(weight).new_zeros(weight[part].shape if ctx.needs_input_grad[1] else 0)
             for own in _parts(len(hidden), ctx.rows):
                 scores = kept[0].clone() if kept else _scores(hidden[own], weight[part], ctx.temperature)
                 logprobs = scores.sub_(normalizer[own, None])
@@ -147,9 +146,8 @@ class _Scores(torch.autograd.Function):
                 if for_hidden is not None:
                     for_hidden[own] += slopes @ weight[part]
                 if for_weight is not None:
-                    whole += slopes.t() @ hidden[own]
-            if for_weight is not None:
-                for_weight[part] = whole
+                    for_weight[part].addmm_(slopes.t(), hidden[own], beta=0 if own.start == 0 else 1)
+                del scores, logprobs, slopes  # before the next tile is made
         if for_hidden is not None:
             if ctx.group is not None:
                 dist.all_reduce(for_hidden, group=ctx.group)

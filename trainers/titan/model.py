@@ -5,15 +5,16 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import re
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import save_torch_state_dict
 from safetensors import safe_open
-from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 from forge_env.errors import UsageError
@@ -23,6 +24,7 @@ from trainers.titan.batch import Microbatch
 from trainers.titan.families import FAMILIES, Experts, tensor_shapes, titan_config
 from trainers.titan.parallel import Ranks, Sharding, whole
 
+LAYER = re.compile(r"model\.layers\.\d+\.")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # This logger has the name of its file, so that the hub's own settings don't reach it: it would tell of every save.
 logging.getLogger(inspect.getfile(save_torch_state_dict)).setLevel(logging.WARNING)
@@ -83,11 +85,6 @@ def _first(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} other tensors"
 
 
-def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a checkpoint folder, by their Hugging Face names."""
-    return {name: tensor for file in weight_files(folder) for name, tensor in load_file(file).items()}
-
-
 class TitanModel:
     """A TorchTitan model, sharded over the ranks of its trainer, with the adapter to Hugging Face names.
 
@@ -116,8 +113,10 @@ class TitanModel:
         self._adapter = self._family.adapter(self.config, None)
         self._seed = seed
         self.module: Any = self._build()
-        if not self.ranks.alone or weight_files(self.folder):
-            self.load_hf(self._initial_weights())
+        if weight_files(self.folder):
+            self.load_folder(self.folder)
+        elif not self.ranks.alone:
+            self.load_hf(self._random_weights())
         parameters = sum(parameter.numel() for parameter in self.module.parameters())
         # Multiply-adds of attention per squared token, and over those of linear layers per token; causal, so halved.
         self.attention_cost: int = hf["num_hidden_layers"] * hf["num_attention_heads"] * hf["head_dim"]
@@ -152,10 +151,8 @@ class TitanModel:
             module.init_states(buffer_device=self._device)
         return module
 
-    def _initial_weights(self) -> dict[str, torch.Tensor]:
-        """From the checkpoint, or random ones that don't depend on the number of ranks."""
-        if weight_files(self.folder):
-            return read_weights(self.folder)
+    def _random_weights(self) -> dict[str, torch.Tensor]:
+        """Those that one rank would begin with, whatever their number."""
         torch.manual_seed(self._seed)
         module = self.config.build()
         with torch.no_grad():
@@ -194,11 +191,44 @@ class TitanModel:
 
     def load_hf(self, state: dict[str, torch.Tensor]) -> None:
         """Copy whole weights under Hugging Face names into the model; each rank keeps its shard."""
-        named = self._adapter.from_hf(dict(state))
+        self._copy(self._adapter.from_hf(dict(state)), strict=True)
+
+    def load_folder(self, folder: Path) -> None:
+        """Copy the weights of a checkpoint folder into the model, layer by layer; each rank keeps its shard.
+
+        So no rank ever has more than one layer whole.
+
+        Raises:
+            UsageError: the files lack tensors of the model.
+        """
+        missing = set(self.module.state_dict())
+        with ExitStack() as stack:
+            files = [stack.enter_context(safe_open(file, framework="pt")) for file in weight_files(folder)]
+            places = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            layers: dict[str, list[str]] = {}
+            for name in places:
+                found = LAYER.match(name)
+                layers.setdefault(found[0] if found else "", []).append(name)
+            for layer, names in layers.items():
+                # TorchTitan's adapters look for the embedding, which may be the head
+                state = {name: places[name].get_tensor(name) for name in dict.fromkeys([*names, EMBEDDING])}
+                named = self._adapter.from_hf(state)
+                if layer:
+                    named = {name: tensor for name, tensor in named.items() if name.startswith("layers.")}
+                self._copy(named, strict=False)
+                missing -= named.keys()
+        if missing:
+            raise UsageError(
+                f"the weights in {folder} lack {_first(sorted(missing))}", fix="fetch the checkpoint again"
+            )
+
+    def _copy(self, named: Mapping[str, torch.Tensor], *, strict: bool) -> None:
         if self.ranks.alone:
-            self.module.load_state_dict(named, strict=True)
+            self.module.load_state_dict(named, strict=strict)
         else:
-            set_model_state_dict(self.module, named, options=StateDictOptions(full_state_dict=True, strict=True))
+            set_model_state_dict(
+                self.module, dict(named), options=StateDictOptions(full_state_dict=True, strict=strict)
+            )
 
     def save_hf(self, folder: Path, dtype: str = "float32") -> None:
         """Write a complete Hugging Face folder; it appears whole or not at all. A collective: all ranks call it."""

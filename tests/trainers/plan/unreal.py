@@ -68,7 +68,7 @@ def first_rank(config: RunConfig, folder: Path) -> Iterator[tuple[TitanEngine, F
             patch.object(torch.nn.Module, "to_empty", to_nothing),
             patch.object(TitanModel, "_build", build_nothing),
             patch.object(TitanModel, "load_hf"),
-            patch.object(TitanModel, "_initial_weights"),
+            patch.object(TitanModel, "_random_weights"),
             patch.object(Context, "part", outside(Context.part)),
             patch.object(Context, "own", outside(Context.own)),
             patch.object(score, "collate", outside(score.collate)),

@@ -19,7 +19,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from forge_env.config.recipe import ModelSection, OptimizerSection, TinyModel
-from forge_env.errors import ForgeError
+from forge_env.errors import ForgeError, UsageError
 from forge_env.trajectory import Segment
 from trainers.buffer.sequences import BatchSizes, targets
 from trainers.losses.grpo import GRPOLoss
@@ -324,6 +324,31 @@ def test_what_cannot_be_written_is_an_error_like_any_other(folder: Path, tmp_pat
     (tmp_path / "optimizer" / "__0_0.distcp").mkdir(parents=True)
     with pytest.raises(RuntimeError, match="rank 0 could not write its shards: IsADirectoryError"):
         engine(folder).save(tmp_path)
+
+
+def test_a_folder_is_read_layer_by_layer(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, other, seen = engine(folder), engine(folder, seed=1), list[set[str]]()
+    written.model.save_hf(tmp_path)
+    adapt = other.model._adapter.from_hf
+
+    def spy(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        seen.append(set(state))
+        return adapt(state)
+
+    monkeypatch.setattr(other.model._adapter, "from_hf", spy)
+    other.model.load_folder(tmp_path)
+    assert largest_difference(weights(other), weights(written)) == 0
+    assert [len({name.split(".")[2] for name in names if ".layers." in name}) for names in seen].count(1) == 2
+    assert max(len({name.split(".")[2] for name in names if ".layers." in name}) for names in seen) == 1
+
+
+def test_a_folder_that_lacks_a_tensor_is_refused(folder: Path, tmp_path: Path) -> None:
+    trained = engine(folder)
+    state = trained.model.state_dict_hf()
+    del state["model.layers.1.mlp.up_proj.weight"]
+    trained.model.write_hf(state, tmp_path / "part")
+    with pytest.raises(UsageError, match=r"lack layers\.1\.feed_forward\.w3\.weight"):
+        trained.model.load_folder(tmp_path / "part")
 
 
 class Hostile:
