@@ -12,7 +12,7 @@ from forge_env.cli.command import Parser
 from forge_env.errors import ForgeError, UsageError
 from forge_env.interrupts import run_until_interrupted
 from forge_env.job.addresses import Address
-from forge_env.job.card import serve_cards, tls_context
+from forge_env.job.card import listen, serve_cards, tls_context
 from forge_env.plugins import load_plugin
 
 VARIABLE = "FORGE_ENV_WORKER"
@@ -38,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
     from forge_env.run.scratch import reap_scratch, scratch_folder
 
     address = _numeric(Address.of(args.address))
-    tls_context(address, serving=True)  # what is wrong with it is said now
+    tls_context(address, serving=True)  # what is wrong with it is said now, before seconds of imports
+    listen(address).close()
     start: Callable[[Address], str] = load_plugin("forge_env.workers", "monarch")
     reap_scratch()
     with scratch_folder():

@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import platform
+import socket
 import ssl
 import sys
 from collections.abc import Iterable
@@ -197,6 +198,21 @@ def tls_context(address: Address, *, serving: bool) -> ssl.SSLContext | None:
     return context
 
 
+def listen(address: Address) -> socket.socket:
+    """A socket that listens at an address of this machine, a number.
+
+    Raises:
+        ForgeError: nobody can listen there.
+    """
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        return socket.create_server((address.plain_host, address.port), family=family)
+    except OSError as error:
+        raise ForgeError(
+            f"can't listen at {address}: {_why(error)}", fix="use an address of this machine, and a port that is free"
+        ) from error
+
+
 async def serve_cards(address: Address, monarch: str) -> asyncio.Server:
     """Answer at a worker's address from here on.
 
@@ -218,13 +234,7 @@ async def serve_cards(address: Address, monarch: str) -> asyncio.Server:
         writer.close()
 
     context = tls_context(address, serving=True)
-    try:
-        return await asyncio.start_server(answer, address.plain_host, address.port, limit=MOST, ssl=context)
-    except OSError as error:
-        raise ForgeError(
-            f"can't listen at {address}: {error.strerror or error}",
-            fix="use an address of this machine, and a port that is free",
-        ) from error
+    return await asyncio.start_server(answer, sock=listen(address), limit=MOST, ssl=context)
 
 
 async def ask(address: Address, question: Question | None = None, *, patience_s: float = 0.0) -> Card:
@@ -271,10 +281,31 @@ def _why(error: Exception) -> str:
         return f"nothing was heard for {ANSWER_S:g} s"
     if isinstance(error, json.JSONDecodeError):
         return "something else listens there"
-    number = getattr(error, "errno", None)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is refused: {error.verify_message}"
+    number = error.errno if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) else None
     return os.strerror(number).lower() if number and number > 0 else str(error)
 
 
 async def ask_all(addresses: list[Address], question: Question, *, patience_s: float = 0.0) -> list[Card]:
-    """The cards of workers, in order; errors as in `ask`, of the first that fails."""
-    return await gather_or_cancel([ask(address, question, patience_s=patience_s) for address in addresses])
+    """The cards of workers, in order.
+
+    Raises:
+        NoWorkerError: nothing answers at some addresses; with all of them.
+        ForgeError: as in `ask`, of the first that fails.
+    """
+
+    async def card(address: Address) -> Card | NoWorkerError:
+        try:
+            return await ask(address, question, patience_s=patience_s)
+        except NoWorkerError as error:
+            return error
+
+    told = await gather_or_cancel([card(address) for address in addresses])
+    match [each for each in told if isinstance(each, NoWorkerError)]:
+        case [error]:
+            raise error
+        case [_, *_] as errors:
+            said = "; ".join(error.message for error in errors)
+            raise NoWorkerError(said, fix="start `forge-env worker ADDRESS` on each of them")
+    return [each for each in told if isinstance(each, Card)]

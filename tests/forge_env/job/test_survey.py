@@ -19,9 +19,10 @@ from forge_env.config import RunConfig
 from forge_env.errors import ForgeError
 from forge_env.job import card, survey
 from forge_env.job.addresses import Address
-from forge_env.job.card import Card, NoWorkerError, Question, ask, serve_cards, write_card
+from forge_env.job.card import Card, NoWorkerError, Question, ask, ask_all, serve_cards, write_card
 from forge_env.job.plan import Plan
 from forge_env.job.staging import stage
+from tests.trainers.actors.workers import certificates
 
 
 def free_address() -> Address:
@@ -168,6 +169,28 @@ async def test_nobody_there_is_said_at_once_or_waited_for() -> None:
         assert (await asking).forge_env == forge_env.__version__
 
 
+async def test_all_that_do_not_answer_are_named() -> None:
+    silent = [free_address(), free_address()]
+    async with await serve_cards(address := free_address(), "service"):
+        with pytest.raises(NoWorkerError, match=f"at {silent[0]}: .*refused; .* at {silent[1]}: .*on each of them"):
+            await ask_all([silent[0], address, silent[1]], Question())
+        [found] = await ask_all([address], Question())
+    assert found.monarch == "service"
+
+
+async def test_a_certificate_for_another_address_is_refused_and_the_reason_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in certificates(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    good = free_address()._replace(scheme="tls")
+    wrong = good._replace(host="127.0.0.5")
+    async with await serve_cards(good, "service"), await serve_cards(wrong, "service"):
+        assert (await ask(good)).monarch == "service"
+        with pytest.raises(NoWorkerError, match=r"its certificate is refused: IP address mismatch.*127\.0\.0\.5"):
+            await ask(wrong)
+
+
 async def test_strangers_and_noise_harm_nobody() -> None:
     address = free_address()
     async with await serve_cards(address, "service"):
@@ -182,7 +205,7 @@ async def test_strangers_and_noise_harm_nobody() -> None:
 async def test_two_can_not_listen_at_one_address() -> None:
     address = free_address()
     async with await serve_cards(address, "service"):
-        with pytest.raises(ForgeError, match=f"can't listen at {address}"):
+        with pytest.raises(ForgeError, match=f"can't listen at {address}: address already in use"):
             await serve_cards(address, "service")
 
 
@@ -193,6 +216,7 @@ async def test_two_can_not_listen_at_one_address() -> None:
         ("tcp://[::]:26700", "on every network"),
         ("10.0.0.1:26700", "write tcp://HOST:PORT"),
         ("tcp://no-such-host.invalid:26700", "write an IP address"),
+        ("tcp://192.0.2.1:26700", "can't listen at tcp://192.0.2.1:26700: cannot assign requested address"),
         ("tls://127.0.0.1:26700", "HYPERACTOR_TLS_CERT"),
     ],
 )

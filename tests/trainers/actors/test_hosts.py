@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import pytest
 
 pytest.importorskip("monarch")
 
-from tests.trainers.actors.workers import Worker, workers
+from tests.trainers.actors.workers import Worker, certificates, workers
 
 pytestmark = [pytest.mark.slow, pytest.mark.stack]
 
@@ -24,22 +23,6 @@ model: {{cache_dir: {folder}/cache}}
 output_dir: {folder}/runs
 job: {{kind: hosts, workers: [{workers}], place: {{trainer: {trainer}}}, on_loss: {on_loss}}}
 """
-
-
-def certificates(folder: Path) -> dict[str, str]:
-    """Of an authority, and one for all hosts."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
-    names = ",".join(f"IP:127.0.0.{number}" for number in range(1, 5))
-    (folder / "names").write_text(f"subjectAltName={names}\n")
-    for command in (
-        "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.crt -days 2 -subj /CN=authority",
-        "req -newkey rsa:2048 -nodes -keyout host.key -out host.csr -subj /CN=hosts",
-        "x509 -req -in host.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out host.crt -days 2 -extfile names",
-    ):
-        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
-    files = {"CERT": "host.crt", "KEY": "host.key", "CA": "ca.crt"}
-    return {f"HYPERACTOR_TLS_{name}": str(folder / file) for name, file in files.items()}
 
 
 class Controller:

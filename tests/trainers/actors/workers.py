@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 
 READY_S = 120.0
 NAMESPACES = ["unshare", "--uts", "--pid", "--mount", "--fork", "--kill-child=KILL", "--mount-proc"]
@@ -72,6 +74,22 @@ class Worker:
     def said(self) -> str:
         """What it has printed."""
         return self._log.read_text()
+
+
+def certificates(folder: Path) -> dict[str, str]:
+    """Of an authority, and one for all hosts up to 127.0.0.4; the variables that name the files."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    names = ",".join(f"IP:127.0.0.{number}" for number in range(1, 5))
+    (folder / "names").write_text(f"subjectAltName={names}\n")
+    for command in (
+        "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.crt -days 2 -subj /CN=authority",
+        "req -newkey rsa:2048 -nodes -keyout host.key -out host.csr -subj /CN=hosts",
+        "x509 -req -in host.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out host.crt -days 2 -extfile names",
+    ):
+        subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)
+    files = {"CERT": "host.crt", "KEY": "host.key", "CA": "ca.crt"}
+    return {f"HYPERACTOR_TLS_{name}": str(folder / file) for name, file in files.items()}
 
 
 @contextmanager

@@ -16,7 +16,7 @@ pytest.importorskip("torchstore")
 
 import torch
 
-from tests.trainers.actors.test_hosts import certificates
+from tests.trainers.actors.workers import certificates
 from trainers.actors.processes import ADDRESS
 from trainers.weights import network, shared
 from trainers.weights.compat import SharedTransportBuffer
