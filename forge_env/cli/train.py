@@ -5,16 +5,21 @@ from __future__ import annotations
 import argparse
 import os
 from contextlib import suppress
+from pathlib import Path
 
 from forge_env.cli.command import Parser, report_error, tidy
 from forge_env.config.reader import build, values
 from forge_env.config.recipe import RunConfig, read_run
+from forge_env.errors import UsageError
 
 
 def add_arguments(parser: Parser) -> None:
     """Describe the command."""
     parser.usage = "forge-env train FILE [--a.b VALUE | a.b=VALUE ...] [--name NAME] [--resume] [--debug]"
-    parser.description = "Train on a recipe. Every key of it can be set: --grpo.steps 20, or grpo.steps=20."
+    parser.description = (
+        "Train on a recipe. Every key of it can be set: --grpo.steps 20, or grpo.steps=20. With job.kind slurm, "
+        "kubernetes or skypilot outside of a job, submit one and follow it (docs/jobs.md)."
+    )
     parser.epilog = "Ctrl-C once ends the run in order and saves it, twice stops now."
     help_text = "a YAML file, or the name of a bundled recipe (`forge-env config` lists them); by default $CONFIG_FILE"
     parser.word("FILE", help_text, required=False)
@@ -26,6 +31,8 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train; the exit code of the run."""
     from forge_env.files import claim
+    from forge_env.job.files import Request, job_name, needed_hosts
+    from forge_env.job.submit import submit, to_be_submitted
     from forge_env.run import preflight
     from forge_env.run.folder import RunFolder, choose_folder
     from forge_env.run.launch import launch
@@ -33,6 +40,12 @@ def run(args: argparse.Namespace) -> int:
 
     source = read_run(_file(args), values(args.overrides, RunConfig), os.environ)
     config = build(RunConfig, source)
+    if to_be_submitted(config.job):
+        if args.resume:
+            raise UsageError("a run can't be resumed from outside of its job", fix="see docs/jobs.md for each platform")
+        with source.locating():
+            request = Request(job_name(config.name or source.stem), config, needed_hosts(config))
+            return submit(request, Path(f"job-{request.name}"))
     folder = choose_folder(config.output_dir, config.name, source.stem, resume=args.resume)
     with source.locating():
         engine, plan = preflight.check(config, folder)

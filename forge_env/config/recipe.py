@@ -172,7 +172,8 @@ class JobSection(Section):
 
     kind: Literal["local", "hosts", "slurm", "kubernetes", "skypilot"] = "local"
     """`local`: this machine; `hosts`: the workers (`forge-env worker`) at the addresses below; the others: one worker \
-on each node of the Slurm allocation, pod (FORGE_ENV_WORKERS) or SkyPilot node that this command runs in."""
+on each node of the Slurm allocation, pod (FORGE_ENV_WORKERS) or SkyPilot node that this command runs in, or of a job \
+that it submits (docs/jobs.md)."""
     workers: list[Annotated[str, AfterValidator(_address)]] = Field(default_factory=list)
     """Addresses of the workers, such as tcp://10.0.0.5:26700; unset for slurm, kubernetes and skypilot, which know \
 their nodes. A worker's place in this list is its number."""

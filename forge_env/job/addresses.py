@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from forge_env.config.recipe import ADDRESS, JobSection
@@ -43,8 +44,26 @@ class Address(NamedTuple):
         return f"{self.scheme}://{self.host}:{self.port}"
 
 
-def _slurm() -> list[str]:
-    nodes = _variable("SLURM_JOB_NODELIST", "inside an allocation: sbatch or salloc")
+class Platform(NamedTuple):
+    """What starts a run's hosts and tells them.
+
+    Attributes:
+        variable: of the environment, which is set where a job runs.
+        where: that is, in words.
+        nodes: host names or addresses, of the variable's value.
+    """
+
+    variable: str
+    where: str
+    nodes: Callable[[str], list[str]]
+
+    @property
+    def told(self) -> str:
+        """The variable's value; empty outside of a job."""
+        return os.environ.get(self.variable, "").strip()
+
+
+def _slurm(nodes: str) -> list[str]:
     try:
         listed = subprocess.run(
             ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=30, check=True
@@ -56,24 +75,13 @@ def _slurm() -> list[str]:
     return listed.stdout.split()
 
 
-def _kubernetes() -> list[str]:
-    return re.split(
-        r"[\s,]+", _variable("FORGE_ENV_WORKERS", "in a pod whose manifest sets it to the workers' DNS names")
-    )
-
-
-def _skypilot() -> list[str]:
-    return _variable("SKYPILOT_NODE_IPS", "in the `run` section of a SkyPilot task").split()
-
-
-def _variable(name: str, where: str) -> str:
-    value = os.environ.get(name, "").strip()
-    if not value:
-        raise UsageError(f"{name} is not set", fix=f"run this {where}; or name the workers with job.workers")
-    return value
-
-
-NODES: dict[str, Callable[[], list[str]]] = {"slurm": _slurm, "kubernetes": _kubernetes, "skypilot": _skypilot}
+PLATFORMS = {
+    "slurm": Platform("SLURM_JOB_NODELIST", "inside an allocation (sbatch or salloc)", _slurm),
+    "kubernetes": Platform(
+        "FORGE_ENV_WORKERS", "in a pod whose manifest sets it to the workers' DNS names", partial(re.split, r"[\s,]+")
+    ),
+    "skypilot": Platform("SKYPILOT_NODE_IPS", "in the `run` section of a SkyPilot task", str.split),
+}
 
 
 def worker_addresses(section: JobSection) -> list[Address]:
@@ -82,9 +90,16 @@ def worker_addresses(section: JobSection) -> list[Address]:
     Raises:
         ForgeError: the platform does not tell its nodes here.
     """
-    if section.workers or section.kind not in NODES:
+    platform = PLATFORMS.get(section.kind)
+    if section.workers or platform is None:
         return [Address.of(text) for text in section.workers]
-    return [Address("tcp", node, section.port) for node in NODES[section.kind]()]
+    if not platform.told:
+        raise UsageError(
+            f"{platform.variable} is not set",
+            fix=f"run this {platform.where}, which `forge-env job FILE --write` has the files for; or name the "
+            "workers with job.workers",
+        )
+    return [Address("tcp", node, section.port) for node in platform.nodes(platform.told)]
 
 
 def own_address(section: JobSection, workers: list[Address]) -> str:

@@ -29,11 +29,9 @@ from forge_env.job.plan import make_plan, units
 from forge_env.run.needs import CONTROLLER_GB, SANDBOXES_GB
 
 RECIPE = "recipe.yaml"
-KINDS = ("slurm", "kubernetes", "skypilot")
 SPARE_GB = 2.0
 """Of each host, besides the estimate of what a run needs."""
 SHARED_MEMORY_GB = 8
-_PLENTY_GB = 1e6
 _SECRET = re.compile(r"(^|[._])(api_?key|password|passwd|secret|token|credentials?)$", re.IGNORECASE)
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9]+")
 
@@ -54,6 +52,10 @@ class Hosts:
     cpus: int
     memory_gb: int
 
+    def __str__(self) -> str:
+        gpus = f", {self.gpus} GPUs" if self.gpus else ""
+        return f"{self.count} hosts, each with {self.cpus} CPUs, {self.memory_gb} GiB{gpus}"
+
 
 @dataclass(frozen=True)
 class Request:
@@ -71,14 +73,28 @@ class Request:
     name: str
     config: RunConfig
     hosts: Hosts
-    image: str
-    accelerator: str
+    image: str = "forge-env:latest"
+    accelerator: str = "H100"
     secrets: tuple[str, ...] = ()
 
     @property
     def port(self) -> int:
         """Of the workers."""
         return self.config.job.port
+
+    @property
+    def kubernetes_secret(self) -> str:
+        """The command that lets Kubernetes keep the secrets, new or changed; empty where there are none."""
+        if not self.secrets:
+            return ""
+        values = " ".join(f'--from-literal={secret}="${secret}"' for secret in self.secrets)
+        create = f"kubectl create secret generic {self.name} {values} --dry-run=client -o yaml"
+        return f"{create} | kubectl apply -f -"
+
+    @property
+    def sky_secrets(self) -> str:
+        """The options that let SkyPilot keep them."""
+        return "".join(f" --secret {secret}" for secret in self.secrets)
 
 
 @dataclass(frozen=True)
@@ -96,7 +112,7 @@ def job_name(text: str) -> str:
     return _NOT_IN_A_NAME.sub("-", text.lower()).strip("-")[:40] or "forge-env"
 
 
-def needed_hosts(config: RunConfig, count: int, cpus: int) -> Hosts:
+def needed_hosts(config: RunConfig, count: int = 2, cpus: int = 4) -> Hosts:
     """What each of `count` hosts must have for the recipe to fit on them; the plan of a run is made in the same way.
 
     The size of a model on the Hugging Face hub is not known here, so its memory is not counted.
@@ -109,7 +125,7 @@ def needed_hosts(config: RunConfig, count: int, cpus: int) -> Hosts:
     addresses = [Address("tcp", f"host{number}", config.job.port) for number in range(count)]
     for gpus in range(least, most + 1):
         ids = [str(number) for number in range(gpus)]
-        cards = [Card(__version__, "", f"host{n}", "", "", cpus, _PLENTY_GB, ids) for n in range(count)]
+        cards = [Card(__version__, "", f"host{n}", "", "", cpus, math.inf, ids) for n in range(count)]
         try:
             plan = make_plan(config, addresses, cards)
         except UsageError:
@@ -129,7 +145,7 @@ def check_secrets(config: RunConfig) -> None:
     """Raises `UsageError` where a recipe holds what looks like a secret: its text would be in the job's files."""
     values = {value for name, value in os.environ.items() if _SECRET.search(name) and len(value) > 7}
     for key, value in _texts(config.model_dump(mode="json"), ""):
-        if value in values or (_SECRET.search(key) and value):
+        if any(secret in value for secret in values) or (_SECRET.search(key) and value):
             raise UsageError(
                 f"{key} looks like a secret, which would be written in plain text",
                 fix="let the code that needs it read an environment variable, and name that with --secret",
@@ -267,7 +283,7 @@ def _kubernetes(request: Request, recipe: str) -> list[JobFile]:
         *_access(metadata),
     ]
     head = f"# A recipe on {hosts.count} pods: a StatefulSet of workers, and a Job that is the run.\n"
-    submit = [f"kubectl create secret generic {name} {_literals(request)}"] if request.secrets else []
+    submit = [request.kubernetes_secret]
     submit += ["kubectl apply -f job.yaml", f"kubectl logs -f job/{name}", "kubectl delete -f job.yaml   # at its end"]
     return [_storage(metadata), JobFile("job.yaml", head + _yaml(*manifests), "\n".join(submit))]
 
@@ -326,10 +342,6 @@ def _of(version: str, kind: str, metadata: dict[str, Any]) -> dict[str, Any]:
 
 def _rule(group: str, resource: str, *verbs: str) -> dict[str, Any]:
     return {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
-
-
-def _literals(request: Request) -> str:
-    return " ".join(f'--from-literal={secret}="${secret}"' for secret in request.secrets)
 
 
 def _pod(
@@ -403,8 +415,7 @@ def _skypilot(request: Request, recipe: str) -> list[JobFile]:
         "# A recipe on every node of one cluster: a worker on each, the run on the first. output_dir and\n"
         "# model.cache_dir must be on storage that all nodes mount (file_mounts).\n"
     )
-    secrets = "".join(f" --secret {secret}" for secret in request.secrets)
-    submit = f"sky launch -c {request.name} job.sky.yaml{secrets}"
+    submit = f"sky launch -c {request.name} job.sky.yaml{request.sky_secrets}"
     return [JobFile("job.sky.yaml", head + _yaml(task), submit)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -192,7 +193,8 @@ class Plan:
 
 
 def _figures(gpus: int, memory_gb: float) -> str:
-    return f"{gpus} GPU{'' if gpus == 1 else 's'} and {memory_gb:.1f} GiB"
+    memory = "" if math.isinf(memory_gb) else f" and {memory_gb:.1f} GiB"  # of a host that is still to be asked for
+    return f"{gpus} GPU{'' if gpus == 1 else 's'}{memory}"
 
 
 def _needs(unit: Unit) -> str:

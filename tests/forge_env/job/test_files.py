@@ -53,6 +53,8 @@ def test_hosts_have_what_the_plan_of_a_run_asks_for() -> None:
     assert 0 < needed_hosts(recipe(), 3, 4).memory_gb <= needed_hosts(recipe(), 1, 4).memory_gb
     with pytest.raises(UsageError, match="trainer"):
         needed_hosts(recipe("job.kind=slurm", "job.place={trainer: [5]}"), 2, 4)
+    with pytest.raises(UsageError, match=r"on each of 3 hosts.* on 1 .*\(host1\), 12 GPUs \("):
+        needed_hosts(recipe("job.kind=slurm", *gpus, "trainer.procs=6", "trainer.hosts=3"), 2, 4)
 
 
 @pytest.mark.parametrize("kind", ["slurm", "kubernetes", "skypilot"])
@@ -75,6 +77,8 @@ def test_a_secret_is_refused_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", "hunter2hunter2")
     with pytest.raises(UsageError, match=r"environment\.options\.name"):
         check_secrets(recipe("environment.options={name: hunter2hunter2}"))
+    with pytest.raises(UsageError, match=r"environment\.options\.url"):
+        check_secrets(recipe("environment.options={url: 'http://x/?key=hunter2hunter2'}"))
     check_secrets(recipe())
     for kind in ("kubernetes", "skypilot"):
         text = "".join(files(kind, recipe(), secrets=("SOME_TOKEN",)).values())
@@ -165,4 +169,6 @@ def test_the_command_writes_and_says_how_to_submit(tmp_path: Path, capsys: pytes
         assert command in said
     assert main(["job", "coding_rlvr", "--job.kind", "slurm"]) == 0
     assert "#SBATCH --nodes=2" in capsys.readouterr().out
-    assert main(["job", "coding_rlvr", "--hosts", "0"]) == 2
+    for wrong in (["--hosts", "0"], ["--memory", "-3"], ["--secret", "A B"], ["--submit"]):
+        assert main(["job", "coding_rlvr", *wrong]) == 2
+        assert wrong[0] in capsys.readouterr().err

@@ -22,7 +22,7 @@ GPU_RECIPE = {
 
 def card(number: int, gpus: int = 0, memory_gb: float = 64.0) -> Card:
     ids = [f"GPU-{number}-{index}" for index in range(gpus)]
-    return Card("0", "", f"node{number}", "python", "3.11", 8, memory_gb, ids, 0.0)
+    return Card("0", "", f"node{number}", "python", "3.11", 8, memory_gb, ids)
 
 
 def recipe(cards: Sequence[Card], job: dict[str, Any] | None = None, **sections: Any) -> RunConfig:
@@ -101,7 +101,7 @@ def test_kinds_of_job_differ_in_where_addresses_come_from(monkeypatch: pytest.Mo
         return [str(address) for address in worker_addresses(config.job)]
 
     assert found("local") == []
-    with pytest.raises(UsageError, match="SLURM_JOB_NODELIST is not set"):
+    with pytest.raises(UsageError, match=r"SLURM_JOB_NODELIST is not set .*`forge-env job FILE --write`"):
         found("slurm")
     monkeypatch.setenv("SKYPILOT_NODE_IPS", "10.0.0.1\n10.0.0.2\n")
     assert found("skypilot") == ["tcp://10.0.0.1:26700", "tcp://10.0.0.2:26700"]

@@ -1,0 +1,94 @@
+"""A run that is started where its platform is not: as a job, which is submitted, and followed until it ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+from forge_env.config.recipe import JobSection
+from forge_env.errors import ForgeError
+from forge_env.interrupts import say
+from forge_env.job.addresses import PLATFORMS
+from forge_env.job.files import Request, job_files, write_files
+
+
+class _Way(NamedTuple):
+    """How a platform is told of a job.
+
+    Attributes:
+        program: that it is told with.
+        script: submits the files of the folder that it runs in, shows what the run prints, and ends as the run does.
+        end: what ends the job.
+    """
+
+    program: str
+    script: str
+    end: str
+
+
+WAYS = {
+    "slurm": _Way(
+        "sbatch",
+        """\
+out=$(mktemp "$PWD/{name}-XXXXXX.out")
+sbatch --wait --output="$out" job.sbatch & job=$!
+tail -n +1 -F --pid=$job "$out" 2>/dev/null
+wait $job
+""",
+        "scancel --name={name}",
+    ),
+    "kubernetes": _Way(
+        "kubectl",
+        """\
+set -e
+kubectl apply -f storage.yaml
+{secret}
+kubectl apply -f job.yaml
+kubectl logs -f --pod-running-timeout=24h job/{name}
+kubectl wait --for=condition=complete --timeout=60s job/{name}
+""",
+        "kubectl delete -f {folder}/job.yaml",
+    ),
+    "skypilot": _Way("sky", "sky launch -y -c {name} job.sky.yaml{secrets}", "sky down {name}"),
+}
+
+
+def to_be_submitted(section: JobSection) -> bool:
+    """Whether a run is for a platform whose job it is not in, and that can be told of one from here."""
+    platform = PLATFORMS.get(section.kind)
+    if platform is None or section.workers or platform.told:
+        return False
+    return shutil.which(WAYS[section.kind].program) is not None
+
+
+def submit(request: Request, folder: Path) -> int:
+    """Write the files of a job, submit them, and show what its run prints; the run's exit code.
+
+    Args:
+        request: for the platform that its recipe names.
+        folder: for the files.
+
+    Raises:
+        ForgeError: the platform's program is not here.
+        UsageError: a secret is in the recipe.
+    """
+    way = WAYS[request.config.job.kind]
+    if shutil.which(way.program) is None:
+        raise ForgeError(f"`{way.program}` is not here, which submits jobs", fix="run this where it is installed")
+    write_files(folder, job_files(request.config.job.kind, request))
+    secrets = {"secret": request.kubernetes_secret, "secrets": request.sky_secrets}
+    command = ["bash", "-c", way.script.format(name=request.name, **secrets)]
+    print(f"{request.hosts}; files in {folder}", flush=True)
+    print(f"to end it: {way.end.format(name=request.name, folder=folder)}", flush=True)
+    # in a session of their own: Ctrl-C is for this process, which ends all of them
+    with subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, start_new_session=True) as following:
+        try:
+            return following.wait()
+        except KeyboardInterrupt:
+            os.killpg(following.pid, signal.SIGTERM)
+            say("no longer followed: the job goes on")
+            raise
