@@ -193,7 +193,7 @@ class Generator(RankedActor):
             await self._with_followers(self._pull(version), "pull", version)
             pulled = time.perf_counter()
             stalled = await self._engine.load_weights(self._take_pulled, version)
-        return {"pull_s": pulled - started, "stall_s": stalled, "total_s": time.perf_counter() - started}
+        return {"pull_s": pulled - started, "stall_s": stalled}
 
     @concurrent_endpoint
     async def pull(self, version: int) -> None:

@@ -199,7 +199,7 @@ class GeneratorPool(Service):
     # --- weights
 
     async def update_weights(self, version: int) -> dict[str, float]:
-        """Swap the weights everywhere but where they are held; the slowest replica's times.
+        """Swap the weights everywhere but where they are held; the slowest replica's times, and the pull of each.
 
         Returns when no ordinary request samples from older weights. With one replica, it waits until nobody holds.
         """
@@ -215,8 +215,12 @@ class GeneratorPool(Service):
             self._updates -= 1
             self._told()
         await asyncio.gather(*(self._no_older(replica, (self._target[0], version)) for replica in self.replicas))
-        times = [each for each in results if each]
-        return {name: max(each[name] for each in times) for name in times[0]} if times else {}
+        times = {replica.number: each for replica, each in zip(free, results, strict=True) if each}
+        if not times:
+            return {}
+        slowest = {name: max(each[name] for each in times.values()) for name in next(iter(times.values()))}
+        each_s = {f"generator{number}/pull_s": each["pull_s"] for number, each in times.items()}
+        return slowest | each_s if len(times) > 1 else slowest
 
     async def set_back(self, version: int) -> None:
         """As `update_weights`, to weights that may be older than those there are: the run goes on from there."""

@@ -57,8 +57,7 @@ class Publisher:
         pushed = await arriving
         swapped = await self._generators.update_weights(version)
         await self._buffer.release(version)
-        names = {"snapshot_s": pushed, "push_s": pushed, "bytes": pushed, "pull_s": swapped, "stall_s": swapped}
-        self._metrics = {f"weights/{name}": source[name] for name, source in names.items() if name in source}
+        self._metrics = {f"weights/{name}": value for name, value in (pushed | swapped).items()}
 
     def take_metrics(self) -> dict[str, float]:
         """Seconds and bytes of the last version that has arrived since the last call."""

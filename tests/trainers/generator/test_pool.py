@@ -67,6 +67,7 @@ class Replica:
         self.go_on = asyncio.Event()
         self.go_on.set()
         self.updates: list[int] = []
+        self.late_s = 0.0
         self.may_update = asyncio.Event()
         self.may_update.set()
         self.failure: Exception | None = None
@@ -117,7 +118,7 @@ class Replica:
             raise self.failure
         self.updates.append(version)
         self.version = version
-        return {"pull_s": float(version)}
+        return {"pull_s": version + self.late_s}
 
 
 class Replicas:
@@ -235,6 +236,13 @@ async def test_of_several_the_least_busy_one_is_held_and_comes_back_up_to_date()
             assert len(replicas[0].asked) == only[0] + 3, "one replica is left for all others"
     assert replicas[1].updates == [2]
     await busy
+
+
+async def test_the_slowest_pull_counts_and_whose_it_was_is_told() -> None:
+    replicas = [Replica(), Replica()]
+    pool, _ = await pool_of(replicas)
+    replicas[1].late_s = 2.0
+    assert await pool.update_weights(1) == {"pull_s": 3.0, "generator0/pull_s": 1.0, "generator1/pull_s": 3.0}
 
 
 async def test_while_it_catches_up_others_serve_and_a_cancelled_holder_does_not_stop_it() -> None:

@@ -224,7 +224,7 @@ class Generator(Actor):
     async def do_update_weights(self, version: int) -> dict[str, float]:
         await asyncio.sleep(0.1)
         self._version = version
-        return {"pull_s": 0.1, "stall_s": 0.0, "total_s": 0.1}
+        return {"pull_s": 0.1, "stall_s": 0.0}
 
     async def do_get_stats(self) -> dict[str, float]:
         return {"tokens": float(self._tokens), "in_flight": 0.0}
