@@ -53,17 +53,22 @@ class UnsafeSandbox(Sandbox):
         self,
         argv: Sequence[str],
         *,
-        stdin: str = "",
+        stdin: str | bytes = "",
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         limits: Limits | None = None,
     ) -> ExecResult:
         process = await asyncio.create_subprocess_exec(*argv, stdin=-1, stdout=-1, stderr=-1, cwd=cwd)
-        output, errors = await process.communicate(stdin.encode())
+        output, errors = await process.communicate(stdin.encode() if isinstance(stdin, str) else stdin)
         return ExecResult(process.returncode, stdout=output.decode(), stderr=errors.decode())
 
     async def run_python(
-        self, code: str, *, stdin: str = "", files: Mapping[str, str] | None = None, limits: Limits | None = None
+        self,
+        code: str,
+        *,
+        stdin: str | bytes = "",
+        files: Mapping[str, str | bytes] | None = None,
+        limits: Limits | None = None,
     ) -> ExecResult:
         return await self.exec([sys.executable, "-I", "-c", code], stdin=stdin)
 
@@ -78,7 +83,7 @@ class UnsafeSandbox(Sandbox):
         ]
         return CallsResult(outcomes, result)
 
-    async def write_file(self, path: str, data: bytes) -> None:
+    async def write_file(self, path: str, data: str | bytes) -> None:
         raise NotImplementedError
 
     async def read_file(self, path: str) -> bytes:

@@ -63,6 +63,21 @@ class ToolError(ForgeError):
     """Raised inside a tool: the agent used it wrongly. The message becomes the tool's answer to the model."""
 
 
+class SandboxPathError(UsageError):
+    """A path that is not inside a sandbox's work folder. In a tool it is the agent's mistake, and answered."""
+
+
+class SandboxFileError(OSError):
+    """A file of a sandbox that can't be read or written. In a tool it is the agent's mistake, and answered."""
+
+    def __str__(self) -> str:
+        return f"{self.strerror}: {self.filename}"
+
+
+class SandboxFileNotFoundError(SandboxFileError, FileNotFoundError):
+    """A sandbox has no such file."""
+
+
 class ContextLengthExceeded(ForgeError):
     """The conversation no longer fits the model's context: the policy raises it, the episode is truncated."""
 

@@ -15,7 +15,13 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 
-from forge_env.errors import SandboxError, UsageError
+from forge_env.errors import (
+    SandboxError,
+    SandboxFileError,
+    SandboxFileNotFoundError,
+    SandboxPathError,
+    UsageError,
+)
 from forge_env.sandbox import (
     CallOutcome,
     CallsResult,
@@ -112,7 +118,7 @@ class BoxSandbox(Sandbox):
         self,
         argv: Sequence[str],
         *,
-        stdin: str = "",
+        stdin: str | bytes = "",
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         limits: Limits | None = None,
@@ -125,7 +131,7 @@ class BoxSandbox(Sandbox):
         self,
         argv: Sequence[str],
         *,
-        stdin: str = "",
+        stdin: str | bytes = "",
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         limits: Limits | None = None,
@@ -149,8 +155,8 @@ class BoxSandbox(Sandbox):
         self,
         code: str,
         *,
-        stdin: str = "",
-        files: Mapping[str, str] | None = None,
+        stdin: str | bytes = "",
+        files: Mapping[str, str | bytes] | None = None,
         limits: Limits | None = None,
     ) -> ExecResult:
         data = {checked_path(name): encoded(text, name) for name, text in (files or {}).items()}
@@ -162,11 +168,11 @@ class BoxSandbox(Sandbox):
         frames = values.unpack_frames(stream)[: len(calls)]
         return CallsResult([call_outcome(frame) for frame in frames], execution)
 
-    async def write_file(self, path: str, data: bytes) -> None:  # noqa: D102
+    async def write_file(self, path: str, data: str | bytes) -> None:  # noqa: D102
         await self.write_files({path: data})
 
-    async def write_files(self, files: Mapping[str, bytes]) -> None:  # noqa: D102
-        data = {checked_path(path): content for path, content in files.items()}
+    async def write_files(self, files: Mapping[str, str | bytes]) -> None:  # noqa: D102
+        data = {checked_path(path): encoded(content, path) for path, content in files.items()}
         _, result, _ = await self._run({"kind": "write"}, FILE_LIMITS, files=data)
         raise_io_error(result, ", ".join(files))
 
@@ -216,7 +222,7 @@ class BoxSandbox(Sandbox):
         limits: Limits | None,
         *,
         code: str = "",
-        stdin: str = "",
+        stdin: str | bytes = "",
         files: Mapping[str, bytes] | None = None,
         tail: bytes = b"",
         listener: Listener | None = None,
@@ -332,18 +338,20 @@ def command(argv: Sequence[str], env: Mapping[str, str] | None, cwd: str | None)
     return {"argv": list(argv), **surroundings(env, cwd)}
 
 
-def encoded(text: str, what: str) -> bytes:
-    """Program text or input as the runner reads it. Raises `UsageError` unless it is a string."""
+def encoded(text: str | bytes, what: str) -> bytes:
+    """Program text, input or a file as the runner reads it. Raises `UsageError` unless it is text or bytes."""
+    if isinstance(text, bytes):
+        return text
     if not isinstance(text, str):
-        raise UsageError(f"{what} is of type {type(text).__name__}", fix="use a string")
+        raise UsageError(f"{what} is of type {type(text).__name__}", fix="use text or bytes")
     return text.encode("utf-8", "surrogatepass")
 
 
 def checked_path(path: str) -> str:
-    """A relative path that stays inside the work folder, normalised. Raises `UsageError`."""
+    """A relative path that stays inside the work folder, normalised. Raises `SandboxPathError`."""
     clean = posixpath.normpath(path)
     if not path or posixpath.isabs(path) or clean == ".." or clean.startswith("../") or "\0" in path:
-        raise UsageError(f"{path!r} is not inside the work folder", fix="use a relative path without '..'")
+        raise SandboxPathError(f"{path!r} is not inside the work folder", fix="use a relative path without '..'")
     return clean
 
 
@@ -402,10 +410,11 @@ def tests_result(execution: ExecResult, stream: bytes, judge: Header) -> TestsRe
 
 
 def raise_io_error(result: ExecResult, path: str) -> None:
-    """Raise the `OSError` that a file request met inside the sandbox."""
+    """Raise the `SandboxFileError` that a file request met inside the sandbox."""
     if result.ok:
         return
     number, _, reason = result.stderr.partition(" ")
     if result.exit_code == IO_ERROR and number.isdigit():
-        raise OSError(int(number), reason.rpartition(": ")[0] or reason, path)
-    raise OSError(errno.EIO, "timed out" if result.timed_out else "the file could not be reached", path)
+        kind = SandboxFileNotFoundError if int(number) == errno.ENOENT else SandboxFileError
+        raise kind(int(number), reason.rpartition(": ")[0] or reason, path)
+    raise SandboxFileError(errno.EIO, "timed out" if result.timed_out else "the file could not be reached", path)

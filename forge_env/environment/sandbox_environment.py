@@ -85,7 +85,7 @@ class SandboxEnvironment(ToolEnvironment):
     async def read_text(self, path: str) -> str | None:
         """A file that the agent left in the work folder; None when there is none, or none that can be read."""
         try:
-            return (await self.sandbox.read_file(path)).decode("utf-8", "replace")
+            return await self.sandbox.read_text(path)
         except OSError:
             return None
 
@@ -96,8 +96,7 @@ class SandboxEnvironment(ToolEnvironment):
         self._box = await self._holding.enter_async_context(self.sandboxes.session(self.sandbox_spec))
         with environment_code(f"{type(self).__name__}.files", task.id):
             files = self.files(task)
-            contents = {path: text.encode() if isinstance(text, str) else text for path, text in files.items()}
-        await self._box.write_files(contents)
+        await self._box.write_files(files)
         await super()._begin(task)
 
     async def _end(self) -> None:

@@ -210,7 +210,7 @@ class Sandbox(ABC):
         self,
         argv: Sequence[str],
         *,
-        stdin: str = "",
+        stdin: str | bytes = "",
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         limits: Limits | None = None,
@@ -222,8 +222,8 @@ class Sandbox(ABC):
         self,
         code: str,
         *,
-        stdin: str = "",
-        files: Mapping[str, str] | None = None,
+        stdin: str | bytes = "",
+        files: Mapping[str, str | bytes] | None = None,
         limits: Limits | None = None,
     ) -> ExecResult:
         """Run `code` as `__main__` in a fresh interpreter, with `files` written to the work folder first."""
@@ -237,14 +237,33 @@ class Sandbox(ABC):
         """
 
     @abstractmethod
-    async def write_file(self, path: str, data: bytes) -> None:
-        """Write a file into the work folder (relative paths only)."""
+    async def write_file(self, path: str, data: str | bytes) -> None:
+        """Write a file into the work folder, text as UTF-8.
+
+        Raises:
+            SandboxPathError: the path is not a relative one inside the work folder.
+            SandboxFileError: there is something else of that name, or no room.
+        """
 
     @abstractmethod
     async def read_file(self, path: str) -> bytes:
-        """Read a file of the work folder; `FileNotFoundError` when there is none."""
+        """Read a file of the work folder.
 
-    async def write_files(self, files: Mapping[str, bytes]) -> None:
+        Raises:
+            SandboxPathError: as for `write_file`.
+            SandboxFileNotFoundError: there is none; it is a `FileNotFoundError`.
+            SandboxFileError: it can't be read; it is an `OSError`.
+        """
+
+    async def read_text(self, path: str) -> str:
+        """`read_file` as text; what is not UTF-8 becomes replacement characters."""
+        return (await self.read_file(path)).decode("utf-8", "replace")
+
+    async def write_text(self, path: str, text: str) -> None:
+        """`write_file` of text."""
+        await self.write_file(path, text.encode("utf-8", "surrogatepass"))
+
+    async def write_files(self, files: Mapping[str, str | bytes]) -> None:
         """Write several files into the work folder."""
         for path, data in files.items():
             await self.write_file(path, data)
@@ -261,7 +280,7 @@ class Sandbox(ABC):
         self,
         argv: Sequence[str],
         *,
-        stdin: str = "",
+        stdin: str | bytes = "",
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         limits: Limits | None = None,

@@ -33,7 +33,15 @@ from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 
 from forge_env.concurrency import result_of, start_in_thread
-from forge_env.errors import ToolError, UsageError, did_you_mean, environment_code, mistakes
+from forge_env.errors import (
+    SandboxFileError,
+    SandboxPathError,
+    ToolError,
+    UsageError,
+    did_you_mean,
+    environment_code,
+    mistakes,
+)
 from forge_env.tools.decorator import PLAIN, ToolOptions, options_of
 from forge_env.tools.decorator import tool as tool
 from forge_env.types import SlottedModel, ToolCall, ToolSpec
@@ -182,7 +190,7 @@ class Tool:
                     if (scope := CURRENT_CALL.get()) is not None:
                         scope.given_up = True
                     return ToolResult(f"Error: {self.spec.name} timed out after {limit:g} s", error=True)
-                except ToolError as error:
+                except (ToolError, SandboxPathError, SandboxFileError) as error:
                     return ToolResult(f"Error: {error}", error=True)
                 return ToolResult(as_text(value))
         except ToolError as error:  # from parse: the agent's doing

@@ -45,13 +45,13 @@ class FakeSandbox(Sandbox):
         self,
         code: str,
         *,
-        stdin: str = "",
-        files: Mapping[str, str] | None = None,
+        stdin: str | bytes = "",
+        files: Mapping[str, str | bytes] | None = None,
         limits: Limits | None = None,
     ) -> ExecResult:
         raise NotImplementedError
 
-    async def write_file(self, path: str, data: bytes) -> None:
+    async def write_file(self, path: str, data: str | bytes) -> None:
         raise NotImplementedError
 
     async def read_file(self, path: str) -> bytes:

@@ -38,7 +38,7 @@ class UnguardedSandbox(Sandbox):
         self,
         argv: Sequence[str],
         *,
-        stdin: str = "",
+        stdin: str | bytes = "",
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         limits: Limits | None = None,
@@ -60,7 +60,12 @@ class UnguardedSandbox(Sandbox):
         return ExecResult(process.returncode, None, *text, usage=Usage())
 
     async def run_python(
-        self, code: str, *, stdin: str = "", files: Mapping[str, str] | None = None, limits: Limits | None = None
+        self,
+        code: str,
+        *,
+        stdin: str | bytes = "",
+        files: Mapping[str, str | bytes] | None = None,
+        limits: Limits | None = None,
     ) -> ExecResult:
         return await self.exec([sys.executable, "-c", code])
 
@@ -73,8 +78,8 @@ class UnguardedSandbox(Sandbox):
         result = await self.exec([sys.executable, "-B", "judge.py"])
         return TestsResult(result.exit_code == 0, 1, [], result)
 
-    async def write_file(self, path: str, data: bytes) -> None:
-        (self.folder / path).write_bytes(data)
+    async def write_file(self, path: str, data: str | bytes) -> None:
+        (self.folder / path).write_bytes(data.encode() if isinstance(data, str) else data)
 
     async def read_file(self, path: str) -> bytes:
         return (self.folder / path).read_bytes()
