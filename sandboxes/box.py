@@ -229,7 +229,7 @@ class BoxSandbox(Sandbox):
     ) -> tuple[Header, ExecResult, bytes]:
         """Send a request and wait: the answer's header, the result, and the bytes of the value channel."""
         limits = limits or Limits()
-        code_bytes, stdin_bytes = encoded(code, "the code"), encoded(stdin, "stdin")
+        code_bytes, stdin_bytes = source_text(code, "the code"), encoded(stdin, "stdin")
         header.setdefault("op", "run")
         header.update(
             limits=limits_header(limits),
@@ -287,7 +287,7 @@ class BoxSession(_Persistent, Session):
             if self._ended:
                 raise UsageError("this session has ended", fix="check 'alive' and open another one")
             header: Header = {"op": "turn", "limits": limits_header(limits)}
-            return await self._ask(header, encoded(source, "the source"), wait_s=limits.wall_s)
+            return await self._ask(header, source_text(source, "the source"), wait_s=limits.wall_s)
 
     async def close(self) -> None:  # noqa: D102
         await self._end()
@@ -339,12 +339,17 @@ def command(argv: Sequence[str], env: Mapping[str, str] | None, cwd: str | None)
 
 
 def encoded(text: str | bytes, what: str) -> bytes:
-    """Program text, input or a file as the runner reads it. Raises `UsageError` unless it is text or bytes."""
-    if isinstance(text, bytes):
-        return text
-    if not isinstance(text, str):
+    """Input or a file as the runner reads it. Raises `UsageError` unless it is text or bytes."""
+    if not isinstance(text, str | bytes):
         raise UsageError(f"{what} is of type {type(text).__name__}", fix="use text or bytes")
-    return text.encode("utf-8", "surrogatepass")
+    return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+
+
+def source_text(text: str, what: str) -> bytes:
+    """A program as the runner reads it. Raises `UsageError` unless it is a string."""
+    if not isinstance(text, str):
+        raise UsageError(f"{what} is of type {type(text).__name__}", fix="use a string")
+    return encoded(text, what)
 
 
 def checked_path(path: str) -> str:

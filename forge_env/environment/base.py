@@ -16,7 +16,7 @@ import inspect
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from forge_env.trajectory import Trajectory
 
 API_VERSION = 1
+MAX_OBSERVATION = 10_000_000
+"""Characters of an observation: no model reads more, and every turn is kept."""
 
 
 class EnvironmentConfig(BaseModel):
@@ -148,6 +150,7 @@ class Environment(ABC):
         count = self.num_tasks(split)
         if count == 0:
             raise UsageError(f"{type(self).__name__} has no tasks in split {split!r}")
+        _check_signature(f"{type(self).__name__}.task", self.task, split, index)
         task = self.task(split, index if count is None else index % count)
         if not isinstance(task, Task):
             if inspect.iscoroutine(task):
@@ -155,6 +158,13 @@ class Environment(ABC):
             name = f"{type(self).__name__}.task"
             raise EnvironmentBugError(f"{name} returned a {type(task).__name__}", fix="return an fe.Task, not async")
         return task
+
+
+def _check_signature(what: str, method: Callable[..., object], *args: object) -> None:
+    try:
+        inspect.signature(method).bind(*args)
+    except TypeError as error:
+        raise EnvironmentBugError(f"{what}: {error}", fix="write `def task(self, split, index)`") from error
 
 
 # What an author's `task`, `reset` and `step` return, held to the contract: a wrong shape is named at once.
@@ -199,6 +209,10 @@ async def checked_step(env: Environment, action: Message, task_id: str) -> StepR
 def as_observation(what: str, value: Any) -> Observation:
     """`value` as a list of messages. `EnvironmentBugError`: it is none; `what` is who gave it."""
     if isinstance(value, list | tuple) and all(isinstance(message, Message) for message in value):
+        if (length := sum(len(message.content) for message in value)) > MAX_OBSERVATION:
+            raise EnvironmentBugError(
+                f"{what} gave messages of {length:,} characters together", fix=f"keep them below {MAX_OBSERVATION:,}"
+            )
         return value if isinstance(value, list) else list(value)
     raise EnvironmentBugError(
         f"{what} gave {_shown(value)} as messages", fix='give a list: [fe.Message(role="user", content=text)]'

@@ -38,6 +38,7 @@ class SingleTurnEnvironment(ToolEnvironment):
 
     config_class: ClassVar[type[EnvironmentConfig]] = SingleTurnConfig
     reward: ClassVar[RewardFunction]
+    _how_to_reward = "define `reward(self, task, answer)`, or set `rubric = fe.Rubric([...])`"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

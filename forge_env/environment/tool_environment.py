@@ -66,6 +66,7 @@ class ToolEnvironment(Environment):
     """The task of this episode, hidden data included."""
     messages: list[Message]
     """The conversation so far, from the first observation on."""
+    _how_to_reward = "set `rubric = fe.Rubric([...])`"
 
     def __init__(self, config: EnvironmentConfig | None = None, **context: Any) -> None:
         super().__init__(config, **context)
@@ -79,7 +80,7 @@ class ToolEnvironment(Environment):
         self._holds_resources = False
         if not isinstance(self.rubric, Rubric):
             has = " has no rubric" if self.rubric is None else f".rubric is a {type(self.rubric).__name__}"
-            raise UsageError(f"{type(self).__name__}{has}", fix="set `rubric = fe.Rubric([...])`")
+            raise UsageError(f"{type(self).__name__}{has}", fix=self._how_to_reward)
 
     # What an author may override.
 

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from forge_env.errors import SandboxError, UsageError
+from forge_env.errors import SandboxError, SandboxFileError, SandboxPathError, UsageError
 from forge_env.sandbox.protocol import ExecResult, Limits, OutputChunk, Sandbox, SandboxEngine
 
 SHORT = Limits(wall_s=0.6)
@@ -203,14 +203,20 @@ class ProgramTests:
         assert await sandbox.read_file("c.bin") == data[::-1]
         result = await sandbox.run_python("import m; print(m.X)", files={"m.py": "X = 'ä'"})
         assert result.stdout == "ä\n"
+        await sandbox.write_text("t.txt", "ö")
+        assert await sandbox.read_text("t.txt") == "ö"
+        assert (await sandbox.run_python("print(input())", stdin="ü".encode())).stdout == "ü\n"
 
     async def test_read_errors(self, sandbox: Sandbox) -> None:
-        """Reading what is not there, or not a file, fails without hanging."""
+        """Reading what is not there, not a file, or not inside fails without hanging, as an agent's mistake."""
         await sandbox.exec(["sh", "-c", "mkdir d; mkfifo f; ln -s /dev/zero z"])
         with pytest.raises(FileNotFoundError):
             await sandbox.read_file("nope")
         for path in ("d", "f", "z"):
-            with pytest.raises(OSError, match=path):
+            with pytest.raises(SandboxFileError, match=path):
+                await sandbox.read_file(path)
+        for path in ("../up", "/etc/passwd", ""):
+            with pytest.raises(SandboxPathError, match="is not inside the work folder"):
                 await sandbox.read_file(path)
 
 

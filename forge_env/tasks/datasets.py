@@ -1,9 +1,10 @@
-"""Tasks from files and hubs: JSONL, Parquet, Hugging Face datasets."""
+"""Tasks from files and hubs: JSONL, CSV, Parquet, Hugging Face datasets."""
 
 from __future__ import annotations
 
 import atexit
 import codecs
+import csv
 import hashlib
 import json
 import threading
@@ -114,7 +115,7 @@ class DatasetConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
 
     path: str
-    """A .jsonl, .json or .parquet file, a folder of them or in the hub's layout, or a dataset on the hub."""
+    """A .jsonl, .json, .csv or .parquet file, a folder of them or in the hub's layout, or a dataset on the hub."""
     name: str | None = None
     """Configuration of a hub dataset."""
     split: str | None = None
@@ -192,13 +193,19 @@ def _close_streams() -> None:
         stream.close()
 
 
-def load_tasks(config: DatasetConfig, split: str) -> Sequence[Task] | StreamedTasks:
+def load_tasks(config: DatasetConfig | str | Path, split: str = "train") -> Sequence[Task] | StreamedTasks:
     """Tasks of one split, read once a process.
+
+    Args:
+        config: where they come from; a path alone will do.
+        split: of the environment.
 
     Raises:
         UsageError: a file, split, column or library is missing; the message says which.
         ForgeError: the hub can't be reached.
     """
+    if not isinstance(config, DatasetConfig):
+        config = DatasetConfig(path=str(config))
     return _load(config.model_dump_json(), split)
 
 
@@ -304,7 +311,7 @@ def _rows(config: DatasetConfig, part: str | None) -> Iterable[Mapping[str, Any]
         if part is not None:
             names = [file for file in names if part in (file.name, file.stem)]
         if not names:
-            raise UsageError(f"the folder {path} has no .jsonl or .parquet file{f' {part!r}' if part else ''}")
+            raise UsageError(f"the folder {path} has no {' or '.join(READERS)} file{f' {part!r}' if part else ''}")
         return (row for file in names for row in READERS[file.suffix](file))
     if part is not None and Path(part).suffix in READERS:
         return _file_rows(path.parent / part if path.suffix in READERS else Path(part))
@@ -348,6 +355,20 @@ def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     return iter(rows)
 
 
+def _csv_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, strict=True)
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    names = reader.fieldnames or []
+                    place = f"{path}, line {reader.line_num}"
+                    raise UsageError(f"{place}: a row needs {len(names)} values: {', '.join(names)}")
+                yield row
+        except (csv.Error, ValueError) as error:
+            raise UsageError(f"{path}, line {reader.line_num + 1}: not valid CSV: {error}") from error
+
+
 def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     try:
         from pyarrow import ArrowException, parquet
@@ -363,5 +384,6 @@ def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
 READERS: dict[str, Callable[[Path], Iterator[Mapping[str, Any]]]] = {
     ".jsonl": _jsonl_rows,
     ".json": _json_rows,
+    ".csv": _csv_rows,
     ".parquet": _parquet_rows,
 }

@@ -24,7 +24,8 @@ import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
+from functools import partial
 from typing import Any, get_type_hints
 from weakref import WeakKeyDictionary
 
@@ -34,6 +35,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from forge_env.concurrency import result_of, start_in_thread
 from forge_env.errors import (
+    EnvironmentBugError,
     SandboxFileError,
     SandboxPathError,
     ToolError,
@@ -192,7 +194,7 @@ class Tool:
                     return ToolResult(f"Error: {self.spec.name} timed out after {limit:g} s", error=True)
                 except (ToolError, SandboxPathError, SandboxFileError) as error:
                     return ToolResult(f"Error: {error}", error=True)
-                return ToolResult(as_text(value))
+                return ToolResult(as_text(value, self.spec.name))
         except ToolError as error:  # from parse: the agent's doing
             return ToolResult(f"Error: {error}", error=True)
 
@@ -289,20 +291,33 @@ def unknown_tool(call: ToolCall, tools: Mapping[str, Tool]) -> ToolResult:
     return ToolResult(f"Error: there is no tool {name[:80]!r}{hint}; {available}", error=True)
 
 
-def as_text(value: Any) -> str:
-    """What a tool returned, as the model reads it: text as it is, anything else as JSON."""
+def as_text(value: Any, name: str) -> str:
+    """What a tool returned, as the model reads it: text as it is, anything else as JSON.
+
+    Raises:
+        EnvironmentBugError: it is, or holds, an object that has no text of its own.
+    """
     if isinstance(value, str):
         return value
     if value is None:
         return ""
     try:
-        return json.dumps(value, ensure_ascii=False, default=_plain)
+        return json.dumps(value, ensure_ascii=False, default=partial(_plain, name=name))
     except (TypeError, ValueError):  # keys that JSON lacks, circular references
         return repr(value)
 
 
-def _plain(value: Any) -> Any:
-    return value.model_dump(mode="json") if isinstance(value, BaseModel | SlottedModel) else str(value)
+def _plain(value: Any, name: str) -> Any:
+    if isinstance(value, BaseModel | SlottedModel):
+        return value.model_dump(mode="json")
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if type(value).__str__ is object.__str__ and type(value).__repr__ is object.__repr__:
+        raise EnvironmentBugError(
+            f"tool {name!r} returned a {type(value).__name__}, which a model can't read",
+            fix="return text, a dataclass, a pydantic model, or what JSON has",
+        )
+    return str(value)
 
 
 def shorten(text: str, limit: int) -> str:

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Literal
 
 from forge_env.environment.base import API_VERSION, Environment
@@ -243,13 +244,26 @@ def _has_group_rewards(env: Environment) -> bool:
     return type(env).score_group not in (Environment.score_group, ToolEnvironment.score_group)
 
 
+def _function_in(value: object) -> str | None:
+    """Where in nested data there is a function, as one would write it in Python."""
+    if isinstance(value, dict):
+        items = [(f"[{key!r}]", item) for key, item in value.items()]
+    elif isinstance(value, list | tuple):
+        items = [(f"[{index}]", item) for index, item in enumerate(value)]
+    else:
+        return "" if isinstance(value, FunctionType | MethodType | BuiltinFunctionType) else None
+    return next((place + rest for place, item in items if (rest := _function_in(item)) is not None), None)
+
+
 def _task_problems(split: str, tasks: Sequence[Task], again: Sequence[Task]) -> Iterator[str]:
     seen: set[str] = set()
     for index, (task, twin) in enumerate(zip(tasks, again, strict=True)):
         if task.id in seen:
             yield f"two tasks have the id {task.id!r}"
         seen.add(task.id)
-        if task != twin:
+        if (place := _function_in(task.data)) is not None:
+            yield f"task({split!r}, {index}).data{place} is a function, which can't be compared or recorded"
+        elif task != twin:
             yield f"task({split!r}, {index}) is different in a second environment of the same seed"
         if task.split != split:
             yield f"task {task.id!r} says split={task.split!r}: set Task.split to the split it was asked for"

@@ -48,6 +48,31 @@ class TaskCrash(Sound):
         return random.Random(0).randint(2, 1)
 
 
+class TaskSignature(Sound):
+    def task(self, split: str) -> Any:  # type: ignore[override]
+        return fe.Task(id=split, prompt="x")
+
+
+class PromptHuge(Sound):
+    def task(self, split: str, index: int) -> Any:
+        return fe.Task(id=f"{split}-{index}", split=split, prompt="x" * 11_000_000, gold="x")
+
+
+class ToolObject(fe.ToolEnvironment):
+    rubric = fe.Rubric([fe.rewards.ExactMatch()])
+
+    def task(self, split: str, index: int) -> fe.Task:
+        return fe.Task(id=f"{split}-{index}", split=split, prompt="x", gold="x")
+
+    def gold_actions(self, task: fe.Task) -> list[fe.Action] | None:
+        return [fe.call_tool("find"), "x"]
+
+    @fe.tool
+    def find(self) -> Any:
+        """Find something."""
+        return [{"found": Sound()}]
+
+
 class TasksGenerator(fe.SingleTurnEnvironment):
     reward = fe.rewards.ExactMatch()
 
@@ -185,9 +210,12 @@ class Endless(Whole):
         (TaskAsync, "TaskAsync.task returned a coroutine", "not async"),
         (TaskField, "id: should be a valid string, not 0 [", ""),
         (TaskCrash, "test_bad_environments.py:", ""),  # where the author's own code is, not the library's
+        (TaskSignature, "TaskSignature.task: too many positional arguments", "write `def task(self, split, index)`"),
+        (PromptHuge, "PromptHuge.prompt gave messages of 11,000,000 characters together", "keep them below 10,000,000"),
+        (ToolObject, "tool 'find' returned a Sound, which a model can't read", "return text"),
         (TasksGenerator, "TasksGenerator.tasks returned a generator", "return a list"),
         (NoTasks, "NoTasks has no tasks", "define `task"),
-        (NoReward, "NoReward has no rubric", "set `rubric"),
+        (NoReward, "NoReward has no rubric", "define `reward(self, task, answer)`, or set `rubric"),
         (RubricFunction, "RubricFunction.rubric is a builtin_function_or_method", "set `rubric"),
         (RewardNone, "reward function 'reward' returned 'None'", "finite number"),
         (RewardExits, "reward function 'reward' raised SystemExit on task 'train-0': no grader [", ""),

@@ -63,9 +63,21 @@ class Copy(fe.SandboxEnvironment):
         """Run a program."""
         return await self.run_python(code, stdin="given")
 
+    @fe.tool
+    async def show(self, path: str) -> str:
+        """Show a file."""
+        return await self.sandbox.read_text(path)
+
+    @fe.tool
+    async def note(self, path: str) -> None:
+        """Write a file."""
+        await self.sandbox.write_text(path, "ä")
+
 
 async def test_an_episode(engine: SandboxEngine) -> None:
-    env = fe.make("tests.forge_env.environment.test_sandbox_environment:Copy", sandboxes=engine, wall_s=30.0)
+    env = fe.make(
+        "tests.forge_env.environment.test_sandbox_environment:Copy", sandboxes=engine, wall_s=30.0, max_turns=9
+    )
     for _ in range(2):
         await env.reset(seed=0)
         said = []
@@ -73,10 +85,24 @@ async def test_an_episode(engine: SandboxEngine) -> None:
             fe.call_tool("bash", command="cp folder/file copy; exit 3"),
             fe.call_tool("python", code="print(input(), open('copy').read())"),
             fe.call_tool("bash", command="echo \0"),
+            fe.call_tool("show", path="../up"),
+            fe.call_tool("show", path="nowhere"),
+            fe.call_tool("note", path="folder"),
+            fe.call_tool("note", path="new"),
+            fe.call_tool("show", path="new"),
         ]:
             observation, *_ = await env.step(message)
             said.append(observation[0].content)
-        assert said == ["[exit code 3]", "given hello\n", "Error: a command can't hold a NUL character"]
+        assert said == [
+            "[exit code 3]",
+            "given hello\n",
+            "Error: a command can't hold a NUL character",
+            "Error: '../up' is not inside the work folder (use a relative path without '..')",
+            "Error: No such file or directory: nowhere",
+            "Error: Is a directory: folder",
+            "",
+            "ä",
+        ]
         assert (await env.step("Done."))[1] == 1.0
     await env.close()
     assert isinstance(env, Copy)

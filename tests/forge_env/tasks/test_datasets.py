@@ -233,6 +233,8 @@ def test_mistakes_are_named(changes: dict[str, Any], expected: str | None, tmp_p
         ("latin.jsonl", b'{"prompt": "a"}\n{"prompt": "\xe9"}\n', "latin.jsonl, line 2: not valid JSON: 'utf-8' codec"),
         ("latin.json", b'[{"prompt": "\xe9"}]', "latin.json: not valid JSON: 'utf-8' codec"),
         ("cut.parquet", b"PAR1", "cut.parquet: "),
+        ("short.csv", b"prompt,gold\na,b\nc\n", "short.csv, line 3: a row needs 2 values: prompt, gold"),
+        ("open.csv", b'prompt,gold\n"a,b\n', "open.csv, line 2: not valid CSV: unexpected end of data"),
     ],
 )
 def test_a_file_that_cant_be_read_is_named(name: str, content: bytes, expected: str, tmp_path: Path) -> None:
@@ -243,10 +245,19 @@ def test_a_file_that_cant_be_read_is_named(name: str, content: bytes, expected: 
         load_tasks(DatasetConfig(path=str(tmp_path / name), eval_fraction=0.0), "train")
 
 
-@pytest.mark.parametrize(("name", "text"), [("a.jsonl", '{"prompt": "a"}'), ("a.json", '[{"prompt": "a"}]')])
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.jsonl", '{"prompt": "a"}'), ("a.json", '[{"prompt": "a"}]'), ("a.csv", "prompt\na\n")]
+)
 def test_files_of_windows_begin_with_a_mark(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8-sig")
     assert load_tasks(DatasetConfig(path=str(tmp_path / name), eval_fraction=0.0), "train")[0].prompt == "a"
+
+
+def test_a_path_alone_will_do(tmp_path: Path) -> None:
+    (tmp_path / "sums.csv").write_text("prompt,gold\n" + "".join(f"{n} + 1,{n + 1}\n" for n in range(9)))
+    tasks = load_tasks(tmp_path / "sums.csv")
+    assert all(task.gold == str(eval(task.prompt)) and task.split == "train" for task in tasks)
+    assert load_tasks(str(tmp_path / "sums.csv")) is tasks
 
 
 def one_task(tmp_path: Path, row: dict[str, Any], **columns: str | None) -> fe.Task:
