@@ -312,9 +312,10 @@ def _plain(value: Any, name: str) -> Any:
         return value.model_dump(mode="json")
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
-    if type(value).__str__ is object.__str__ and type(value).__repr__ is object.__repr__:
+    kind: Any = type(value)
+    if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
         raise EnvironmentBugError(
-            f"tool {name!r} returned a {type(value).__name__}, which a model can't read",
+            f"tool {name!r} returned a {kind.__name__}, which a model can't read",
             fix="return text, a dataclass, a pydantic model, or what JSON has",
         )
     return str(value)
