@@ -86,6 +86,18 @@ of later turns."""
     """Where built and warmed-up checkpoints are kept; unset: ~/.cache/forge-env (or $FORGE_ENV_CACHE)."""
 
 
+class LoRASection(Section):
+    """Adapters of low rank are trained, and all other weights stay as they are (docs/lora.md)."""
+
+    rank: Positive = 8
+    """Rank of an adapter, at most the smaller side of the layer that it is for."""
+    alpha: Annotated[float, Field(gt=0)] = 16.0
+    """An adapter acts with the factor `alpha` / `rank`."""
+    targets: list[str] = Field(default_factory=list)
+    """Layers that get an adapter: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; empty: all of these. \
+In a mixture of experts, only the first four."""
+
+
 class OptimizerSection(Section):
     """AdamW with linear warm-up and decay; optionally Muon for hidden matrices."""
 
@@ -624,6 +636,8 @@ class RunConfig(Section):
     """Where model-written code runs."""
     model: ModelSection = ModelSection()
     """The model."""
+    lora: LoRASection | None = None
+    """Train adapters; unset: all weights are trained. `lora={}`: with its defaults."""
     warmup: WarmupSection | None = None
     """Supervised warm-up before RL; unset: no warm-up."""
     generator: GeneratorSection = GeneratorSection()
@@ -649,6 +663,12 @@ class RunConfig(Section):
     def rolls_out(self) -> bool:
         """Whether episodes are played: by generators and rollout workers, through a buffer and a weight store."""
         return self.method not in ("sft", "warmup")
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether a reference model has a process of its own: the trainer has the one before RL beside its adapters."""
+        source = self.grpo.reference.source
+        return source != "none" and (self.lora is None or source != "initial")
 
     @model_validator(mode="after")
     def _several_hosts(self) -> RunConfig:

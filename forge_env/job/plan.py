@@ -48,7 +48,7 @@ def units(config: RunConfig) -> Iterator[Unit]:
     yield unit("trainer", "trainer", memory["trainer"][1], trainer.procs, trainer.hosts, with_gpus=trainer.with_gpus)
     if not config.rolls_out:
         return
-    if reference.source != "none":
+    if config.has_reference:
         yield unit("reference", "reference", memory["reference"][1], with_gpus=reference.with_gpus)
     for number in range(section.num_replicas):
         name, each_gb = f"generator{number}", memory["generator"][1]

@@ -37,17 +37,23 @@ def model_size_gb(config: RunConfig) -> float:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors")) / machine.GIB
 
 
+def trained_size_gb(config: RunConfig) -> float:
+    """Size of what is trained: of the checkpoint, or of adapters, which is next to nothing."""
+    return 0.0 if config.lora is not None else model_size_gb(config)
+
+
 def needed_memory(config: RunConfig) -> dict[str, tuple[int, float]]:
     """Estimate of the host memory that a run takes, by role: how many processes, and GiB of each.
 
     A CPU generator holds weights and key-value cache, a CPU trainer weights, gradients and two optimizer
     moments; on GPUs both live in device memory and the host holds a copy of the weights for their transfer. A
-    checkpoint under way is a copy of weights and moments.
+    checkpoint under way is a copy of weights and moments. With adapters, gradients, moments and copies are theirs.
     """
     size = model_size_gb(config)
+    trained = trained_size_gb(config)
     generator = PROCESS_GB + (size if config.generator.with_gpus else size + config.generator.kv_cache_gb)
-    trainer = PROCESS_GB + (size if config.trainer.with_gpus else 4 * size / config.trainer.procs)
-    trainer += 3 * size / config.trainer.procs
+    trainer = PROCESS_GB + (size if config.trainer.with_gpus else (size + 3 * trained) / config.trainer.procs)
+    trainer += 3 * trained / config.trainer.procs
     roles = {
         "controller": (1, CONTROLLER_GB),
         "sandboxes": (int(config.rolls_out), SANDBOXES_GB),
@@ -55,7 +61,7 @@ def needed_memory(config: RunConfig) -> dict[str, tuple[int, float]]:
         "trainer": (config.trainer.procs, trainer),
         "rollout worker": (config.rollouts.workers * config.rolls_out, WORKER_GB),
         "left free": (1, config.watchdog.free_memory_gb),
-        "reference": (int(config.grpo.reference.source != "none"), PROCESS_GB + size),
+        "reference": (int(config.has_reference), PROCESS_GB + size),
     }
     return {role: (count, each) for role, (count, each) in roles.items() if count}
 

@@ -16,7 +16,7 @@ from forge_env.job.survey import survey
 from forge_env.plugins import check_registered, installed
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import check_loggers
-from forge_env.run.needs import model_size_gb, needed_gpus, needed_memory, needed_memory_gb
+from forge_env.run.needs import model_size_gb, needed_gpus, needed_memory, needed_memory_gb, trained_size_gb
 from forge_env.run.trainer import load_trainer
 
 
@@ -144,9 +144,9 @@ def check_memory(config: RunConfig) -> None:
 
 
 def needed_disk_gb(config: RunConfig) -> tuple[float, float]:
-    """Estimates for (run folder, cache), GiB: a checkpoint holds weights and two moments in float32."""
+    """Estimates for (run folder, cache), GiB: a checkpoint holds what is trained and two moments, in float32."""
     size = model_size_gb(config)
-    checkpoints = (config.checkpoint.keep + config.checkpoint.keep_best + 1) * 3 * size
+    checkpoints = (config.checkpoint.keep + config.checkpoint.keep_best + 1) * 3 * trained_size_gb(config)
     return 0.3 + checkpoints, 0.2 + (3 * size if config.warmup else size)
 
 

@@ -132,6 +132,7 @@ class SFT(Trainer):
         checks.check_devices(config)
         checks.check_idle_options(config)
         checks.check_model(config)
+        checks.check_lora(config)
         checks.check_parallelism(config)
         checks.check_environment(config)
         checks.check_renderer(config)

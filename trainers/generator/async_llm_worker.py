@@ -7,6 +7,7 @@ import os
 import pickle
 import select
 import threading
+from pathlib import Path
 from typing import Any
 
 from trainers.generator.arguments import PREPARED, adapt
@@ -40,13 +41,17 @@ class WeightLoader:
         return os.getpid()
 
     def load_flat(self, message: bytes) -> None:
-        """Load weights from memory of another process.
+        """Load weights, or adapters, from memory of another process.
 
         Args:
             message: pickled: their layout, handles of the buffers by dtype, and whether vLLM has to reorder them.
         """
+        from trainers.weights.adapter import whole_weights
+
         layout, handles, reorders = pickle.loads(message)
-        weights = layout.unpack({dtype: shared.attach(handle) for dtype, handle in handles.items()})
+        published = layout.unpack({dtype: shared.attach(handle) for dtype, handle in handles.items()})
+        base, device = Path(self.model_runner.model_config.model), self.model_runner.device
+        weights = whole_weights(published, base, everything=reorders, device=device)
         if reorders:
             self.model_runner.reload_weights(weights_iterator=weights)
         else:

@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Itera
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,10 @@ class Engine(ABC):
     @abstractmethod
     async def load_weights(self, weights: Weights, version: int) -> float:
         """Swap the weights between two steps; returns the seconds that generation stood still.
+
+        Args:
+            weights: whole ones, or adapters to those that the engine was made with (`trainers.weights.adapter`).
+            version: theirs.
 
         Raises:
             GeneratorError: the engine has failed, or was closed.
@@ -361,10 +366,14 @@ class InProcessEngine(Engine):
         await self._in_thread(self._load, weights, version)
 
     def _load(self, weights: Weights, version: int) -> None:
+        from trainers.weights.adapter import whole_weights
+
+        device, base = self.engine.vllm_config.device_config.device, Path(self.engine.model_config.model)
+        whole = whole_weights(weights(), base, everything=self._reorders, device=device)
         if self._reorders:
-            self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights()})
+            self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": whole})
         else:
-            self.engine.apply_model(lambda model: _load(model, weights()))
+            self.engine.apply_model(lambda model: _load(model, whole))
         if self._recompute_on_update:
             self.engine.reset_prefix_cache(True)
         self._set_version(version)

@@ -33,6 +33,7 @@ def import_engine(**process: Any) -> None:
     from vllm import LLMEngine  # noqa: F401
 
     import trainers.generator.engine
+    import trainers.weights.adapter
     import trainers.weights.store  # noqa: F401
 
 

@@ -1,7 +1,7 @@
 """Checkpoints of a run: what is saved, when it counts, what is kept, what is read back.
 
     step-000040/
-        model/                 weights, a Hugging Face folder
+        model/                 weights, a Hugging Face folder; where adapters are trained, adapter/ instead (PEFT)
         optimizer/, state.pt   the rest of the trainer's state (`trainers.titan.checkpoint`)
         buffer.safetensors     the replay buffer with its groups
         progress.json          order of tasks, results not yet learned from, tasks set aside, the algorithm's state
@@ -45,6 +45,8 @@ from forge_env.run import Run
 from forge_env.schema import with_schema, without_schema
 from trainers.buffer.packed import PackedGroup
 from trainers.loop.trainer import TrainerHandle
+from trainers.model.adapter import FOLDER as ADAPTER
+from trainers.model.adapter import check_base
 
 ROOM_S = 5.0
 """How often the last checkpoint is tried again on a full disk; no event tells when there is room."""
@@ -161,7 +163,10 @@ class Checkpoints:
                 f"{newest} was saved by another recipe: {'; '.join(different)}",
                 fix=f"resume with the run's own config.yaml, or {self._instead(newest)}",
             )
-        if initial_model is not None and (changed := _other_shape(newest / "model", initial_model)):
+        if self._run.config.lora is not None:
+            if initial_model is not None:
+                check_base(newest / ADAPTER, initial_model)
+        elif initial_model is not None and (changed := _other_shape(newest / "model", initial_model)):
             raise UsageError(
                 f"{newest} is of another model than {initial_model}: {changed}",
                 fix=f"resume with the run's own config.yaml, or {self._instead(newest)}",
@@ -417,6 +422,7 @@ def _identity(recipe: dict[str, Any]) -> dict[str, Any]:
         "seed": recipe.get("seed"),
         "environment.name": recipe.get("environment", {}).get("name"),
         "tasks.order": recipe.get("tasks", {}).get("order"),
+        "lora": recipe.get("lora"),
         "model.renderer": model.get("renderer"),
         "model.path=tiny": built,
         "model.tiny": model.get("tiny") if built else None,

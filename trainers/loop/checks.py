@@ -15,9 +15,16 @@ from forge_env.machine import user_path
 from forge_env.tasks.curriculum import make_order
 from trainers.buffer.rules import make_rules
 from trainers.generator.arguments import check_engine_args, check_sampling
-from trainers.model.folder import check_folder, check_generator_heads, check_heads, local_folder, read_hf_config
-
-TINY = "tiny"
+from trainers.model.adapter import targets
+from trainers.model.folder import (
+    TINY,
+    check_folder,
+    check_generator_heads,
+    check_heads,
+    local_folder,
+    read_hf_config,
+)
+from trainers.model.tiny import hf_config
 
 
 def check(config: RunConfig) -> None:
@@ -32,6 +39,7 @@ def check(config: RunConfig) -> None:
     check_idle_options(config)
     make_rules(config.grpo.replay)
     check_model(config)
+    check_lora(config)
     check_reference(config)
     check_parallelism(config)
     check_environment(config)
@@ -146,6 +154,31 @@ def check_model(config: RunConfig) -> None:
         check_checkpoint(folder, config.model)
     elif folder is not None:  # comes with forge-env: a second look would cost seconds of every start
         check_folder(folder, config.model.max_length)
+
+
+def check_lora(config: RunConfig) -> None:
+    """The model has the layers that get adapters, and nothing is turned that means nothing beside them.
+
+    A model from the hub is looked at when it is here (`check_adapters`).
+    """
+    if config.lora is None:
+        return
+    if config.trainer.optimizer.muon_lr > 0:
+        raise UsageError(
+            "trainer.optimizer.muon_lr trains hidden matrices, which lora leaves as they are",
+            fix="use trainer.optimizer.muon_lr=0 with lora",
+        )
+    if config.grpo.reference.source == "initial":
+        _refuse_turned("grpo.reference", config.grpo.reference, ("with_gpus",), "models with a process of their own")
+    if config.model.path == TINY:
+        if not warms_up(config):
+            raise UsageError(
+                "lora: a model that is built here has random weights, which adapters would leave as they are",
+                fix="use a checkpoint (model.path), or a warm-up (warmup.steps)",
+            )
+        targets(config.lora, hf_config(config.model, config.model.tiny.vocab_size, 0))
+    elif (folder := local_folder(config.model.path)) is not None:
+        targets(config.lora, read_hf_config(folder))
 
 
 def check_checkpoint(folder: Path, model: ModelSection) -> None:

@@ -10,18 +10,19 @@ from typing import Any, NamedTuple
 
 from forge_env.config.recipe import RunConfig
 from forge_env.environment.base import Environment
-from forge_env.errors import ForgeError, UsageError
+from forge_env.errors import UsageError
 from forge_env.files import written_whole
 from forge_env.machine import cache_dir
 from forge_env.run import Run
 from trainers.buffer.types import GroupBuffer
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.checkpoints import Checkpoints
-from trainers.loop.checks import TINY, check_checkpoint, check_files, warms_up
+from trainers.loop.checks import check_checkpoint, check_files, warms_up
 from trainers.loop.stack import Stack
 from trainers.loop.trainer import TrainerHandle
 from trainers.loop.warmup import cache_key, warm_up
-from trainers.model.folder import check_folder, local_folder, weight_files
+from trainers.model.adapter import targets
+from trainers.model.folder import TINY, check_folder, from_hub, local_folder, read_hf_config, weight_files
 from trainers.rollout.rollouts import Rollouts
 from trainers.rollout.types import Links, Preparation
 
@@ -42,8 +43,10 @@ async def find_model(run: Run) -> Path | None:
         return None
     if (local := local_folder(path)) is not None:
         return local
-    folder = await asyncio.to_thread(_from_hub, path)
+    folder = await asyncio.to_thread(from_hub, path)
     await asyncio.to_thread(check_checkpoint, folder, run.config.model)
+    if run.config.lora is not None:
+        targets(run.config.lora, read_hf_config(folder))
     return folder
 
 
@@ -79,7 +82,7 @@ async def start_actors(
         group.create_task(generators.start())
         if serving == start:
             generators.model_ready.set()
-        trainer = await stack.start_trainer(start)
+        trainer = await stack.start_trainer(start, adapters=serving == start)
         if fresh:
             await trainer.save_model(str(serving))  # the trainer has drawn its weights: the others need the same
         elif serving != start:
@@ -88,9 +91,13 @@ async def start_actors(
                 await warm_up(run, environment, trainer, staging)
             run.stage("generator", "loading the warmed-up model")
         trainer.folder = serving
+        if serving != start and run.config.lora is not None:  # adapters are for what the warm-up made
+            await stack.restart("trainer")
         generators.model_ready.set()
     other = await _other_reference(run.config, start)
-    reference = trainer.reference = await stack.start_reference(await stack.staged(other) if other else serving)
+    reference = trainer.reference = await stack.start_reference(
+        await stack.staged(other) if other else serving, trainer
+    )
     players = rollouts.result()
     await players.connect(Links(generators.members(), buffer.result(), reference and reference.actor))
     generators.follow(players.follow)
@@ -116,7 +123,7 @@ async def _other_reference(config: RunConfig, own: Path) -> Path | None:
         return None
     folder = local_folder(name)
     if folder is None:
-        folder = await asyncio.to_thread(_from_hub, name)
+        folder = await asyncio.to_thread(from_hub, name)
     await asyncio.to_thread(check_files, folder, config.model.max_length)
     vocabularies = [json.loads((path / "tokenizer.json").read_text())["model"]["vocab"] for path in (own, folder)]
     if vocabularies[0] != vocabularies[1]:
@@ -129,7 +136,7 @@ async def _other_reference(config: RunConfig, own: Path) -> Path | None:
 
 def resumed_model(run: Run) -> Path | None:
     """The model of the checkpoint that the run continues from, unless that from before RL is needed too."""
-    if not run.resume or run.config.grpo.reference.source == "initial":
+    if not run.resume or run.config.grpo.reference.source == "initial" or run.config.lora is not None:
         return None
     return Checkpoints(run).model()
 
@@ -158,29 +165,6 @@ def build_tiny(run: Run, environment: Environment) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         build_tiny_folder(config.model, environment, config.seed, folder)
     return folder
-
-
-def _from_hub(name: str) -> Path:
-    from huggingface_hub import get_token, snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        # some repositories have the same weights a second time, in their authors' own format
-        skipped = ["consolidated*", "original/*"]
-        return Path(
-            snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"], ignore_patterns=skipped)
-        )
-    except GatedRepoError as error:
-        whose = "the account of HF_TOKEN has no access to it" if get_token() else "HF_TOKEN is not set"
-        raise ForgeError(
-            f"{name} is a gated model, and {whose}",
-            fix=f"accept its licence at https://huggingface.co/{name}, and set HF_TOKEN to a token of that account",
-        ) from error
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise ForgeError(
-            f"no model {name!r}: {str(error).splitlines()[0]}",
-            fix="model.path is 'tiny', a checkpoint folder, or a hub name within reach (HF_TOKEN for private ones)",
-        ) from error
 
 
 def _warm_folder(run: Run, environment: Environment, found: Path | None) -> Path | None:

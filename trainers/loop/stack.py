@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from forge_env.config.recipe import RunConfig
+from forge_env.config.recipe import LoRASection, RunConfig
 from forge_env.errors import ForgeError, InfrastructureError
 from trainers.actors.placement import Placement
 from trainers.actors.remote import ActorDiedError, result
@@ -18,7 +18,8 @@ from trainers.buffer.types import BufferSettings
 from trainers.generator.arguments import engine_arguments, process_environment
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.reference import Reference
-from trainers.loop.trainer import TrainerHandle
+from trainers.loop.trainer import BaseReference, TrainerHandle
+from trainers.model.folder import hub_name
 from trainers.rollout.local import WorkerSettings
 from trainers.rollout.types import Preparation
 
@@ -200,15 +201,20 @@ class Stack:
         """Drop versions that a trainer has left behind which is gone."""
         await self._store.drop_all_but(version)
 
-    async def start_trainer(self, folder: Path) -> TrainerHandle:
-        """Start the trainer on a checkpoint folder."""
+    async def start_trainer(self, folder: Path, *, adapters: bool = True) -> TrainerHandle:
+        """Start the trainer on a checkpoint folder.
+
+        Args:
+            folder: of the checkpoint.
+            adapters: train adapters where the recipe says so; off: until it is started again, all weights.
+        """
         from trainers.titan.trainer import TitanTrainer
 
         config = self._config
         section = config.trainer
         placed = self._placed(TitanTrainer, "trainer", section.procs, with_gpus=section.with_gpus)
 
-        async def start(folder: Path) -> Any:
+        async def start(folder: Path, lora: LoRASection | None) -> Any:
             return await self._start(
                 "trainer",
                 placed,
@@ -221,21 +227,23 @@ class Stack:
                 parallelism=section.parallelism,
                 activation_checkpoint=section.activation_checkpoint,
                 compile=section.compile,
+                lora=lora,
+                base_name=hub_name(config.model.path),
             )
 
         async def again() -> None:
-            trainer.actor = await start(trainer.folder)
+            trainer.actor = await start(trainer.folder, config.lora)
 
-        trainer = TrainerHandle(await start(folder), folder)
+        trainer = TrainerHandle(await start(folder, config.lora if adapters else None), folder)
         self._again["trainer"] = again
         return trainer
 
-    async def start_reference(self, folder: Path) -> Reference | None:
-        """Start the reference model on a checkpoint folder; None: the recipe has none."""
+    async def start_reference(self, folder: Path, trainer: TrainerHandle) -> Reference | BaseReference | None:
+        """Start the reference model on a checkpoint folder, unless the trainer has it; None: the recipe has none."""
         config = self._config
         section = config.grpo.reference
-        if section.source == "none":
-            return None
+        if not config.has_reference:
+            return None if section.source == "none" else BaseReference(trainer)
         from trainers.titan.reference import ReferenceModel
 
         placed = self._placed(ReferenceModel, "reference", with_gpus=section.with_gpus)

@@ -14,6 +14,7 @@ from trainers.actors.remote import ActorDiedError
 from trainers.buffer.types import BufferStats, GroupBuffer
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.reference import Reference
+from trainers.loop.trainer import BaseReference
 from trainers.loop.watchdog import INTERVAL_S, Watchdog
 from trainers.rollout.rollouts import Rollouts
 
@@ -32,7 +33,7 @@ class Status:
         generators: GeneratorPool,
         rollouts: Rollouts,
         trainer: Account,
-        reference: Reference | None = None,
+        reference: Reference | BaseReference | None = None,
     ) -> None:
         self._run = run
         self._generators = generators

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from forge_env.config.recipe import OptimizerSection
 from forge_env.run.account import Account
+from forge_env.run.timeline import Timeline
 from forge_env.trajectory import Segment
 from trainers.actors.remote import agreed, result
 from trainers.buffer.types import GroupBuffer, Reservation
@@ -23,7 +25,7 @@ class TrainerHandle:
     def __init__(self, actor: Any, folder: Path) -> None:
         self.actor = actor
         self.folder = folder
-        self.reference: Reference | None = None
+        self.reference: Reference | BaseReference | None = None
 
     async def configure(self, optimizer: OptimizerSection, **options: Any) -> None:
         """Begin a phase of training (see `TitanTrainer.configure`)."""
@@ -53,6 +55,10 @@ class TrainerHandle:
             account.enter("train")
         trained: dict[str, float] = await agreed(self.actor.train_on.call(buffer, reservation.step))
         return metrics | trained
+
+    async def score_base(self, buffer: GroupBuffer[Any], step: int) -> None:
+        """Give the sequences of `step`, which the buffer holds, the `ref_logprobs` of the model without adapters."""
+        await result(self.actor.score_base.call(buffer, step))
 
     async def push_weights(self, version: int) -> dict[str, float]:
         """Publish the weights; a lagging reference model may become this version."""
@@ -103,3 +109,34 @@ class TrainerHandle:
         """Log-probabilities of target tokens under the current weights."""
         values: list[NDArray[np.float32]] = await agreed(self.actor.logprobs.call(sequences))
         return values
+
+
+class BaseReference:
+    """The policy before RL where adapters are trained: the trainer's own processes compute it, without them.
+
+    Attributes:
+        actor: that rollout workers could ask: none.
+        version: of the policy that it is.
+    """
+
+    actor = None
+    version = 0
+
+    def __init__(self, trainer: TrainerHandle) -> None:
+        self._trainer = trainer
+
+    async def score(self, buffer: GroupBuffer[Any], step: int) -> dict[str, float]:
+        """As `Reference.score`."""
+        started = time.perf_counter()
+        await self._trainer.score_base(buffer, step)
+        return {"reference_s": time.perf_counter() - started}
+
+    async def follow(self, version: int) -> None:
+        """It never changes."""
+
+    async def look(self, timeline: Timeline | None) -> None:
+        """What it does is in the trainer's account."""
+
+    def take_times(self) -> dict[str, float]:
+        """Likewise."""
+        return {}

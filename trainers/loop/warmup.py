@@ -19,7 +19,7 @@ from forge_env.run import Run
 from forge_env.trajectory import Segment
 from forge_env.types import Message, Task
 from trainers.model.chat import Chat
-from trainers.model.folder import weight_files
+from trainers.model.folder import file_digests
 from trainers.model.tiny import FORMAT
 from trainers.model.tokenizer import training_task
 
@@ -48,16 +48,11 @@ def cache_key(config: RunConfig, environment: Environment, *, warm: bool, found:
         "seed": config.seed,
     }
     if found is not None:
-        parts["found"] = [_digest(file) for file in weight_files(found)]
+        parts["found"] = file_digests(found)
     if warm:
         assert config.warmup is not None
         parts["warmup"] = config.warmup.model_dump()
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def demonstration(environment: Environment, task: Task, rng: random.Random) -> list[Message]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from forge_env.config.recipe import checkpoint_folder
-from forge_env.errors import UsageError
+from forge_env.errors import ForgeError, UsageError
 from forge_env.machine import user_path
 
 FIX = (
     "model.path is 'tiny', a Hugging Face checkpoint folder, a checkpoint that comes with forge-env "
     "(coding_rlvr_base), or a hub name such as Qwen/Qwen3-0.6B"
 )
+TINY = "tiny"
+"""As `model.path`: a model that is built here."""
 INDEX = "model.safetensors.index.json"
 _SHAPE = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads"),
@@ -49,6 +52,39 @@ def local_folder(path: str) -> Path | None:
     if user_path(path).exists() or path.startswith(("/", ".", "~")) or path.count("/") > 1 or not path.strip():
         raise UsageError(f"model.path: there is no folder {path!r}", fix=FIX)
     return None
+
+
+def hub_name(path: str) -> str | None:
+    """`model.path`, where it is a name on the hub."""
+    return None if path == TINY or checkpoint_folder(path) is not None else path
+
+
+def from_hub(name: str) -> Path:
+    """The folder of a model of the hub, which is fetched.
+
+    Raises:
+        ForgeError: there is none of this name, or it can't be had.
+    """
+    from huggingface_hub import get_token, snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        # some repositories have the same weights a second time, in their authors' own format
+        skipped = ["consolidated*", "original/*"]
+        return Path(
+            snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"], ignore_patterns=skipped)
+        )
+    except GatedRepoError as error:
+        whose = "the account of HF_TOKEN has no access to it" if get_token() else "HF_TOKEN is not set"
+        raise ForgeError(
+            f"{name} is a gated model, and {whose}",
+            fix=f"accept its licence at https://huggingface.co/{name}, and set HF_TOKEN to a token of that account",
+        ) from error
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ForgeError(
+            f"no model {name!r}: {str(error).splitlines()[0]}",
+            fix="model.path is 'tiny', a checkpoint folder, or a hub name within reach (HF_TOKEN for private ones)",
+        ) from error
 
 
 def read_hf_config(folder: str | Path) -> dict[str, Any]:
@@ -133,6 +169,16 @@ def weight_files(folder: Path) -> list[Path]:
     if absent := sorted(name for name in names if not (folder / name).is_file()):
         raise UsageError(f"{folder} lacks {', '.join(absent)}, which its index names", fix="fetch the checkpoint again")
     return sorted(folder / name for name in names)
+
+
+def file_digests(folder: Path) -> list[str]:
+    """The SHA-256 of each of `weight_files`, read piece by piece: they tell one set of weights from another."""
+    return [_digest(file) for file in weight_files(folder)]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_folder(folder: Path, max_length: int) -> None:

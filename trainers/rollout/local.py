@@ -217,6 +217,11 @@ class LocalWorker:
         return Fate.STALE if outcome == Outcome.STALE else Fate.KEPT
 
     async def _score(self, segments: list[Segment]) -> list[NDArray[np.float32]]:
+        if not self._config.has_reference:
+            raise UsageError(
+                "no reference model has a process that rollout workers could ask",
+                fix="set grpo.reference.source; with lora, `initial` is computed by the trainer: use path",
+            )
         found: list[NDArray[np.float32]] = await self._asking(
             lambda links: result(links.reference.logprobs.call_one(segments))
         )

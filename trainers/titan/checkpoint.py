@@ -1,6 +1,6 @@
 """The trainer's part of a checkpoint: written by any number of ranks, read by any other.
 
-model/          weights, a Hugging Face folder
+model/          weights, a Hugging Face folder; where adapters are trained, adapter/ instead, a folder of PEFT
 optimizer/      the optimizer's state in torch's distributed format: each rank writes and reads its own shards
 state.pt        schedule, counters and random states
 
@@ -81,7 +81,7 @@ class Snapshot:
     """Weights and training state of one rank, as they were at one moment.
 
     Attributes:
-        weights: whole, under Hugging Face names; of the first rank, empty on others.
+        weights: what training changes (`TitanModel.trained_state`), whole; of the first rank, empty on others.
         optimizer: this rank's shards of the optimizer's state.
         state: schedule, counters, random states.
     """
@@ -108,7 +108,7 @@ class Stager:
 def snapshot(engine: TitanEngine) -> Snapshot:
     """What `write` needs; a collective. The copy is overwritten by the next one."""
     _ = engine.model.ranks.saving_group  # made here, where all ranks are at the same point of training
-    weights = engine.stager.copy(engine.model.state_dict_hf())
+    weights = engine.stager.copy(engine.model.trained_state())
     optimizer = engine.stager.copy(engine.optimizer.state_dict())
     state = {
         "schedule": dict(engine.schedule.state_dict()),
@@ -136,7 +136,7 @@ def write(taken: Snapshot, model: TitanModel, folder: Path) -> None:
         raise RuntimeError(f"rank {rank} could not write its shards: {type(cause).__name__}: {cause}") from error
     if ranks.first:  # nothing collective from here on
         torch.save(taken.state, folder / "state.pt")
-        model.write_hf(taken.weights, folder / "model")
+        model.write_trained(taken.weights, folder)
 
 
 def save(engine: TitanEngine, folder: Path) -> None:
@@ -149,7 +149,7 @@ def load(engine: TitanEngine, folder: Path) -> None:
     """Read what `save` wrote; a collective."""
     if not (folder / "optimizer").is_dir():
         raise UsageError(f"{folder} is not a checkpoint of this trainer", fix="start a new run")
-    engine.model.load_folder(folder / "model")
+    engine.model.load_trained(folder)
     optimizer = engine.optimizer.state_dict()
     reader, planner = _Reader(folder / "optimizer"), _Planner()
     reader.read_metadata()  # refused here, and not inside a collective

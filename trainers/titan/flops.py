@@ -12,21 +12,23 @@ class Throughput:
 
     A token costs 6 operations per parameter of the layers (2 forward, 4 backward; Kaplan et al. 2020) plus those of
     attention, 6 * layers * heads * head_dim a token before it, and a token that is learned 6 per parameter of the head.
+    Weights that are not trained because adapters are have no gradients, and cost 4 instead of 6; adapters cost 6.
     Recomputed activations and padding don't count: this is model FLOPs utilisation (MFU, Chowdhery et al. 2022).
     """
 
     def __init__(self, model: TitanModel, device: Device) -> None:
         self._layers, self._head, self._attention = model.layer_parameters, model.head_parameters, model.attention_cost
+        self._adapters = model.adapter_parameters
         self._ranks = model.ranks.size
         self._peak = device.peak_flops
 
     def flops(self, sizes: BatchSizes) -> float:
         """Floating-point operations of one forward and backward pass over a batch's sequences."""
         lengths = sizes.lengths.astype(float)
-        attended = float((lengths**2).sum())
-        return 6.0 * (
-            self._layers * float(lengths.sum()) + self._head * float(sizes.targets.sum()) + self._attention * attended
-        )
+        tokens, attended = float(lengths.sum()), float((lengths**2).sum())
+        weights = self._layers * tokens + self._head * float(sizes.targets.sum())
+        trained = self._adapters * tokens + self._attention * attended
+        return (4.0 if self._adapters else 6.0) * weights + 6.0 * trained
 
     def metrics(self, sizes: BatchSizes, seconds: float) -> dict[str, float]:
         """Of a step over a batch, all ranks together; `mfu` where the hardware's peak is known."""

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import inspect
-import json
-import logging
 import re
-import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import save_torch_state_dict
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
+from forge_env.config.recipe import LoRASection
 from forge_env.errors import UsageError
 from forge_env.files import written_whole
+from trainers.model import adapter
+from trainers.model.export import write_model
 from trainers.model.folder import check_heads, read_hf_config, weight_files
 from trainers.titan.batch import Microbatch
 from trainers.titan.families import FAMILIES, Experts, tensor_shapes, titan_config
+from trainers.titan.lora import Adapters
 from trainers.titan.parallel import Ranks, Sharding, whole
+from trainers.weights.adapter import scaled
 
 LAYER = re.compile(r"model\.layers\.\d+\.")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-# This logger has the name of its file, so that the hub's own settings don't reach it: it would tell of every save.
-logging.getLogger(inspect.getfile(save_torch_state_dict)).setLevel(logging.WARNING)
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
 def check_weights(folder: Path) -> None:
@@ -76,11 +75,6 @@ def check_weights(folder: Path) -> None:
         )
 
 
-def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """With memory of its own: an expert's weights are a part of all experts'."""
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
-
-
 def _first(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} other tensors"
 
@@ -88,8 +82,13 @@ def _first(names: Sequence[str]) -> str:
 class TitanModel:
     """A TorchTitan model, sharded over the ranks of its trainer, with the adapter to Hugging Face names.
 
+    Args:
+        lora: train adapters on top of the folder's weights; None: train the weights.
+        base_name: of the model in the files of its adapters, by default the folder's.
+
     Attributes:
         dtype: precision of the arithmetic; weights are float32.
+        adapters: those that are trained, where weights aren't.
     """
 
     def __init__(
@@ -101,17 +100,27 @@ class TitanModel:
         seed: int = 0,
         dtype: str = "float32",
         sharding: Sharding | None = None,
+        lora: LoRASection | None = None,
+        base_name: str | None = None,
     ) -> None:
         self.folder = Path(folder)
+        self._base_name = base_name or str(self.folder)
         self.sharding = sharding or Sharding()
         self.ranks = Ranks(self.sharding.dims, device)
         self._device = device
         self.dtype = getattr(torch, dtype)
-        hf = read_hf_config(folder)
+        self._hf = hf = read_hf_config(folder)
         self.config = titan_config(hf, max_length)
         self._family = FAMILIES[hf["model_type"]]
         self._adapter = self._family.adapter(self.config, None)
         self._seed = seed
+        self.adapters: Adapters | None = None
+        if not self.ranks.alone:
+            check_heads(hf, self.ranks.tensor_degree)
+            self._family.shard(self.config)
+        if lora is not None:
+            self.adapters = Adapters(lora, hf, self.config, self._adapter)
+            self.config = self.adapters.config
         self.module: Any = self._build()
         if weight_files(self.folder):
             self.load_folder(self.folder)
@@ -123,7 +132,9 @@ class TitanModel:
         self.quadratic_cost = self.attention_cost / parameters
         self.head_parameters: int = hf["vocab_size"] * hf["hidden_size"]
         embeddings = self.head_parameters * (1 if self.config.enable_weight_tying else 2)
-        self.layer_parameters: int = parameters - embeddings - self._idle_parameters(hf)
+        self.adapter_parameters: int = 0 if self.adapters is None else self.adapters.parameters
+        idle = self._idle_parameters(hf) + self.adapter_parameters
+        self.layer_parameters: int = parameters - embeddings - idle
 
     def _idle_parameters(self, hf: Mapping[str, Any]) -> int:
         """Those of experts that a token is not sent to."""
@@ -141,8 +152,6 @@ class TitanModel:
                 module.init_states(buffer_device=self._device)
             self.ranks.parallelize(module, self._family.parallelize, self.sharding, self.dtype)
             return module
-        check_heads(read_hf_config(self.folder), self.ranks.tensor_degree)
-        self._family.shard(self.config)
         with torch.device("meta"):
             module = self.config.build()
         self.ranks.parallelize(module, self._family.parallelize, self.sharding, self.dtype)
@@ -181,27 +190,54 @@ class TitanModel:
         named = self.module.state_dict()
         if self.config.enable_weight_tying:
             named.pop("lm_head.weight", None)
+        state = self._gathered(named)
+        if self.adapters is not None:
+            state = self.adapters.merge(state)
+        converted: dict[str, torch.Tensor] = self._adapter.to_hf(state)
+        return converted
+
+    def trained_state(self) -> dict[str, torch.Tensor]:
+        """What training changes, whole: the weights (`state_dict_hf`), or the adapters under PEFT's names."""
+        if self.adapters is None:
+            return self.state_dict_hf()
+        named = {name: item for name, item in self.module.state_dict().items() if ".lora_" in name}
+        state = self._gathered(named)
+        return self.adapters.to_peft(state) if state else {}
+
+    def published_state(self) -> dict[str, torch.Tensor]:
+        """`trained_state` as generators take it (`trainers.weights.adapter`)."""
+        state = self.trained_state()
+        return state if self.adapters is None else scaled(state, self.adapters.scaling)
+
+    def _gathered(self, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Whole tensors in main memory, on the first rank; nothing on the others."""
         state: dict[str, torch.Tensor] = {}
         for name, item in named.items():
             tensor = whole(item).detach()  # one at a time: no rank ever holds all of them on its device
             if self.ranks.first:
                 state[name] = tensor if self.ranks.alone else tensor.cpu()
-        converted: dict[str, torch.Tensor] = self._adapter.to_hf(state)
-        return converted
+        return state
+
+    def base(self) -> AbstractContextManager[None]:
+        """Inside, the model computes as it did before its adapters were trained."""
+        return nullcontext() if self.adapters is None else self.adapters.off(self.module)
 
     def load_hf(self, state: dict[str, torch.Tensor]) -> None:
-        """Copy whole weights under Hugging Face names into the model; each rank keeps its shard."""
-        self._copy(self._adapter.from_hf(dict(state)), strict=True)
+        """Copy whole weights under Hugging Face names into the model, each rank its shard; adapters begin anew."""
+        self._copy(self._adapter.from_hf(dict(state)) | self._fresh_adapters(), strict=True)
 
     def load_folder(self, folder: Path) -> None:
-        """Copy the weights of a checkpoint folder into the model, layer by layer; each rank keeps its shard.
+        """Copy the weights of a checkpoint folder into the model, layer by layer, each rank its shard.
 
-        So no rank ever has more than one layer whole.
+        Adapters begin anew. No rank ever has more than one layer whole.
 
         Raises:
             UsageError: the files lack tensors of the model.
         """
-        missing = set(self.module.state_dict())
+        fresh = self._fresh_adapters()
+        if fresh:
+            self._copy(fresh, strict=False)
+        missing = set(self.module.state_dict()) - fresh.keys()
         with ExitStack() as stack:
             files = [stack.enter_context(safe_open(file, framework="pt")) for file in weight_files(folder)]
             places = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - it is no mapping
@@ -230,21 +266,41 @@ class TitanModel:
                 self.module, dict(named), options=StateDictOptions(full_state_dict=True, strict=strict)
             )
 
+    def _fresh_adapters(self) -> dict[str, torch.Tensor]:
+        return {} if self.adapters is None else self.adapters.fresh(self._seed)
+
+    def load_trained(self, folder: Path) -> None:
+        """Read what `write_trained` wrote.
+
+        Raises:
+            UsageError: adapters of another base model, or of other layers.
+        """
+        if self.adapters is None:
+            self.load_folder(folder / "model")
+            return
+        header = self.ranks.gather(self._base_header if self.ranks.first else None)[0]
+        adapter.check_base(folder / adapter.FOLDER, self.folder, header)
+        self._copy(self.adapters.from_peft(load_file(folder / adapter.FOLDER / adapter.WEIGHTS)), strict=False)
+
+    def write_trained(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
+        """Write `trained_state` into a checkpoint: `model/`, a Hugging Face folder, or `adapter/`, one of PEFT."""
+        if self.adapters is None:
+            write_model(state, self.folder, folder / "model")
+            return
+        with written_whole(folder / adapter.FOLDER) as staging:
+            staging.mkdir()
+            adapter.write_config(adapter.peft_config(self.adapters.section, self._hf, self._base_name), staging)
+            tensors = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
+            save_file(tensors, staging / adapter.WEIGHTS, self._base_header)
+
+    @cached_property
+    def _base_header(self) -> dict[str, str]:
+        return adapter.weights_header(self.folder)
+
     def save_hf(self, folder: Path, dtype: str = "float32") -> None:
         """Write a complete Hugging Face folder; it appears whole or not at all. A collective: all ranks call it."""
         weights = self.state_dict_hf()
         if self.ranks.first:
-            self.write_hf({name: tensor.to(getattr(torch, dtype)) for name, tensor in weights.items()}, folder)
-
-    def write_hf(self, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
-        """Write whole weights under Hugging Face names as a complete folder, in files of at most 5 GB."""
-        with written_whole(folder) as staging:
-            staging.mkdir()
-            for name in TOKENIZER_FILES:
-                if (self.folder / name).is_file():
-                    shutil.copy(self.folder / name, staging / name)
-            config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
-            kinds = {str(tensor.dtype).removeprefix("torch.") for tensor in weights.values()}
-            config["dtype" if "dtype" in config else "torch_dtype"] = kinds.pop()
-            (staging / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-            save_torch_state_dict({name: _own(tensor.cpu()) for name, tensor in weights.items()}, staging)
+            write_model(
+                {name: tensor.to(getattr(torch, dtype)) for name, tensor in weights.items()}, self.folder, folder
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_env.run.account import Account
@@ -97,15 +98,10 @@ class ReferenceModel(ForgeActor):
     @endpoint
     async def score(self, buffer: Any, step: int) -> None:
         """Give the sequences that the buffer holds for `step` their `ref_logprobs`."""
-        from trainers.titan.score import fetch
+        from trainers.titan.score import score
 
         with self._account.during("score"):
-            sizes = await buffer.batch_sizes(step)
-            runs = self._scorer.microbatches(sizes.lengths.tolist())
-            segments = await fetch(buffer, step, sizes, runs)
-            found = await asyncio.to_thread(self._scorer.score, runs, segments)
-            if self._model.ranks.counts:
-                await buffer.set_reference(step, {int(sizes.numbers[place]): values for place, values in found.items()})
+            await score(self._scorer, buffer, step)
 
     @endpoint
     async def logprobs(self, segments: list[Segment]) -> list[NDArray[np.float32]]:
@@ -117,5 +113,8 @@ class ReferenceModel(ForgeActor):
     @endpoint
     async def load_version(self, version: int) -> None:
         """Become policy `version`, which the weight store must still hold."""
+        from trainers.weights.adapter import whole_weights
+
         with self._account.during("load weights"):
-            self._model.load_hf(dict(await self._store.pull(version)))
+            published = await self._store.pull(version)
+            self._model.load_hf(dict(whole_weights(published, Path(self._folder), everything=True)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -111,6 +112,16 @@ async def fetch(buffer: GroupBuffer[Any], step: int, sizes: BatchSizes, runs: Se
     places = sorted({place for run in runs for place in run})
     found = await buffer.sequences(step, sizes.numbers[places].tolist())
     return dict(zip(places, found, strict=True))
+
+
+async def score(scorer: Scorer, buffer: GroupBuffer[Any], step: int) -> None:
+    """Give the sequences that the buffer holds for `step` their `ref_logprobs`, under this model; all ranks call it."""
+    sizes = await buffer.batch_sizes(step)
+    runs = scorer.microbatches(sizes.lengths.tolist())
+    segments = await fetch(buffer, step, sizes, runs)
+    found = await asyncio.to_thread(scorer.score, runs, segments)
+    if scorer.model.ranks.counts:
+        await buffer.set_reference(step, {int(sizes.numbers[place]): values for place, values in found.items()})
 
 
 def _nothing() -> Segment:

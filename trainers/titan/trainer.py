@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
-from forge_env.config.recipe import OptimizerSection, ParallelismSection
+from forge_env.config.recipe import LoRASection, OptimizerSection, ParallelismSection
 from forge_env.errors import UsageError
 from trainers.actors.actor import concurrent_endpoint, endpoint
 from trainers.actors.processes import settle_heap
@@ -32,6 +32,8 @@ class TitanTrainer(RankedActor):
         parallelism: how several processes share the work.
         activation_checkpoint: `none`, `selective` or `full`.
         compile: compile the transformer blocks.
+        lora: train adapters on top of the folder's weights; None: train the weights.
+        base_name: of the model in the files of its adapters, by default the folder's.
     """
 
     def __init__(
@@ -46,6 +48,8 @@ class TitanTrainer(RankedActor):
         parallelism: ParallelismSection | None = None,
         activation_checkpoint: str = "none",
         compile: bool = False,
+        lora: LoRASection | None = None,
+        base_name: str | None = None,
     ) -> None:
         self._folder = folder
         self._max_length = max_length
@@ -56,6 +60,8 @@ class TitanTrainer(RankedActor):
         self._parallelism = parallelism or ParallelismSection()
         self._activation_checkpoint = activation_checkpoint
         self._compile = compile
+        self._lora = lora
+        self._base_name = base_name
         self._model: Any = None
         self._engine_or_none: Any = None
         self._device: Any = None
@@ -82,6 +88,8 @@ class TitanTrainer(RankedActor):
             seed=self._seed,
             dtype=self._dtype,
             sharding=Sharding(self._parallelism, self._activation_checkpoint, self._compile),
+            lora=self._lora,
+            base_name=self._base_name,
         )
         self._store = WeightStore(self._model.dtype)  # generators compute in it
         settle_heap()
@@ -141,6 +149,14 @@ class TitanTrainer(RankedActor):
         return metrics
 
     @endpoint
+    async def score_base(self, buffer: Any, step: int) -> None:
+        """Give the sequences that the buffer holds for `step` their `ref_logprobs`: those without adapters."""
+        from trainers.titan.score import score
+
+        with self._model.base():
+            await score(self._engine, buffer, step)
+
+    @endpoint
     async def train_step(self, inputs: list[dict[str, Any]], targets: list[dict[str, Any]]) -> float:
         """One update from padded rows (`trainers.titan.rows`); returns the loss.
 
@@ -177,7 +193,7 @@ class TitanTrainer(RankedActor):
     async def begin_push(self, version: int) -> dict[str, float]:
         """Copy the weights and start to publish the copy as policy `version`; training may go on at once."""
         started = time.perf_counter()
-        weights = self._model.state_dict_hf()
+        weights = self._model.published_state()
         if self._model.ranks.first:
             self._pushing = asyncio.create_task(self._put(self._store.snapshot(weights), version, started))
         return {"snapshot_s": time.perf_counter() - started}
@@ -201,7 +217,7 @@ class TitanTrainer(RankedActor):
     async def push_weights(self, version: int) -> dict[str, float]:
         """Publish the weights as policy `version`, and forget the version before: generators have had it."""
         started = time.perf_counter()
-        weights = self._model.state_dict_hf()
+        weights = self._model.published_state()
         if not self._model.ranks.first:
             return {"push_s": time.perf_counter() - started, "bytes": 0.0}
         return await self._put(self._store.snapshot(weights), version, started)

@@ -163,7 +163,7 @@ def test_a_missing_file_suggests_what_was_meant(tmp_path: Path) -> None:
 
 
 def test_the_rendered_recipe_explains_every_key() -> None:
-    text = render(load(MINIMAL + "warmup: {}\n"))
+    text = render(load(MINIMAL + "warmup: {}\nlora: {}\n"))
     lines = text.splitlines()
     for key in keys(RunConfig):
         name = key.rpartition(".")[2]

@@ -116,6 +116,7 @@ def test_a_resumed_run_reads_on_where_it_was(recipe: Path) -> None:
         ({"grpo.steps": 3}, "grpo means nothing to method=sft"),
         ({"evaluation.temperature": 0.5}, "evaluation.temperature means nothing"),
         ({"tasks.order": "curriculum"}, "tasks.order=curriculum means nothing"),
+        ({"lora": {}}, "random weights, which adapters would leave"),
         (
             {"dataset.columns": {"prompt": "query"}},
             "has no column 'query'",

@@ -62,6 +62,11 @@ def test_without_steps_there_is_nothing_to_do() -> None:
         train.check(load_config("coding_rlvr/base", ["warmup.steps=0"]))
 
 
+def test_adapters_make_no_whole_model() -> None:
+    with pytest.raises(UsageError, match=r"method=warmup makes a whole model, and lora trains adapters"):
+        train.check(load_config("coding_rlvr/base", ["lora={}"]))
+
+
 def test_the_bundled_checkpoint_is_whole_small_and_that_of_its_recipe() -> None:
     assert set(bundled_models()) == {"coding_rlvr_base"}
     folder = checkpoint_folder("coding_rlvr_base")

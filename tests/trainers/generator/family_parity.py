@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from forge_env.config import RunConfig
-from forge_env.config.recipe import EnvironmentSection, GeneratorSection, ModelSection
+from forge_env.config.recipe import EnvironmentSection, GeneratorSection, LoRASection, ModelSection
 from forge_env.trajectory import Segment
 from trainers.generator.arguments import engine_arguments, prepare_process
 from trainers.generator.types import Completion, SamplingOptions
@@ -82,5 +82,17 @@ async def observe(name: str, folder: Path) -> dict[str, Any]:
         await engine.load_weights(lambda weights=weights: list(weights.items()), version)  # type: ignore[misc]
     swapped = max(len(set(item.versions.tolist())) for item in await in_flight)
     found = {"before": before, "after": mismatch(await sample(40)), "moved": mismatch(first), "swapped": swapped}
+    model = TitanModel(folder, max_length=256, device=device.torch, lora=LoRASection(targets=["q_proj", "o_proj"]))
+    scorer = Scorer(model, device=device, microbatch_tokens=2048)
+    in_flight = asyncio.ensure_future(sample(200))
+    for version in range(UPDATES + 1, 2 * UPDATES + 1):
+        with torch.no_grad():
+            for parameter in model.module.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(0.1 * torch.randn_like(parameter))
+        published = list(model.published_state().items())
+        await engine.load_weights(lambda published=published: published, version)  # type: ignore[misc]
+    swapped = max(len(set(item.versions.tolist())) for item in await in_flight)
+    found["adapted"] = {"after": mismatch(await sample(40)), "moved": mismatch(first), "swapped": swapped}
     await engine.close()
     return found

@@ -27,3 +27,11 @@ def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreement(foun
     assert max(seen["before"], seen["after"]) <= MISMATCH
     assert seen["swapped"] > 1, "no request was in flight over an update"
     assert seen["moved"] > 0.1, "the updates changed nothing, so agreement proves nothing"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_adapters_added_in_flight_leave_them_in_agreement_too(found: dict[str, Any], name: str) -> None:
+    seen = found[name]["adapted"]
+    assert seen["after"] <= MISMATCH
+    assert seen["swapped"] > 1
+    assert seen["moved"] > 0.1

@@ -79,6 +79,7 @@ SHAPING = {
 }
 SERVED = ("run", "vllm")
 WARM = {"warmup.steps": 12, "warmup.optimizer.warmup_steps": 2}
+ADAPTED = {**WARM, "lora": {}}
 QUICK_WARMUP = {"trainer.optimizer.warmup_steps": 2, "grpo.steps": 12}
 TWO = {"trainer.procs": 2}
 SHORT = "tests.trainers.loop.dry_run:ShortAnswers"
@@ -130,6 +131,14 @@ KNOBS: dict[str, Change] = {
             "dtype": Change("bfloat16", where=("run", "titan", "vllm")),
             "max_length": Change(24, where=("run", "titan", "vllm")),
             "cache_dir": Change("{root}/other"),
+        },
+    ),
+    **_below(
+        "lora",
+        {
+            "rank": Change(4, ADAPTED, ("run", "weights")),
+            "alpha": Change(4.0, ADAPTED, ("run", "weights")),
+            "targets": Change(["q_proj"], ADAPTED, ("run", "weights")),
         },
     ),
     **_below(

@@ -442,6 +442,7 @@ async def test_without_one_before_a_new_run_from_its_model_is_offered(run: Run) 
         ("model.tiny.dim=64", "model.tiny"),
         ("model.path=somewhere", "model.path=tiny: true -> false"),
         ("trainer.optimizer.muon_lr=0.1", "muon_lr above 0: false -> true"),
+        ("lora.rank=4", 'lora: null -> {"rank": 4'),
     ],
 )
 async def test_another_recipe_is_named(run: Run, config: RunConfig, tmp_path: Path, override: str, text: str) -> None:

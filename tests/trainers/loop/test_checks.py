@@ -22,8 +22,7 @@ from forge_env.config.recipe import ModelSection, TinyModel
 from forge_env.errors import ForgeError, PluginError, UsageError
 from trainers.algorithms.grpo import train
 from trainers.generator.arguments import engine_arguments
-from trainers.loop.prepare import _from_hub
-from trainers.model.folder import INDEX, check_heads
+from trainers.model.folder import INDEX, check_heads, from_hub
 from trainers.model.tiny import hf_config
 from trainers.model.tokenizer import save_tokenizer, train_tokenizer
 from trainers.titan.model import TitanModel
@@ -106,6 +105,15 @@ def test_arguments_of_vllm_are_passed_on() -> None:
             "tensor_parallel_degree=4 does not divide the model's num_key_value_heads (2)",
             "use a divisor",
         ),
+        ("lora.targets=[q_proj, wq]", "no layer 'wq' that can have an adapter", "choose from q_proj, k_proj, v_proj"),
+        ("lora.rank=65", "lora.rank=65 is more than k_proj has (64 x 128)", "use at most 64"),
+        ("lora={} && trainer.optimizer.muon_lr=0.1", "muon_lr trains hidden matrices", "muon_lr=0 with lora"),
+        ("lora={} && model.path=tiny", "random weights, which adapters would leave", "a warm-up"),
+        (
+            "lora={} && grpo.reference={source: initial, with_gpus: true}",
+            "grpo.reference.with_gpus=true does nothing here",
+            "with_gpus=false",
+        ),
         ("rollouts.workers=80", "at most 48 groups are under way at once (grpo.groups_per_step=24 for each of 2", "48"),
         ("model.path=./nowhere", "there is no folder './nowhere'", "checkpoint folder"),
         ("model={renderer: prime-qwen3, thinking: true}", "'prime-qwen3' has no switch for thinking", "thinking=false"),
@@ -124,7 +132,7 @@ def test_arguments_of_vllm_are_passed_on() -> None:
     ],
 )
 def test_usage_is_refused_with_its_fix(override: str, message: str, fix: str) -> None:
-    error = refusal(override)
+    error = refusal(*override.split(" && "))
     assert isinstance(error, UsageError)
     assert message in error.message
     assert fix in (error.fix or "")
@@ -246,7 +254,7 @@ def test_a_gated_model_says_what_to_do(monkeypatch: pytest.MonkeyPatch, token: s
     monkeypatch.setattr("huggingface_hub.snapshot_download", gated)
     monkeypatch.setattr("huggingface_hub.get_token", lambda: token)
     with pytest.raises(ForgeError, match=f"meta-llama/Llama-3.1-8B is a gated model, and {why}") as caught:
-        _from_hub("meta-llama/Llama-3.1-8B")
+        from_hub("meta-llama/Llama-3.1-8B")
     assert "accept its licence at https://huggingface.co/meta-llama/Llama-3.1-8B" in (caught.value.fix or "")
 
 
@@ -259,9 +267,9 @@ def test_a_hub_name_is_found_where_it_was_fetched_before(
     (fetched / "refs" / "main").write_text("1a2b")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert _from_hub("someone/small") == fetched / "snapshots" / "1a2b"
+    assert from_hub("someone/small") == fetched / "snapshots" / "1a2b"
     with pytest.raises(ForgeError, match="no model 'someone/large'"):
-        _from_hub("someone/large")
+        from_hub("someone/large")
 
 
 def test_an_unsound_folder_is_refused(whole: Path, tmp_path: Path) -> None:

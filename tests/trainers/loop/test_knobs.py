@@ -56,10 +56,10 @@ STEPS = 12
 def weights(overrides: Mapping[str, Any], root: Path) -> Any:
     """What a trainer makes of the optimizer's section: weights after a few steps, passes and threads on the way."""
     config = make_config(overrides, root)
-    phase: Any = config.warmup or config.trainer
+    phase: Any = config.trainer if config.lora else config.warmup or config.trainer
     device = use_device(with_gpus=False)
     engine = TitanEngine(
-        TitanModel(root / "small", max_length=128, device=device.torch),
+        TitanModel(root / "small", max_length=128, device=device.torch, lora=config.lora),
         phase.optimizer,
         device=device,
         steps=STEPS,

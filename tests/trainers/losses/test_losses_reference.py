@@ -85,7 +85,7 @@ async def test_a_reference_is_the_policy_of_the_start_or_of_its_last_renewal(tmp
         trainer = await stack.start_trainer(folder)
         buffer: Buffer = await stack.start_buffer()
         await trainer.save_model(str(tmp_path / "start"))
-        trainer.reference = await stack.start_reference(tmp_path / "start")
+        trainer.reference = await stack.start_reference(tmp_path / "start", trainer)
         await trainer.configure(OptimizerSection(lr=1e-2), loss=make_loss(section.loss), steps=10, microbatch_tokens=64)
 
         start = await policy_logprobs(trainer)

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
-from forge_env.config.recipe import OptimizerSection, ParallelismSection
+from forge_env.config.recipe import LoRASection, OptimizerSection, ParallelismSection
 from forge_env.trajectory import Segment
 from trainers.actors.ranks import join, leave
 from trainers.losses.grpo import GSPOLoss
@@ -46,11 +47,13 @@ def sequences(count: int = 13, seed: int = 0) -> list[Segment]:
     return result
 
 
-def engine(folder: Path, dims: dict[str, int] | None = None, **sharding: Any) -> TitanEngine:
+def engine(
+    folder: Path, dims: dict[str, int] | None = None, *, lora: LoRASection | None = None, **sharding: Any
+) -> TitanEngine:
     """An engine on `folder`, one rank of those that have joined."""
     device = use_device(with_gpus=False)
     spread = Sharding(ParallelismSection(**(dims or {})), **sharding)
-    model = TitanModel(folder, max_length=128, device=device.torch, sharding=spread)
+    model = TitanModel(folder, max_length=128, device=device.torch, sharding=spread, lora=lora)
     section = OptimizerSection(lr=1e-3, warmup_steps=0, decay_start=1.0)
     return TitanEngine(model, section, device=device, steps=20, microbatch_tokens=256)
 
@@ -59,7 +62,8 @@ def observe(trained: TitanEngine, *, data: list[Segment] | None = None, loss: Lo
     """Gradients of one batch, then metrics and weights of `STEPS` steps, then log-probabilities."""
     data, loss = data or sequences(), loss or SFTLoss()
     trained.forward_backward(data, loss)
-    gradients = {name: whole(p.grad).clone() for name, p in trained.model.module.named_parameters()}
+    parameters = trained.model.module.named_parameters()
+    gradients = {name: whole(p.grad).clone() for name, p in parameters if p.requires_grad}
     trained.clear_gradients()
     return {
         "gradients": {name.replace("_checkpoint_wrapped_module.", ""): value for name, value in gradients.items()},
@@ -106,6 +110,10 @@ def _two(folders: dict[str, Path], out: Path) -> dict[str, Any]:
             seen[f"tensor {kind}"] = observe(engine(folder, TENSOR))
         seen[f"context {kind}"] = observe(engine(folder, CONTEXT))
     seen["vocabulary"] = _score_a_part()
+    for kind in ("tied", "llama"):
+        for name, dims in {"fsdp": FSDP, "tensor": TENSOR, "context": CONTEXT}.items():
+            seen[f"adapters {name} {kind}"] = observe(engine(out / kind, dims, lora=LoRASection()))
+    seen["adapters saved"] = _save_adapters(out / "llama", out)
     seen["by sequence"] = observe(engine(tied, CONTEXT), loss=GSPOLoss())
     seen["fewer sequences than ranks"] = observe(engine(tied), data=sequences(1))
     seen["recomputed"] = observe(engine(tied, activation_checkpoint="full"))
@@ -174,6 +182,16 @@ def _skip(folder: Path) -> dict[str, Any]:
         (metrics["skipped_updates"], after["skipped_updates"], trained.updates)
     )
     return {"by rank": seen, "weights": weights(trained)}
+
+
+def _save_adapters(folder: Path, out: Path) -> list[NDArray[np.float32]]:
+    """Saves adapters with two ranks; what those compute that go on with them."""
+    trained, resumed = (engine(folder, lora=LoRASection()) for _ in range(2))
+    trained.train(sequences(), SFTLoss(), minibatches=2)
+    trained.save(out / "adapters-by-two")
+    resumed.load(out / "adapters-by-two")
+    with resumed.model.base():
+        return [*resumed.logprobs(sequences(3)), *engine(folder).logprobs(sequences(3))]
 
 
 def _save_and_resume(folder: Path, out: Path) -> dict[str, Any]:

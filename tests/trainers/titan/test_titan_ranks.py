@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from forge_env.config.recipe import ModelSection, TinyModel
+from forge_env.config.recipe import LoRASection, ModelSection, TinyModel
 from forge_env.errors import UsageError
 from tests.trainers.titan.ranks import (
     VOCABULARY,
@@ -57,6 +57,8 @@ def work(tmp_path_factory: pytest.TempPathFactory, folders: dict[str, Path]) -> 
     alone = engine(folders["tied"])
     alone.train(sequences(), SFTLoss(), minibatches=2)
     alone.save(path / "by-one")
+    for kind in ("tied", "llama"):  # adapters need a base with weights
+        engine(folders[kind]).model.save_hf(path / kind)
     return path
 
 
@@ -100,6 +102,23 @@ def test_a_vocabulary_in_unequal_parts_gives_what_it_gives_whole(seen: dict[str,
     for found in seen["vocabulary"]:
         for one, other in zip(expected, found, strict=True):
             torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-10)
+@pytest.mark.parametrize("parallelism", ["fsdp", "tensor", "context"])
+@pytest.mark.parametrize("kind", ["tied", "llama"])
+def test_two_ranks_train_the_adapters_of_one(work: Path, seen: dict[str, Any], kind: str, parallelism: str) -> None:
+    expected, observed = observe(engine(work / kind, lora=LoRASection())), seen[f"adapters {parallelism} {kind}"]
+    assert any(".lora_b." in name for name in expected["gradients"])
+    check_alike(expected, observed)
+
+
+def test_ranks_save_adapters_and_compute_without_them(work: Path, seen: dict[str, Any]) -> None:
+    without, base = seen["adapters saved"][:3], seen["adapters saved"][3:]
+    for one, other in zip(without, base, strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+    alone = engine(work / "llama", lora=LoRASection())
+    alone.load(work / "adapters-by-two")
+    again = engine(work / "llama", lora=LoRASection())
+    again.train(sequences(), SFTLoss(), minibatches=2)
+    check_weights(weights(alone), weights(again))
 
 
 def test_a_loss_of_whole_sequences_has_them_whole_where_ranks_split_them(

@@ -1,0 +1,151 @@
+"""Adapters (LoRA, Hu et al. 2021) in files: PEFT's format, and the base model that they belong to. No torch in here.
+
+    adapter/
+        adapter_config.json          what PEFT, vLLM and transformers read: base model, rank, alpha, layers
+        adapter_model.safetensors    base_model.model.LAYER.lora_A.weight [rank, in], .lora_B.weight [out, rank]
+
+A layer's weight with its adapter is W + alpha / rank * B A. The checksums of the base model's files are in the header
+of the weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from forge_env.config.recipe import LoRASection
+from forge_env.errors import UsageError
+from trainers.model.folder import file_digests
+
+FOLDER = "adapter"
+"""Of a checkpoint, where its adapters are."""
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+PREFIX = "base_model.model."
+"""What PEFT puts before a layer's name."""
+DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+_BASE = "base"
+
+
+def layer_shapes(hf: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """The layers of a model that can have an adapter, by the last part of their names: [out, in].
+
+    Args:
+        hf: its `config.json` (`read_hf_config`).
+    """
+    dim, head = hf["hidden_size"], hf["head_dim"]
+    queries, keys = hf["num_attention_heads"] * head, hf["num_key_value_heads"] * head
+    shapes = {"q_proj": (queries, dim), "k_proj": (keys, dim), "v_proj": (keys, dim), "o_proj": (dim, queries)}
+    if not hf.get("num_experts"):  # beside experts PEFT takes these names for theirs
+        inner = hf["intermediate_size"]
+        shapes |= {"gate_proj": (inner, dim), "up_proj": (inner, dim), "down_proj": (dim, inner)}
+    return shapes
+
+
+def targets(section: LoRASection, hf: Mapping[str, Any]) -> list[str]:
+    """The layers that get an adapter, by the last part of their names.
+
+    Raises:
+        UsageError: the model has no such layer, or the rank is larger than one of them.
+    """
+    shapes = layer_shapes(hf)
+    chosen = list(dict.fromkeys(section.targets)) or list(shapes)
+    if unknown := [name for name in chosen if name not in shapes]:
+        raise UsageError(
+            f"lora.targets: this {hf['model_type']} model has no layer {unknown[0]!r} that can have an adapter",
+            fix=f"choose from {', '.join(shapes)}",
+        )
+    name = min(chosen, key=lambda name: min(shapes[name]))
+    if section.rank > (most := min(shapes[name])):
+        out, into = shapes[name]
+        raise UsageError(
+            f"lora.rank={section.rank} is more than {name} has ({out} x {into}): it would have more parameters than "
+            "the layer itself",
+            fix=f"use at most {most}, or leave {name} out of lora.targets",
+        )
+    return chosen
+
+
+def peft_config(section: LoRASection, hf: Mapping[str, Any], base: str) -> dict[str, Any]:
+    """What `adapter_config.json` says.
+
+    Args:
+        section: of the recipe.
+        hf: the base model's `config.json`.
+        base: name or folder of the base model.
+    """
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": section.rank,
+        "lora_alpha": section.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": targets(section, hf),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "modules_to_save": None,
+    }
+
+
+def weights_header(base: Path) -> dict[str, str]:
+    """What the header of the adapters' file says: of which base model they are."""
+    return {"format": "pt", _BASE: " ".join(file_digests(base))}
+
+
+def check_base(folder: Path, base: Path, header: Mapping[str, str] | None = None) -> None:
+    """Refuse adapters of another base model.
+
+    Args:
+        folder: of the adapters.
+        base: checkpoint folder that they would be added to.
+        header: its `weights_header`, where that is known already: all of its files are read for it.
+
+    Raises:
+        UsageError: they are of another one, or can't be read.
+    """
+    config = read_config(folder)
+    try:
+        with safe_open(folder / WEIGHTS, framework="np") as opened:
+            found = opened.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise UsageError(f"{folder / WEIGHTS} can't be read: {error}", fix="fetch the adapters again") from error
+    if found.get(_BASE) != (header or weights_header(base))[_BASE]:
+        name = config["base_model_name_or_path"]
+        raise UsageError(
+            f"{folder} has adapters of another base model than {base}: they were trained on {name}, whose weights are "
+            "not the same",
+            fix=f"use that one: model.path={name}",
+        )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """`adapter_config.json` of a folder.
+
+    Raises:
+        UsageError: there is none, or it is not one of LoRA.
+    """
+    try:
+        config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        if config["peft_type"] != "LORA" or not isinstance(config["base_model_name_or_path"], str):
+            raise KeyError("peft_type")
+        float(config["lora_alpha"]) / int(config["r"])
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+        raise UsageError(f"{folder} holds no LoRA adapters: {error!r}", fix=f"name a folder with {CONFIG}") from error
+    return config
+
+
+def write_config(config: Mapping[str, Any], folder: Path) -> None:
+    """Write `adapter_config.json`."""
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def scaling(config: Mapping[str, Any]) -> float:
+    """The factor of B A, from `adapter_config.json`."""
+    return float(config["lora_alpha"]) / int(config["r"])
