@@ -35,6 +35,7 @@ COMMANDS = {
     "score": "score stored transcripts again, without the model",
     "compare": "compare two evaluations, paired by task",
     "trajectories": "list the recorded episodes of a run or an evaluation, or show one in full",
+    "export": "write the model of a checkpoint as a Hugging Face folder, or its adapters in PEFT's format",
     "job": "write what Slurm, Kubernetes or SkyPilot need to run a recipe on several hosts",
     "worker": "let runs on other machines use this one",
     "sandbox": "run code in a sandbox, and manage sandboxes",

@@ -150,7 +150,7 @@ def check_checkpoint(model: str) -> str:
     folder = user_path(model)
     if folder.exists() and not (folder / "config.json").is_file():
         inside = newest_model(folder)
-        fix = f"use vllm:{inside}" if inside else "give a Hugging Face checkpoint folder"
+        fix = f"use vllm:{inside}" if inside else "give a Hugging Face checkpoint folder; `forge-env export` makes one"
         raise UsageError(f"{model} is not a model folder: there is no config.json in it", fix=fix)
     if not folder.exists() and (model.startswith(("/", ".", "~")) or model.count("/") != 1):
         raise UsageError(f"there is no checkpoint folder {model}", fix="check the path, or give a name at the hub")
