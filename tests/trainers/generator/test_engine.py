@@ -33,7 +33,8 @@ class Fake:
         self.loading: str | None = None
         self.unreadable = False
         self.output_processor = SimpleNamespace(request_states={})
-        self.model_config = SimpleNamespace(get_num_experts=lambda: 0)
+        self.model_config = SimpleNamespace(get_num_experts=lambda: 0, model="folder")
+        self.vllm_config = SimpleNamespace(device_config=SimpleNamespace(device="cpu"))
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)

@@ -16,7 +16,14 @@ pytest.importorskip("torch")
 
 import forge_env as fe
 from forge_env.config import RunConfig
-from forge_env.config.recipe import EnvironmentSection, GeneratorSection, OptimizerSection
+from forge_env.config.recipe import (
+    EnvironmentSection,
+    GeneratorSection,
+    LoRASection,
+    ModelSection,
+    OptimizerSection,
+    checkpoint_folder,
+)
 from forge_env.errors import GeneratorError
 from forge_env.trajectory import Segment
 from tests.leftovers import assert_no_shared_memory, shared_memory
@@ -205,6 +212,41 @@ async def test_recomputed_requests_go_on_with_exactly_the_new_policy(
         assert partial.stop_reason == "abort"
         assert 0 < len(partial.token_ids) == len(partial.logprobs) == len(partial.versions) < options.max_tokens
         assert await largest_mismatch(trainer, [partial]) <= MISMATCH
+        await generators.halt()
+
+
+@pytest.mark.parametrize("engine", ["in_process", "async_llm"])
+async def test_adapters_alone_travel_to_the_generators(engine: Literal["in_process", "async_llm"]) -> None:
+    prepare_controller()
+    folder = checkpoint_folder("coding_rlvr_base")
+    assert folder is not None
+    config = RunConfig(
+        environment=EnvironmentSection(name="coding_rlvr"),
+        model=ModelSection(path=str(folder)),
+        lora=LoRASection(),
+        generator=GeneratorSection(engine=engine, spare=False),
+    )
+    async with Stack(config) as stack:
+        await stack.open_store()
+        trainer = await stack.start_trainer(folder)
+        generators = await stack.start_generators(folder)
+        await trainer.configure(OptimizerSection(lr=1e-2), loss=SFTLoss(), steps=100, microbatch_tokens=4096)
+
+        async def sample() -> list[Completion]:
+            options = SamplingOptions(max_tokens=60)
+            return await asyncio.gather(*(generators.generate([10 + place] * 20, options) for place in range(8)))
+
+        first = await sample()
+        in_flight = asyncio.ensure_future(sample())
+        for version in range(1, 6):
+            await trainer.train_step([sequence(completion) for completion in first])
+            pushed = await (await trainer.begin_push(version))
+            await generators.update_weights(version)
+        await in_flight
+        after = await sample()
+        assert pushed["bytes"] * 5 < (folder / "model.safetensors").stat().st_size  # which is in bfloat16
+        assert await largest_mismatch(trainer, after) <= MISMATCH
+        assert await largest_mismatch(trainer, first) > 0.1, "the updates changed nothing"
         await generators.halt()
 
 
