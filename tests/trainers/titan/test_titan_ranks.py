@@ -102,6 +102,8 @@ def test_a_vocabulary_in_unequal_parts_gives_what_it_gives_whole(seen: dict[str,
     for found in seen["vocabulary"]:
         for one, other in zip(expected, found, strict=True):
             torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-10)
+
+
 @pytest.mark.parametrize("parallelism", ["fsdp", "tensor", "context"])
 @pytest.mark.parametrize("kind", ["tied", "llama"])
 def test_two_ranks_train_the_adapters_of_one(work: Path, seen: dict[str, Any], kind: str, parallelism: str) -> None:
