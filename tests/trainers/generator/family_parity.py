@@ -85,7 +85,8 @@ async def observe(name: str, folder: Path) -> dict[str, Any]:
     model = TitanModel(folder, max_length=256, device=device.torch, lora=LoRASection(targets=["q_proj", "o_proj"]))
     scorer = Scorer(model, device=device, microbatch_tokens=2048)
     in_flight = asyncio.ensure_future(sample(200))
-    for version in range(UPDATES + 1, 2 * UPDATES + 1):
+    await engine.load_weights(lambda: list(model.state_dict_hf().items()), UPDATES + 1)  # the base model's again
+    for version in range(UPDATES + 2, 2 * UPDATES + 2):
         with torch.no_grad():
             for parameter in model.module.parameters():
                 if parameter.requires_grad:
