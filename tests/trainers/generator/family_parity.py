@@ -90,7 +90,7 @@ async def observe(name: str, folder: Path) -> dict[str, Any]:
         with torch.no_grad():
             for parameter in model.module.parameters():
                 if parameter.requires_grad:
-                    parameter.add_(0.1 * torch.randn_like(parameter))
+                    parameter.add_(0.05 * torch.randn_like(parameter))
         published = list(model.published_state().items())
         await engine.load_weights(lambda published=published: published, version)  # type: ignore[misc]
     swapped = max(len(set(item.versions.tolist())) for item in await in_flight)

@@ -25,6 +25,7 @@ from trainers.buffer.sequences import BatchSizes, targets
 from trainers.losses.grpo import GRPOLoss
 from trainers.losses.sft import SFTLoss
 from trainers.losses.types import LossOutput, TokenBatch
+from trainers.model.export import write_model
 from trainers.model.tiny import hf_config
 from trainers.titan.batch import Microbatch, collate
 from trainers.titan.checkpoint import write
@@ -346,7 +347,7 @@ def test_a_folder_that_lacks_a_tensor_is_refused(folder: Path, tmp_path: Path) -
     trained = engine(folder)
     state = trained.model.state_dict_hf()
     del state["model.layers.1.mlp.up_proj.weight"]
-    trained.model.write_hf(state, tmp_path / "part")
+    write_model(state, folder, tmp_path / "part")
     with pytest.raises(UsageError, match=r"lack layers\.1\.feed_forward\.w3\.weight"):
         trained.model.load_folder(tmp_path / "part")
 
