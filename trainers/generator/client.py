@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from forge_env.errors import GeneratorError
 from trainers.actors.remote import ActorDiedError, result
-from trainers.actors.service import Router
+from trainers.actors.router import Router
 from trainers.generator.types import Completion, EngineFailedError, SamplingOptions, WeightsHeldError, WeightsLostError
 
 HELD_FIRST = 1 << 20
