@@ -24,17 +24,11 @@ import json
 import logging
 import os
 import shutil
-import struct
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 import forge_env
 from forge_env import machine
@@ -43,7 +37,7 @@ from forge_env.errors import UsageError
 from forge_env.files import written_whole
 from forge_env.run import Run
 from forge_env.schema import with_schema, without_schema
-from trainers.buffer.packed import PackedGroup
+from trainers.buffer.saved import load_buffer, save_buffer
 from trainers.loop.trainer import TrainerHandle
 from trainers.model.adapter import FOLDER as ADAPTER
 from trainers.model.adapter import check_base
@@ -442,54 +436,6 @@ def _other_shape(saved: Path, other: Path) -> str:
     """How two models' shapes differ, in words; empty where they don't."""
     one, two = (json.loads((folder / "config.json").read_text(encoding="utf-8")) for folder in (saved, other))
     return "; ".join(f"{key}: {one.get(key)} -> {two.get(key)}" for key in SHAPE if one.get(key) != two.get(key))
-
-
-def save_buffer(state: dict[str, Any], file: Path) -> None:
-    """Write a replay buffer's state: a safetensors file of the groups' bytes, with all else as JSON in its header.
-
-    Reading it runs no code, whoever wrote it.
-    """
-    blocks: dict[str, NDArray[np.uint8]] = {}
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, PackedGroup):
-            name = str(len(blocks))
-            blocks[name] = np.frombuffer(value.data, np.uint8)
-            return {"group": name, "task_id": value.task_id, "columns": value.columns}
-        if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
-        return [plain(item) for item in value] if isinstance(value, list) else value
-
-    save_file(blocks, file, metadata={"state": json.dumps(plain(state))})
-
-
-def load_buffer(file: Path) -> dict[str, Any]:
-    """Read what `save_buffer` wrote; the numbers of steps, which are keys, come back as strings.
-
-    Raises:
-        UsageError: there is no such file, or it is damaged.
-    """
-    if not file.is_file():
-        raise UsageError(
-            f"{file.parent} was saved by an older version, whose replay buffer can't be read safely",
-            fix=f"start a new run from its model: model.path={file.parent / 'model'}",
-        )
-
-    def whole(value: Any) -> Any:
-        if isinstance(value, dict) and "group" in value:
-            return PackedGroup(value["task_id"], tuple(value["columns"]), blocks.get_tensor(value["group"]).tobytes())
-        if isinstance(value, dict):
-            return {key: whole(item) for key, item in value.items()}
-        return [whole(item) for item in value] if isinstance(value, list) else value
-
-    try:
-        with safe_open(file, framework="np") as blocks:
-            state: dict[str, Any] = whole(json.loads(blocks.metadata()["state"]))
-    except (SafetensorError, ValueError, KeyError, TypeError, struct.error) as error:  # whatever is missing
-        raise UsageError(
-            f"{file} is damaged: {error}", fix="delete this checkpoint's folder to go on from the one before"
-        ) from error
-    return state
 
 
 def _link(file: Path, target: Path) -> None:

@@ -1,0 +1,56 @@
+"""A replay buffer's state as a file of a checkpoint. Reading it runs no code, whoever wrote it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from forge_env.errors import UsageError
+from trainers.buffer.packed import PackedGroup
+
+
+def save_buffer(state: dict[str, Any], file: Path) -> None:
+    """Write a buffer's `state_dict`: a safetensors file of the groups' bytes, with all else as JSON in its header."""
+    blocks: dict[str, NDArray[np.uint8]] = {}
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, PackedGroup):
+            name = str(len(blocks))
+            blocks[name] = np.frombuffer(value.data, np.uint8)
+            return {"group": name, "task_id": value.task_id, "columns": value.columns}
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        return [plain(item) for item in value] if isinstance(value, list) else value
+
+    save_file(blocks, file, metadata={"state": json.dumps(plain(state))})
+
+
+def load_buffer(file: Path) -> dict[str, Any]:
+    """Read what `save_buffer` wrote; the numbers of steps, which are keys, come back as strings.
+
+    Raises:
+        UsageError: it is damaged.
+    """
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, dict) and "group" in value:
+            return PackedGroup(value["task_id"], tuple(value["columns"]), blocks.get_tensor(value["group"]).tobytes())
+        if isinstance(value, dict):
+            return {key: whole(item) for key, item in value.items()}
+        return [whole(item) for item in value] if isinstance(value, list) else value
+
+    try:
+        with safe_open(file, framework="np") as blocks:
+            state: dict[str, Any] = whole(json.loads(blocks.metadata()["state"]))
+    except (SafetensorError, ValueError, KeyError, TypeError, struct.error) as error:  # whatever is missing
+        raise UsageError(
+            f"{file} is damaged: {error}", fix="delete this checkpoint's folder to go on from the one before"
+        ) from error
+    return state
