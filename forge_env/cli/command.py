@@ -31,10 +31,15 @@ class Word(NamedTuple):
 
 
 class Formatter(argparse.HelpFormatter):
-    """Wraps a description; text of several lines stays as it is."""
+    """Wraps a description; text of several lines stays as it is. Says the default of an argument behind its help."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return text if "\n" in text else super()._fill_text(text, width, indent)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if not action.option_strings or action.default in (None, False, argparse.SUPPRESS) or action.default == []:
+            return action.help
+        return f"{action.help} (default: %(default)s)"
 
 
 class Parser(argparse.ArgumentParser):
@@ -174,7 +179,7 @@ def add_environment(parser: Parser) -> None:
     parser.description = f"{parser.description} Options of the environment are given as --key VALUE or key=VALUE."
     parser.word("NAME", "an installed environment (`forge-env list`), or module:Class")
     parser.keys()
-    parser.add_argument("--sandbox", default="auto", metavar="ENGINE", help="auto (default), docker, local, kubernetes")
+    parser.add_argument("--sandbox", default="auto", metavar="ENGINE", help="auto, docker, local, kubernetes")
     add_docker_host(parser)
 
 

@@ -31,11 +31,11 @@ def add_arguments(parser: Parser) -> None:
     parser.keys(RunConfig)
     parser.add_argument("--write", nargs="?", const="", metavar="FOLDER", help="write into FOLDER (job-NAME)")
     parser.add_argument("--submit", action="store_true", help="submit the job, and follow it until it ends")
-    parser.add_argument("--hosts", type=int, default=2, metavar="N", help="hosts, or pods (default: 2)")
-    parser.add_argument("--cpus", type=int, default=4, metavar="N", help="processors of each host (default: 4)")
+    parser.add_argument("--hosts", type=int, default=2, metavar="N", help="hosts, or pods")
+    parser.add_argument("--cpus", type=int, default=4, metavar="N", help="processors of each host")
     parser.add_argument("--memory", type=int, metavar="GIB", help="memory of each host (default: an estimate)")
-    parser.add_argument("--accelerator", default=Request.accelerator, help="kind of GPU, for SkyPilot (default: H100)")
-    parser.add_argument("--image", default=Request.image, help="image with forge-env (default: forge-env:latest)")
+    parser.add_argument("--accelerator", default=Request.accelerator, help="kind of GPU, for SkyPilot")
+    parser.add_argument("--image", default=Request.image, help="image with forge-env")
     parser.add_argument(
         "--secret", action="append", default=[], metavar="NAME", help="an environment variable that the platform keeps"
     )

@@ -28,9 +28,9 @@ def add_arguments(parser: Parser) -> None:
     """Describe the command."""
     parser.add_argument("name", metavar="NAME", help="name of the environment and its package")
     kinds = ("tools", "single", "sandbox")
-    parser.add_argument("--kind", choices=kinds, default="tools", help="with tools (default), one turn, or a sandbox")
+    parser.add_argument("--kind", choices=kinds, default="tools", help="with tools, one turn, or a sandbox")
     parser.add_argument("--openenv", action="store_true", help="add openenv.yaml and the application it names")
-    parser.add_argument("--dir", default=".", metavar="DIR", help="where to create its folder (default: here)")
+    parser.add_argument("--dir", default=".", metavar="DIR", help="where to create its folder")
 
 
 def run(args: argparse.Namespace) -> int:

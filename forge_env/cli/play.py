@@ -36,7 +36,7 @@ def add_arguments(parser: Parser) -> None:
     """Describe the command."""
     add_environment(parser)
     parser.add_argument("--split", help="split of the task (default: the first)")
-    parser.add_argument("--index", type=int, default=0, metavar="I", help="index of the task (default: 0)")
+    parser.add_argument("--index", type=int, default=0, metavar="I", help="index of the task")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -39,7 +39,7 @@ def add_arguments(parser: Parser) -> None:
     program.add_argument("file", metavar="FILE", help="a .py or .sh file, or - for Python on standard input")
     limits = ", ".join(field.name for field in fields(Limits))
     program.add_argument("--limit", action="append", default=[], metavar="KEY=VALUE", help=f"a limit: {limits}")
-    program.add_argument("--image", default="python", help="image to run in (default: python)")
+    program.add_argument("--image", default="python", help="image to run in")
     program.add_argument("--network", action="store_true", help="let the program reach the network")
     program.add_argument(
         "--allow", action="append", default=[], metavar="HOST[:PORT]", help="let it reach this host over HTTP and HTTPS"
@@ -58,8 +58,8 @@ def add_arguments(parser: Parser) -> None:
     reap.set_defaults(act=run_reap)
 
     bench = actions.add_parser("bench", help="measure sandboxes on this machine")
-    bench.add_argument("--seconds", type=float, default=5.0, help="length of the throughput part (default: 5)")
-    bench.add_argument("--concurrency", type=int, default=None, help="sandboxes at once (default: two per CPU)")
+    bench.add_argument("--seconds", type=float, default=5.0, help="length of the throughput part, in seconds")
+    bench.add_argument("--concurrency", type=int, help="sandboxes at once (default: two per CPU)")
     _finish(bench, run_bench)
 
     audit = actions.add_parser(
@@ -76,7 +76,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def _finish(parser: argparse.ArgumentParser, act: Callable[[argparse.Namespace], int]) -> None:
-    parser.add_argument("--engine", default="auto", help="auto (default), docker, local, kubernetes")
+    parser.add_argument("--engine", default="auto", help="auto, docker, local, kubernetes")
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="an option of the engine")
     add_docker_host(parser)
     parser.set_defaults(act=act)

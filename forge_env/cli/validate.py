@@ -23,7 +23,7 @@ MARKS = {"ok": "ok", "note": "--", "failed": "!!"}
 def add_arguments(parser: Parser) -> None:
     """Describe the command."""
     add_environment(parser)
-    parser.add_argument("--tasks", type=int, default=20, metavar="N", help="tasks of each split (default: 20)")
+    parser.add_argument("--tasks", type=int, default=20, metavar="N", help="tasks of each split")
 
 
 def run(args: argparse.Namespace) -> int:

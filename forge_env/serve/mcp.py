@@ -84,7 +84,7 @@ class McpEndpoint:
             on_list_prompts=self._list_prompts,
             on_get_prompt=self._get_prompt,
         )
-        idle_s = sessions.limits.idle_s
+        idle_s = sessions.limits.idle_timeout
         self._manager = StreamableHTTPSessionManager(server, json_response=True, session_idle_timeout=idle_s)
         self.run = self._manager.run
         self._episodes: dict[str, asyncio.Task[_Episode]] = {}

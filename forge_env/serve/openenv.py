@@ -33,11 +33,12 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from forge_env import __version__
+from forge_env.config.serving import ServeLimits
 from forge_env.errors import UsageError
 from forge_env.registry import environment_class, make, make_config, summary_of
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.serve.mcp import SERVER_ERROR, McpEndpoint, answer_rpc
-from forge_env.serve.sessions import EpisodeState, ServeLimits, Session, Sessions, WireError, parse_message, schemas
+from forge_env.serve.sessions import EpisodeState, Session, Sessions, WireError, parse_message, schemas
 
 log = logging.getLogger(__name__)
 COOKIE = "openenv_session"
@@ -265,7 +266,7 @@ class Connection:
         """Answer messages until the client is done, or goes on elsewhere."""
         self._reading = asyncio.create_task(self.socket.receive_text())
         while not self._moved:
-            done, _ = await asyncio.wait({self._reading}, timeout=self.sessions.limits.idle_s)
+            done, _ = await asyncio.wait({self._reading}, timeout=self.sessions.limits.idle_timeout)
             if not done:
                 await self._close(1001, "idle")
                 return

@@ -13,9 +13,9 @@ We add fields that its clients pass on or ignore: `messages`, `terminated`, `tru
 in an observation, `request_id` in an answer to a message that had one.
 
 A session is attached to at most one connection. When that breaks, the session goes on with the step under way and
-waits `reconnect_s` seconds for `reset(resume=SESSION_ID)` on a new connection, which takes it over: the answer is the
-newest one, with `step_count` in its metadata, so that a client knows whether its last step arrived. The id is in the
-metadata of every observation and can't be guessed. A session without a connection is named by each request, and
+waits (`ServeLimits.reconnect`) for `reset(resume=SESSION_ID)` on a new connection, which takes it over: the answer is
+the newest one, with `step_count` in its metadata, so that a client knows whether its last step arrived. The id is in
+the metadata of every observation and can't be guessed. A session without a connection is named by each request, and
 ends by itself when it is idle.
 """
 
@@ -27,11 +27,11 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from forge_env.config.serving import ServeLimits
 from forge_env.environment.base import Environment
 from forge_env.errors import ForgeError, InfrastructureError, mistakes
 from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec
@@ -174,20 +174,6 @@ def tool_entry(spec: ToolSpec) -> dict[str, Any]:
 # --- sessions
 
 
-@dataclass(frozen=True, slots=True)
-class ServeLimits:
-    """Bounds of a server; seconds are wall time."""
-
-    max_sessions: int = 64
-    """Episodes at once."""
-    step_s: float = 300.0
-    """One reset or step; the episode is given up when it takes longer."""
-    idle_s: float = 1800.0
-    """A connection on which nothing is asked for this long is closed, and its session with it."""
-    reconnect_s: float = 60.0
-    """How long a session waits for its client to come back."""
-
-
 class Session:
     """One client's environment, and the last answer it was given."""
 
@@ -304,7 +290,7 @@ class Session:
     @asynccontextmanager
     async def _in_time(self, what: str, timeout_s: float | None = None) -> AsyncIterator[None]:
         """Run the environment's code; whatever goes wrong ends the episode and is an answer."""
-        seconds = self.limits.step_s if timeout_s is None else min(timeout_s, self.limits.step_s)
+        seconds = self.limits.step_timeout if timeout_s is None else min(timeout_s, self.limits.step_timeout)
         try:
             async with asyncio.timeout(seconds):
                 yield
@@ -361,7 +347,7 @@ class Sessions:
         self._sessions[session.id] = session
         if named:
             session.turn = asyncio.Lock()
-            self._end_in(session, self.limits.idle_s)
+            self._end_in(session, self.limits.idle_timeout)
         return session
 
     async def begin(self, data: Mapping[str, Any]) -> tuple[Session, dict[str, Any]]:
@@ -393,7 +379,7 @@ class Sessions:
                 return await session.work(answer)
             finally:
                 if session.turn is not None:
-                    self._end_in(session, self.limits.idle_s)
+                    self._end_in(session, self.limits.idle_timeout)
 
     def take(self, session_id: str, let_go: Callable[[], None]) -> Session | None:
         """The session of this id, for a connection to go on with; None when there is none (any more)."""
@@ -408,11 +394,11 @@ class Sessions:
         return found
 
     def detach(self, session: Session) -> None:
-        """Its connection broke: keep it for `reconnect_s`."""
+        """Its connection broke: keep it for `ServeLimits.reconnect`."""
         if self._sessions.pop(session.id, None) is not None:
             self._sessions[session.id] = session
             session.let_go = None
-            self._end_in(session, self.limits.reconnect_s)
+            self._end_in(session, self.limits.reconnect)
 
     async def close(self, session: Session) -> None:
         """End a session and what it holds; may be called again."""

@@ -18,6 +18,7 @@ from forge_env.cli.main import COMMANDS, main
 from forge_env.config import RunConfig
 from forge_env.config.evaluation import EvaluationConfig
 from forge_env.config.reader import build, changed_yaml, keys, parse, read_as, read_file, render, section_of
+from forge_env.config.serving import ServeConfig
 from forge_env.errors import ConfigError, UsageError
 from forge_env.evaluation.metering import read_price
 from forge_env.plugins import make_plugin
@@ -230,9 +231,27 @@ def docstrings(model: type[BaseModel]) -> Iterator[str]:
             yield from docstrings(inner)
 
 
-def test_no_help_says_again_what_a_field_says() -> None:
-    said = {text.rstrip(".").lower() for model in (RunConfig, EvaluationConfig) for text in docstrings(model)} - {""}
+def in_the_cli() -> Iterator[tuple[str, ast.AST]]:
     for path in Path(fe.__file__).parent.joinpath("cli").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                assert node.value.rstrip(".").lower() not in said, f"{path.name}:{node.lineno}"
+            yield f"{path.name}:{getattr(node, 'lineno', 0)}", node
+
+
+def test_no_help_says_again_what_a_field_says() -> None:
+    models = RunConfig, EvaluationConfig, ServeConfig
+    said = {text.rstrip(".").lower() for model in models for text in docstrings(model)} - {""}
+    for place, node in in_the_cli():
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            assert node.value.rstrip(".").lower() not in said, place
+
+
+def test_no_help_says_the_default_that_stands_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    for place, node in in_the_cli():
+        if isinstance(node, ast.Call):
+            given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            assert "default" not in given or "default" not in given.get("help", ""), place
+    with pytest.raises(SystemExit):
+        main(["job", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "hosts, or pods (default: 2)" in shown
+    assert "keeps (default" not in shown, "a list that is empty"

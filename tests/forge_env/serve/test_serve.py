@@ -178,7 +178,7 @@ async def test_time_outs_hold_and_no_answer_is_taken_for_another() -> None:
 
 
 async def test_sessions_end_by_themselves_and_make_room() -> None:
-    async with serving(max_sessions=1, reconnect_s=0.05) as (url, sessions):
+    async with serving(max_sessions=1, reconnect=0.05) as (url, sessions):
         first = await Raw.connect(url)
         await first.ask("reset", {"seed": 1})
         second = await Raw.connect(url)

@@ -198,9 +198,9 @@ def test_the_command_serves_until_it_is_stopped(ending: signal.Signals) -> None:
     [
         (["nothing"], 2, "there is no environment 'nothing'"),
         (["gsm8k", "levels=[9]"], 2, "no level 9"),
-        (["gsm8k", "--port", "70000"], 2, "is not a port"),
-        (["gsm8k", "--max-sessions", "0"], 2, "at least 1"),
-        (["gsm8k", "--step-timeout", "nan"], 2, "above 0"),
+        (["gsm8k", "--port", "70000"], 2, "--port: should be less than 65536, not 70000"),
+        (["gsm8k", "--max-sessions", "0"], 2, "--max_sessions: should be greater than 0"),
+        (["gsm8k", "--step-timeout", "nan"], 2, "greater than 0"),
         (["gsm8k", "--host", "not a host", "--port", "0"], 2, "not a host"),
     ],
 )

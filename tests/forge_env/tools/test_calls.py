@@ -12,8 +12,9 @@ import pytest
 import forge_env as fe
 from environments.mixture import Mixture
 from forge_env import registry
+from forge_env.config.serving import ServeLimits
 from forge_env.errors import InfrastructureError
-from forge_env.serve.sessions import ServeLimits, Session
+from forge_env.serve.sessions import Session
 
 
 class Slow(fe.ToolEnvironment):
