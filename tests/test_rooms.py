@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -93,6 +94,24 @@ def test_only_actors_import_monarch() -> None:
     for path in files("trainers"):
         if "actors" not in path.parts:
             assert not [name for name in imports(path) if name.split(".")[0] == "monarch"], path
+
+
+def test_the_architecture_page_shows_every_folder() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    for room in ("forge_env", "trainers"):
+        folders = [path.parent.name for path in sorted((ROOT / room).glob("*/__init__.py"))]
+        assert len(folders) > 5
+        assert not [name for name in folders if not re.search(rf"^  {name}/ +\w", page, re.MULTILINE)]
+
+
+def test_files_that_the_documents_name_exist() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("apps/**/*.md")]
+    assert len(pages) > 30
+    for page in pages:
+        text = page.read_text()
+        links = {page.parent / link for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)}
+        named = {ROOT / name for name in re.findall(rf"`((?:{'|'.join(ROOMS)}|tests|benchmarks)/[\w/]+\.py)`", text)}
+        assert not [path for path in links | named if not path.exists()], page
 
 
 TIME_OF_DAY = {

@@ -1,1 +1,1 @@
-"""The loops: supervised warm-up and asynchronous GRPO."""
+"""What goes on around an algorithm: actors, checks, checkpoints, held-out scores, status, the supervised warm-up."""
