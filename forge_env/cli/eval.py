@@ -113,7 +113,7 @@ def requested(args: argparse.Namespace) -> Source:
         source = _recorded(next((item.text for item in reversed(overrides) if item.key == "out"), None))
     files = [word for word in args.words if word.endswith((".yaml", ".yml"))]
     if len(files) > 1:
-        raise UsageError(f"{len(files)} files are given: {', '.join(files)}", fix="evaluate as one of them says")
+        raise UsageError(f"{len(files)} files are given: {', '.join(files)}", fix="give one of them")
     if files:
         file = read_file(files[0])
         source = replace(file, data=source.data | file.data)

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     for name, before, now in rescored.changed[:20]:
         print(f"  {name}: {before:g} -> {now:g}")
     if rescored.diverged:
-        print(f"in {counted(len(rescored.diverged), 'sample')} the environment answered otherwise than it did")
+        print(f"in {counted(len(rescored.diverged), 'sample')} the environment answered differently than recorded")
     if rescored.result.error is not None:
         report_error(rescored.result.error)
     for damage in rescored.damage:

@@ -35,7 +35,7 @@ class Rescored:
 
     result: EvaluationResult
     diverged: list[str]
-    """Samples whose environment answered otherwise than recorded."""
+    """Samples whose environment answered differently than recorded."""
     changed: list[tuple[str, float, float]]
     """(sample, score before, score now) where they differ."""
     unscored: dict[str, str]

@@ -106,7 +106,7 @@ def own_address(section: JobSection, workers: list[Address]) -> str:
     """At which address of this machine the workers reach it: that which its way to the first of them starts from.
 
     Raises:
-        ForgeError: there is no way to it.
+        ForgeError: it can't be reached.
     """
     if section.address is not None:
         return section.address
@@ -119,5 +119,5 @@ def own_address(section: JobSection, workers: list[Address]) -> str:
             way.connect(place)  # sends nothing
             own: str = way.getsockname()[0]
     except OSError as error:
-        raise ForgeError(f"there is no way to {first}: {error.strerror or error}", fix="check the address") from error
+        raise ForgeError(f"{first} can't be reached: {error.strerror or error}", fix="check the address") from error
     return f"[{own}]" if ":" in own else own

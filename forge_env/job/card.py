@@ -270,7 +270,7 @@ async def ask(address: Address, question: Question | None = None, *, patience_s:
         await asyncio.sleep(LOOK_S)  # nothing tells that a worker has come up
     if told.get("forge_env") != forge_env.__version__:
         raise ForgeError(
-            f"the worker at {address} is of forge-env {told.get('forge_env')}, this is {forge_env.__version__}",
+            f"the worker at {address} runs forge-env {told.get('forge_env')}, this machine has {forge_env.__version__}",
             fix="install the same version on all hosts",
         )
     return Card(**told)

@@ -121,7 +121,7 @@ class Plan:
         chosen = sorted(fits, key=lambda number: self._rank(unit, number))[: unit.hosts]
         if len(chosen) < unit.hosts:
             raise UsageError(
-                f"there is no room for {unit.name}: it needs {_needs(unit)}. There are left: "
+                f"there is no room for {unit.name}: it needs {_needs(unit)}. What is left: "
                 + "; ".join(self._left(number) for number in hosts),
                 fix="use more or bigger hosts, let job.place name others, or lower procs, num_replicas, workers",
             )

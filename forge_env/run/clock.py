@@ -80,7 +80,7 @@ class RemoteClock:
             self._told = self.uncertain
             wall = told.wall - (answered.wall - (answered.at - self.here(told.at)))
             logger.info(
-                "the clock of %s is %.4f s ahead of this one's, give or take %.4f s; the timeline has the time of here",
+                "the clock of %s is %.4f s ahead of this one's, give or take %.4f s; the timeline uses this one",
                 told.host,
                 wall,
                 self.uncertain,

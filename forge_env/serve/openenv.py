@@ -185,7 +185,7 @@ async def _body(request: Request) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise WireError("INVALID_JSON", f"not valid JSON: {str(error)[:200]}") from None
     if not isinstance(data, dict):
-        raise WireError("VALIDATION_ERROR", "the body is a JSON object")
+        raise WireError("VALIDATION_ERROR", "the body must be a JSON object")
     return data
 
 

@@ -118,7 +118,7 @@ def parse_message(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise WireError("INVALID_JSON", f"not valid JSON: {str(error)[:200]}") from None
     if not isinstance(message, dict) or not isinstance(message.get("data", {}), dict):
-        raise WireError("VALIDATION_ERROR", "a message is an object with a type, and data that is an object")
+        raise WireError("VALIDATION_ERROR", "a message must be an object with a type, and data that is an object")
     return message
 
 

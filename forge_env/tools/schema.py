@@ -261,7 +261,7 @@ def _check_hides_nothing(cls: type, attribute: str) -> None:
     if ours and attribute != "submit":  # which may go on to the one it overrides
         raise UsageError(
             f"the tool {cls.__name__}.{attribute} hides {ours[0].__name__}.{attribute}",
-            fix=f'call the method otherwise: @fe.tool(name="{attribute}") def {attribute}_tool(self, ...)',
+            fix=f'give the method another name: @fe.tool(name="{attribute}") def {attribute}_tool(self, ...)',
         )
 
 

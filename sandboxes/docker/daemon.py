@@ -91,7 +91,9 @@ class Tunnel:
     def __init__(self, host: str) -> None:
         parts = urlsplit(host)
         if not parts.hostname:
-            raise SandboxUnavailableError(f"docker_host={host} names no host", fix="write ssh://[USER@]HOST[:PORT]")
+            raise SandboxUnavailableError(
+                f"docker_host={host} does not name a host", fix="write ssh://[USER@]HOST[:PORT]"
+            )
         self.folder = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{owner.this_process()}-", dir="/tmp")
         self.socket = f"{self.folder}/docker.sock"
         place = parts.path.rstrip("/") or _DEFAULT_SOCKET
@@ -153,7 +155,9 @@ def connect(host: str | None = None, **options: Any) -> Daemon:
 def check_host(host: str) -> None:
     """Raises `UsageError` unless `host` is empty or the address of a daemon."""
     if host and not host.startswith(tuple(f"{scheme}://" for scheme in SCHEMES)):
-        raise UsageError(f"docker_host={host} is no address of a daemon", fix="write tcp://HOST:PORT or ssh://HOST")
+        raise UsageError(
+            f"docker_host={host} is not the address of a Docker daemon", fix="write tcp://HOST:PORT or ssh://HOST"
+        )
 
 
 def _api_version(environment: dict[str, str]) -> str:

@@ -114,7 +114,8 @@ def check_rights(cluster: Cluster) -> None:
             if not checked(client.post(_REVIEWS, json=review))["status"]["allowed"]:
                 what = f"{resource}/{subresource}" if subresource else resource
                 fix = "see the Role in docs/sandboxes.md"
-                raise SandboxUnavailableError(f"no right to {verb} {what} in namespace {cluster.namespace!r}", fix=fix)
+                text = f"not allowed to {verb} {what} in namespace {cluster.namespace!r}"
+                raise SandboxUnavailableError(text, fix=fix)
 
 
 def _options(cluster: Cluster) -> dict[str, Any]:

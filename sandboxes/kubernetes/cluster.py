@@ -65,7 +65,7 @@ def find_cluster(context: str | None = None, namespace: str | None = None) -> Cl
         return _inside(namespace)
     if not found:
         raise SandboxUnavailableError(
-            f"no cluster: there is no {' or '.join(map(str, paths))}, and this is no pod with a service account",
+            f"no cluster: there is no {' or '.join(map(str, paths))}, and this is not a pod with a service account",
             fix="set KUBECONFIG",
         )
     return _of_files(found, context, namespace)
@@ -92,7 +92,7 @@ def _of_files(paths: list[Path], context: str | None, namespace: str | None) -> 
                 for entry in content.get(kind) or []:
                     known[entry["name"]] = {**(entry.get(kind[:-1]) or {}), "folder": path.parent}
         except (OSError, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
-            raise SandboxUnavailableError(f"{path} is no kubeconfig: {error}", fix="set KUBECONFIG") from error
+            raise SandboxUnavailableError(f"{path} is not a kubeconfig file: {error}", fix="set KUBECONFIG") from error
         current = content.get("current-context") or ""
     name = context or current
     if name not in entries["contexts"]:
@@ -180,6 +180,6 @@ class _Plugin:
         except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
             said = getattr(error, "stderr", None) or str(error).encode()
             last = said.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no reason given"]
-            raise SandboxUnavailableError(f"{command[0]} gave no token for the cluster: {last[0]}") from error
+            raise SandboxUnavailableError(f"{command[0]} did not give a token for the cluster: {last[0]}") from error
         ends = status.get("expirationTimestamp")
         self._until = datetime.datetime.fromisoformat(ends) if ends else None

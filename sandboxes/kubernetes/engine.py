@@ -170,7 +170,7 @@ class KubernetesEngine(PooledEngine):
             fix = "use network=True and a NetworkPolicy of yours"
             raise UsageError("the kubernetes engine can't have 'allow'", fix=fix)
         if spec.image.startswith(("/", "./", "../", "~")):
-            raise UsageError(f"the kubernetes engine builds no images ({spec.image})", fix="name one of a registry")
+            raise UsageError(f"the kubernetes engine builds no images ({spec.image})", fix="name one in a registry")
         for name in list(self._undead):
             await self._remove(self._connected, name)
         image = self.base_image if spec.image == BUNDLED else spec.image

@@ -122,7 +122,7 @@ async def test_a_dead_owners_pod_ends_and_is_removed(tmp_path: Path) -> None:
 async def test_what_is_wrong_is_named_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = FakeCluster(denied={"get pods/attach"})
     async with served(cluster, tmp_path):
-        with pytest.raises(SandboxUnavailableError, match="no right to get pods/attach in namespace 'boxes'"):
+        with pytest.raises(SandboxUnavailableError, match="not allowed to get pods/attach in namespace 'boxes'"):
             await opened()
         cluster.denied.clear()
         with pytest.raises(SandboxUnavailableError, match=r"no context 'other'.*there: test"):
@@ -153,7 +153,7 @@ async def test_a_plug_in_gives_the_token(tmp_path: Path) -> None:
         assert await asyncio.to_thread(lambda: KubernetesEngine().unusable_reason()) is None
         cluster.write_config(tmp_path, exec={"command": "sh", "args": ["-c", "echo log in first >&2; exit 1"]})
         reason = await asyncio.to_thread(lambda: KubernetesEngine().unusable_reason())
-        assert reason == "sh gave no token for the cluster: log in first"
+        assert reason == "sh did not give a token for the cluster: log in first"
 
 
 async def test_a_pod_that_dies_is_replaced(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_without_a_cluster_it_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "no cluster: there is no" in (KubernetesEngine.unavailable_reason() or "")
     assert "kubernetes" not in available_engines()
     (tmp_path / "none").write_text("clusters: 7")
-    with pytest.raises(SandboxUnavailableError, match="is no kubeconfig"):
+    with pytest.raises(SandboxUnavailableError, match="is not a kubeconfig"):
         find_cluster()
 
 

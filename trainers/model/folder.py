@@ -110,7 +110,7 @@ def check_hf_config(config: Any, name: str) -> dict[str, Any]:
         raise UsageError(f"config.json of {name} lacks {', '.join(absent)}", fix="fetch the checkpoint again")
     if feature := _unsupported(config):
         raise UsageError(
-            f"config.json of {name} has {feature}, which the trainer lacks", fix="use a checkpoint without it"
+            f"config.json of {name} has {feature}, which the trainer does not support", fix="use a checkpoint without it"
         )
     if config.get("head_dim") is None:
         config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
@@ -219,8 +219,8 @@ def check_heads(hf: Mapping[str, Any], degree: int) -> None:
     """
     if degree > 1 and hf.get("num_experts"):
         raise UsageError(
-            f"trainer.parallelism.tensor_parallel_degree={degree}: split over processes, TorchTitan's experts had "
-            "other gradients than in one",
+            f"trainer.parallelism.tensor_parallel_degree={degree}: TorchTitan's gradients differ when "
+            "experts are split over processes",
             fix="use data_parallel_shard_degree for a mixture of experts",
         )
     for key in ("num_attention_heads", "num_key_value_heads"):

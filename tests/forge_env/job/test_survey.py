@@ -66,7 +66,7 @@ async def test_a_host_like_this_one_is_found(monkeypatch: pytest.MonkeyPatch, tm
 
 
 DIFFERENT: list[tuple[Callable[[Card], Card], str]] = [
-    (lambda own: replace(own, forge_env="0.0.1"), "is of forge-env 0.0.1"),
+    (lambda own: replace(own, forge_env="0.0.1"), "runs forge-env 0.0.1"),
     (lambda own: replace(own, python_version="3.9"), r"Python 3.9 \(here 3.11\)"),
     (lambda own: replace(own, packages={**own.packages, "torch": None}), "torch missing"),
     (lambda own: replace(own, modules={**own.modules, "environments": "0"}), "environments with other code than here"),
