@@ -10,7 +10,7 @@ from pathlib import Path
 import forge_env as fe
 from forge_env.config.recipe import ORDERS, ModelSection, RunConfig, Section
 from forge_env.environment.base import Environment
-from forge_env.errors import UsageError, did_you_mean
+from forge_env.errors import UsageError, suggestion
 from forge_env.machine import user_path
 from forge_env.tasks.curriculum import make_order
 from trainers.buffer.rules import make_rules
@@ -219,8 +219,7 @@ def check_environment(config: RunConfig) -> None:
     evaluation = config.evaluation
     for key, split in (("split", evaluation.split), *(("extra_splits", split) for split in evaluation.extra_splits)):
         if split not in environment.splits:
-            guess = did_you_mean(split, environment.splits)
-            fix = f"did you mean {guess!r}?" if guess else f"splits: {', '.join(environment.splits)}"
+            fix = suggestion(split, environment.splits, f"splits: {', '.join(environment.splits)}")
             raise UsageError(f"evaluation.{key}: {section.name} has no split {split!r}", fix=fix)
     if evaluation.split == environment.splits[0]:
         raise UsageError(
