@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from forge_env.files import write_whole
 from sandboxes.images.cache import cache_folder
 
 _NAMESPACE_FLAGS = 0x7E020000
@@ -98,8 +97,5 @@ def profile_file() -> Path:
     text = profile()
     path = cache_folder() / f"seccomp-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix="seccomp-", delete=False) as file:
-            file.write(text)
-        os.replace(file.name, path)
+        write_whole(path, text)
     return path
