@@ -1,4 +1,4 @@
-"""What every test shares: which tests this machine can run, said loudly when it can't."""
+"""What every test shares: which tests this machine can run; those that were skipped are listed."""
 
 from __future__ import annotations
 
