@@ -47,13 +47,7 @@ def test_arrows_point_inwards(room: str) -> None:
 @pytest.mark.parametrize("room", [room for room in ROOMS if room != "trainers"])
 def test_only_trainers_import_torch(room: str) -> None:
     for path in files(room):
-        heavy = {name.split(".")[0] for name in imports(path)} & {
-            "torch",
-            "vllm",
-            "torchtitan",
-            "torchstore",
-            "monarch",
-        }
+        heavy = {name.split(".")[0] for name in imports(path)} & HEAVY
         assert not heavy, f"{path.relative_to(ROOT)} imports {heavy}"
 
 

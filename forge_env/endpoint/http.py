@@ -155,7 +155,7 @@ def address(base_url: str) -> httpx.URL:
         raise UsageError(f"{base_url!r} is not the address of an endpoint", fix=meant)
     if url.userinfo:
         raise UsageError(
-            f"the address of {url.host} holds a name or password, which would be recorded and not sent",
+            f"the address of {url.host} holds a name or password, which would be logged but not used",
             fix="leave it out of the address; an API key goes into the environment variable named by api_key_env",
         )
     return url
