@@ -7,6 +7,7 @@ import json
 import sys
 
 from forge_env.cli.command import Parser
+from forge_env.config.evaluation import CONFIDENCE
 from forge_env.evaluation import comparison
 from forge_env.evaluation.tables import print_tables
 from forge_env.interrupts import say
@@ -18,7 +19,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("a", metavar="A", help="folder of the baseline")
     parser.add_argument("b", metavar="B", help="folder of the other evaluation")
     parser.add_argument("--score", help="reward, or a metric's name (default: what A reported)")
-    parser.add_argument("--confidence", type=float, default=0.95, help="confidence of the intervals")
+    parser.add_argument("--confidence", type=float, default=CONFIDENCE, help="confidence of the intervals")
     parser.add_argument("--json", action="store_true", help="machine-readable")
 
 

@@ -13,7 +13,7 @@ from forge_env.cli.command import Parser, add_environment, environment_options
 from forge_env.interrupts import run_until_interrupted
 from forge_env.registry import make
 from forge_env.sandbox.engines import LazyEngine
-from forge_env.validation.checks import Validator
+from forge_env.validation.checks import NUM_TASKS, Validator
 
 PATIENCE_S = 20.0
 DOING = {"reset": "reset and setup", "environment": "step (tools, scoring)", "close": "close and cleanup"}
@@ -23,7 +23,7 @@ MARKS = {"ok": "ok", "note": "--", "failed": "!!"}
 def add_arguments(parser: Parser) -> None:
     """Describe the command."""
     add_environment(parser)
-    parser.add_argument("--tasks", type=int, default=20, metavar="N", help="tasks of each split")
+    parser.add_argument("--tasks", type=int, default=NUM_TASKS, metavar="N", help="tasks of each split")
 
 
 def run(args: argparse.Namespace) -> int:

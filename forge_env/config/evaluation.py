@@ -17,6 +17,8 @@ from forge_env.machine import user_path
 from forge_env.types import Text
 
 LOCAL = "http://localhost:8000/v1"
+CONFIDENCE = 0.95
+"""Default confidence level of intervals."""
 ENDLESS_N = 100
 """Tasks taken from an environment with unlimited tasks, when no number is given."""
 FREE_TO_CHANGE = {
@@ -135,7 +137,7 @@ class FigureOptions(Section):
     """The reported score: `reward`, or the name of one of the environment's metrics."""
     success: float | None = None
     """A sample with at least this score has solved its task; unset: the score of a perfect episode."""
-    confidence: float = Field(0.95, gt=0, lt=1)
+    confidence: float = Field(CONFIDENCE, gt=0, lt=1)
     """Confidence level of every interval."""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forge_env.config.evaluation import ENDLESS_N, EnvironmentChoice, EvaluationConfig
+from forge_env.config.evaluation import CONFIDENCE, ENDLESS_N, EnvironmentChoice, EvaluationConfig
 from forge_env.config.reader import read_as
 from forge_env.errors import ForgeError, UsageError, environment_code
 from forge_env.evaluation.estimates import PairedDifference, compare
@@ -121,7 +121,9 @@ def load(path: Path | str, *, score: str | None = None) -> Stored:
     return Stored(config, list(latest.values()), splits, list(folder.damage))
 
 
-def compare_folders(a: Path | str, b: Path | str, *, score: str | None = None, confidence: float = 0.95) -> Comparison:
+def compare_folders(
+    a: Path | str, b: Path | str, *, score: str | None = None, confidence: float = CONFIDENCE
+) -> Comparison:
     """Compare the evaluations in two folders.
 
     Args:
@@ -135,7 +137,7 @@ def compare_folders(a: Path | str, b: Path | str, *, score: str | None = None, c
             are others (options, split, seed).
     """
     if not 0 < confidence < 1:
-        raise UsageError(f"the confidence is between 0 and 1, not {confidence:g}", fix="for example 0.95")
+        raise UsageError(f"the confidence is between 0 and 1, not {confidence:g}", fix=f"for example {CONFIDENCE}")
     stored_a = load(a, score=score)
     stored_b = load(b, score=score or stored_a.config.score)
     scores_a, scores_b = _scores(stored_a.results), _scores(stored_b.results)

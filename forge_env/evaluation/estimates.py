@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from forge_env.config.evaluation import CONFIDENCE
 from forge_env.trajectory import Trajectory
 
 Scores = Sequence[Sequence[float]]
@@ -81,7 +82,7 @@ def bootstrap(totals: Sequence[tuple[float, int]], *, confidence: float, seed: i
     return float(low), float(high)
 
 
-def mean(scores: Scores, *, confidence: float = 0.95) -> Estimate | None:
+def mean(scores: Scores, *, confidence: float = CONFIDENCE) -> Estimate | None:
     """Mean over all samples; None when there is none."""
     totals = [(math.fsum(values), len(values)) for values in scores if values]
     if not totals:
@@ -89,7 +90,9 @@ def mean(scores: Scores, *, confidence: float = 0.95) -> Estimate | None:
     return Estimate(*clustered(totals), *bootstrap(totals, confidence=confidence))
 
 
-def score(trajectories: Iterable[Trajectory], metric: str = "reward", *, confidence: float = 0.95) -> Estimate | None:
+def score(
+    trajectories: Iterable[Trajectory], metric: str = "reward", *, confidence: float = CONFIDENCE
+) -> Estimate | None:
     """Mean score of the valid episodes; None when there is none.
 
     Args:
@@ -118,7 +121,7 @@ def pass_all(samples: int, solved: int, k: int) -> float:
     return math.comb(solved, k) / math.comb(samples, k)
 
 
-def passes(scores: Scores, threshold: float, *, confidence: float = 0.95) -> dict[int, tuple[Estimate, Estimate]]:
+def passes(scores: Scores, threshold: float, *, confidence: float = CONFIDENCE) -> dict[int, tuple[Estimate, Estimate]]:
     """pass@k and pass^k for k = 1, 2, 4, ... and the number of epochs; over tasks with at least k valid samples.
 
     Args:
@@ -155,7 +158,7 @@ class PairedDifference:
 
 
 def compare(
-    a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]], *, confidence: float = 0.95
+    a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]], *, confidence: float = CONFIDENCE
 ) -> PairedDifference | None:
     """Paired comparison of two runs' scores by task; None when no task has valid samples in both."""
     tasks = sorted(task for task in a.keys() & b.keys() if a[task] and b[task])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
+from forge_env.config.evaluation import CONFIDENCE
 from forge_env.display.terminal import duration
 from forge_env.endpoint.limiter import AdaptiveLimiter
 from forge_env.evaluation.estimates import clustered
@@ -54,7 +55,7 @@ class EvaluationProgress:
 
     name: str
     model: str
-    confidence: float = 0.95
+    confidence: float = CONFIDENCE
     environments: dict[str, EnvironmentProgress] = field(default_factory=dict)
     usage: TokenUsage = field(default_factory=TokenUsage)
     """Of the whole run, resumed parts included."""

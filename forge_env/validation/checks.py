@@ -22,6 +22,8 @@ from forge_env.types import Task
 from forge_env.validation.leaks import SHORTEST_TEXT, SearchPolicy, hidden_texts, is_looked_for, shown_hidden
 
 WRONG_ANSWERS = ("I don't know.", "0", "```python\npass\n```")
+NUM_TASKS = 20
+"""Default number of tasks of each split."""
 CONCURRENCY = 8
 LIMITS = EpisodeLimits(max_turns=1000, wall_s=300.0)
 """An episode that takes longer has no end."""
@@ -43,7 +45,7 @@ class Check:
 class Validator:
     """Runs every check on the first `num_tasks` tasks of each split."""
 
-    def __init__(self, make_env: Callable[[], Environment], *, num_tasks: int = 20) -> None:
+    def __init__(self, make_env: Callable[[], Environment], *, num_tasks: int = NUM_TASKS) -> None:
         if num_tasks < 1:
             raise UsageError("validation needs at least one task", fix="--tasks 1 or more")
         self.make_env = make_env
