@@ -110,7 +110,8 @@ def check_hf_config(config: Any, name: str) -> dict[str, Any]:
         raise UsageError(f"config.json of {name} lacks {', '.join(absent)}", fix="fetch the checkpoint again")
     if feature := _unsupported(config):
         raise UsageError(
-            f"config.json of {name} has {feature}, which the trainer does not support", fix="use a checkpoint without it"
+            f"config.json of {name} has {feature}, which the trainer does not support",
+            fix="use a checkpoint without it",
         )
     if config.get("head_dim") is None:
         config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]

@@ -153,7 +153,7 @@ async def test_a_server_that_is_gone_is_an_infrastructure_error_and_one_that_com
 
 
 async def test_time_outs_hold_and_no_answer_is_taken_for_another() -> None:
-    async with serving(step_s=0.2) as (url, sessions):
+    async with serving(step_timeout=0.2) as (url, sessions):
         env = fe.make(REMOTE, url=url, answer_s=30.0)
         await env.reset(seed=1)
         with pytest.raises(InfrastructureError, match=r"longer than 0\.2 s"):  # the server's limit
@@ -205,7 +205,7 @@ async def test_sessions_end_by_themselves_and_make_room() -> None:
         fourth = await Raw.connect(url)  # takes the place of the one that is waiting
         assert (await fourth.ask("reset", {"seed": 2}))["type"] == "observation"
         assert (await fourth.ask("reset", {"resume": session_id}))["data"]["code"] == "SESSION_ERROR"
-    async with serving(idle_s=0.05) as (url, sessions):
+    async with serving(idle_timeout=0.05) as (url, sessions):
         silent = await Raw.connect(url)
         await silent.socket.wait_closed()
         await until(lambda: len(sessions) == 0)

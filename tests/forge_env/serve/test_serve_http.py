@@ -97,7 +97,7 @@ async def test_limits_hold_without_a_connection() -> None:
         client.cookies.clear()
         response = await client.post("/reset")
         assert (response.status_code, response.json()["code"]) == (503, "CAPACITY_REACHED")
-    async with client_of(idle_s=0.05) as client:
+    async with client_of(idle_timeout=0.05) as client:
         await client.post("/reset", json={"seed": 1})
         await until(lambda: len(client.sessions) == 0)
     assert Adder.opened == 0

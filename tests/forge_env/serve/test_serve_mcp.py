@@ -83,7 +83,7 @@ async def test_what_is_wrong_is_said() -> None:
 async def test_a_silent_session_ends() -> None:
     from mcp import Client, MCPError
 
-    async with serving(Counter, idle_s=0.2) as (url, sessions), Client(f"{url}/mcp") as client:
+    async with serving(Counter, idle_timeout=0.2) as (url, sessions), Client(f"{url}/mcp") as client:
         await client.list_tools()
         await until(lambda: len(sessions) == Counter.opened == 0)
         with pytest.raises(MCPError):
