@@ -21,9 +21,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("out", metavar="TO", help="folder to write")
     parser.add_argument("--adapter", action="store_true", help="the adapters alone")
     parser.add_argument("--base", metavar="MODEL", help="folder or hub name of the adapters' base model")
-    parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), default="float32", help="of whole weights (default: float32)"
-    )
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of whole weights")
 
 
 def run(args: argparse.Namespace) -> int:
