@@ -139,7 +139,7 @@ def main() -> None:
         f"One layer of {WIDTH} x {VOCABULARY:,} (Qwen3 0.6B) in float32 on one thread, forward and backward: "
         f"log-probabilities, entropies as a metric, gradients of weight and hidden states. The peak is that of the "
         f"resident set of a process, without weight and hidden states; {4 * WIDTH * VOCABULARY / 1e9:.2f} GB of it are "
-        f"the weight's gradient, which both have. Median (smallest to largest) of {args.repeats} processes of "
+        f"the weight's gradient, which all have. Median (smallest to largest) of {args.repeats} processes of "
         f"{args.passes} passes, in turns.",
     ]
     print("\n".join(lines))

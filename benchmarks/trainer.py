@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 from torchtitan.distributed.utils import clip_grad_norm_
+from torchtitan.models.common import Linear
 from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.qwen3 import Qwen3Model
 
@@ -67,6 +68,10 @@ def bare_step(folder: Path, data: Sequence[Segment]) -> Callable[[], None]:
     mine = titan_config(read_hf_config(folder), MAX_LENGTH)
     for layer in mine.layers:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
+    head = mine.lm_head  # ours computes no scores
+    mine.lm_head = Linear.Config(
+        in_features=head.in_features, out_features=head.out_features, param_init=head.param_init
+    )
     torch.manual_seed(0)
     module = Qwen3Model(mine)
     with torch.no_grad():
