@@ -27,7 +27,7 @@ DATA = {
 def test_a_message_reads_what_it_writes() -> None:
     assert MESSAGE.model_dump() == DATA
     assert Message.model_validate(DATA) == MESSAGE == Message(**DATA)  # type: ignore[arg-type]
-    assert json.loads(MESSAGE.model_dump_json()) == json.loads(as_text(MESSAGE)) == DATA
+    assert json.loads(MESSAGE.model_dump_json()) == json.loads(as_text(MESSAGE, "show")) == DATA
     assert MESSAGE.to_openai() == {name: value for name, value in DATA.items() if value is not None}
     assert pickle.loads(pickle.dumps(MESSAGE)) == MESSAGE
 

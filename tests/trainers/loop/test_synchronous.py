@@ -155,7 +155,7 @@ class Generator(Actor):
     async def do_update_weights(self, version: int) -> dict[str, float]:
         self._sampler.load(Trainer.published.pop(version), version)
         self.trace.add("arrived", version)
-        return {"stall_s": 0.0}
+        return {"pull_s": 0.0, "stall_s": 0.0}
 
     async def do_get_stats(self) -> dict[str, float]:
         return {"tokens": 0.0}

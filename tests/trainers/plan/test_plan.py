@@ -60,11 +60,19 @@ def test_a_mixture_computes_with_a_part_of_its_parameters() -> None:
     assert (shape.computed + 2 * shape.embedding) / 1e9 == pytest.approx(3.3, rel=0.03), "A3B"
 
 
-@pytest.mark.parametrize("recipe", list(bundled_recipes()))
+def planned() -> list[str]:
+    """Bundled recipes, but a warm-up, which has no plan, and one whose teacher another recipe makes first."""
+    configs = {name: load_config(name) for name in bundled_recipes()}
+    return [
+        name
+        for name, config in configs.items()
+        if config.method != "warmup" and not (config.grpo.reference.path or "").startswith("runs/")
+    ]
+
+
+@pytest.mark.parametrize("recipe", planned())
 def test_every_bundled_recipe_has_a_plan(recipe: str, plan: Plan) -> None:
     config = load_config(recipe)
-    if config.method == "warmup" or (config.grpo.reference.path or "").startswith("runs/"):
-        pytest.skip("it has no rollouts, or a teacher that another recipe makes first")
     printed = plan(recipe)
     assert "it will not run" not in printed
     for heading in ("placement", "memory of one process", "a step of", "bottleneck", "steps:", "assumed"):
