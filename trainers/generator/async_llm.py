@@ -15,7 +15,7 @@ import asyncio
 import logging
 import pickle
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -87,14 +87,6 @@ class AsyncLLMEngine(Engine):
                 end.cancel()
         if self._failure is None:
             self._failed(RuntimeError("its process ended"))
-
-    @property
-    def _under_way(self) -> Collection[str]:
-        return self._requests
-
-    @property
-    def _states(self) -> Iterable[Any]:
-        return list(self.engine.output_processor.request_states.values())
 
     async def generate(
         self, prompt_ids: ArrayLike, options: SamplingOptions, request_id: str | None = None

@@ -64,7 +64,12 @@ class Engine(ABC):
         stats: counters.
         account: where the time goes.
         broken: set when the engine has failed by itself: it answers no request any more.
+        engine: vLLM's.
     """
+
+    engine: Any
+    _requests: Collection[str]
+    """Names of those under way."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -114,24 +119,20 @@ class Engine(ABC):
         """Abort what is in flight and stop stepping."""
 
     @property
-    @abstractmethod
-    def _under_way(self) -> Collection[str]:
-        """Names of the requests under way."""
-
-    @property
-    @abstractmethod
     def _states(self) -> Iterable[Any]:
         """vLLM's of the requests that it works on."""
+        # a copy, since a step in another thread ends requests
+        return list(self.engine.output_processor.request_states.values())
 
     @property
     def in_flight(self) -> int:
         """Requests under way."""
-        return len(self._under_way)
+        return len(self._requests)
 
     @property
     def tokens(self) -> int:
         """Tokens sampled since the start, those of requests under way included."""
-        wanted = self._under_way
+        wanted = self._requests
         unfinished = (each.detokenizer.num_output_tokens() for each in self._states if each.external_req_id in wanted)
         # a request that has just ended is in neither count until it is delivered
         self._most_tokens = max(self._most_tokens, self.stats.tokens + sum(unfinished))
@@ -155,7 +156,7 @@ class Engine(ABC):
         """The name of a new request."""
         self._count += 1
         request_id = request_id or str(self._count)
-        if request_id in self._under_way:
+        if request_id in self._requests:
             raise UsageError(
                 f"a request named {request_id!r} is already in progress", fix="give every request its own name"
             )
@@ -219,15 +220,6 @@ class InProcessEngine(Engine):
         self._loop = asyncio.get_running_loop()
         # always the same one: memory and caches of a thread are its own
         self._thread = ThreadPoolExecutor(1, "engine")
-
-    @property
-    def _under_way(self) -> Collection[str]:
-        return self._requests
-
-    @property
-    def _states(self) -> Iterable[Any]:
-        # a copy, since a step in another thread ends requests
-        return list(self.engine.output_processor.request_states.values())
 
     async def generate(
         self, prompt_ids: ArrayLike, options: SamplingOptions, request_id: str | None = None
