@@ -27,7 +27,7 @@ COPY apps apps
 RUN UV_COMPILE_BYTECODE=1 VENV=/opt/venv STACK="$STACK" scripts/setup.sh
 
 # Not root: code of a model runs in sandboxes only, and those need no more than this user has.
-RUN mkdir -p /work && chown 10001:10001 /work
+RUN echo forge-env:x:10001:10001::/work:/bin/sh >>/etc/passwd && mkdir -p /work && chown 10001:10001 /work
 USER 10001:10001
 ENV HOME=/work
 WORKDIR /work

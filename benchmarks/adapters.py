@@ -66,8 +66,8 @@ async def measure(folder: Path, lora: LoRASection | None, versions: int) -> list
         trainer = await stack.start_trainer(folder)
         generators = await stack.start_generators(folder)
         for version in range(1, versions + 1):
-            pushed = await (await trainer.begin_push(version))
-            found.append(pushed | await generators.update_weights(version))
+            published, indexed = await trainer.begin_push(version)
+            found.append(await generators.update_weights(version, published) | await indexed)
         await generators.halt()
     medians = [f"{statistics.median(each[name] for each in found):.3f}" for name in TIMES]
     return ["all weights" if lora is None else f"adapters, rank {lora.rank}", f"{found[0]['bytes']:,.0f}", *medians]

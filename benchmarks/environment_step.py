@@ -1,4 +1,4 @@
-"""What a step of an environment costs: in process, through a tool, with 1,000 episodes at once; beside gymnasium.
+"""What a step of an environment costs: in process, through a tool, between seats, with 1,000 episodes at once.
 
     python -m benchmarks.environment_step [--steps 2000] [--repeats 9]
 
@@ -18,6 +18,7 @@ import gymnasium
 
 import forge_env as fe
 from benchmarks.report import record, spread, table
+from forge_env.rollout.scripted import ReplayPolicy
 from forge_env.types import FunctionCall, Message, ToolCall
 
 AIMS = {"step, no tool": 100.0, "step, one tool": 300.0, "step, one sync tool in a thread": 300.0}
@@ -52,6 +53,48 @@ class Talk(fe.ToolEnvironment):
     def nothing_sync(self, a: int) -> str:
         """Do nothing in a thread."""
         return ""
+
+
+class Rally(fe.Environment):
+    """So many turns in alternation, and a point for the last; `seats` says of whom."""
+
+    turns = 40
+
+    def task(self, split: str, index: int) -> fe.Task:
+        return fe.Task(id=f"{split}-{index}", split=split, prompt="Play.")
+
+    def _next(self) -> tuple[list[Message], dict[str, Any]]:
+        info = {"seat": self.seats[self.played % 2]} if self.seats else {}
+        return [Message(role="user", content="Go on.")], info
+
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self.played = 0
+        return self._next()
+
+    async def step(self, action: Any) -> Any:
+        self.played += 1
+        observation, info = self._next()
+        if self.played < self.turns:
+            return observation, 0.0, False, False, info
+        return observation, 1.0, True, False, info | ({"rewards": {self.seats[0]: -1.0}} if self.seats else {})
+
+
+class SeatedRally(Rally):
+    """The same between two seats."""
+
+    seats = ("one", "other")
+
+
+async def run_turns(environment: type[Rally], steps: int) -> tuple[float, float]:
+    """Whole episodes, `steps` turns in all."""
+    policy, task = ReplayPolicy(["hello"] * Rally.turns), environment().task("train", 0)
+    episodes = max(1, steps // Rally.turns)
+
+    async def work() -> None:
+        for _ in range(episodes):
+            await fe.run_episode(environment, policy, task=task)
+
+    return await timed(work, episodes * Rally.turns)
 
 
 def tool_message(name: str) -> Message:
@@ -112,6 +155,8 @@ def cases(steps: int) -> dict[str, Callable[[], Awaitable[tuple[float, float]]]]
         "step, no tool": lambda: run_steps(1, steps, "hello"),
         "step, one tool": lambda: run_steps(1, steps, tool_message("nothing")),
         "step, one sync tool in a thread": lambda: run_steps(1, steps, tool_message("nothing_sync")),
+        "turn of an episode, one agent": lambda: run_turns(Rally, steps),
+        "turn of an episode, two seats": lambda: run_turns(SeatedRally, steps),
     }
     for name, action in (
         ("no tool", "hello"),

@@ -195,10 +195,11 @@ async def measure(workers_at: list[str], megabytes: float, repeats: int, folder:
         await result(sender.prepare.call_one(megabytes))
         loop = asyncio.get_running_loop()
         for version in range(1, repeats + 2):
-            pushed = await result(sender.push.call_one(version))
+            published, pushed = await result(sender.push.call_one(version))
             between = loop.time()
-            await result(receiver.pull.call_one(version))
+            await result(receiver.pull.call_one(published))
             ended = loop.time()
+            await result(sender.entered.call_one())
             count = int(megabytes * 2**20)
             port = await result(sender.serve.call_one(host, count))
             copied = await result(receiver.copy.call_one(host, port, count))
@@ -235,9 +236,10 @@ def sync(megabytes: list[float], repeats: int) -> list[str]:
     return [
         *table(["size", "push ms", "pull ms", "together ms", "TCP copy ms", "of TCP"], rows),
         "",
-        f"Aim: at most {MOST_OF_TCP:g}x. Sizes of a few MB miss it: a push and a pull are a handful of calls between "
-        "processes, about two milliseconds each, which a TCP copy doesn't need. The push takes the snapshot, in the "
-        "trainer's process; the pull brings the bytes to the other host and copies them into the model's tensors.",
+        f"Aim: at most {MOST_OF_TCP:g}x. Sizes of a few MB miss it: the snapshot, the call that asks for the pull and "
+        "the copy into the model's tensors take a few milliseconds, which a TCP copy doesn't need. The push takes the "
+        "snapshot, in the trainer's process; the pull brings the bytes to the other host and copies them into the "
+        "model's tensors, while the store's index learns of them.",
     ]
 
 

@@ -1,7 +1,8 @@
-"""Learning: held-out pass@1 of the default recipe from start to end, one run a seed, as a picture and a table.
+"""Learning: held-out score of a recipe from start to end, one run a seed, as a picture and a table.
 
 python -m benchmarks.learning --seeds 1 2 3             trains, then draws
 python -m benchmarks.learning --runs runs/a runs/b      draws what is there
+python -m benchmarks.learning --recipe grpo/math_cpu --out docs/curves_grpo_math.png
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ COLORS = ("#2563eb", "#d97706", "#059669", "#9333ea", "#dc2626")
 
 def train(seed: int, recipe: str, overrides: list[str]) -> Path:
     """One run of the recipe; its folder."""
-    name = f"learning-{seed}"
+    name = f"learning-{Path(recipe).with_suffix('').as_posix().replace('/', '-')}-{seed}"
     command = [sys.executable, "-m", "forge_env", "train", recipe, f"seed={seed}", "--name", name, *overrides]
     subprocess.run(command, check=True)
     return Path("runs") / name
@@ -52,7 +53,7 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
         label = f"seed {run['summary']['seed']}"
         axes.errorbar(heldout.x, heldout.y, heldout.error, color=color, marker="o", capsize=2, label=label)
     axes.set_xlabel("training step")
-    axes.set_ylabel("held-out pass@1, temperature 1")
+    axes.set_ylabel("held-out score, temperature 1")
     axes.set_ylim(0, 1)
     axes.grid(alpha=0.25)
     axes.legend(loc="lower right", frameon=False)
@@ -68,16 +69,19 @@ def smooth(values: Curve, width: int = 5) -> list[float]:
 
 
 def table(runs: list[dict[str, Any]]) -> str:
-    """One Markdown row a run."""
-    lines = [
-        "| seed | held-out start | end | held-out families start | end | steps | wall s | engine | max staleness |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for run in runs:
-        s = run["summary"]
-        scores = [s[key] for key in ("heldout_start", "heldout_end", "heldout_unseen_start", "heldout_unseen_end")]
-        cells = [s["seed"], *(f"{score:.3f}" for score in scores), s["steps"], f"{s['wall_s']:.0f}", s["engine"]]
-        lines.append("| " + " | ".join(str(cell) for cell in [*cells, s["max_staleness"]]) + " |")
+    """One Markdown row a run; of held-out families only where they were evaluated."""
+    summaries = [run["summary"] for run in runs]
+    scores = {"held-out start": "heldout_start", "end": "heldout_end"}
+    if any("heldout_unseen_start" in summary for summary in summaries):
+        scores |= {"held-out families start": "heldout_unseen_start", "their end": "heldout_unseen_end"}
+    columns = ["seed", *scores, "standard error", "steps", "wall s", "engine", "max staleness"]
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    for s in summaries:
+        error = f"{s['heldout']['eval']['stderr']:.3f}"
+        cells = [s["seed"], *(f"{s[key]:.3f}" for key in scores.values()), error, s["steps"], f"{s['wall_s']:.0f}"]
+        lines.append(
+            "| " + " | ".join(str(cell) for cell in [*cells, s["engine"] or "none", s["max_staleness"]]) + " |"
+        )
     return "\n".join(lines)
 
 

@@ -66,8 +66,7 @@ async def measure(counts: Sequence[int], scratch: Path) -> list[Row]:
             in_flight = asyncio.ensure_future(sample(generators))
             for version in range(done + 1, count + 1):
                 await trainer.train_step([Segment(np.array([*prompts()[0], *[7] * 20]), np.arange(80) >= 60)])
-                await trainer.push_weights(version)
-                await generators.update_weights(version)
+                await generators.update_weights(version, await trainer.push_weights(version))
             done = count
             await in_flight
             completions = await sample(generators)

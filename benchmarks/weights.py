@@ -3,7 +3,8 @@ the same bytes once.
 
 python -m benchmarks weights --megabytes 3.5 1024 --repeats 5
 
-Two processes and the weight store between them, as in a run. The peers in the same run are one `memcpy` of the
+Two processes, one of which is told where the weights of the other lie, as in a run; the store's index learns of them
+meanwhile. The peers in the same run are one `memcpy` of the
 bytes to memory that is there already, and TorchStore given the tensors one by one.
 """
 
@@ -48,23 +49,25 @@ async def measure(megabytes: float, repeats: int) -> dict[str, list[float]]:
     import torchstore
 
     from benchmarks.weights_peers import Receiver
-    from trainers.actors.processes import start_processes
-    from trainers.weights.store import WeightStore
+    from trainers.weights.flat import Part
+    from trainers.weights.store import Keeper, WeightStore
 
     state = tensors(megabytes)
     own = {name: tensor.clone() for name, tensor in state.items()}
     store = WeightStore()
-    volume = await start_processes(1, "weights")
-    await store.open(volume)
+    keeper = await Keeper.options(mesh_name="weights").launch()
+    await store.open(keeper)
     receiver = await Receiver.as_actor()
     times: dict[str, list[float]] = {"push": [], "pull": [], "sync": [], "memcpy": [], "tensor by tensor": []}
     try:
         for version in range(1, repeats + 2):
             started = time.perf_counter()
-            await store.push(state, version)
+            published = store.publish([store.snapshot(Part.all_of(state))])
+            entering = asyncio.create_task(store.put(published, version))
             pushed = time.perf_counter()
-            await receiver.pull.call_one(version)
+            await receiver.pull.call_one(published)
             pulled = time.perf_counter()
+            await entering
             if version > 1:
                 await store.drop(version - 1)
             single = time.perf_counter()
@@ -82,7 +85,7 @@ async def measure(megabytes: float, repeats: int) -> dict[str, list[float]]:
     finally:
         await Receiver.shutdown(receiver)
         await store.close()
-        await volume.stop()
+        await Keeper.shutdown(keeper)
     return times
 
 

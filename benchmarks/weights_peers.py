@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
@@ -9,6 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from trainers.actors.actor import ForgeActor, endpoint
+from trainers.weights.flat import Part
+from trainers.weights.store import Published, WeightStore
 
 
 class Sender(ForgeActor):
@@ -17,9 +20,8 @@ class Sender(ForgeActor):
     @endpoint
     async def setup(self) -> None:
         """Connect."""
-        from trainers.weights.store import WeightStore
-
         self._store = WeightStore()
+        self._entering: asyncio.Task[None] | None = None
 
     @endpoint
     async def prepare(self, megabytes: float) -> None:
@@ -29,14 +31,23 @@ class Sender(ForgeActor):
         self._state = tensors(megabytes)
 
     @endpoint
-    async def push(self, version: int) -> float:
-        """Publish the weights, forget the version before; seconds until they can be pulled."""
+    async def push(self, version: int) -> tuple[Published, float]:
+        """Publish the weights, as a trainer does: where they lie, and seconds; the index has them later."""
         started = time.perf_counter()
-        await self._store.push(self._state, version)
-        seconds = time.perf_counter() - started
+        published = self._store.publish([self._store.snapshot(Part.all_of(self._state))])
+        self._entering = asyncio.create_task(self._enter(published, version))
+        return published, time.perf_counter() - started
+
+    async def _enter(self, published: Published, version: int) -> None:
+        await self._store.put(published, version)
         if version > 1:
             await self._store.drop(version - 1)
-        return seconds
+
+    @endpoint
+    async def entered(self) -> None:
+        """Wait until the index has them, and the version before is forgotten."""
+        assert self._entering is not None
+        await self._entering
 
     @endpoint
     async def serve(self, host: str, count: int) -> int:
@@ -60,16 +71,14 @@ class Receiver(ForgeActor):
     @endpoint
     async def setup(self) -> None:
         """Connect."""
-        from trainers.weights.store import WeightStore
-
         self._store = WeightStore()
         self._own: dict[str, Any] = {}
 
     @endpoint
-    async def pull(self, version: int) -> float:
-        """Have every tensor of `version` in this process's own; returns seconds."""
+    async def pull(self, published: Published) -> float:
+        """Have every tensor of a version in this process's own; returns seconds."""
         started = time.perf_counter()
-        self._load(await self._store.pull(version))
+        self._load(await self._store.take(published))
         return time.perf_counter() - started
 
     @endpoint

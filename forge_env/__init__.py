@@ -18,6 +18,7 @@ _EXPORTS = {
     "environment.tool_environment": ("ToolEnvironment", "ToolEnvironmentConfig"),
     "environment.single_turn": ("SingleTurnEnvironment",),
     "environment.sandbox_environment": ("SandboxEnvironment", "SandboxEnvironmentConfig"),
+    "environment.program_environment": ("ProgramEnvironment", "ProgramEnvironmentConfig"),
     "rewards.rubric": ("Rubric", "RubricResult"),
     "tools.decorator": ("tool",),
     "tasks.datasets": ("DatasetConfig", "load_tasks"),
@@ -25,19 +26,21 @@ _EXPORTS = {
     "evaluation.api": ("evaluate", "evaluate_async"),
     "evaluation.record": ("EvaluationResult",),
     "registry": ("make", "register", "list_environments"),
-    "types": ("Message", "Task", "ToolCall", "ToolSpec", "call_tool"),
+    "types": ("Message", "Task", "ToolCall", "ToolSpec", "call_tool", "image"),
     "trajectory": ("Trajectory",),
     "sandbox": ("Limits", "SandboxSpec", "open_engine"),
     "errors": ("ForgeError", "InfrastructureError", "SandboxError", "ToolError", "UsageError"),
 }
 _MODULE_OF = {name: f"forge_env.{module}" for module, names in _EXPORTS.items() for name in names}
 
-__all__ = [*_MODULE_OF, "__version__", "rewards"]
+_PACKAGES = ("rewards", "tools")
+
+__all__ = [*_MODULE_OF, *_PACKAGES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "rewards":
-        return import_module("forge_env.rewards")
+    if name in _PACKAGES:
+        return import_module(f"forge_env.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'forge_env' has no attribute {name!r}")
     value = getattr(import_module(_MODULE_OF[name]), name)
@@ -50,9 +53,12 @@ keep_old_names()
 
 if TYPE_CHECKING:
     from forge_env import rewards as rewards
+    from forge_env import tools as tools
     from forge_env.environment.base import API_VERSION as API_VERSION
     from forge_env.environment.base import Environment as Environment
     from forge_env.environment.base import EnvironmentConfig as EnvironmentConfig
+    from forge_env.environment.program_environment import ProgramEnvironment as ProgramEnvironment
+    from forge_env.environment.program_environment import ProgramEnvironmentConfig as ProgramEnvironmentConfig
     from forge_env.environment.sandbox_environment import SandboxEnvironment as SandboxEnvironment
     from forge_env.environment.sandbox_environment import SandboxEnvironmentConfig as SandboxEnvironmentConfig
     from forge_env.environment.single_turn import SingleTurnEnvironment as SingleTurnEnvironment
@@ -84,3 +90,4 @@ if TYPE_CHECKING:
     from forge_env.types import ToolCall as ToolCall
     from forge_env.types import ToolSpec as ToolSpec
     from forge_env.types import call_tool as call_tool
+    from forge_env.types import image as image

@@ -1,7 +1,8 @@
-"""Waiting for several coroutines at once, and for functions in threads."""
+"""Waiting for several coroutines at once, for functions in threads, and what threads make unsafe."""
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextvars
 import inspect
@@ -10,9 +11,11 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 T = TypeVar("T")
+PARSE_TRIES = 20
+"""Each is a moment of some microseconds; two in a row are rare."""
 MAX_IDLE_THREADS = 256
 """Threads kept for later calls; those of a larger crowd end when their call does."""
 
@@ -47,6 +50,28 @@ async def to_its_end(work: asyncio.Future[T]) -> T:
 async def settled(value: Any) -> Any:
     """What an author's function returned, awaited where it is a coroutine: an author may leave the `async` out."""
     return await value if inspect.isawaitable(value) else value
+
+
+@overload
+def parse_python(source: str) -> ast.Module: ...
+@overload
+def parse_python(source: str, mode: Literal["eval"]) -> ast.Expression: ...
+def parse_python(source: str, mode: Literal["exec", "eval"] = "exec") -> ast.AST:
+    """`ast.parse`, safe beside other threads.
+
+    CPython 3.11 counts the depth of its tree in one place for all threads. Where a collection in the middle lets
+    another parse run, the count is off and the first one fails with SystemError (CPython issue 106905). The source is
+    not at fault, so it is parsed again.
+
+    Raises:
+        SyntaxError, ValueError: as `ast.parse` does.
+    """
+    for _ in range(PARSE_TRIES - 1):
+        try:
+            return ast.parse(source, mode=mode)
+        except SystemError:
+            continue
+    return ast.parse(source, mode=mode)
 
 
 Outcome: TypeAlias = tuple[Any, BaseException | None]

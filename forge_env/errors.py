@@ -14,6 +14,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_PLATFORM = tuple(os.path.join(_HERE, room, "") for room in ("forge_env", "sandboxes", "trainers"))
 
 
 class ForgeError(Exception):
@@ -84,6 +87,21 @@ class ContextLengthExceeded(ForgeError):
 
 class EnvironmentBugError(ForgeError):
     """The environment's own code (prompt, tool, reward function) raised; shown with its task, never scored as zero."""
+
+    place = ""
+    """What raised, and where, in the process that met it."""
+
+    @property
+    def same(self) -> str:
+        """The same for the same bug on other tasks, as far as that is known."""
+        return self.place or self.message
+
+
+class HeldUpError(BaseException):
+    """Thrown into code that holds up the event loop; `environment_code` makes an `EnvironmentBugError` of it.
+
+    No `Exception`, so that an author's `except Exception` doesn't keep an endless loop going.
+    """
 
 
 class InfrastructureError(ForgeError):
@@ -173,23 +191,47 @@ def with_place(error: BaseException) -> str:
     return f"{type(error).__name__}: {error} [{frame.filename}:{frame.lineno}]"
 
 
+def author_place(stack: traceback.StackSummary) -> str:
+    """`judge (file.py:12)`: the innermost function of a stack that is neither a library's nor the platform's own."""
+    own = [frame for frame in stack if not _is_library(frame.filename) and not frame.filename.startswith(_PLATFORM)]
+    frame = (own or stack)[-1]
+    return f"{frame.name} ({frame.filename}:{frame.lineno})"
+
+
+IN_ENVIRONMENT_CODE: ContextVar[bool] = ContextVar("in_environment_code", default=False)
+"""Whether an `environment_code` around what runs now would catch a `HeldUpError`."""
+GIVEN_UP: ContextVar[list[str] | None] = ContextVar("given_up", default=None)
+"""Where code was that a time limit cancelled, innermost first, for whoever set the limit."""
+
+
 @contextmanager
 def environment_code(what: str, task_id: str | None = None) -> Iterator[None]:
     """Run an environment author's code: its unexpected exceptions become `EnvironmentBugError`, typed ones pass."""
     place = "" if task_id is None else f" on task {task_id!r}"
+    token = IN_ENVIRONMENT_CODE.set(True)
     try:
         yield
+    except HeldUpError as error:
+        bug = EnvironmentBugError(f"{what} {error}{place}", fix="end the loop there")
+        bug.place = f"{what} {error}"
+        raise bug from error
     except ForgeError as error:
         if isinstance(error, ToolError):  # outside a tool there is no model to tell
             raise EnvironmentBugError(f"{what} raised ToolError{place}: {error}") from error
         raise
     except BaseException as error:  # the boundary of the author's code, which may even exit; what is no mistake goes on
         if not _is_mistake(error):
+            if (given_up := GIVEN_UP.get()) is not None:
+                given_up.append(f"{what}, in {author_place(traceback.extract_tb(error.__traceback__))}")
             raise
         from pydantic import ValidationError
 
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if not _is_library(frame.filename)] or frames
-        where = f"{own[-1].filename}:{own[-1].lineno}"
+        where = f"{own[-1].name}, {own[-1].filename}:{own[-1].lineno}"
         said = mistakes(error) if isinstance(error, ValidationError) else str(error)
-        raise EnvironmentBugError(f"{what} raised {type(error).__name__}{place}: {said} [{where}]") from error
+        bug = EnvironmentBugError(f"{what} raised {type(error).__name__}{place}: {said} [{where}]")
+        bug.place = f"{what} {type(error).__name__} [{where}]"
+        raise bug from error
+    finally:
+        IN_ENVIRONMENT_CODE.reset(token)

@@ -179,6 +179,11 @@ class LineWriter:
             except OSError:
                 os.ftruncate(self._file, start)
                 raise
+        self.written(start, len(line))
+
+    def written(self, offset: int, length: int) -> None:
+        """The oldest line that was held is in the file now, at this offset; a subclass may keep account of it."""
+        return
 
     @contextmanager
     def _alone(self) -> Iterator[int]:

@@ -26,6 +26,14 @@ LAST_S = 1.0
 """What is left of it when the process ends itself, whatever holds it up."""
 
 
+_requested = 0
+
+
+def requested() -> bool:
+    """Whether a signal has asked what runs now to end."""
+    return _requested > 0
+
+
 def say(text: str) -> None:
     """Write a line to stderr; a closed stderr is ignored."""
     with suppress(OSError, ValueError):
@@ -91,13 +99,17 @@ class _Interruption:
         try:
             return await work
         finally:
+            global _requested
+            _requested = 0
             for timer in (self._hint, *self._graces):
                 timer.cancel()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        global _requested
         self._received += 1
+        _requested = self._received
         if number == signal.SIGTERM and self._received == 1:
             for timer in self._graces:
                 timer.start()

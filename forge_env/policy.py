@@ -23,6 +23,19 @@ if TYPE_CHECKING:
 NO_TOKENS: Any = ()
 """Stands for an empty array where there are no token ids, so that numpy isn't needed there."""
 TOKEN_FIELDS = ("prompt_ids", "token_ids", "logprobs", "versions")
+BYTES_A_TOKEN = 4
+"""Of UTF-8, where tokens are estimated."""
+
+
+def estimated_tokens(text: str) -> int:
+    """About how many tokens a text has: right for English and code, within a factor of two for other scripts."""
+    return -(-len(text.encode("utf-8", "replace")) // BYTES_A_TOKEN)
+
+
+def words_of(message: Message) -> str:
+    """All that a message says: text, thoughts, calls."""
+    calls = (call.function.name + call.function.arguments for call in message.tool_calls)
+    return "".join([message.content, message.reasoning_content or "", *calls])
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +50,7 @@ class Reply:
         token_ids: tokens the model sampled, int32 [N].
         logprobs: log-probability of each sampled token under the policy that sampled it, float32 [N].
         versions: policy version that sampled each token, int32 [N].
-        stop_reason: "stop" (the model ended its turn) or "length".
+        stop_reason: "stop" (the model ended its turn), "length" or "content_filter".
         forked: the prompt does not continue the previous turn's tokens.
         metadata: JSON-ready facts worth recording: "usage", "latency_s", "attempts", ...
         continues: how many tokens the prompt has before `prompt_ids`: all of the turn before, prompt and sampled, or
@@ -134,6 +147,18 @@ class PolicySession(ABC):
     def limit_reply(self, tokens: int) -> None:  # noqa: B027 - a session that can't be told ignores it
         """Let no further reply be longer than this. A session may ignore it: the limit then ends the episode after the
         reply that went beyond."""
+
+    def fork(self, turns: int, *, seed: int | None = None) -> PolicySession | None:
+        """A conversation that begins as this one did, to the end of its `turns`-th reply, and then goes its own way.
+
+        Its `reply` is told only what comes after. Its first reply continues nothing: its whole prompt is in
+        `prompt_ids`. None: this session can't, and another is opened, which is told all messages.
+
+        Args:
+            turns: replies of this session, at least one.
+            seed: of what the new one samples.
+        """
+        return None
 
     def unanswered(self) -> InfrastructureError | None:
         """A time limit has just ended a reply. Why that is the fault of the infrastructure (an endpoint that did not

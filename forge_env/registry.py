@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_env.config.reader import Source, validate
 from forge_env.environment.base import API_VERSION, Environment, EnvironmentConfig
+from forge_env.environment.definition import check_definition
 from forge_env.errors import PluginError, UsageError, environment_code
 from forge_env.plugins import check_registered, installed, load_plugin, source_of
 
@@ -179,6 +180,11 @@ def _checked(name: str, target: Any) -> type[Environment]:
     if not (isinstance(target.config_class, type) and issubclass(target.config_class, EnvironmentConfig)):
         raise PluginError(
             f"environment {name!r}: config_class is {target.config_class!r}", fix="derive it from fe.EnvironmentConfig"
+        )
+    check_definition(target)
+    if not isinstance(target.max_reward, int | float | property):
+        raise PluginError(
+            f"environment {name!r}: max_reward is {target.max_reward!r}", fix="write a number, such as 1.0"
         )
     if type(target.api_version) is not int:
         raise PluginError(f"environment {name!r}: api_version is {target.api_version!r}", fix=f"write {API_VERSION}")

@@ -5,15 +5,18 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_env.errors import UsageError
-from forge_env.files import LineWriter
+from forge_env.files import DiskFullError, LineWriter
 from forge_env.policy import NO_TOKENS, TOKEN_FIELDS, Reply
 from forge_env.schema import with_schema, without_schema
+from forge_env.trajectory_index import BAD_RECORD, IndexRow, encode, index_path, row_of
 from forge_env.types import Message
 
 if TYPE_CHECKING:
@@ -28,12 +31,19 @@ class Turn:
     """One exchange: new messages in, one assistant message out, with its tokens."""
 
     observation: list[Message]
+    """Messages that were new to the agent."""
     reply: Reply
+    """Its answer, with the tokens."""
     reward: float = 0.0
+    """What this exchange earned."""
     generate_s: float = 0.0
     """Seconds from asking the policy to its answer."""
     step_s: float = 0.0
     """Seconds in the environment (tools, scoring)."""
+    seat: str = ""
+    """Whose turn it was, where the episode has seats."""
+    calls_s: list[float] = field(default_factory=list)
+    """Seconds of each tool call of the message, in order, where the environment measures them."""
 
     @property
     def message(self) -> Message:
@@ -110,29 +120,55 @@ class Trajectory:
     """
 
     id: str
+    """Unique within the run."""
     environment: str
+    """Name of the environment."""
     task_id: str
+    """`Task.id`."""
     split: str = "train"
+    """`Task.split`."""
     turns: list[Turn] = field(default_factory=list)
+    """The exchanges in order."""
     final_observation: list[Message] = field(default_factory=list)
+    """Messages after the last answer, which nobody answered."""
     reward: float = 0.0
+    """Of the whole episode; where there are seats, the mean over those that the policy played."""
     answer: str | None = None
     """What the agent submitted, or else its last message, as the environment knows it (`Environment.given_answer`)."""
     metrics: dict[str, float] = field(default_factory=dict)
+    """What else was measured of it, by name."""
     terminated: bool = False
+    """The environment ended it."""
     truncated: bool = False
+    """A limit ended it."""
     truncation: str | None = None
     """Which limit truncated it: "turns", "tokens", "context", "time", "tool_calls", ..."""
     valid: bool = True
+    """False: infrastructure or the environment failed, and it enters no statistic."""
     error: str | None = None
+    """Why it is not valid."""
     retries: int = 0
+    """How often it was begun again after a failure."""
     wall_s: float = 0.0
+    """Seconds from reset to its end."""
     waited_s: float = 0.0
     """Seconds of the last try spent waiting for shared things (rate limits, a free sandbox), after reset."""
     difficulty: int = 1
+    """`Task.difficulty`."""
     tags: list[str] = field(default_factory=list)
+    """`Task.tags`."""
     info: dict[str, Any] = field(default_factory=dict)
     """Further records of the run that played it, JSON-ready: sample, usage, cost, ..."""
+    rewards: dict[str, float] = field(default_factory=dict)
+    """What each seat earned; empty where the environment has none."""
+    opponents: dict[str, str] = field(default_factory=dict)
+    """Seats that the policy didn't play, and the name of who did."""
+    group: int | None = None
+    """Position of its group in the order of tasks; of a held-out episode of a run, the index of its task."""
+    member: int | None = None
+    """Which episode of its group it is, from 0."""
+    started: float = 0.0
+    """When it began: seconds since 1970, UTC; it ended `wall_s` later. 0: not recorded."""
 
     @property
     def messages(self) -> list[Message]:
@@ -149,8 +185,67 @@ class Trajectory:
         """Policy version of the oldest sampled token; -1 when there are none."""
         return min((int(turn.reply.versions.min()) for turn in self.turns if len(turn.reply.token_ids)), default=-1)
 
+    @property
+    def sampled_by_version(self) -> dict[int, int]:
+        """How many tokens each policy version sampled."""
+        counts: dict[int, int] = {}
+        for turn in self.turns:
+            if len(turn.reply.token_ids):
+                for version, count in zip(*(part.tolist() for part in runs(turn.reply.versions)), strict=True):
+                    counts[version] = counts.get(version, 0) + count
+        return counts
+
+    def earn(self, rewards: Mapping[str, float]) -> None:
+        """Seats ("" where there are none) have earned this, each with its last turn."""
+        for seat, reward in rewards.items():
+            for turn in reversed(self.turns):
+                if turn.seat == seat:
+                    turn.reward += reward
+                    break
+            if self.rewards:
+                self.rewards[seat] += reward
+            else:
+                self.reward += reward
+        if self.rewards:
+            self.reward = self._mean_reward()
+
+    def _mean_reward(self) -> float:
+        own = [value for seat, value in self.rewards.items() if seat not in self.opponents]
+        return sum(own) / len(own) if own else 0.0
+
+    def by_seat(self) -> dict[str, Trajectory]:
+        """What is trained on: a trajectory for each seat that the policy played, with that seat's turns and reward.
+
+        Seats without a reward of their own stay together, seat after seat, under the name "". What the episode earned
+        besides its seats' rewards (`score_group`) each of them has earned.
+        """
+        if not self.rewards:
+            seats = self._turns_by_seat()
+            return {"": self if len(seats) < 2 else replace(self, turns=[turn for turns in seats for turn in turns])}
+        beside = self.reward - self._mean_reward()
+        return {
+            seat: replace(
+                self,
+                id=f"{self.id}/{seat}",
+                turns=[turn for turn in self.turns if turn.seat == seat],
+                final_observation=[],
+                reward=reward + beside,
+                rewards={},
+                opponents={},
+            )
+            for seat, reward in self.rewards.items()
+            if seat not in self.opponents
+        }
+
+    def _turns_by_seat(self) -> list[list[Turn]]:
+        """The turns of each seat, in the order in which they first acted."""
+        found: dict[str, list[Turn]] = {}
+        for turn in self.turns:
+            found.setdefault(turn.seat, []).append(turn)
+        return list(found.values())
+
     def segments(self) -> list[Segment]:
-        """Merge the turns into as few token sequences as are exact.
+        """Merge the turns of each seat into as few token sequences as are exact, seat after seat.
 
         Turn t+1 continues the sequence when its prompt begins with turn t's prompt and sampled tokens;
         otherwise (the chat was re-rendered differently) a new sequence starts.
@@ -158,10 +253,13 @@ class Trajectory:
         Raises:
             UsageError: a reply continues more or fewer tokens than came before it.
         """
+        return [joined.segment() for turns in self._turns_by_seat() for joined in self._joined(turns)]
+
+    def _joined(self, turns: list[Turn]) -> list[_Joined]:
         found: list[_Joined] = []
         prompt: list[IntArray] = []  # the conversation's tokens since it last began anew
         length = 0
-        for reply in (turn.reply for turn in self.turns):
+        for reply in (turn.reply for turn in turns):
             if not reply.has_tokens:
                 continue
             if reply.continues and reply.continues != length:
@@ -181,11 +279,12 @@ class Trajectory:
             prompt.append(reply.token_ids)
             length += len(reply.token_ids)
             joined.parts, joined.count, joined.length = prompt, len(prompt), length
-        return [joined.segment() for joined in found]
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready dictionary; `from_dict` reads it back. See `Record format` below."""
-        data = {name: getattr(self, name) for name in self.__slots__ if name not in ("turns", "final_observation")}
+        data = {name: getattr(self, name) for name in self.__slots__ if name not in _APART}
+        sometimes = {name: own for name, none in _SOMETIMES.items() if (own := getattr(self, name)) != none}
         data["turns"] = [_turn_to_dict(turn) for turn in self.turns]
         data["final_observation"] = [message.to_openai() for message in self.final_observation]
         replies = [turn.reply for turn in self.turns if turn.reply.has_tokens]
@@ -199,7 +298,7 @@ class Trajectory:
                 "logprobs": _to_text(np.concatenate([reply.logprobs for reply in replies]), "f4"),
                 "versions": np.stack(versions, 1).tolist(),
             }
-        return with_schema(data, SCHEMA)
+        return with_schema({**data, **sometimes}, SCHEMA)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Trajectory:
@@ -209,13 +308,16 @@ class Trajectory:
         old = version == 1
         data = without_schema(data, "the trajectory", SCHEMA)
         turns = _turns_of_version_1(data) if old else _turns(data)
-        final = [Message.model_validate(message) for message in data.get("final_observation", [])]
+        final = [Message.from_openai(message) for message in data.get("final_observation", [])]
         return cls(**{**data, "turns": turns, "final_observation": final})
 
 
 # ---
 # Record format: one JSON object, in which messages are plain text and the tokens of all turns are three values.
 #
+# schema 4   as 3; group, member, started and turns[i].calls_s, each where there is any. Of a turn, these are left out
+#            where they are as usual: stop_reason "stop", forked false, metadata {}, reward 0.
+# schema 3   as 2, for episodes with seats: turns[i].seat, rewards and opponents by seat; each where there is any.
 # schema 2   turns[i].tokens = [continues, prompt, sampled], numbers of tokens; a turn without tokens has none.
 #            tokens.ids       prompt and sampled ids, turn by turn, as "i4:BASE64"
 #            tokens.logprobs  of the sampled tokens, as "f4:BASE64"
@@ -224,8 +326,18 @@ class Trajectory:
 #            it is smaller so, the bytes are compressed with zlib: "i4z", "f4z".
 # schema 1   (without a "schema") each turn holds its whole prompt, its tokens, log-probs and versions, as lists.
 
-SCHEMA = 2
+SCHEMA = 4
+_SOMETIMES: dict[str, Any] = {"rewards": {}, "opponents": {}, "group": None, "member": None, "started": 0.0}
+_APART = ("turns", "final_observation", *_SOMETIMES)
 _TIMES = ("reward", "generate_s", "step_s")
+_USUAL: dict[str, Any] = {
+    "reward": 0.0,
+    "stop_reason": "stop",
+    "forked": False,
+    "metadata": {},
+    "seat": "",
+    "calls_s": [],
+}
 
 
 def runs(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -238,13 +350,18 @@ def runs(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
 
 def _turn_to_dict(turn: Turn) -> dict[str, Any]:
     reply = turn.reply
-    data = {
-        "observation": [message.to_openai() for message in turn.observation],
-        "message": reply.message.to_openai(),
+    figures = {
         **{name: getattr(turn, name) for name in _TIMES},
         "stop_reason": reply.stop_reason,
         "forked": reply.forked,
         "metadata": reply.metadata,
+        "seat": turn.seat,
+        "calls_s": turn.calls_s,
+    }
+    data: dict[str, Any] = {
+        "observation": [message.to_openai() for message in turn.observation],
+        "message": reply.message.to_openai(),
+        **{name: value for name, value in figures.items() if name not in _USUAL or value != _USUAL[name]},
     }
     if reply.has_tokens:
         data["tokens"] = [reply.continues, len(reply.prompt_ids), len(reply.token_ids)]
@@ -268,20 +385,22 @@ def _turns(data: dict[str, Any]) -> list[Turn]:
         parts = list(zip(ids[::2], ids[1::2], logprobs, versions, strict=True))
     taken = iter(zip(counts, parts, strict=True))
     turns = []
-    for item in data["turns"]:
+    for given in data["turns"]:
+        item = {**_USUAL, **given}
         reply = Reply(
-            Message.model_validate(item["message"]),
+            Message.from_openai(item["message"]),
             stop_reason=item["stop_reason"],
             forked=item["forked"],
-            metadata=item["metadata"],
+            metadata=dict(item["metadata"]),
         )
         if "tokens" in item:
             (continues, *lengths), arrays = next(taken)
             if [len(arrays[0]), len(arrays[1])] != lengths:
                 raise ValueError("fewer or more tokens than its turns say")
             reply = replace(reply, **dict(zip(TOKEN_FIELDS, arrays, strict=True)), continues=continues)
-        observation = [Message.model_validate(message) for message in item["observation"]]
-        turns.append(Turn(observation, reply, **{name: item[name] for name in _TIMES}))
+        observation = [Message.from_openai(message) for message in item["observation"]]
+        own = {name: item[name] for name in (*_TIMES, "seat")}
+        turns.append(Turn(observation, reply, **own, calls_s=list(item["calls_s"])))
     return turns
 
 
@@ -291,7 +410,7 @@ def _turns_of_version_1(data: dict[str, Any]) -> list[Turn]:
         rest = {name: value for name, value in item.items() if name not in (*_TIMES, "observation")}
         reply = Reply(**{**rest, "message": Message.model_validate(item["message"])})
         before, reply.forked = reply.follow(before), item.get("forked", False)
-        observation = [Message.model_validate(message) for message in item["observation"]]
+        observation = [Message.from_openai(message) for message in item["observation"]]
         turns.append(Turn(observation, reply, **{name: item[name] for name in _TIMES if name in item}))
     return turns
 
@@ -328,14 +447,27 @@ DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, z
 """Exceptions raised when a line that is not a trajectory is read."""
 
 
+MOST_ROWS_HELD = 2**20
+"""Bytes of index rows that wait for room; readers make the others of the records."""
+
+
 class TrajectoryWriter(LineWriter):
     """Appends trajectories to a file; every record is handed to the operating system as it is written.
+
+    Beside it, in `KIND.index.jsonl`, a row says where each record is and what a list shows of it
+    (`forge_env.trajectory_index`).
 
     Used from one thread at a time. An event loop leaves it to a thread: a long episode takes milliseconds.
     """
 
+    def __init__(self, path: Path, **options: Any) -> None:
+        super().__init__(path, **options)
+        self._rows: deque[IndexRow | None] = deque()
+        """Of the lines that are held, or being written."""
+        self._index = LineWriter(index_path(path), what="rows of the index", most_held=MOST_ROWS_HELD)
+
     def write(self, trajectory: Trajectory) -> None:
-        """Append one record, or hold it while the disk is full (see `LineWriter`).
+        """Append one record and its row of the index, or hold them while the disk is full (see `LineWriter`).
 
         Raises:
             TypeError, ValueError, RecursionError: what a policy or an environment put in it is not JSON.
@@ -345,7 +477,30 @@ class TrajectoryWriter(LineWriter):
             line = json.dumps(data, separators=(",", ":"), ensure_ascii=False).encode()
         except UnicodeEncodeError:  # a surrogate without its other half: JSON has it, UTF-8 does not
             line = json.dumps(data, separators=(",", ":")).encode()
+        try:
+            row = row_of(data, 0, 0)
+        except BAD_RECORD:  # an environment's figures that are none: the record is kept as it is
+            row = None
+        self._rows.append(row)
+        dropped = self.dropped
         self.append(line)
+        if self.dropped > dropped:
+            self._rows.pop()
+
+    def written(self, offset: int, length: int) -> None:
+        """Write the row of what was written. That it can't be costs nothing but time: readers make it themselves."""
+        row = self._rows.popleft()
+        if row is not None:
+            row.offset, row.length = offset, length
+            self._index.append(encode(row))
+
+    def close(self) -> None:
+        """Close both files; raises as `LineWriter.close`, of the records only."""
+        try:
+            super().close()
+        finally:
+            with suppress(DiskFullError):
+                self._index.close()
 
 
 def read_trajectories(

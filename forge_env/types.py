@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -58,7 +60,9 @@ class FunctionCall(SlottedModel):
     """The function an assistant asks for; `arguments` is JSON text exactly as the model wrote it."""
 
     name: str
+    """Of the tool."""
     arguments: str = "{}"
+    """A JSON object as text."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,8 +70,11 @@ class ToolCall(SlottedModel):
     """One tool call of an assistant message (OpenAI chat format)."""
 
     id: str
+    """The tool's answer names it (`Message.tool_call_id`)."""
     type: Literal["function"] = "function"
+    """OpenAI knows no other."""
     function: FunctionCall
+    """What is called, with what."""
 
 
 @dataclass(slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
@@ -75,22 +82,97 @@ class Message(SlottedModel):
     """One chat message in OpenAI's format."""
 
     role: Role
+    """Who says it."""
     content: str = ""
+    """The text."""
     tool_calls: list[ToolCall] = Field(default_factory=list)
+    """What an assistant calls."""
     tool_call_id: str | None = None
+    """Of a tool's answer: which call it answers."""
     name: str | None = None
+    """Of a tool's answer: the tool's."""
     reasoning_content: str | None = None
+    """What the model thought before its answer, where that is told apart."""
+    stop_reason: Literal["stop", "length", "content_filter"] = "stop"
+    """Why an assistant's message ended, as `Reply` knows it. Rollouts tell `Environment.step`; records and models are
+    not told."""
+    images: tuple[str, ...] = ()
+    """Shown after the text to models that see: `data:` addresses (`fe.image` makes them of files), or `https:` ones."""
 
     def to_openai(self) -> dict[str, Any]:
-        """The message as an OpenAI chat dictionary, unset fields left out."""
-        data = self.model_dump(exclude_none=True)
+        """The message as an OpenAI chat dictionary, unset fields left out; with images, its content is in parts."""
+        data = self.model_dump(exclude_none=True, exclude={"images", "stop_reason"})
         if not self.tool_calls:
             data.pop("tool_calls")
+        data["content"] = self.parts
         return data
+
+    @property
+    def parts(self) -> str | list[dict[str, Any]]:
+        """The content as OpenAI has it: the text, or a list of parts where there are images."""
+        if not self.images:
+            return self.content
+        text = [{"type": "text", "text": self.content}] if self.content else []
+        return [*text, *({"type": "image_url", "image_url": {"url": url}} for url in self.images)]
+
+    @classmethod
+    def from_openai(cls, data: Any) -> Message:
+        """What `to_openai` gave. `ValidationError`, `TypeError` or `KeyError`: it is something else."""
+        if not isinstance(data.get("content"), list):
+            return cls.model_validate(data)
+        parts = data["content"]
+        texts = [part["text"] for part in parts if part["type"] == "text"]
+        images = tuple(part["image_url"]["url"] for part in parts if part["type"] != "text")
+        return cls.model_validate({**data, "content": "".join(texts), "images": images})
+
+
+_IMAGES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif"}
+"""How a file begins -> its kind."""
+
+
+def image(source: str | Path | bytes) -> str:
+    """A picture for `Message.images`: PNG, JPEG, GIF or WebP, from a file or its bytes.
+
+    Raises:
+        UsageError: it is none of these, or there is no such file.
+    """
+    if isinstance(source, bytes):
+        data, name = source, "these bytes are"
+    else:
+        name = f"{source} is"
+        try:
+            data = Path(source).read_bytes()
+        except OSError as error:
+            raise UsageError(f"can't read the image {source}: {error.strerror}") from error
+    kind = next((kind for start, kind in _IMAGES.items() if data.startswith(start)), None)
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        kind = "webp"
+    if kind is None:
+        raise UsageError(f"{name} not an image", fix="give a PNG, JPEG, GIF or WebP")
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 Observation: TypeAlias = list[Message]
 """What an agent sees next: only the messages that are new since its last action."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Branch(SlottedModel):
+    """How a conversation begins that doesn't begin from nothing: `info["branch"]`, beside its `info["seat"]`.
+
+    The observation holds all of its messages. A policy that can goes on from the other conversation's own tokens, and
+    reads only what is new.
+    """
+
+    why: str
+    """It is not the other conversation that goes on; for the record."""
+    seat: str = ""
+    """The other conversation."""
+    turns: int = 0
+    """Of the other, how many answers this one begins with; 0: none is as it was."""
+    messages: int = 0
+    """Messages of the observation to the end of these answers."""
+
 
 Action: TypeAlias = Message | str
 """One assistant message, with or without tool calls; a plain string is an assistant message's content."""
@@ -123,8 +205,11 @@ class ToolSpec(BaseModel):
     """A tool as the model sees it: name, what it does, JSON schema of its arguments."""
 
     name: str
+    """Of the tool."""
     description: str = ""
+    """What it does, for the model."""
     parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
+    """JSON schema of its arguments, an object."""
 
     def to_openai(self) -> dict[str, Any]:
         """The tool as an entry of OpenAI's `tools` list."""
@@ -141,9 +226,16 @@ class Task(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     id: str
+    """Unique within the environment; records and comparisons go by it."""
     prompt: str
+    """What the agent is told."""
     data: dict[str, Any] = Field(default_factory=dict)
+    """Whatever the environment needs to play and score it; never shown to the agent."""
     gold: str | None = None
+    """An answer that scores full marks; None where none is known."""
     difficulty: int = 1
+    """Level, for curricula and for scores by level."""
     tags: list[str] = Field(default_factory=list)
+    """Words by which scores are told apart."""
     split: str = "train"
+    """The set that it belongs to."""

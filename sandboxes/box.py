@@ -26,6 +26,7 @@ from forge_env.sandbox import (
     CallOutcome,
     CallsResult,
     ExecResult,
+    How,
     Limits,
     OutputChunk,
     Process,
@@ -36,10 +37,12 @@ from forge_env.sandbox import (
     Usage,
 )
 from sandboxes.connection import Connection, Listener
+from sandboxes.images.packages import bare_name
 from sandboxes.network import AllowList, FilteringProxy, receive_listener
 from sandboxes.runner import values
 from sandboxes.runner.programs import IO_ERROR
 from sandboxes.runner.wire import Header
+from sandboxes.suite import suite_of, verdict_apart, verdict_counted
 
 GRACE_S = 10.0
 """How late a runner may be beyond a call's wall limit before it counts as lost."""
@@ -68,8 +71,8 @@ class Box(ABC):
         """Take over our end of the channel and wait for the runner's first word. Raises `SandboxError`."""
         channel.setblocking(False)
         try:
-            if self.spec.allow:
-                self.proxy = FilteringProxy(await receive_listener(channel), AllowList(self.spec.allow))
+            if self.spec.proxied:
+                self.proxy = FilteringProxy(await receive_listener(channel), AllowList.of(self.spec))
                 await self.proxy.start()
             await asyncio.get_running_loop().create_unix_connection(lambda: self.connection, sock=channel)
         except BaseException:  # cancelled too: the channel is nobody else's yet
@@ -159,7 +162,7 @@ class BoxSandbox(Sandbox):
         files: Mapping[str, str | bytes] | None = None,
         limits: Limits | None = None,
     ) -> ExecResult:
-        data = {checked_path(name): encoded(text, name) for name, text in (files or {}).items()}
+        data = checked_files(files or {})
         _, result, _ = await self._run({"kind": "python"}, limits, code=code, stdin=stdin, files=data)
         return result
 
@@ -172,8 +175,7 @@ class BoxSandbox(Sandbox):
         await self.write_files({path: data})
 
     async def write_files(self, files: Mapping[str, str | bytes]) -> None:  # noqa: D102
-        data = {checked_path(path): encoded(content, path) for path, content in files.items()}
-        _, result, _ = await self._run({"kind": "write"}, FILE_LIMITS, files=data)
+        _, result, _ = await self._run({"kind": "write"}, FILE_LIMITS, files=checked_files(files))
         raise_io_error(result, ", ".join(files))
 
     async def read_file(self, path: str) -> bytes:  # noqa: D102
@@ -182,16 +184,47 @@ class BoxSandbox(Sandbox):
         raise_io_error(result, path)
         return data
 
-    async def run_tests(self, code: str, tests: str, *, limits: Limits | None = None) -> TestsResult:  # noqa: D102
-        header: Header = {"op": "judge", "kind": "judge"}
-        answer, execution, stream = await self._run(header, limits, code=code, tail=tests.encode("utf-8", "replace"))
-        return tests_result(execution, stream, answer.get("judge", {}))
+    async def read_files(self, path: str = ".") -> dict[str, bytes]:  # noqa: D102
+        header: Header = {"kind": "folder", "path": checked_path(path), "max_bytes": MAX_FILE}
+        _, result, data = await self._run(header, FILE_LIMITS)
+        raise_io_error(result, path)
+        parts = list(values.split(data))
+        return {name.decode(): content for name, content in zip(parts[::2], parts[1::2], strict=True)}
 
-    async def shell(self, *, env: Mapping[str, str] | None = None, cwd: str | None = None) -> Session:  # noqa: D102
-        return BoxSession(*await self._open("shell", surroundings(env, cwd)))
+    async def run_tests(  # noqa: D102
+        self,
+        code: str | None = None,
+        tests: str | Mapping[str, str | bytes] = "",
+        *,
+        files: Mapping[str, str | bytes] | None = None,
+        packages: Sequence[str] = (),
+        how: How | None = None,
+        limits: Limits | None = None,
+    ) -> TestsResult:
+        there = self._held().spec.packages
+        if missing := [name for name in packages if name not in there and name not in map(bare_name, there)]:
+            fix = f"acquire it with SandboxSpec(packages={[*there, *missing]})"
+            raise UsageError(f"this sandbox was acquired without {', '.join(missing)}", fix=fix)
+        test_files = tests if isinstance(tests, str) else checked_files(tests)
+        suite = suite_of(code, test_files, checked_files(files or {}), how)
+        if suite.how == "counted":
+            header, everything = suite.counted_header()
+            _, execution, stream = await self._run(header, limits, files=everything)
+            return verdict_counted(execution, stream, suite)
+        header, tail = suite.apart_header()
+        text = (code or "") if isinstance(tests, str) else ""
+        answer, execution, stream = await self._run(header, limits, code=text, files=suite.judged, tail=tail)
+        return verdict_apart(execution, stream, answer.get("judge", {}))
 
-    async def python(self, *, env: Mapping[str, str] | None = None, cwd: str | None = None) -> Session:  # noqa: D102
-        return BoxSession(*await self._open("session", surroundings(env, cwd)))
+    async def shell(  # noqa: D102
+        self, *, env: Mapping[str, str] | None = None, cwd: str | None = None, limits: Limits | None = None
+    ) -> Session:
+        return BoxSession(*await self._open("shell", surroundings(env, cwd), limits))
+
+    async def python(  # noqa: D102
+        self, *, env: Mapping[str, str] | None = None, cwd: str | None = None, limits: Limits | None = None
+    ) -> Session:
+        return BoxSession(*await self._open("session", surroundings(env, cwd), limits))
 
     async def spawn(  # noqa: D102
         self,
@@ -201,7 +234,9 @@ class BoxSandbox(Sandbox):
         cwd: str | None = None,
         limits: Limits | None = None,
     ) -> Process:
-        return BoxProcess(*await self._open("process", command(argv, env, cwd), limits))
+        program = command(argv, env, cwd)
+        program["here"] = bool(self._held().spec.preload) and is_script(program["argv"], program["env"])
+        return BoxProcess(*await self._open("process", program, limits))
 
     async def _open(self, kind: str, program: Header, limits: Limits | None = None) -> tuple[Connection, int]:
         """Start a session or background process: the connection that leads to it, and its number there."""
@@ -287,7 +322,13 @@ class BoxSession(_Persistent, Session):
             if self._ended:
                 raise UsageError("this session has ended", fix="check 'alive' and open another one")
             header: Header = {"op": "turn", "limits": limits_header(limits)}
-            return await self._ask(header, source_text(source, "the source"), wait_s=limits.wall_s)
+            code = source_text(source, "the source")
+            try:
+                return await self._ask(header, code, wait_s=limits.wall_s)
+            except asyncio.CancelledError:  # what it runs would go on, and mix with the next command
+                self._ended = True
+                self._connection.notify({"op": "kill", "target": self._number})
+                raise
 
     async def close(self) -> None:  # noqa: D102
         await self._end()
@@ -338,6 +379,13 @@ def command(argv: Sequence[str], env: Mapping[str, str] | None, cwd: str | None)
     return {"argv": list(argv), **surroundings(env, cwd)}
 
 
+def is_script(argv: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether it is a Python file with its arguments, and neither an option nor a variable for the interpreter."""
+    if any(name == "PATH" or name.startswith("PYTHON") for name in env):  # another interpreter, or its settings
+        return False
+    return argv[0] in ("python", "python3") and len(argv) > 1 and not argv[1].startswith("-")
+
+
 def encoded(text: str | bytes, what: str) -> bytes:
     """Input or a file as the runner reads it. Raises `UsageError` unless it is text or bytes."""
     if not isinstance(text, str | bytes):
@@ -350,6 +398,11 @@ def source_text(text: str, what: str) -> bytes:
     if not isinstance(text, str):
         raise UsageError(f"{what} is of type {type(text).__name__}", fix="use a string")
     return encoded(text, what)
+
+
+def checked_files(files: Mapping[str, str | bytes]) -> dict[str, bytes]:
+    """Files by path as the runner reads them. Raises `SandboxPathError` and `UsageError`."""
+    return {checked_path(path): encoded(content, path) for path, content in files.items()}
 
 
 def checked_path(path: str) -> str:
@@ -401,17 +454,6 @@ def call_outcome(frame: object) -> CallOutcome:
     if isinstance(frame, dict) and isinstance(frame.get("e"), str):
         return CallOutcome(error=frame["e"][:200], message=str(frame.get("m", ""))[:2000])
     return CallOutcome(error="TypeError", message="not a plain value")
-
-
-def tests_result(execution: ExecResult, stream: bytes, judge: Header) -> TestsResult:
-    """The verdict of the tests' process; without one, nothing has passed."""
-    frames = values.unpack_frames(stream)
-    if len(frames) == 1 and isinstance(verdict := frames[0], dict):
-        failures = [str(line) for line in verdict["failures"]]
-        passed = verdict["passed"] is True and not failures and verdict["total"] > 0
-        return TestsResult(passed, int(verdict["total"]), failures, execution)
-    why = "timed out" if execution.timed_out else str(judge.get("stderr", "")).strip()[-500:]
-    return TestsResult(False, 0, [f"the tests came to no verdict: {why}"], execution)
 
 
 def raise_io_error(result: ExecResult, path: str) -> None:

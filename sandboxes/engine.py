@@ -8,7 +8,7 @@ from typing import Any
 
 from forge_env.errors import SandboxError, UsageError
 from forge_env.machine import free_memory_gb
-from forge_env.sandbox import SANDBOXES_PER_CPU, TENANT, Sandbox, SandboxEngine, SandboxSpec
+from forge_env.sandbox import HOLDER, SANDBOXES_PER_CPU, TENANT, Sandbox, SandboxEngine, SandboxSpec
 from sandboxes.box import Box, BoxSandbox
 from sandboxes.pool import Pool
 
@@ -68,7 +68,7 @@ class PooledEngine(SandboxEngine):
     async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:  # noqa: D102
         if self._pool is None:
             raise SandboxError("the sandbox engine was not started", fix="use it as 'async with engine:'")
-        return BoxSandbox(await self._pool.acquire(spec or SandboxSpec(), TENANT.get()))
+        return BoxSandbox(await self._pool.acquire(spec or SandboxSpec(), TENANT.get(), HOLDER.get()))
 
     async def release(self, sandbox: Sandbox) -> None:  # noqa: D102
         if not isinstance(sandbox, BoxSandbox):

@@ -22,9 +22,9 @@ from urllib.parse import urlsplit
 import h11
 
 from forge_env.errors import SandboxError, UsageError
+from forge_env.sandbox import SandboxSpec
+from forge_env.sandbox.protocol import PROXY_PORT
 
-PROXY_PORT = 3128
-"""On the sandbox's own loopback."""
 DEFAULT_PORTS = (80, 443)
 _MAX_HEAD = 16 * 1024
 _HEAD_TIMEOUT_S = 10.0
@@ -40,12 +40,29 @@ _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\r\n[ \t]")
 class AllowList:
     """Hosts that may be reached: `name`, `name:port` or `*.name` (any name below); without a port, 80 and 443.
 
+    Args:
+        entries: the hosts.
+        origin: `HOST:PORT` of whoever answers requests that name the proxy itself, or no host; may be reached too.
+
     Raises:
         UsageError: an entry is not of this form.
     """
 
-    def __init__(self, entries: Iterable[str]) -> None:
-        self._entries = [_parse(entry) for entry in entries]
+    def __init__(self, entries: Iterable[str], origin: str = "") -> None:
+        self._entries = [_parse(entry) for entry in [*entries, *([origin] if origin else [])]]
+        self._origin = (self._entries[-1][0], self._entries[-1][1][0]) if origin else None
+
+    @classmethod
+    def of(cls, spec: SandboxSpec) -> AllowList:
+        """What programs of such a sandbox may reach."""
+        return cls(spec.allow, spec.origin)
+
+    def destination(self, method: str, target: str) -> tuple[str, int, str]:
+        """Host, port and path that a request leads to. Raises `ValueError`."""
+        own = target.removeprefix(f"http://127.0.0.1:{PROXY_PORT}")
+        if self._origin is not None and own.startswith("/") and method != "CONNECT":
+            return *self._origin, own
+        return _destination(method, target)
 
     def permits(self, host: str, port: int) -> bool:
         """Whether a connection to `host:port` is allowed. An address is allowed only where it is listed itself."""
@@ -139,7 +156,8 @@ class FilteringProxy:
     async def _forward(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD)
         try:
-            request, host, port, path = _understood(client, head)
+            request = _understood(client, head)
+            host, port, path = self._allowed.destination(request.method.decode(), request.target.decode())
         except (ValueError, h11.RemoteProtocolError) as error:
             _answer(client, writer, HTTPStatus.BAD_REQUEST, f"not a request that this proxy forwards: {error}")
             return
@@ -204,8 +222,8 @@ async def receive_listener(channel: socket.socket) -> socket.socket:
     return socket.socket(fileno=fds[0])
 
 
-def _understood(client: h11.Connection, head: bytes) -> tuple[h11.Request, str, int, str]:
-    """The request, and the host, port and path that it names.
+def _understood(client: h11.Connection, head: bytes) -> h11.Request:
+    """The request.
 
     Raises:
         ValueError: it is not a request for a proxy, or a server could read it in another way.
@@ -219,7 +237,7 @@ def _understood(client: h11.Connection, head: bytes) -> tuple[h11.Request, str, 
         raise ValueError("it is empty")
     if any(name == b"transfer-encoding" for name, _ in request.headers):
         raise ValueError("a body needs a Content-Length")
-    return request, *_destination(request.method.decode(), request.target.decode())
+    return request
 
 
 def _destination(method: str, target: str) -> tuple[str, int, str]:

@@ -20,10 +20,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge_env.concurrency import to_its_end
-from forge_env.errors import ForgeError, SandboxError
+from forge_env.errors import EnvironmentBugError, ForgeError, SandboxError
+from forge_env.rollout.working_time import waiting
 from forge_env.sandbox import SandboxSpec
 from sandboxes.box import Box
 
+STUCK_S = 60.0
+"""After this long without a box given back, one who holds a box and waits for another is asked to give up."""
 IDLE_S = 60.0
 """After this long without work a box beyond the warm ones is given up."""
 _START_ATTEMPTS = 2
@@ -36,6 +39,8 @@ class Waiter:
 
     spec: SandboxSpec
     tenant: str
+    holder: object
+    """Who will hold it: boxes of one holder are given back by the same code that waits."""
     box: asyncio.Future[Box]
 
     def fail(self, error: Exception) -> None:
@@ -53,6 +58,7 @@ class Pool:
         warm: boxes kept when nothing is to do.
         max_uses: leases after which a box is replaced.
         room: whether the machine has memory for one more box; asked before growing beyond the first.
+        stuck_s: seconds after which a wait that can't end is an error.
     """
 
     def __init__(
@@ -63,17 +69,20 @@ class Pool:
         warm: int = 0,
         max_uses: int = 5000,
         room: Callable[[SandboxSpec], bool] = lambda spec: True,
+        stuck_s: float = STUCK_S,
     ) -> None:
         self._make = make
         self.size = size
         self.warm = warm
         self.max_uses = max_uses
         self._room = room
+        self._stuck_s = stuck_s
+        self._releases = 0
         self.counters: Counter[str] = Counter()
         self.phases = Phases()
         self.last_dirt: list[str] = []
         self._idle: dict[Box, float] = {}  # since when
-        self._leased: dict[Box, str] = {}  # by which tenant
+        self._leased: dict[Box, Waiter] = {}  # who waited for it
         self._resetting: set[Box] = set()
         self._pending: Counter[SandboxSpec] = Counter()  # starting or resetting
         self._dying = 0
@@ -98,25 +107,44 @@ class Pool:
             if isinstance(box, BaseException):
                 raise box
 
-    async def acquire(self, spec: SandboxSpec, tenant: str = "") -> Box:
-        """A clean box; waits for its turn while all are taken."""
+    async def acquire(self, spec: SandboxSpec, tenant: str = "", holder: object = None) -> Box:
+        """A clean box; waits for its turn while all are taken.
+
+        Args:
+            spec: its kind.
+            tenant: on whose behalf, such as an environment's name.
+            holder: who gives it back, such as an episode; the running task when not given.
+
+        Raises:
+            SandboxError: none could be started.
+            EnvironmentBugError: whoever holds a box waits for another one, so that none is ever given back.
+        """
         if self._closed:
             raise SandboxError("the sandbox engine is closed")
         asked = time.monotonic()
-        box = None if any(waiter.spec == spec for waiter in self._waiting) else self._take_idle(spec, tenant)
+        holder = asyncio.current_task() if holder is None else holder
+        waiter = Waiter(spec, tenant, holder, asyncio.get_running_loop().create_future())
+        box = None if any(other.spec == spec for other in self._waiting) else self._take_idle(waiter)
         self.counters["hits" if box else "misses"] += 1
         if box is None:
-            box = await self._wait(spec, tenant)
+            box = await self._wait(waiter)
         box.uses += 1
         self.phases.add("acquire", time.monotonic() - asked)
         return box
 
-    async def _wait(self, spec: SandboxSpec, tenant: str) -> Box:
-        waiter = Waiter(spec, tenant, asyncio.get_running_loop().create_future())
+    async def _wait(self, waiter: Waiter) -> Box:
         self._waiting.append(waiter)
         self._grow()
         try:
-            return await waiter.box
+            with waiting():
+                while True:
+                    before = self._releases
+                    await asyncio.wait([waiter.box], timeout=self._stuck_s)
+                    if waiter.box.done():
+                        return waiter.box.result()
+                    if before == self._releases and self._is_stuck(waiter):
+                        self._waiting.remove(waiter)
+                        raise self._how_stuck()
         except asyncio.CancelledError:
             if waiter.box.done() and not waiter.box.cancelled() and waiter.box.exception() is None:
                 box = waiter.box.result()  # it came at the very moment of giving up
@@ -124,12 +152,30 @@ class Pool:
                 self._offer(box)
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
+            waiter.box.cancel()
             raise
+
+    def _is_stuck(self, waiter: Waiter) -> bool:
+        """Whether whoever could give a box back waits for one, and this one could."""
+        if self._idle or self._pending.total() or self._dying:
+            return False
+        waiting_too = {id(other.holder) for other in self._waiting}
+        holders = {id(holding.holder) for holding in self._leased.values()}
+        return id(waiter.holder) in holders and holders <= waiting_too
+
+    def _how_stuck(self) -> EnvironmentBugError:
+        held = Counter(holding.tenant or "a caller" for holding in self._leased.values())
+        names = ", ".join(f"{name} ({count})" for name, count in held.items())
+        return EnvironmentBugError(
+            f"all {len(self._leased)} sandboxes are held by episodes that wait for another one: {names}",
+            fix="give the first back before taking a second, as `fresh_sandbox` does, or raise sandbox.concurrency",
+        )
 
     def release(self, box: Box) -> None:
         """Take a box back: it is wiped and checked in the background, then offered again or replaced."""
         if self._leased.pop(box, None) is None:
             return
+        self._releases += 1
         if self._closed or not box.connection.alive:
             self._discard(box, "lost")
         else:
@@ -168,11 +214,11 @@ class Pool:
             **self.counters,
         }
 
-    def _take_idle(self, spec: SandboxSpec, tenant: str) -> Box | None:
+    def _take_idle(self, waiter: Waiter) -> Box | None:
         for box in reversed(self._idle):  # the most recently used: its memory is warm, the others may go
-            if box.spec == spec and box.connection.alive:
+            if box.spec == waiter.spec and box.connection.alive:
                 del self._idle[box]
-                self._leased[box] = tenant
+                self._leased[box] = waiter
                 return box
         return None
 
@@ -182,10 +228,10 @@ class Pool:
             self._discard(box, "lost")
             return
         if waiters := [waiter for waiter in self._waiting if waiter.spec == box.spec and not waiter.box.done()]:
-            held = Counter(self._leased.values())
+            held = Counter(holding.tenant for holding in self._leased.values())
             waiter = min(waiters, key=lambda waiter: held[waiter.tenant])  # the first among equals
             self._waiting.remove(waiter)
-            self._leased[box] = waiter.tenant
+            self._leased[box] = waiter
             waiter.box.set_result(box)
             return
         self._idle[box] = time.monotonic()

@@ -78,6 +78,18 @@ torch_backend() {
   "$VENV/bin/uv" pip install --quiet --dry-run --reinstall --no-deps --python "$VENV/bin/python" "$pin" >/dev/null 2>&1 || echo "--torch-backend=cpu"
 }
 
+# vLLM's CPU build needs one library of the system, which Debian's smallest images lack.
+libnuma() {
+  [ "$STACK" = cpu ] || return 0
+  "$PYTHON" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null && return 0
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    say "libnuma is missing; installing it with apt-get"
+    { apt-get update -qq && apt-get install -y -qq --no-install-recommends libnuma1; } >/dev/null </dev/null || die "apt-get could not install libnuma1"
+  else
+    say "*** libnuma.so.1 is missing, which vLLM needs: training will not start. On Debian: apt-get install libnuma1 ***"
+  fi
+}
+
 choose_stack
 choose_python
 stamp="$VENV/.forge-env-setup"
@@ -91,6 +103,7 @@ if [ ! -x "$VENV/bin/python" ] || ! python_is_311 "$VENV/bin/python" || [ "$(cut
   make_venv
 fi
 rm -f "$stamp"
+libnuma
 say "installing the pinned packages ($STACK) into $VENV"
 "$VENV/bin/python" -m pip install --quiet "uv==$UV_VERSION"
 pass_on_pip_settings

@@ -56,6 +56,11 @@ if [ "$(id -u)" = 0 ] && [ ! -x /usr/sbin/sshd ] && command -v apt-get >/dev/nul
   install_packages openssh-server openssh-client >/dev/null 2>&1 || echo "test: sshd is not installed" >&2
 fi
 
+# Tests marked 'browser' look at the pages of `forge-env view` in Chromium.
+if [ "$(id -u)" = 0 ] && [ ! -x /usr/bin/chromium ] && command -v apt-get >/dev/null; then
+  install_packages chromium >/dev/null 2>&1 || echo "test: Chromium is not installed: tests marked 'browser' are not run" >&2
+fi
+
 # The real openenv-core and verifiers can't share an environment with vLLM: their tests have one of their own, and run
 # first, so that the summary of the whole suite is the last line.
 interop_status=0

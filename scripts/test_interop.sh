@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Tests against other projects, in environments of their own. The real openenv-core and verifiers pin other versions of
 # openai and mcp than vLLM needs (.venv-interop). SkyPilot agrees with neither, and the schemas of Kubernetes are large
-# (.venv-schemas).
+# (.venv-schemas). Agents that are played as programs pin openai, too; inspect_ai and atif, which read what we export, lie
+# beside them (.venv-programs). reasoning_gym and TextArena are only tried here.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -23,12 +24,16 @@ run() { # run VENV "WHAT TO INSTALL" PYTEST_ARGUMENTS...
   "$venv/bin/python" -m pytest "$@"
 }
 
-peers="-e .[openenv,verifiers] openenv-core==0.3.0"
+peers="-e .[openenv,verifiers,reasoning_gym] openenv-core==0.3.0 textarena==0.7.4"
 if [ $# != 0 ]; then
   run .venv-interop "$peers" "$@"
   exit
 fi
-run .venv-interop "$peers" tests/forge_env/serve/test_openenv_core.py tests/environments/test_verifiers.py
+run .venv-interop "$peers" tests/forge_env/serve/test_openenv_core.py tests/environments/test_verifiers.py \
+  tests/environments/test_foreign.py
+run .venv-programs "-e . mini-swe-agent==2.4.6 openai-agents==0.24.0 pydantic-ai-slim[openai]==2.68.0 \
+  smolagents[openai]==1.26.0 langgraph==1.2.22 langchain-openai==1.7.3 atif==1.8.0 inspect-ai==0.3.285" \
+  tests/forge_env/gateway/test_real_programs.py tests/forge_env/test_interchange.py
 home=$(mktemp -d) # SkyPilot writes there
 trap 'rm -rf "$home"' EXIT
 UV_CACHE_DIR="${UV_CACHE_DIR:-$HOME/.cache/uv}" HOME="$home" run .venv-schemas \

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import gc
 import os
+import re
 import signal
 from collections import Counter
 from functools import cache, cached_property
 from importlib.util import find_spec
+from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.mark.expression import Expression
 from hypothesis import settings
 
 from forge_env import machine
@@ -17,6 +23,10 @@ from sandboxes.docker import DockerEngine
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: tests of Ctrl-C would wait for ever
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup, likewise
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+gc.set_threshold(20_000, 10, 10)  # a sixth of the collection's time went there
 
 settings.register_profile("forge_env", deadline=None)  # a busy machine is no failure
 settings.load_profile("forge_env")
@@ -25,8 +35,11 @@ settings.load_profile("forge_env")
 PEERS = {
     "openenv": "forge_env/serve/test_openenv_core.py",
     "verifiers": "environments/test_verifiers.py",
+    "reasoning_gym": "environments/test_foreign.py",
     "kubernetes_validate": "sandboxes/test_pod_schema.py",
     "sky": "forge_env/job/test_files_schema.py",
+    "agents": "forge_env/gateway/test_real_programs.py",
+    "atif": "forge_env/test_interchange.py",
 }
 collect_ignore = [path for package, path in PEERS.items() if find_spec(package) is None]
 
@@ -46,13 +59,48 @@ def stack_reason() -> str:
     return f"training packages missing: {', '.join(missing)}" if missing else ""
 
 
-NEEDS = {"docker": docker_reason, "stack": stack_reason}
+@cache
+def browser_reason() -> str:
+    """Why tests marked `browser` can't run here, or an empty string."""
+    return "" if Path("/usr/bin/chromium").exists() else "Chromium is not installed (apt-get install chromium)"
+
+
+NEEDS = {"browser": browser_reason, "docker": docker_reason, "stack": stack_reason}
 
 
 NOT_RUN = "NOT RUN: "
 HEAVY = {"docker", "slow", "stack"}
 HEAVY_HERE = "forge_env/heavy"
 """Where a worker of xdist tells its controller, which sees names only, what is heavy and how long it may take."""
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over what was imported and collected: it stays to the end."""
+    gc.freeze()
+
+
+def marks_of_module(path: Path) -> set[str]:
+    """The names in a module's `pytestmark`, read without importing it."""
+    return {
+        node.attr
+        for statement in ast.parse(path.read_bytes()).body
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "pytestmark"
+        for node in ast.walk(statement.value)
+        if isinstance(node, ast.Attribute)
+    }
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave a module of which `-m` takes no test: importing the training stack costs each worker ten seconds."""
+    expression = config.getoption("markexpr")
+    names = set(re.findall(r"\w+", expression)) - {"and", "or", "not"}
+    if not names or not collection_path.match("test_*.py"):
+        return None
+    marks = names & marks_of_module(collection_path)
+    unknown = sorted(names - marks)  # a single test may have them, or not
+    selects = Expression.compile(expression).evaluate
+    further = (set(chosen) for size in range(len(unknown) + 1) for chosen in combinations(unknown, size))
+    return None if any(selects((marks | chosen).__contains__) for chosen in further) else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

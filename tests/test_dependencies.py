@@ -6,7 +6,7 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import packages_distributions
 
 import pytest
@@ -37,11 +37,14 @@ ANYWHERE = PLATFORM | {name for extra in PROJECT["optional-dependencies"].values
 
 PROGRAM = {path.stem for path in (ROOT / "sandboxes" / "runner").glob("*.py")} | {"runner"}
 """What runs inside a sandbox: a program of its own, whose modules import each other by these names."""
-ON_DEMAND = ("forge_env/serve/", "forge_env/sandbox_audit/conformance.py", "sandboxes/kubernetes/attachment.py")
-"""Imported by those who have the extra `openenv`, pytest, or the extra `kubernetes`."""
+ON_DEMAND = (
+    *("forge_env/serve/", "forge_env/sandbox_audit/conformance.py", "forge_env/gym/aec_twin.py"),
+    "sandboxes/kubernetes/attachment.py",
+)
+"""Imported by those who have the extra `openenv`, pytest, the extra `pettingzoo`, or `kubernetes`."""
 
 
-def undeclared(modules: Iterator[str], known: set[str]) -> set[str]:
+def undeclared(modules: Iterable[str], known: set[str]) -> set[str]:
     tops = {module.partition(".")[0] for module in modules} - {*ROOMS, *PROGRAM} - set(sys.stdlib_module_names)
     return {top for top in tops if not {normal(name) for name in DISTRIBUTIONS.get(top, [top])} & known}
 

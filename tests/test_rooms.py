@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -24,13 +25,16 @@ MAY_IMPORT = {
 }
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Top-level names of everything that a file imports, wherever in it."""
+@cache
+def imports(path: Path) -> tuple[str, ...]:
+    """Names of everything that a file imports, wherever in it."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
+            found.append(node.module)
+    return tuple(found)
 
 
 def files(room: str) -> list[Path]:
@@ -90,6 +94,12 @@ def test_only_actors_import_monarch() -> None:
             assert not [name for name in imports(path) if name.split(".")[0] == "monarch"], path
 
 
+@pytest.mark.parametrize("room", ["forge_env", "trainers"])
+def test_tests_mirror_the_rooms(room: str) -> None:
+    folders = {path.parent.name for path in (ROOT / room).glob("*/__init__.py")}
+    assert folders <= {path.parent.name for path in (ROOT / "tests" / room).glob("*/test_*.py")}
+
+
 def test_the_architecture_page_shows_every_folder() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     for room in ("forge_env", "trainers"):
@@ -109,9 +119,12 @@ def test_files_that_the_documents_name_exist() -> None:
 
 
 TIME_OF_DAY = {
-    "environments/verifiers/__init__.py": "a message's time, as its library wants it",
+    "forge_env/gateway/request.py": "when an answer was given, for programs",
+    "environments/verifiers/endpoint.py": "a message's time, as its library wants it",
     "forge_env/cli/sandbox.py": "the age of a sandbox that another process has made",
+    "forge_env/rollout/episode.py": "when an episode began, for people",
     "forge_env/run/clock.py": "by how much the wall clocks of two hosts differ, for the log",
+    "forge_env/view/runs.py": "how long ago a run was written to, for people",
     "forge_env/run/metrics.py": "a TensorBoard event's time",
     "sandboxes/box.py": "whether a sandbox has set its clock",
     "sandboxes/runner/supervisor.py": "the sandbox's own",

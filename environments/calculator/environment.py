@@ -14,6 +14,7 @@ from pydantic import Field
 import forge_env as fe
 from environments.gsm8k.environment import answered, generated_task
 from environments.gsm8k.problems import LARGEST, Levels
+from forge_env.concurrency import parse_python
 from forge_env.environment.base import EnvironmentConfig
 from forge_env.environment.tool_environment import ToolEnvironmentConfig
 from forge_env.types import Action, FunctionCall, Message, Task, ToolCall
@@ -105,7 +106,7 @@ def calculated(expression: str) -> str:
     """
     if len(expression) > LONGEST:
         raise ValueError(f"more than {LONGEST} characters")
-    value = _value(ast.parse(expression.strip(), mode="eval").body)
+    value = _value(parse_python(expression.strip(), "eval").body)
     return str(value.numerator) if value.denominator == 1 else f"{float(value):.4g}"
 
 

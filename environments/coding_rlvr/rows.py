@@ -20,6 +20,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from forge_env.concurrency import parse_python
 from forge_env.errors import UsageError
 from forge_env.sandbox import CallOutcome, CallsResult, ExecResult, Limits, Sandbox
 from forge_env.tasks.datasets import DatasetConfig, MissingColumn, StreamedTasks, load_tasks
@@ -201,7 +202,7 @@ def checks_of(source: str, rename: Mapping[str, str] | None = None) -> list[Chec
         rename: names to be replaced in the calls.
     """
     try:
-        tree = ast.parse(source)
+        tree = parse_python(source)
     except (SyntaxError, ValueError):
         return []
     if rename:

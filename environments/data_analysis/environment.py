@@ -65,6 +65,7 @@ class DataAnalysis(fe.SandboxEnvironment):
         f"answer with <answer>...</answer>, a number or a name alone. Days are text such as 2024-05-01.\n\n{SCHEMA}"
     )
     config: DataAnalysisConfig
+    python = fe.tools.python()
 
     def __init__(self, config: DataAnalysisConfig | None = None, **context: object) -> None:
         self.rubric = fe.Rubric([correct], metrics=[answered])
@@ -108,15 +109,6 @@ class DataAnalysis(fe.SandboxEnvironment):
             query: one SELECT statement of SQLite.
         """
         return await self.run_python(_RUN_SQL, stdin=query)
-
-    @fe.tool
-    async def python(self, code: str) -> str:
-        """Run a Python program and return what it printed. The standard library is there, and the database as a file.
-
-        Args:
-            code: the program, such as "import sqlite3; db = sqlite3.connect('shop.db')".
-        """
-        return await self.run_python(code)
 
 
 def is_held_out(shop_seed: str) -> bool:

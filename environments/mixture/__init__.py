@@ -51,6 +51,7 @@ class Mixture(Environment):
             for name, component in components.items()
         }
         weights = {name: component.weight for name, component in components.items()}
+        self.seats = tuple(dict.fromkeys(seat for component in self.components.values() for seat in component.seats))
         self._order = MixtureOrder(weights, seed=self.config.seed)
         self._current: Environment | None = None
 
@@ -85,7 +86,7 @@ class Mixture(Environment):
         component, own = self._component_of(task)
         if self._current is not None and self._current is not component:
             await self._current.close()
-        self._current = component
+        self._current, self.seats = component, component.seats
         observation, info = await component.reset(seed=seed, options={"task": own})
         return observation, {**info, "task_id": task.id}
 

@@ -6,6 +6,9 @@ What the server shows is a user message (its text field, or the whole observatio
 how the agent acts: tools of a tool server are tools here; an action with one required text field is the agent's
 message; any other action is a tool `act` with the action's schema, or a message that is that JSON.
 
+A server that is full is asked for no more sessions than it has given: further episodes of this process wait until one
+of theirs has ended.
+
 Every wait has a limit, and an answer is never taken for that of another question: a connection that timed out is
 closed. Servers of forge-env are asked to go on with the episode on a new connection; with others the episode is lost,
 which is an `InfrastructureError` and so is tried again from its start.
@@ -15,13 +18,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from weakref import WeakKeyDictionary
 
 from pydantic import Field
 
 from forge_env.environment.base import Environment, EnvironmentConfig
 from forge_env.errors import EnvironmentBugError, InfrastructureError, UsageError
+from forge_env.rollout.working_time import limited_elsewhere, waiting
 from forge_env.types import Action, Message, Observation, ResetResult, StepResult, Task, ToolCall, ToolSpec, as_message
 
 if TYPE_CHECKING:
@@ -64,11 +70,71 @@ class Refused(EnvironmentBugError):
         self.reason = reason
 
 
+TRIES_AFTER_ONE_ENDED = 3
+
+
+class Full(InfrastructureError):
+    """The server has no room for another session."""
+
+
+class Sessions:
+    """The sessions that the episodes of one event loop have with a server.
+
+    Attributes:
+        live: how many there are.
+        asking: how many more the server has been asked for.
+    """
+
+    def __init__(self) -> None:
+        self.live = self.asking = 0
+        self._waiting: deque[asyncio.Future[bool]] = deque()
+
+    def answered(self, *, given: bool) -> None:
+        """One that was asked for was given, or there is no room for it."""
+        self.asking -= 1
+        self.live += given
+        while not self.live and not self.asking and self._wake(False):
+            pass  # nobody's end makes room for those that wait
+
+    def end(self) -> None:
+        """One has ended: whoever has waited longest may have its place."""
+        self.live -= 1
+        self._wake(True)
+
+    async def one_less(self) -> bool:
+        """Wait until one has ended, those first that wait longest; False: there is none to wait for."""
+        if not self.live and not self.asking:
+            return False
+        ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting.append(ended)
+        try:
+            with waiting():
+                return await ended
+        except asyncio.CancelledError:
+            if ended.done() and not ended.cancelled():  # the place is the next one's
+                self._wake(True)
+            raise
+
+    def _wake(self, room: bool) -> bool:
+        while self._waiting:
+            ended = self._waiting.popleft()
+            if not ended.done():
+                ended.set_result(room)
+                return True
+        return False
+
+
+_sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Sessions]] = WeakKeyDictionary()
+"""By event loop and address."""
+
+
 class Link:
     """The connection to a server: one question at a time, each with a time limit."""
 
     def __init__(self, config: OpenEnvConfig) -> None:
         self.config = config
+        self._asking: Sessions | None = None
+        self._live: Sessions | None = None
         self._http = config.url.rstrip("/").replace("ws://", "http://", 1).replace("wss://", "https://", 1)
         self._ws = self._http.replace("http://", "ws://", 1).replace("https://", "wss://", 1) + "/ws"
         self._socket: ClientConnection | None = None
@@ -87,7 +153,8 @@ class Link:
             except (httpx.HTTPError, ValueError) as error:
                 raise ConnectionLost(f"{path}: {type(error).__name__}: {error}") from error
 
-        return await self._again(fetch)
+        with limited_elsewhere():
+            return await self._again(fetch)
 
     async def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         """Send one message and return the data of its answer.
@@ -95,12 +162,31 @@ class Link:
         Raises:
             ConnectionLost: no connection, or no answer in time; the connection is closed then.
             Refused: the server answered with an error.
-            InfrastructureError: the server has no room.
+            Full: the server has no room, and none of its sessions is of this event loop.
+            InfrastructureError: the server failed, and says that another try may go well.
         """
+        sessions = _sessions.setdefault(asyncio.get_running_loop(), {}).setdefault(self._http, Sessions())
+        tries = 0
+        with limited_elsewhere():
+            while True:
+                try:
+                    return await self._exchange(kind, data, sessions)
+                except Full:
+                    if await sessions.one_less():
+                        tries = TRIES_AFTER_ONE_ENDED
+                    elif not tries:
+                        raise
+                    else:  # the server may hear of that end a moment later
+                        await asyncio.sleep(self.config.first_delay_s / tries)
+                        tries -= 1
+
+    async def _exchange(self, kind: str, data: Mapping[str, Any], sessions: Sessions) -> dict[str, Any]:
         from websockets.exceptions import WebSocketException
 
         if self._socket is None:
             self._socket = await self._again(self._connect)
+            sessions.asking += 1
+            self._asking = sessions
         try:
             async with asyncio.timeout(self.config.answer_s):
                 await self._socket.send(json.dumps({"type": kind, "data": dict(data)}))
@@ -116,9 +202,15 @@ class Link:
             raise
         found: dict[str, Any] = answer.get("data") or {}
         if answer.get("type") != "error":
+            if self._asking is not None:
+                self._asking, self._live = None, sessions
+                sessions.answered(given=True)
             return found
         code, reason = str(found.get("code", "")), str(found.get("message", ""))
-        if code in ("CAPACITY_REACHED", "FACTORY_ERROR") or found.get("retriable"):
+        if code == "CAPACITY_REACHED":
+            self.drop()
+            raise Full(f"{self.config.url}: {reason}")
+        if code == "FACTORY_ERROR" or found.get("retriable"):
             self.drop()
             raise InfrastructureError(f"{self.config.url}: {reason}")
         raise Refused(f"{self.config.url} refused {kind}: {reason} ({code})", code=code, reason=reason)
@@ -149,6 +241,14 @@ class Link:
         socket, self._socket = self._socket, None
         if socket is not None:
             socket.transport.abort()
+        self._end()
+
+    def _end(self) -> None:
+        asking, live, self._asking, self._live = self._asking, self._live, None, None
+        if asking is not None:
+            asking.answered(given=False)
+        if live is not None:
+            live.end()
 
     async def close(self) -> None:
         """End the session on the server, then the connection."""
@@ -163,6 +263,8 @@ class Link:
                 await socket.close()
         except (OSError, TimeoutError, WebSocketException):
             socket.transport.abort()
+        finally:
+            self._end()
 
 
 # --- the environment

@@ -44,6 +44,7 @@ class Terminal(fe.SandboxEnvironment):
         "You work at a Linux shell through the tool bash. When the job is done, answer with a short message."
     )
     config: TerminalConfig
+    bash = fe.tools.bash()
 
     def __init__(self, config: TerminalConfig | None = None, **context: object) -> None:
         self.rubric = fe.Rubric([done], metrics=[commands])
@@ -76,17 +77,6 @@ class Terminal(fe.SandboxEnvironment):
     def files(self, task: Task) -> dict[str, str | bytes]:
         """The files that the job is about."""
         return dict(task.data["public_files"])
-
-    @fe.tool
-    async def bash(self, command: str) -> str:
-        """Run a shell command in the work folder and return its output.
-
-        Each command starts in the work folder; files stay, variables and background processes don't.
-
-        Args:
-            command: what bash runs, such as "ls -l".
-        """
-        return await self.run_bash(command)
 
     async def what_is_wrong(self) -> list[str]:
         """What differs from the expected state, each in a few words; empty when the job is done."""

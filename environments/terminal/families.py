@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from environments.terminal.state import WORK
+from forge_env.sandbox import WORK
 
 WORDS = (
     *("amber", "basil", "cedar", "delta", "ember", "fjord", "grove", "hazel", "iris", "jade", "koala", "lotus"),

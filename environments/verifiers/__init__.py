@@ -1,4 +1,4 @@
-"""Environments written for the package `verifiers` (its version-1 stack), as an `Environment`.
+"""Environments written for the package `verifiers`, as an `Environment`: its tasksets, and older packages.
 
     env = fe.make("verifiers", taskset="gsm8k-v1")
 
@@ -13,37 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import json
-import time
 from typing import Any, ClassVar
 
-from pydantic import Field
-
+from environments.verifiers.endpoint import Endpoint, Request
+from environments.verifiers.packages import PLAYERS, Played, Row, VerifiersConfig, load
 from forge_env.environment.base import Environment, EnvironmentConfig
 from forge_env.errors import InfrastructureError, UsageError
-from forge_env.types import Action, Message, Observation, ResetResult, StepResult, Task, ToolSpec, as_message
+from forge_env.types import Action, Observation, ResetResult, StepResult, Task, ToolSpec, as_message
 
-MODEL = "forge-env"
-
-
-class VerifiersConfig(EnvironmentConfig):
-    """Which environment, and how its program runs."""
-
-    taskset: str
-    """Name of the installed taskset, as verifiers knows it."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the taskset."""
-    harness: str = "null"
-    """The program that talks to the model; null is a plain conversation with the taskset's tools."""
-    runtime: str = "subprocess"
-    """Where that program runs: subprocess, docker, ..."""
-    max_tasks: int = Field(1000, ge=1)
-    """Most tasks read."""
-    max_turns: int = Field(32, ge=1)
-    """Assistant messages in one episode before it is truncated."""
-    answer_s: float = Field(600.0, gt=0)
-    """Seconds for what happens between two messages."""
+LOOK_AHEAD = 100
+"""Tasks that are read to find out whether there are more."""
 
 
 class VerifiersEnvironment(Environment):
@@ -55,9 +34,10 @@ class VerifiersEnvironment(Environment):
 
     def __init__(self, config: EnvironmentConfig | None = None, **context: Any) -> None:
         super().__init__(config, **context)
-        self._theirs, self._tasks = load(self.config)
+        self._key = self.config.model_dump_json(exclude={"seed", "answer_s", "code_timeout_s"})
+        self._package = load(self._key)
         self._endpoint: Endpoint | None = None
-        self._episode: asyncio.Task[Any] | None = None
+        self._episode: asyncio.Task[Played] | None = None
         self._request: Request | None = None
         self._tools: list[ToolSpec] = []
         self._seen = 0
@@ -65,13 +45,12 @@ class VerifiersEnvironment(Environment):
 
     def task(self, split: str, index: int) -> Task:
         """The `index`-th task of the taskset."""
-        data = self._tasks[index].data
-        prompt = data.prompt_text or data.name or f"task {index}"
-        return Task(id=str(data.id or data.name or index), prompt=prompt, data={"position": index}, split=split)
+        row = self._package.rows[index]
+        return Task(id=row.id, prompt=row.prompt, data={"position": index}, split=split)
 
     def num_tasks(self, split: str) -> int | None:
-        """How many were read."""
-        return len(self._tasks)
+        """How many there are, up to `max_tasks`; where that is unset, None when there are more than a hundred."""
+        return self._package.rows.count(self.config.max_tasks or LOOK_AHEAD)
 
     @property
     def tools(self) -> list[ToolSpec]:
@@ -90,9 +69,9 @@ class VerifiersEnvironment(Environment):
             self._endpoint = Endpoint()
             await self._endpoint.start()
         self._seen = self._turns = 0
-        self._episode = asyncio.create_task(self._play(self._tasks[task.data["position"]], self._endpoint.url))
+        self._episode = asyncio.create_task(self._play(self._package.rows[task.data["position"]], self._endpoint.url))
         if (request := await self._next_request()) is None:
-            raise InfrastructureError(f"{self.config.taskset} asked nothing: {_failure(self._episode.result())}")
+            raise InfrastructureError(f"{self.config.taskset} asked nothing: {self._episode.result().failure}")
         self._tools = request.tools
         return self._new_messages(request), {"task_id": task.id, "split": task.split}
 
@@ -111,17 +90,14 @@ class VerifiersEnvironment(Environment):
         following = await self._next_request()
         if following is not None:
             return self._new_messages(following), 0.0, False, False, {}
-        episode = self._episode.result()
-        if not episode.ok:
-            raise InfrastructureError(f"{self.config.taskset}: {_failure(episode)}")
-        trace = episode.traces[-1]
-        truncated = trace.stop_condition is not None and self._turns >= self.config.max_turns
-        metrics = {name: float(value) for name, value in trace.metrics.items() if value is not None}
-        metrics |= {name: float(item.value) for name, item in trace.rewards.items() if item is not None}
-        info: dict[str, Any] = {"metrics": {**metrics, "turns": float(self._turns)}}
+        played = self._episode.result()
+        if played.failure:
+            raise InfrastructureError(f"{self.config.taskset}: {played.failure}")
+        truncated = played.limited and self._turns >= self.config.max_turns
+        info: dict[str, Any] = {"metrics": {**played.metrics, "turns": float(self._turns)}}
         if truncated:
             info["truncation"] = "turns"
-        return [], float(trace.reward), not truncated, truncated, info
+        return [], played.reward, not truncated, truncated, info
 
     async def close(self) -> None:
         """Stop the episode and the endpoint."""
@@ -137,14 +113,10 @@ class VerifiersEnvironment(Environment):
             with contextlib.suppress(asyncio.CancelledError):
                 await episode
 
-    async def _play(self, task: Any, url: str) -> Any:
+    async def _play(self, row: Row, url: str) -> Played:
         """One episode of theirs, in one asyncio task from start to end."""
-        import verifiers.v1 as vf
-        from verifiers.v1.clients import ModelContext
-
-        client = vf.EvalClientConfig(base_url=url, api_key_var="FORGE_ENV_NO_KEY")
-        async with self._theirs.serving():
-            return await self._theirs.run_episode(task, ModelContext(model=MODEL, client=client))
+        async with PLAYERS.use(self._key) as play:
+            return await play(row, url)
 
     async def _next_request(self) -> Request | None:
         """The next request, or None when the episode has ended."""
@@ -169,103 +141,3 @@ class VerifiersEnvironment(Environment):
         start = self._seen if self._seen < len(messages) else 0
         self._seen = len(messages)
         return messages[start:]
-
-
-def load(config: VerifiersConfig) -> tuple[Any, list[Any]]:
-    """`(environment, tasks)` of verifiers. `UsageError` when it is missing, wrong, or would run code unprotected."""
-    try:
-        from verifiers.v1.utils.loaders import harness_class, load_environment, resolve_env_config
-    except ImportError as error:
-        raise UsageError("the package verifiers is not installed", fix='pip install "forge-env[verifiers]"') from error
-    seat = {"harness": {"id": config.harness}, "runtime": {"type": config.runtime}, "max_turns": config.max_turns}
-    try:
-        if harness_class(config.harness).EXECUTES_CODE and config.runtime == "subprocess":
-            raise UsageError(f"harness {config.harness!r} runs code of the model", fix="give runtime=docker")
-        settings = resolve_env_config({"taskset": {"id": config.taskset, **config.options}, "agent": seat})
-        theirs = load_environment(settings)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"verifiers can't load {config.taskset!r}: {str(error)[:500]}", fix="is it installed?"
-        ) from error
-    return theirs, list(itertools.islice(theirs.taskset, config.max_tasks))
-
-
-def _failure(episode: Any) -> str:
-    errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
-    return f"{errors[-1].type}: {errors[-1].message}" if errors else "it ended without a word"
-
-
-class Request:
-    """One question to the model, waiting for its answer."""
-
-    def __init__(self, body: dict[str, Any]) -> None:
-        self.messages = [_message(item) for item in body.get("messages", [])]
-        self.tools = [ToolSpec.model_validate(item["function"]) for item in body.get("tools") or []]
-        self.answered: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-
-    def answer(self, message: Message) -> None:
-        """Reply with an assistant message; dropped when nobody waits any more."""
-        if self.answered.done():
-            return
-        said = message.to_openai()
-        choice = {"index": 0, "message": said, "finish_reason": "tool_calls" if message.tool_calls else "stop"}
-        usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-        head = {"id": "forge-env", "object": "chat.completion", "created": int(time.time()), "model": MODEL}
-        self.answered.set_result({**head, "choices": [choice], "usage": usage})
-
-
-def as_stream(reply: dict[str, Any]) -> str:
-    """A completion as server-sent events: the whole message at once, the end, the usage."""
-    [choice] = reply["choices"]
-    calls = [{"index": number, **call} for number, call in enumerate(choice["message"].get("tool_calls", []))]
-    delta = {**choice["message"], **({"tool_calls": calls} if calls else {})}
-    head = {key: reply[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
-    chunks = [
-        {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
-        {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]},
-        {**head, "choices": [], "usage": reply["usage"]},
-    ]
-    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
-
-
-def _message(item: dict[str, Any]) -> Message:
-    content = item.get("content") or ""
-    if isinstance(content, list):
-        content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    known = {key: item.get(key) for key in ("tool_call_id", "name")}
-    role = "system" if item["role"] == "developer" else item["role"]
-    data = {"role": role, "content": content, "tool_calls": item.get("tool_calls") or [], **known}
-    return Message.model_validate(data)
-
-
-class Endpoint:
-    """A model endpoint on the loopback interface whose answers are given by hand."""
-
-    def __init__(self) -> None:
-        self.requests: asyncio.Queue[Request] = asyncio.Queue()
-        self.url = ""
-        self._runner: Any = None
-
-    async def start(self) -> None:
-        """Listen on a free port."""
-        from aiohttp import web
-
-        async def complete(request: web.Request) -> web.Response:
-            body = await request.json()
-            asked = Request(body)
-            await self.requests.put(asked)
-            reply = await asked.answered
-            if body.get("stream"):
-                return web.Response(text=as_stream(reply), content_type="text/event-stream")
-            return web.json_response(reply)
-
-        app = web.Application(client_max_size=256 * 1024 * 1024)
-        app.router.add_post("/v1/chat/completions", complete)
-        self._runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=1.0)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
-
-    async def stop(self) -> None:
-        """Stop listening; requests that wait are dropped."""
-        await self._runner.cleanup()

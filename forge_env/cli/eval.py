@@ -73,9 +73,14 @@ def run(args: argparse.Namespace) -> int:
     if evaluation.stopped and result.summary.status != "complete":
         return _interrupted(evaluation)
     if result.summary.status != "complete":
-        lost = sum(sum(item.invalid.values()) for item in result.summary.environments.values())
-        were = "was" if lost == 1 else "were"
-        say(f"forge-env: {counted(lost, 'sample')} {were} lost to infrastructure, see {evaluation.folder.log}")
+        items = result.summary.environments.values()
+        if lost := sum(sum(item.invalid.values()) for item in items):
+            were = "was" if lost == 1 else "were"
+            say(f"forge-env: {counted(lost, 'sample')} {were} lost to infrastructure, see {evaluation.folder.log}")
+        if bugs := sum(item.bugs for item in items):
+            where = f"see {evaluation.folder.log}"
+            say(f"forge-env: the environment's own code failed on {counted(bugs, 'sample')}, {where}")
+            say(f"  -> when it is fixed: forge-env score {evaluation.folder.root}, without asking the model again")
         say(f"  -> {_resume_hint(evaluation)} plays them again")
         return 1
     return 0
@@ -93,7 +98,8 @@ def show(result: EvaluationResult) -> None:
     """Print the figures."""
     from forge_env.evaluation.tables import footnotes, print_tables, tables
 
-    print_tables(tables(result.summary), [*footnotes(result.summary), f"results: {result.folder}"], sys.stdout)
+    print(f"results: {result.folder}")
+    print_tables(tables(result.summary), footnotes(result.summary), sys.stdout)
 
 
 def _interrupted(evaluation: Evaluation) -> int:

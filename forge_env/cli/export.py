@@ -1,24 +1,40 @@
-"""`forge-env export`: the model of a run for those who use it elsewhere."""
+"""`forge-env export`: the model of a run, or its episodes, for those who use them elsewhere."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from forge_env.cli.command import Parser
+from forge_env.cli.trajectories import trajectory_files
+from forge_env.errors import UsageError
 from forge_env.interrupts import say
 from forge_env.plugins import load_plugin
+from forge_env.trajectory import Trajectory, read_trajectories
+
+FORMATS = ("huggingface", "atif", "inspect")
 
 
 def add_arguments(parser: Parser) -> None:
     """Describe the command."""
     parser.description = (
         "Write the model of a checkpoint as a Hugging Face folder. Adapters (lora) are added to their base model's "
-        "weights; with --adapter they are written alone, in the format of PEFT."
+        "weights; with --adapter they are written alone, in the format of PEFT. With --format atif or inspect: write "
+        "the episodes of a run or an evaluation, as a folder of ATIF documents or as one log of inspect_ai."
     )
-    parser.add_argument("source", metavar="FROM", help="a checkpoint, or a run's folder, of which the newest is taken")
-    parser.add_argument("out", metavar="TO", help="folder to write")
+    parser.add_argument(
+        "source",
+        metavar="FROM",
+        help="a checkpoint, or a run's folder, of which the newest is taken; of episodes, a "
+        "file or the folder of a run or an evaluation",
+    )
+    parser.add_argument("out", metavar="TO", help="folder to write; with --format inspect, a file that ends with .eval")
+    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="what is written")
+    parser.add_argument("--model-name", metavar="NAME", default="", help="of episodes: what the model is called there")
     parser.add_argument("--adapter", action="store_true", help="the adapters alone")
     parser.add_argument("--base", metavar="MODEL", help="folder or hub name of the adapters' base model")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of whole weights")
@@ -26,8 +42,38 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export."""
-    export: Callable[..., Path] = load_plugin("forge_env.exporters", "huggingface")
     out = Path(args.out)
+    if args.format != "huggingface":
+        return _episodes(args, out)
+    export: Callable[..., Path] = load_plugin("forge_env.exporters", "huggingface")
     taken = export(Path(args.source), out, adapter_only=args.adapter, dtype=args.dtype, base=args.base)
     say(f"{taken} -> {out}")
     return 0
+
+
+def _episodes(args: argparse.Namespace, out: Path) -> int:
+    from forge_env.interchange import atif, write_inspect
+
+    files = list(trajectory_files(Path(args.source)))
+    found = _found(files)
+    if args.format == "inspect":
+        if out.suffix != ".eval":
+            raise UsageError(f"{out} is not the name of a log of inspect", fix="let it end with .eval")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        count = write_inspect(found, out, model=args.model_name, created=files[0].stat().st_mtime)
+    else:
+        out.mkdir(parents=True, exist_ok=True)
+        count = 0
+        for count, trajectory in enumerate(found, start=1):
+            name = re.sub(r"[^\w.-]+", "_", trajectory.id) or str(count)
+            document = json.dumps(atif(trajectory, args.model_name), ensure_ascii=False)
+            (out / f"{name}.json").write_text(document, encoding="utf-8")
+    say(f"{count} episodes -> {out}")
+    return 0
+
+
+def _found(files: list[Path]) -> Iterator[Trajectory]:
+    """The episodes of all files. An id is unique in its file only: of several, it begins with the file's name."""
+    for path in files:
+        for trajectory in read_trajectories(path, on_damage=lambda damage: say(f"forge-env: {damage}")):
+            yield replace(trajectory, id=f"{path.stem}/{trajectory.id}") if len(files) > 1 else trajectory

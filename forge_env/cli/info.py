@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from typing import Any
 
 from forge_env.cli.command import Parser, add_environment, environment_options
 from forge_env.environment.base import Environment
+from forge_env.errors import ForgeError
 from forge_env.interrupts import run_until_interrupted
 from forge_env.registry import make, summary_of
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.tasks.splits import check_split, count_tasks
+from forge_env.trajectory import Trajectory
 from forge_env.types import Message
 from forge_env.validation.checks import example_episode
+from forge_env.visible import visible
 
 
 def add_arguments(parser: Parser) -> None:
@@ -36,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
     print("tasks")
     for split, count in facts["splits"].items():
         print(f"  {split:<12} {'endless' if count is None else count}")
+    if facts["seats"]:
+        print(f"\nseats: {', '.join(facts['seats'])}")
     print("\noptions")
     for option in facts["options"]:
         print(f"  {option['name']} = {option['value']!r}  ({option['type']})\n      {option['description']}")
@@ -62,6 +66,7 @@ def describe(name: str, env: Environment) -> dict[str, Any]:
         "summary": summary_of(type(env)),
         "api_version": env.api_version,
         "splits": dict.fromkeys(env.splits, 0) | count_tasks(env),
+        "seats": list(env.seats),
         "options": [
             {
                 "name": key,
@@ -81,9 +86,34 @@ async def _print_example(name: str, options: dict[str, Any], args: argparse.Name
         trajectory = await example_episode(
             lambda: make(name, sandboxes=engine, **options), check_split(make(name, **options), None)
         )
-    for message in trajectory.messages:
-        print(show(message))
-    print(f"  reward {trajectory.reward:g}  {json.dumps(trajectory.metrics)}")
+    for line in shown(trajectory):
+        print(line)
+    if not trajectory.valid:
+        raise ForgeError(
+            f"the example episode could not be played: {trajectory.error}", fix="--no-example leaves it out"
+        )
+    print(f"  {earned(trajectory)}  {json.dumps(trajectory.metrics)}")
+
+
+def shown(trajectory: Trajectory, *, limit: int | None = 1500) -> list[str]:
+    """An episode as indented text; a line says whose turn it is where there are seats."""
+    lines: list[str] = []
+    seat = ""
+    for turn in trajectory.turns:
+        if turn.seat != seat:
+            seat = turn.seat
+            lines.append(f"--- {seat}")
+        lines += [show(message, limit=limit) for message in [*turn.observation, turn.message]]
+    return lines + [show(message, limit=limit) for message in trajectory.final_observation]
+
+
+def earned(trajectory: Trajectory) -> str:
+    """The reward, and those of the seats, with who played them."""
+    seats = [
+        f"{seat} {reward:g}" + (f" ({trajectory.opponents[seat]})" if seat in trajectory.opponents else "")
+        for seat, reward in trajectory.rewards.items()
+    ]
+    return f"reward {trajectory.reward:g}" + (f" ({', '.join(seats)})" if seats else "")
 
 
 def show(message: Message, *, limit: int | None = 1500) -> str:
@@ -92,5 +122,4 @@ def show(message: Message, *, limit: int | None = 1500) -> str:
     text = "\n".join(filter(None, [message.content, *calls]))
     if limit is not None and len(text) > limit:
         text = f"{text[:limit]} [... {len(text) - limit} more characters]"
-    text = re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", lambda found: ascii(found[0])[1:-1], text)
-    return "\n".join(f"  {line}" for line in f"[{message.role}] {text}".splitlines())
+    return "\n".join(f"  {line}" for line in f"[{message.role}] {visible(text)}".split("\n"))

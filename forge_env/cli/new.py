@@ -23,12 +23,16 @@ TAKEN = (
 )
 """Packages that an environment lives with, some time on some machine, whether they are installed here or not."""
 
+TESTS = {"sandbox": "test_sandbox.py.txt", "repository": "test_repository.py.txt", "program": "test_program.py.txt"}
+"""The tests of kinds whose agents need a sandbox."""
+
 
 def add_arguments(parser: Parser) -> None:
     """Describe the command."""
     parser.add_argument("name", metavar="NAME", help="name of the environment and its package")
-    kinds = ("tools", "single", "sandbox")
-    parser.add_argument("--kind", choices=kinds, default="tools", help="with tools, one turn, or a sandbox")
+    kinds = ("tools", "single", "sandbox", "repository", "program")
+    about = "tools, one turn, a sandbox, a software task, a program with its own loop"
+    parser.add_argument("--kind", choices=kinds, default="tools", help=about)
     parser.add_argument("--openenv", action="store_true", help="add openenv.yaml and the application it names")
     parser.add_argument("--dir", default=".", metavar="DIR", help="where to create its folder")
 
@@ -81,6 +85,7 @@ def render(name: str, kind: str, *, openenv: bool = False) -> dict[str, str]:
         # Under src/: beside it, the folder NAME itself would hide the package from programs that start next to it.
         f"src/{name}/__init__.py": fill("init.py.txt"),
         f"src/{name}/environment.py": fill(f"{kind}.py.txt"),
-        f"tests/test_{name}.py": fill("test_sandbox.py.txt" if kind == "sandbox" else "test.py.txt"),
+        f"tests/test_{name}.py": fill(TESTS.get(kind, "test.py.txt")),
+        **({f"src/{name}/agent.py": fill("agent.py.txt")} if kind == "program" else {}),
         **(served if openenv else {}),
     }

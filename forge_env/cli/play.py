@@ -8,16 +8,18 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 
 from forge_env.cli.command import Parser, add_environment, environment_options
-from forge_env.cli.info import show
+from forge_env.cli.info import earned, show
 from forge_env.concurrency import result_of, start_in_thread
 from forge_env.errors import UsageError
 from forge_env.interrupts import run_until_interrupted
 from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.registry import make
 from forge_env.rollout.episode import run_episode
+from forge_env.rollout.opponents import Named, open_opponents
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.tasks.splits import check_split
 from forge_env.types import FunctionCall, Message, Observation, ToolCall, ToolSpec
@@ -37,6 +39,8 @@ def add_arguments(parser: Parser) -> None:
     add_environment(parser)
     parser.add_argument("--split", help="split of the task (default: the first)")
     parser.add_argument("--index", type=int, default=0, metavar="I", help="index of the task")
+    parser.add_argument("--seat", metavar="SEAT", help="play this one alone; --against plays the others (default: all)")
+    parser.add_argument("--against", metavar="PLAYER", help="who plays the other seats: random, or module:function")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,15 +48,22 @@ def run(args: argparse.Namespace) -> int:
     name, options = environment_options(args)
     env = make(name, **options)
     task = env.resolve_task(None, {"split": check_split(env, args.split), "index": args.index})
+    against = _against(name, env.seats, args.seat, args.against)
     print(HELP)
 
     async def play() -> None:
-        async with LazyEngine(args.sandbox, docker_host=args.docker_host) as engine:
-            trajectory = await run_episode(lambda: make(name, sandboxes=engine, **options), Person(), task=task)
+        async with LazyEngine(args.sandbox, docker_host=args.docker_host) as engine, AsyncExitStack() as stack:
+            trajectory = await run_episode(
+                lambda: make(name, sandboxes=engine, **options),
+                Person(),
+                task=task,
+                seed=args.index,
+                opponents=await open_opponents(stack, against, "--against"),
+            )
         for message in trajectory.final_observation:
             print(show(message))
         ended = f"truncated ({trajectory.truncation})" if trajectory.truncated else "ended"
-        print(f"\n{ended}: reward {trajectory.reward:g}  {json.dumps(trajectory.metrics)}")
+        print(f"\n{ended}: {earned(trajectory)}  {json.dumps(trajectory.metrics)}")
         if not trajectory.valid:
             raise UsageError(f"the episode could not be played: {trajectory.error}", fix="see forge-env doctor")
 
@@ -63,14 +74,33 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-class Person(Policy, PolicySession):
+def _against(name: str, seats: tuple[str, ...], seat: str | None, player: str | None) -> Named:
+    """Who plays which other seat."""
+    if seat is None and player is None:
+        return {}
+    if seat not in seats:
+        fix = f"its seats: {', '.join(seats)}" if seats else "leave --seat and --against out"
+        raise UsageError(f"{name} has no seat {seat!r}" if seat else "which seat do you play?", fix=fix)
+    if player is None:
+        raise UsageError("who plays the other seats?", fix="--against random, or --against module:function")
+    return dict.fromkeys((other for other in seats if other != seat), player)
+
+
+class Person(Policy):
     """A policy that asks at the terminal."""
 
-    def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> Person:
-        """The same person plays on."""
-        self._tools = tools
+    def __init__(self) -> None:
         self._lines = Lines(sys.stdin.fileno())
-        return self
+
+    def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
+        """The same person plays every seat."""
+        return _Playing(self._lines, tools)
+
+
+class _Playing(PolicySession):
+    def __init__(self, lines: Lines, tools: list[ToolSpec]) -> None:
+        self._lines = lines
+        self._tools = tools
 
     async def reply(self, observation: Observation) -> Reply:
         """Show what is new and read a message. `EOFError` when the person stops."""

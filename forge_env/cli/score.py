@@ -11,6 +11,7 @@ from forge_env.evaluation.evaluation import Evaluation
 from forge_env.evaluation.rescoring import rescore
 from forge_env.evaluation.tables import counted
 from forge_env.interrupts import INTERRUPTED, run_until_interrupted, say
+from forge_env.visible import visible
 
 
 def add_arguments(parser: Parser) -> None:
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     show(rescored.result)
     print(f"{counted(len(rescored.changed), 'score')} changed; forge-env compare {args.folder} {out}")
     for name, before, now in rescored.changed[:20]:
-        print(f"  {name}: {before:g} -> {now:g}")
+        print(f"  {visible(name)}: {before:g} -> {now:g}")
     if rescored.diverged:
         print(f"in {counted(len(rescored.diverged), 'sample')} the environment answered differently than recorded")
     if rescored.result.error is not None:

@@ -24,7 +24,10 @@ def run(args: argparse.Namespace) -> int:
     args.overrides = [item for item in args.overrides if item not in own]
     name, options = environment_options(args)
     try:
-        from forge_env.serve.openenv import app_of, serve
+        import websockets  # noqa: F401 - uvicorn would leave connections out where it is missing
+
+        from forge_env.serve.openenv import app_of
+        from forge_env.serve.server import serve
     except ImportError as error:
         raise UsageError(f"serving needs {error.name}", fix='pip install "forge-env[openenv]"') from error
 

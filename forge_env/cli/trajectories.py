@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from forge_env.cli.command import Parser
-from forge_env.cli.info import show
+from forge_env.cli.info import earned, shown
 from forge_env.errors import UsageError
 from forge_env.interrupts import say
 from forge_env.trajectory import Trajectory, read_trajectories
+from forge_env.trajectory_index import is_index
+from forge_env.visible import visible
 
 
 def add_arguments(parser: Parser) -> None:
@@ -24,13 +26,13 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """List the episodes, or show those with an id."""
     found = False
-    for path in _files(Path(args.path)):
+    for path in trajectory_files(Path(args.path)):
         for trajectory in read_trajectories(path, on_damage=lambda damage: say(f"forge-env: {damage}")):
             if args.id is None:
-                print(_line(trajectory))
+                print(visible(_line(trajectory).replace("\n", " ")))
             elif trajectory.id == args.id:
-                print("\n".join([f"{path}:", *(show(item, limit=None) for item in trajectory.messages)]))
-                print(f"  {_line(trajectory)}  {trajectory.metrics}")
+                print("\n".join([f"{path}:", *shown(trajectory, limit=None)]))
+                print(visible(f"  {_line(trajectory)}  {trajectory.metrics}"))
             found |= args.id in (None, trajectory.id)
     if not found:
         what = "no trajectory yet" if args.id is None else f"no trajectory {args.id!r}"
@@ -38,10 +40,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _files(path: Path) -> Iterator[Path]:
+def trajectory_files(path: Path) -> Iterator[Path]:
     """The files of trajectories that a path means."""
     folder = path / "trajectories"
-    files = [path] if path.is_file() else sorted((folder if folder.is_dir() else path).glob("*.jsonl"))
+    found = [path] if path.is_file() else sorted((folder if folder.is_dir() else path).glob("*.jsonl"))
+    files = [file for file in found if not is_index(file)]
     if not files:
         raise UsageError(
             f"{path} holds no trajectories", fix="give a .jsonl file, or the folder of a run or an evaluation"
@@ -55,6 +58,6 @@ def _line(trajectory: Trajectory) -> str:
         end = f"lost ({' '.join((trajectory.error or '').split())[:200]})"
     tokens = f", {trajectory.num_sampled_tokens} sampled tokens" if trajectory.num_sampled_tokens else ""
     return (
-        f"{trajectory.id}  {trajectory.environment} {trajectory.task_id}  reward {trajectory.reward:g}  "
+        f"{trajectory.id}  {trajectory.environment} {trajectory.task_id}  {earned(trajectory)}  "
         f"{len(trajectory.turns)} turns{tokens}  {end}"
     )

@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from forge_env.cli.command import Parser, add_environment, environment_options
-from forge_env.interrupts import run_until_interrupted
+from forge_env.interrupts import run_until_interrupted, say
 from forge_env.registry import make
+from forge_env.run.held_up import LoopGuard
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.validation.checks import NUM_TASKS, Validator
+from forge_env.visible import visible
 
 PATIENCE_S = 20.0
 DOING = {"reset": "reset and setup", "environment": "step (tools, scoring)", "close": "close and cleanup"}
@@ -38,10 +40,10 @@ async def _validate(name: str, options: dict[str, Any], args: argparse.Namespace
     failed = 0
     async with LazyEngine(args.sandbox, docker_host=args.docker_host) as engine:
         validator = Validator(lambda: make(name, sandboxes=engine, **options), num_tasks=args.tasks)
-        with _naming_what_stands_still(validator):
+        with LoopGuard(PATIENCE_S, 0.0, say, at_once=True), _naming_what_stands_still(validator):
             async for check in validator.run():
                 failed += check.status == "failed"
-                print(f"{MARKS[check.status]} {check.name}: {check.detail}", flush=True)
+                print(f"{MARKS[check.status]} {check.name}: {visible(check.detail)}", flush=True)
     return failed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import ipaddress
 import os
 import socket
@@ -49,9 +50,12 @@ def run(args: argparse.Namespace) -> int:
 
 async def _serve(address: Address, start: Callable[[Address], str]) -> None:
     monarch = os.environ[VARIABLE] = start(address)
-    async with await serve_cards(address, monarch) as server:
-        print(f"worker ready at {address}; Ctrl-C ends it", flush=True)
-        await server.serve_forever()
+    server = await serve_cards(address, monarch)
+    print(f"worker ready at {address}; Ctrl-C ends it", flush=True)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        server.close()  # connections are not waited for: runs keep theirs
 
 
 def _numeric(address: Address) -> Address:

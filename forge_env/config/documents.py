@@ -44,7 +44,7 @@ SECTIONS = {
     "services": ("generator", "trainer", "ref_model"),
 }
 """Words that begin others, and those."""
-SINGLE = ("services.trainer.num_replicas", "services.ref_model.num_replicas", "services.ref_model.procs")
+SINGLE = ("services.trainer.num_replicas", "services.ref_model.num_replicas")
 """Counts that can only be 1."""
 ONE_BY_ONE = ("parallelism", "services.generator", "services.trainer", "services.ref_model", "dataset")
 """Words whose keys are moved one by one: others of the section may be given in the recipe's own words."""
@@ -87,7 +87,7 @@ class _Translation:
             return
         for word in SINGLE:
             if (count := self._take(word)) not in (1, _NOTHING):
-                self.problems.append(Problem(_path(word), f"should be 1, not {count!r}: there is one, in one process"))
+                self.problems.append(Problem(_path(word), f"should be 1, not {count!r}: there is one"))
         self._batch(defaults)
         self._reference()
         self._interval(defaults["grpo.max_off_policy_steps"])

@@ -25,7 +25,7 @@ FREE_TO_CHANGE = {
     *("n", "epochs", "budget", "prices", "confidence", "success", "score", "out", "max_samples"),
     *("sandbox", "docker_host", "sandbox_options"),
     *("base_url", "uds", "api_key_env", "timeout_s", "retries", "first_delay_s", "longest_delay_s", "vllm_args"),
-    *("concurrency", "start_concurrency", "sample_retries", "max_failures", "stream"),
+    *("concurrency", "start_concurrency", "sample_retries", "max_failures", "max_bug_rate", "stream"),
 }
 """Keys that may differ when a run is resumed: they don't change what a sample means."""
 
@@ -92,6 +92,9 @@ class SampleOptions(Section):
     """Samples of each task."""
     split: Text | None = None
     """Split to take tasks from; unset: `eval` if the environment has it, else its first split."""
+    opponents: dict[str, str | dict[str, Any]] = Field(default_factory=dict)
+    """Who plays a seat instead of the model, by seat: `random`, `module:function`, or `{model: NAME, base_url: URL}`; \
+unset: the model plays all seats."""
     seed: int = 0
     """The seed of every sample is derived from this one."""
     sandbox: str = "auto"
@@ -107,6 +110,8 @@ this machine's."""
     """How often a sample is played again after an infrastructure failure; retries of requests are not counted."""
     max_failures: int = Field(20, ge=1)
     """The run ends after this many lost samples in a row."""
+    max_bug_rate: float = Field(0.2, ge=0, le=1)
+    """The run ends if the environment's own code fails on more than this share of the last 100 samples (20 or more)."""
 
 
 class LimitOptions(Section):
@@ -154,6 +159,8 @@ class EnvironmentChoice(Section):
     """Its split, if different from the evaluation's `split`."""
     n: int | None = Field(None, ge=1)
     """Its number of tasks, if different from the evaluation's `n`."""
+    opponents: dict[str, str | dict[str, Any]] | None = None
+    """Its opponents, if different from the evaluation's `opponents`."""
 
     @model_validator(mode="after")
     def _label(self) -> Self:
@@ -165,7 +172,7 @@ class EvaluationConfig(FigureOptions, LimitOptions, SampleOptions, EndpointOptio
     """The evaluation."""
 
     environments: list[EnvironmentChoice] = Field(min_length=1)
-    """What to evaluate on: names, or mappings of `name`, `label`, `options`, `split`, `n`."""
+    """What to evaluate on: names, or mappings of `name`, `label`, `options`, `split`, `n`, `opponents`."""
     out: Path | None = None
     """Folder for the results; unset: a new one in runs/."""
     vllm_args: list[str] = Field(default_factory=list)

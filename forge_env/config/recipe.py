@@ -167,7 +167,7 @@ this change, so its importance ratios would be wrong: use these keys for evaluat
 # Where they run.
 
 Role = Literal["trainer", "reference", "weights", "buffer", "generator", "rollouts"]
-"""Actors of a run that can be placed; `weights` is the store that generators fetch new weights from."""
+"""Actors of a run that can be placed; `weights` is the index by which generators find new weights."""
 ADDRESS = re.compile(r"(?P<scheme>tcp|tls)://(?P<host>[^\s/:\[\]@]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})")
 """Of a worker."""
 
@@ -196,6 +196,9 @@ their nodes. A worker's place in this list is its number."""
 listed are placed by their needs: GPUs, then even load."""
     on_loss: Literal["place", "wait"] = "place"
     """When a host is lost: `place` its actors on the others, or `wait` until it is back."""
+    share_gpus: bool = False
+    """Trainer, generators and reference model use the same GPUs, where there are too few for each role to have its \
+own. A generator then takes generator.kv_cache_gb of its GPU besides its weights, and not gpu_memory_utilization."""
     address: str | None = None
     """Address of this machine at which the hosts reach the run; unset: the one from which they are reached."""
 
@@ -237,7 +240,7 @@ processes of its own, where the next step is planned beside the last; `auto`: as
     gpu_memory_utilization: Fraction = 0.9
     """GPU only: share of GPU memory for weights and key-value cache."""
     kv_cache_gb: Positive = 1
-    """CPU only: key-value cache of one engine, GiB."""
+    """CPU, and GPUs with job.share_gpus: key-value cache of one engine, GiB."""
     threads: Positive = 1
     """CPU only: threads of one engine."""
     spare: bool = True
@@ -355,8 +358,10 @@ checkpoint with the same vocabulary (with `method: distillation`, the teacher)."
     """Folder or hub name of that checkpoint."""
     every: Positive | None = None
     """Training steps between two updates of a lagging copy."""
+    procs: Positive = 1
+    """Processes; each holds a part of the weights (FSDP)."""
     with_gpus: bool = False
-    """Run it on its own GPU; off: on the CPU."""
+    """One GPU per process; off: on the CPU."""
 
     @model_validator(mode="after")
     def _lagging(self) -> ReferenceSection:
@@ -364,8 +369,9 @@ checkpoint with the same vocabulary (with `method: distillation`, the teacher)."
             raise ValueError("every goes with source=lagging: set both or neither")
         if (self.source == "path") != (self.path is not None):
             raise ValueError("path goes with source=path: set both or neither")
-        if self.with_gpus and self.source == "none":
-            raise ValueError("with_gpus is for a reference model: set source")
+        for name in ("procs", "with_gpus"):
+            if self.source == "none" and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} is for a reference model: set source")
         return self
 
 
@@ -463,6 +469,9 @@ class EnvironmentSection(Section):
     """Registered name of the environment (`forge-env list`)."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment's own config class (`forge-env info NAME`)."""
+    opponents: dict[str, str | dict[str, Any]] = Field(default_factory=dict)
+    """Who plays a seat instead of the policy, by seat: `random`, `module:function`, or `{model: NAME, base_url: URL}` \
+(an endpoint, perhaps of an earlier checkpoint). Unset: the policy plays all seats, and each is trained (self-play)."""
     max_bug_rate: Annotated[float, Field(ge=0, le=1)] = 0.2
     """The run ends if the environment's own code raises on more than this share of the last 100 tasks. Below it, such \
 episodes are left out, and their tasks are not played again."""
@@ -559,6 +568,8 @@ generator, new weights wait for the evaluation; with several, one generator serv
 score mixes the policy versions that arrive in the meantime."""
     metric: str = "solved"
     """Metric of the environment used as the score (`solved`: pass@1); if there is no such metric, the reward."""
+    opponents: dict[str, str | dict[str, Any]] | None = None
+    """Who plays a seat in held-out episodes, if different from environment.opponents."""
     extra_splits: list[str] = Field(default_factory=list)
     """Further splits, scored only at the start and the end."""
     extra_tasks: Positive = 64

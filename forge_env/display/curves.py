@@ -19,6 +19,8 @@ class Panel:
     title: str
     series: Mapping[str, str]
     unit: str = ""
+    log: bool = False
+    """Draw y by its logarithm, where all values are above 0."""
 
 
 PANELS = (
@@ -26,12 +28,21 @@ PANELS = (
     Panel("Supervised loss", {"training": "sft/loss", "held-out": "eval/eval/loss"}, "nats"),
     Panel("KL divergence", {"KL": "grpo_loss/kl_divergence_mean"}, "nats"),
     Panel("Entropy", {"entropy": "grpo_loss/entropy"}, "nats"),
-    Panel("Staleness of trained tokens", {"oldest": "staleness/max", "mean": "staleness/mean"}, "policy updates"),
-    Panel("Throughput", {"generated": "generator/tokens_per_s", "trained": "trainer/tokens_per_s"}, "tokens/s"),
+    Panel("Age of trained tokens", {"oldest": "staleness/max", "mean": "staleness/mean"}, "policy updates"),
+    Panel(
+        "Speed",
+        {"generated": "generator/tokens_per_s", "trained, while it trains": "trainer/tokens_per_s"},
+        "tokens a second",
+    ),
     Panel("Generators that are up", {"replicas": "generator/replicas"}),
     Panel("Gradient norm", {"gradient norm": "trainer/grad_norm"}),
     Panel("Clipped share", {"clipped": "grpo_loss/clip_fraction"}),
-    Panel("Trainer/generator mismatch", {"log-prob difference": "mismatch/max"}, "nats"),
+    Panel(
+        "Trainer against generators",
+        {"largest": "mismatch/max", "mean": "mismatch/mean"},
+        "difference of log-probabilities, nats",
+        log=True,
+    ),
 )
 
 
@@ -91,6 +102,15 @@ def reward_curves(rows: Sequence[Mapping[str, Any]]) -> list[Curve]:
 def unit_bounds(curves: Iterable[Curve]) -> tuple[float, float] | None:
     """0 to 1 as the range to draw, where every value lies in it; None: the values' own."""
     return (0.0, 1.0) if all(0.0 <= y <= 1.0 for line in curves for y in line.y) else None
+
+
+WAITING_EPISODES = ("generate", "retry")
+"""What an episode does while it waits: for the model's answer, or to be tried again."""
+
+
+def is_waiting(actor: str, doing: str) -> bool:
+    """Whether an actor that does this waits for another."""
+    return doing.startswith(("wait", "idle")) or (actor == "episodes" and doing in WAITING_EPISODES)
 
 
 def time_account(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:

@@ -1,61 +1,368 @@
-"""report.html and reward_curve.png: the curves and figures of a run, made from the files of its folder."""
+"""A run's report: `report.html`, one file that needs nothing else, and the same as Markdown and as a picture.
+
+It says what `forge-env show` says (`forge_env.display.digest`), with the curves, failures and successes to read, where
+the time went, and what was run on what. `reward_curve.png` is the headline chart alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import re
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from forge_env.display.curves import PANELS, Panel, curve, merge_rows, reward_curves, time_account, unit_bounds
+from forge_env.display.curves import (
+    PANELS,
+    Curve,
+    Panel,
+    curve,
+    evaluation_splits,
+    merge_rows,
+    reward_curves,
+    time_account,
+    unit_bounds,
+)
 from forge_env.display.svg import legend, line_chart, number, share_bars
 from forge_env.display.terminal import duration
 from forge_env.files import write_whole, written_whole
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import read_metrics
-from forge_env.run.outcome import read_summary
+from forge_env.visible import one_line, visible
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from forge_env.display.digest import Digest, Example
+    from forge_env.types import Message
 
 Row = Mapping[str, Any]
+EXAMPLES = 3
+"""Failures, and successes, in a report."""
+LONGEST, MOST_MESSAGES = 2_000, 40
+"""Characters of one text of an example, and messages of one; the folder has the rest."""
+QUESTIONS = (
+    "Did it learn?",
+    "What does a typical failure look like?",
+    "Why did the reward move?",
+    "What limited the speed?",
+)
+SIZES = {"narrow": (340, 230), "middle": (960, 320), "wide": (1900, 460)}
+"""Of the headline chart: a drawing scales with its text, so each width of the page has its own."""
 
 
-def write_report(folder: RunFolder) -> Path:
-    """Write the page and return its path; needs nothing but what lies in the folder."""
-    summary = read_summary(folder.summary)
-    rows = merge_rows(read_metrics(folder.metrics))
-    page = Template(files("forge_env.display").joinpath("report.html").read_text(encoding="utf-8"))
-    subtitle = f"{summary.get('environment', '')} · seed {summary.get('seed', '')} · {summary.get('finished', '')}"
-    text = page.substitute(
-        title=escape(f"{folder.name} · forge-env"),
-        name=escape(folder.name),
-        exit=escape(str(summary.get("exit", "running"))),
-        subtitle=escape(subtitle),
-        body="\n".join(_body(folder, summary, rows)),
+def write_report(root: Path, out: Path | None = None) -> Path:
+    """Write the page of a run or an evaluation, of nothing but what lies in its folder, and return its path.
+
+    Args:
+        root: the folder.
+        out: of the page; None: `report.html` in the folder.
+
+    Raises:
+        OSError: it can't be written.
+        sqlite3.Error: there is no room for the index of the trajectories, which is made in the temporary folder.
+    """
+    from forge_env.display.digest import digest
+
+    out = out or root / "report.html"
+    write_whole(out, html(digest(root, examples=EXAMPLES)))
+    return out
+
+
+def html(found: Digest) -> str:
+    """The page."""
+    text = files("forge_env.display").joinpath("report.html").read_text(encoding="utf-8")
+    script = re.search(r"<script>(.*)</script>", text, re.DOTALL)
+    assert script is not None
+    return Template(text).substitute(
+        script_hash=b64encode(sha256(script[1].encode()).digest()).decode(),
+        title=_shown(f"{found.name} · forge-env"),
+        name=_shown(found.name),
+        exit=_shown(found.state),
+        subtitle=_shown(" · ".join([found.headline, *_when(found.summary)])),
+        body="\n".join(_body(found)),
     )
-    write_whole(folder.report, text)
-    return folder.report
 
 
-def _body(folder: RunFolder, summary: Row, rows: Sequence[Row]) -> Iterator[str]:
-    if error := summary.get("error"):
-        yield f'<section class="failed"><h2>Error</h2><pre>{escape(str(error))}</pre></section>'
-    yield _tiles(summary)
-    curves = reward_curves(rows)
-    if curves:
-        label = "Reward and held-out score over steps"
-        chart = line_chart(curves, width=960, height=300, bounds=unit_bounds(curves), label=label)
-        keys = legend([line.label for line in curves])
-        yield f"<section><h2>Reward <small>over training steps</small></h2>{keys}{chart}</section>"
-    if panels := [text for panel in PANELS if (text := _panel(panel, rows))]:
-        yield f'<div class="grid2">{"".join(panels)}</div>'
-    if account := time_account(rows):
-        title = "<h2>Where the time went <small>share of every actor</small></h2>"
-        yield f"<section>{title}{share_bars(account)}</section>"
-    yield from _tables(summary, rows)
-    if folder.config.exists():
-        recipe = escape(folder.config.read_text(encoding="utf-8"))
-        yield f"<section><details><summary>Recipe</summary><pre>{recipe}</pre></details></section>"
+def _shown(text: object) -> str:
+    return escape(visible(str(text)))
+
+
+def _when(summary: Row) -> list[str]:
+    return [str(summary[name]) for name in ("started", "finished") if summary.get(name)][-1:]
+
+
+def _body(found: Digest) -> Iterator[str]:
+    if error := found.summary.get("error"):
+        yield f'<section class="failed"><h2>Error</h2><pre>{_shown(error)}</pre></section>'
+    yield f'<div class="four">{"".join(_cards(found))}</div>'
+    if curves := _thin(reward_curves(found.rows)):
+        title = "<h2>Reward <small>over training steps; bars are one standard error</small></h2>"
+        yield f"<section>{title}{_headline(curves)}"
+        yield from (f"<p class='soft'>{_shown(text)}</p>" for text in mixed_scores(found.rows))
+        yield "</section>"
+    if panels := [text for panel in PANELS if (text := _panel(panel, found.rows))]:
+        yield f'<div class="grid">{"".join(panels)}</div>'
+    if account := time_account(found.rows):
+        title = "<h2>Where the time went <small>share of every actor; waiting is hatched</small></h2>"
+        advice = "".join(f"<p><code>{_shown(key)}</code>: {_shown(text)}</p>" for key, text in found.limit.advice)
+        yield f"<section>{title}{share_bars(account)}{advice}</section>"
+    yield from _read(found)
+    yield from _tables(found)
+    config = found.root / "config.yaml"
+    if config.exists():
+        recipe = _shown(config.read_text(encoding="utf-8", errors="replace"))
+        yield (f'<section><details class="config"><summary>Recipe</summary><pre>{recipe}</pre></details></section>')
+
+
+# ---
+# The answers
+
+
+def answers(found: Digest) -> Iterator[tuple[str, list[str]]]:
+    """Each question with its answer in sentences, the short one first."""
+    if found.is_evaluation:
+        yield "What came of it?", [*_scored(found.summary)] or ["No score yet."]
+        yield QUESTIONS[1], [found.failure_words]
+        return
+    change = ""
+    if found.learned.start is not None and found.learned.end is not None:
+        change = f"{found.learned.start:.3f} → {found.learned.end:.3f}"
+    yield QUESTIONS[0], [found.learned.words, change, *found.learned.further]
+    yield QUESTIONS[1], [found.failure_words]
+    yield QUESTIONS[2], [found.reasons.words, *found.reasons.warnings]
+    yield QUESTIONS[3], [found.limit.words, found.limit.detail]
+
+
+def in_a_row(sentences: Iterable[str]) -> str:
+    """Sentences as running text."""
+    return " ".join(text if text.endswith((".", "?")) else f"{text}." for text in sentences if text)
+
+
+def _scored(summary: Row) -> Iterator[str]:
+    environments = summary.get("environments")
+    for label, item in environments.items() if isinstance(environments, dict) else ():
+        score = item.get("score") if isinstance(item, dict) else None
+        if isinstance(score, dict):
+            tasks, samples = item.get("tasks"), item.get("samples")
+            figure = f"{score['value']:.3f} ± {score['stderr']:.3f}"
+            yield f"{label}: {figure} (standard error; {tasks} tasks, {samples} samples)"
+
+
+def _cards(found: Digest) -> Iterator[str]:
+    for place, (question, sentences) in enumerate(answers(found)):
+        kind = f' class="{found.learned.verdict}"' if place == 0 and not found.is_evaluation else ""
+        said = "".join(f"<p{kind if at == 0 else ''}>{_shown(text)}</p>" for at, text in enumerate(sentences) if text)
+        yield f"<section><h2>{_shown(question)}</h2>{said}</section>"
+
+
+def mixed_scores(rows: Sequence[Row]) -> Iterator[str]:
+    """Held-out points that another version of the policy helped to make, in words."""
+    for split in evaluation_splits(rows):
+        for row in rows:
+            share = row.get(f"eval/{split}/share_of_step")
+            low, high = (row.get(f"eval/{split}/{name}_version") for name in ("oldest", "newest"))
+            if isinstance(share, float) and share < 1 and isinstance(low, float) and isinstance(high, float):
+                versions = f"version {low:.0f}" if low == high else f"versions {low:.0f} to {high:.0f}"
+                yield f"held-out ({split}) after step {row['step']}: played by {versions}, {share:.0%} by this step's"
+
+
+# ---
+# Charts
+
+
+def _thin(curves: Iterable[Curve]) -> list[Curve]:
+    from forge_env.view.charts import thinned
+
+    return [thinned(line, 600) for line in curves]
+
+
+def _headline(curves: Sequence[Curve]) -> str:
+    label = "Reward and held-out score over steps"
+    charts = (
+        f'<div class="{name}">'
+        + line_chart(
+            curves, width=width, height=height, bounds=unit_bounds(curves), label=label, hover=name != "narrow"
+        )
+        + "</div>"
+        for name, (width, height) in SIZES.items()
+    )
+    return legend([line.label for line in curves]) + "".join(charts)
+
+
+def _panel(panel: Panel, rows: Sequence[Row]) -> str:
+    curves = _thin(line for label, key in panel.series.items() if (line := curve(rows, label, key)).x)
+    if not curves:
+        return ""
+    unit = f" <small>{escape(panel.unit)}</small>" if panel.unit else ""
+    chart = line_chart(curves, width=340, height=170, label=panel.title, log=panel.log)
+    return f"<section><h2>{escape(panel.title)}{unit}</h2>{legend([line.label for line in curves])}{chart}</section>"
+
+
+# ---
+# Episodes to read, figures to look up
+
+
+def _read(found: Digest) -> Iterator[str]:
+    if found.failures:
+        most = max(failure.count for failure in found.failures)
+        rows = "".join(
+            f'<tr><td>{_shown(failure.name)}</td><td class="n">{failure.count:,}</td>'
+            f'<td class="n">{failure.share:.1%}</td>'
+            f'<td><span class="bar" style="width:{100 * failure.count / most:.0f}px"></span></td></tr>'
+            for failure in found.failures[:12]
+        )
+        yield f"<section><h2>How episodes fall short</h2><table>{rows}</table></section>"
+    if found.examples:
+        said = "".join(
+            f"<details><summary>{_summary(example)}</summary>{_episode(example)}</details>"
+            for example in found.examples
+        )
+        yield f"<section><h2>Read some <small>typical failures, then successes</small></h2>{said}</section>"
+
+
+def _summary(example: Example) -> str:
+    episode = example.episode
+    task = one_line(episode.task_id, 60)
+    return _shown(f"{one_line(example.why, 60)}: {one_line(episode.id, 60)}, task {task}, reward {episode.reward:g}")
+
+
+def _episode(example: Example) -> str:
+    messages = example.episode.messages
+    left = len(messages) - MOST_MESSAGES
+    shown = messages if left <= 0 else [*messages[: MOST_MESSAGES // 2], *messages[-(MOST_MESSAGES // 2) :]]
+    parts = [_message(message) for message in shown]
+    if left > 0:
+        parts.insert(MOST_MESSAGES // 2, f'<p class="soft">{left} messages are left out</p>')
+    where = f"trajectories/{example.kind}.jsonl"
+    return "".join(parts) + f'<p class="soft">{_shown(where)}</p>'
+
+
+def _message(message: Message) -> str:
+    texts = [f"~ {message.reasoning_content}"] if message.reasoning_content else []
+    texts += [message.content] if message.content else []
+    texts += [f"→ {call.function.name}({_arguments(call.function.arguments)})" for call in message.tool_calls]
+    shown = "".join(f"<pre dir='auto'>{_shown(_cut(text))}</pre>" for text in texts)
+    return f'<div class="message {escape(message.role)}"><b>{escape(message.role)}</b>{shown}</div>'
+
+
+def _arguments(text: str) -> str:
+    """A call's arguments; a single text as it is, in lines of its own."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if isinstance(values, dict) and len(values) == 1 and isinstance(next(iter(values.values())), str):
+        key, value = next(iter(values.items()))
+        return f"{key}=\n{value}\n" if "\n" in value else f"{key}={value!r}"
+    return text
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}\n[... {len(text) - LONGEST:,} more characters]"
+
+
+def _tables(found: Digest) -> Iterator[str]:
+    summary = found.summary
+    yield _table("What was run", [*facts(found)])
+    if isinstance(scores := summary.get("heldout"), dict) and scores:
+        cells = [
+            (split, f"{item['start']:.3f} → {item['end']:.3f} ± {item['stderr']:.3f} (standard error, n={item['n']})")
+            for split, item in scores.items()
+        ]
+        yield _table("Held-out scores", cells)
+    if isinstance(warnings := summary.get("warnings"), dict) and warnings:
+        yield _table("Warnings", [(text, f"{count} x") for text, count in warnings.items()])
+    if isinstance(stages := summary.get("stages"), dict) and stages:
+        yield _table("Stages", [(name, duration(float(seconds))) for name, seconds in stages.items()])
+    last: dict[str, float] = {}
+    for row in found.rows:
+        last |= {key: value for key, value in row.items() if key not in ("step", "time") and value is not None}
+    if last:
+        yield _table("Every metric, last value", [(key, f"{last[key]:.6g}") for key in sorted(last)], folded=True)
+
+
+def facts(found: Digest) -> Iterator[tuple[str, str]]:
+    """What was run, on what, and how much of it: name and value."""
+    summary = found.summary
+    bound = summary.get("max_off_policy_steps")
+    known = {
+        "environment": summary.get("environment"),
+        "model": summary.get("model"),
+        "seed": summary.get("seed"),
+        "training steps": summary.get("steps"),
+        "started": summary.get("started"),
+        "finished": summary.get("finished"),
+        "wall time": duration(float(summary["wall_s"])) if summary.get("wall_s") else None,
+        "sandbox engine": summary.get("engine"),
+        "tokens generated": number(summary["tokens_generated"]) if summary.get("tokens_generated") else None,
+        "episodes": number(summary["episodes"]) if summary.get("episodes") else None,
+        "failed by bugs of the environment": summary.get("episodes_bugs") or None,
+        f"largest staleness (bound {bound})": summary.get("max_staleness") if bound is not None else None,
+    }
+    yield from ((name, str(value)) for name, value in known.items() if value not in (None, ""))
+    if isinstance(versions := summary.get("versions"), dict):
+        yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
+    if isinstance(machine := summary.get("machine"), dict):
+        gpus = machine.get("gpus") or ["no GPU"]
+        yield (
+            "machine",
+            f"{machine.get('processor')}, {machine.get('cpus')} CPUs, {machine.get('memory_gb')} GiB; "
+            + (f"{', '.join(map(str, gpus))}; {machine.get('system')}"),
+        )
+
+
+def _table(title: str, cells: Sequence[tuple[str, str]], *, folded: bool = False) -> str:
+    body = "".join(f'<tr><td>{_shown(name)}</td><td class="n">{_shown(value)}</td></tr>' for name, value in cells)
+    if folded:
+        return f"<section><details><summary>{escape(title)}</summary><table>{body}</table></details></section>"
+    return f"<section><h2>{escape(title)}</h2><table>{body}</table></section>"
+
+
+# ---
+# Markdown
+
+
+def markdown(found: Digest) -> str:
+    """The report for a pull request: the answers, the failures, one of them to read, what was run."""
+    lines = [f"## {_plain(found.name)}", "", _plain(found.headline), ""]
+    for question, sentences in answers(found):
+        lines += [f"**{question}** {_plain(in_a_row(sentences))}", ""]
+    if found.failures:
+        lines += ["| how episodes fall short | number | share |", "|---|---:|---:|"]
+        lines += [f"| {_plain(own.name)} | {own.count:,} | {own.share:.1%} |" for own in found.failures[:8]] + [""]
+    if found.examples:
+        lines += [*_folded(found.examples[0])]
+    lines += ["<details><summary>What was run</summary>", "", "| | |", "|---|---|"]
+    lines += [f"| {_plain(name)} | {_plain(value)} |" for name, value in facts(found)]
+    return "\n".join([*lines, "", "</details>", ""])
+
+
+def _plain(text: str) -> str:
+    """A text in which nothing is markup, link or mention."""
+    return re.sub(r"([\\`*_{}\[\]<>#|!~@&])", r"\\\1", one_line(text, 600)).replace(
+        "://", ":\u2060//".replace("\u2060", " ")
+    )
+
+
+def _folded(example: Example) -> Iterator[str]:
+    """An episode in a block in which nothing is markup, whatever it says."""
+    texts = []
+    for message in example.episode.messages[:MOST_MESSAGES]:
+        calls = [f"→ {call.function.name}({_arguments(call.function.arguments)})" for call in message.tool_calls]
+        texts.append("\n".join([f"[{message.role}]", *filter(None, [message.content, *calls])]))
+    text = visible("\n\n".join(_cut(text) for text in texts))
+    fence = "`" * (3 + max((len(run) for run in re.findall("`+", text)), default=0))
+    yield from ["<details><summary>A typical failure</summary>", "", f"{fence}text", text, fence, "", "</details>", ""]
+
+
+# ---
+# Pictures
 
 
 def write_reward_curve(folder: RunFolder) -> bool:
@@ -69,69 +376,51 @@ def write_reward_curve(folder: RunFolder) -> bool:
     figure = Figure(figsize=(8, 4.2), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for index, line in enumerate(curves):
-        colour = f"C{index}"
-        if any(line.error):
-            axes.errorbar(line.x, line.y, line.error, label=line.label, color=colour, marker="o", ms=4, capsize=2)
-        else:
-            axes.plot(line.x, line.y, label=line.label, color=colour, alpha=0.8, linewidth=1.3)
-    if (bounds := unit_bounds(curves)) is not None:
-        axes.set_ylim(bounds)
-    axes.set(xlabel="training step", ylabel="reward", title=folder.name)
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
+    _draw(axes, curves)
+    axes.set_title(folder.name, parse_math=False)
     with written_whole(folder.reward_curve) as staging:
         figure.savefig(staging, format="png")
     return True
 
 
-def _tiles(summary: Row) -> str:
-    start, end = summary.get("heldout_start"), summary.get("heldout_end")
-    bound = summary.get("max_off_policy_steps")
-    tiles = [
-        ("held-out score", f"{start:.3f} → {end:.3f}" if start is not None and end is not None else "-"),
-        ("training steps", number(summary.get("steps") or 0)),
-        ("wall time", duration(float(summary.get("wall_s") or 0.0))),
-        ("sandbox engine", str(summary.get("engine") or "-")),
-        ("tokens generated", number(summary.get("tokens_generated") or 0)),
-        ("discarded as stale", number(summary.get("tokens_discarded_stale") or 0)),
-        (f"largest staleness (bound {bound})", number(summary.get("max_staleness") or 0)),
-    ]
-    cells = (f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in tiles)
-    return f'<div class="tiles">{"".join(cells)}</div>'
+def _draw(axes: Axes, curves: Sequence[Curve]) -> None:
+    for index, line in enumerate(curves):
+        colour = f"C{index}"
+        if any(line.error):
+            axes.plot(line.x, line.y, color=colour, alpha=0.3, linewidth=1.3)
+            axes.errorbar(line.x, line.y, line.error, label=line.label, color=colour, fmt="o", ms=4, capsize=2)
+        else:
+            axes.plot(line.x, line.y, label=line.label, color=colour, alpha=0.8, linewidth=1.3)
+    if (bounds := unit_bounds(curves)) is not None:
+        axes.set_ylim(bounds)
+    axes.set(xlabel="training step", ylabel="reward")
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
 
 
-def _panel(panel: Panel, rows: Sequence[Row]) -> str:
-    curves = [line for label, key in panel.series.items() if (line := curve(rows, label, key)).x]
-    if not curves:
-        return ""
-    unit = f" <small>{escape(panel.unit)}</small>" if panel.unit else ""
-    keys = legend([line.label for line in curves]) if len(curves) > 1 else ""
-    chart = line_chart(curves, label=panel.title)
-    return f"<section><h2>{escape(panel.title)}{unit}</h2>{keys}{chart}</section>"
+def write_picture(found: Digest, out: Path) -> None:
+    """The report as a picture of 1,300 by 900 pixels or so: the answers, and the reward."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
+    curves = reward_curves(found.rows)
+    figure = Figure(figsize=(10, 7.2 if curves else 3.2), dpi=130)
+    FigureCanvasAgg(figure)
+    from textwrap import wrap
 
-def _tables(summary: Row, rows: Sequence[Row]) -> Iterator[str]:
-    if scores := summary.get("heldout"):
-        cells = [
-            (split, f"{item['start']:.3f} → {item['end']:.3f} ± {item['stderr']:.3f} (n={item['n']})")
-            for split, item in scores.items()
-        ]
-        yield _table("Held-out scores", cells)
-    if warnings := summary.get("warnings"):
-        yield _table("Warnings", [(text, f"{count} x") for text, count in warnings.items()])
-    if stages := summary.get("stages"):
-        yield _table("Stages", [(name, duration(float(seconds))) for name, seconds in stages.items()])
-    last: dict[str, float] = {}
-    for row in rows:
-        last |= {key: value for key, value in row.items() if key not in ("step", "time") and value is not None}
-    if last:
-        cells = [(key, f"{last[key]:.6g}") for key in sorted(last)]
-        yield _table("Every metric, last value", cells, folded=True)
-
-
-def _table(title: str, cells: Sequence[tuple[str, str]], *, folded: bool = False) -> str:
-    body = "".join(f'<tr><td>{escape(name)}</td><td class="n">{escape(value)}</td></tr>' for name, value in cells)
-    if folded:
-        return f"<section><details><summary>{escape(title)}</summary><table>{body}</table></details></section>"
-    return f"<section><h2>{escape(title)}</h2><table>{body}</table></section>"
+    top, line = 0.965, 0.031 * (1 if curves else 7.2 / 3.2)
+    figure.text(0.04, top, one_line(found.name, 80), size=14, weight="bold", va="top", parse_math=False)
+    figure.text(
+        0.04, top - 1.3 * line, one_line(found.headline, 110), size=9, color="#62625b", va="top", parse_math=False
+    )
+    at = top - 2.6 * line
+    for question, sentences in answers(found):
+        figure.text(0.04, at, question, size=9, weight="bold", va="top")
+        for text in wrap(visible(in_a_row(sentences)), 90)[:3]:
+            figure.text(0.33, at, text, size=9, va="top", parse_math=False)
+            at -= line
+        at -= 0.35 * line
+    if curves:
+        _draw(figure.add_axes((0.07, 0.08, 0.9, max(at - 0.13, 0.3))), curves)
+    with written_whole(out) as staging:
+        figure.savefig(staging, format="png")

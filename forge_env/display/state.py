@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from forge_env.display.terminal import duration
+from forge_env.visible import one_line, visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SHOWN_WARNINGS = 3
+SPARKLINE = 24
+"""Characters of a curve: with its name and last value it fits into 80 columns."""
+SHOWN_CHARACTERS = 160
+"""Of a warning; run.log has all of it."""
 
 
 @dataclass(slots=True)
@@ -38,6 +44,19 @@ class HeldOutScore:
     n: int
     """Episodes that counted."""
     stderr: float
+    versions: Mapping[int, int] = field(default_factory=dict)
+    """Tokens that each policy version sampled for it, where they are known."""
+
+    @property
+    def played_by(self) -> str:
+        """Which versions of the policy made it, in words; empty where all of it is of `step`'s, or none is known."""
+        if set(self.versions) <= {self.step}:
+            return ""
+        most, tokens = max(self.versions.items(), key=itemgetter(1))
+        share = tokens / sum(self.versions.values())
+        if len(self.versions) == 1:
+            return f"played by version {most}"
+        return f"played by versions {min(self.versions)} to {max(self.versions)}, {share:.0%} by {most}"
 
 
 @dataclass(slots=True)
@@ -115,9 +134,10 @@ class RunState:
         parts: list[RenderableType] = []
         ended = [(stage.name, stage.ended - stage.started) for stage in self.stages if stage.ended is not None]
         if ended:
-            parts.append(Text("  ".join(f"✓ {name} {duration(seconds)}" for name, seconds in ended), style="green"))
+            done = "  ".join(f"✓ {name} {duration(seconds)}" for name, seconds in ended)
+            parts.append(Text(done, style="green", no_wrap=True, overflow="ellipsis"))
         if (stage := self.stage) is not None:
-            detail, spent = f" {stage.detail}" if stage.detail else "", duration(self.elapsed - stage.started)
+            detail, spent = f" {visible(stage.detail)}" if stage.detail else "", duration(self.elapsed - stage.started)
             parts.append(Text.assemble((f"● {stage.name}", "bold"), detail, (f"  {spent}", "dim")))
         if self.total:
             bar = ProgressBar(total=self.total, completed=self.done, width=40)
@@ -128,14 +148,17 @@ class RunState:
         if self.rewards or self.evaluations:
             table = Table.grid(padding=(0, 1))
             for name, values, said in self._curves():
-                table.add_row(name, Text(sparkline(values), style="cyan" if name == "reward" else "green"), said)
+                drawn = Text(sparkline(values, SPARKLINE), style="cyan" if name == "reward" else "green")
+                table.add_row(name, drawn, Text(said, no_wrap=True, overflow="ellipsis"))
             parts += [Text(), table]
         if (figures := self._figures()) and not self.exit:
             parts.append(Text("  ".join(figures), style="cyan"))
         if (waiting := self._waits()) and not self.exit:
             parts.append(Text(waiting[0], style="yellow"))
         for text, count in list(self.warnings.items())[-SHOWN_WARNINGS:]:
-            parts.append(Text(f"! {text}" + (f" (x{count})" if count > 1 else ""), style="bold yellow"))
+            times = f" (x{count})" if count > 1 else ""
+            warning = f"!{times} {one_line(text, SHOWN_CHARACTERS)}"
+            parts.append(Text(warning, style="bold yellow", no_wrap=True, overflow="ellipsis"))
         footer = "finishing; Ctrl-C again stops now" if self.stopping else "Ctrl-C finishes and saves"
         under_way = "yellow" if self.stopping else "blue"
         return Panel(
@@ -155,6 +178,7 @@ class RunState:
             first, last = scores[0], scores[-1]
             start = f", from {first.score:.3f}" if len(scores) > 1 else ""
             said = f"{last.score:.3f} ± {last.stderr:.3f} (n={last.n}){start}"
+            said += f"; {last.played_by}" if last.played_by else ""
             yield f"held-out ({split})", [evaluation.score for evaluation in scores], said
 
     def _scores(self) -> Iterator[str]:

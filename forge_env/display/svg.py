@@ -7,11 +7,13 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from forge_env.display.curves import Curve
+from forge_env.display.curves import Curve, is_waiting
 
 COLOURS = 6
 """Classes `c0` to `c5` that the page's style defines."""
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 8, 24
+LEAST_SHARE, ROOM_FOR_SHARE, ROOM_FOR_WORDS = 0.005, 0.06, 0.25
+"""Shares of a bar that are shown at all, have their figure written in, and their name."""
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -41,8 +43,11 @@ def line_chart(
     height: int = 190,
     bounds: tuple[float, float] | None = None,
     label: str = "",
+    log: bool = False,
+    hover: bool = True,
 ) -> str:
-    """The curves over a common x axis of training steps, with bands of one standard error where known.
+    """The curves over a common x axis of training steps. Points with a standard error have a bar of it, and a faint
+    line between them: nothing is known of what is there.
 
     Args:
         curves: at least one with at least one point.
@@ -50,20 +55,26 @@ def line_chart(
         height: of the drawing.
         bounds: fixed range of y, else the data's.
         label: text for screen readers.
+        log: y by its logarithm, where every value is above 0.
+        hover: hold the figures, for the page to show under the pointer.
     """
+    log = log and all(y > 0 for curve in curves for y in curve.y)
     x_low, x_high = _range([x for curve in curves for x in curve.x])
-    y_ticks = ticks(*(bounds or _range([y for curve in curves for y in curve.y])))
+    scaled = math.log10 if log else float
+    y_ticks = ticks(*(bounds or _range([scaled(y) for curve in curves for y in curve.y])))
+    if log:
+        y_ticks = [float(power) for power in range(math.floor(y_ticks[0]), math.ceil(y_ticks[-1]) + 1)]
     y_low, y_high = y_ticks[0], y_ticks[-1]
 
     def px(x: float) -> float:
         return LEFT + (x - x_low) / ((x_high - x_low) or 1.0) * (width - LEFT - RIGHT)
 
     def py(y: float) -> float:
-        share = (min(max(y, y_low), y_high) - y_low) / (y_high - y_low)
+        share = (min(max(scaled(y), y_low), y_high) - y_low) / (y_high - y_low)
         return height - BOTTOM - share * (height - TOP - BOTTOM)
 
     parts = []
-    for y in y_ticks:
+    for y in [10.0**power for power in y_ticks] if log else y_ticks:
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{py(y):.1f}" y2="{py(y):.1f}"/>')
         parts.append(f'<text class="tick" x="{LEFT - 6}" y="{py(y) + 3.5:.1f}" text-anchor="end">{number(y)}</text>')
     parts += [
@@ -74,19 +85,27 @@ def line_chart(
     for index, curve in enumerate(curves):
         colour = f"c{index % COLOURS}"
         if any(curve.error):
-            edge = [f"{px(x):.1f},{py(y + e):.1f}" for x, y, e in zip(curve.x, curve.y, curve.error, strict=True)]
-            back = [f"{px(x):.1f},{py(y - e):.1f}" for x, y, e in zip(curve.x, curve.y, curve.error, strict=True)]
-            parts.append(f'<polygon class="band {colour}" points="{" ".join([*edge, *reversed(back)])}"/>')
+            parts += [
+                f'<line class="line error {colour}" x1="{px(x):.1f}" x2="{px(x):.1f}" '
+                f'y1="{py(y + e):.1f}" y2="{py(y - e):.1f}"/>'
+                for x, y, e in zip(curve.x, curve.y, curve.error, strict=True)
+            ]
         points = [(px(x), py(y)) for x, y in zip(curve.x, curve.y, strict=True)]
-        parts.append(f'<polyline class="line {colour}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}"/>')
+        faint = ' opacity=".35"' if any(curve.error) else ""
+        drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        parts.append(f'<polyline class="line {colour}"{faint} points="{drawn}"/>')
         if len(points) <= 40:
             parts += [f'<circle class="dot {colour}" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>' for x, y in points]
-    data = [{"label": curve.label, "x": curve.x, "y": curve.y} for curve in curves]
+    data = [
+        {"label": curve.label, "x": curve.x, "y": [float(f"{y:.5g}") for y in curve.y], "e": curve.error}
+        for curve in curves
+    ]
     frame = {"x": [x_low, x_high], "left": LEFT, "right": width - RIGHT, "top": TOP, "bottom": height - BOTTOM}
-    hover = escape(json.dumps({"curves": data, "frame": frame}), quote=True)
+    held = escape(json.dumps({"curves": data, "frame": frame}), quote=True)
     return (
-        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label, quote=True)}" '
-        f'data-hover="{hover}">{"".join(parts)}<line class="cursor" y1="{TOP}" y2="{height - BOTTOM}"/></svg>'
+        f'<svg class="chart" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label, quote=True)}"'
+        + (f' data-hover="{held}"' if hover else "")
+        + f'>{"".join(parts)}<line class="cursor" y1="{TOP}" y2="{height - BOTTOM}"/></svg>'
     )
 
 
@@ -102,14 +121,27 @@ def legend(labels: Sequence[str]) -> str:
 
 
 def share_bars(accounts: Mapping[str, Mapping[str, float]]) -> str:
-    """One bar of stacked shares for every actor; activities keep their colour across bars."""
-    activities = list(dict.fromkeys(what for account in accounts.values() for what in account))
-    rows = []
-    for actor, account in accounts.items():
-        pieces = "".join(
-            f'<i class="c{activities.index(what) % COLOURS}" style="width:{share * 100:.2f}%" '
-            f'title="{escape(what, quote=True)} {share:.1%}"></i>'
-            for what, share in account.items()
-        )
-        rows.append(f'<div class="who">{escape(actor)}</div><div class="shares">{pieces}</div>')
-    return f'{legend(activities)}<div class="account">{"".join(rows)}</div>'
+    """One bar of stacked shares for every actor, work in colours and waiting hatched, with all shares in words below.
+
+    A colour means something within its bar only: there are more activities than colours that can be told apart.
+    """
+    return f'<div class="account">{"".join(_share_bar(actor, account) for actor, account in accounts.items())}</div>'
+
+
+def _share_bar(actor: str, account: Mapping[str, float]) -> str:
+    shares = {what: share for what, share in account.items() if share >= LEAST_SHARE}
+    work = sorted((what for what in shares if not is_waiting(actor, what)), key=lambda what: -shares[what])
+    order = [*work, *sorted((what for what in shares if what not in work), key=lambda what: -shares[what])]
+    pieces, words = [], []
+    for place, what in enumerate(order):
+        kind = f"c{place % COLOURS}" if what in work else "waits"
+        said = f"{shares[what]:.0%}"
+        inside = f"{what} {said}" if shares[what] >= ROOM_FOR_WORDS else said if shares[what] >= ROOM_FOR_SHARE else ""
+        title = escape(f"{what} {shares[what]:.1%}", quote=True)
+        width = f"{shares[what] * 100:.2f}%"
+        pieces.append(f'<i class="{kind}" style="width:{width}" title="{title}"><span>{escape(inside)}</span></i>')
+        words.append(f'<span class="key"><i class="{kind}"></i>{escape(what)} {said}</span>')
+    return (
+        f'<div class="who">{escape(actor)}</div><div><div class="shares">{"".join(pieces)}</div>'
+        f'<div class="legend">{"".join(words)}</div></div>'
+    )

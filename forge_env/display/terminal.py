@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from forge_env.visible import visible
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -66,7 +68,7 @@ class PlainDisplay:
 
     def note(self, text: str) -> None:
         """The text."""
-        self._stream.write(f"[{duration(self._view.elapsed):>7}] {text}\n")
+        self._stream.write(f"[{duration(self._view.elapsed):>7}] {visible(text)}\n")
         self._stream.flush()
 
     def close(self) -> None:
@@ -109,7 +111,7 @@ class LiveDisplay:
         """A line above the panel."""
         from rich.markup import escape
 
-        self._live.console.print(f"[dim]{duration(self._view.elapsed):>7}[/] {escape(text)}", soft_wrap=True)
+        self._live.console.print(f"[dim]{duration(self._view.elapsed):>7}[/] {escape(visible(text))}", soft_wrap=True)
 
     def close(self) -> None:
         """Draw once more and leave it on the screen."""

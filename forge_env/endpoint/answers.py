@@ -13,7 +13,7 @@ from forge_env.endpoint.errors import (
     TruncatedAnswerError,
 )
 from forge_env.endpoint.http import parse_json
-from forge_env.policy import Reply
+from forge_env.policy import Reply, estimated_tokens, words_of
 from forge_env.tools.schema import clean_unicode
 from forge_env.types import FunctionCall, Message, ToolCall
 
@@ -23,7 +23,6 @@ from forge_env.types import FunctionCall, Message, ToolCall
 # An estimate is a token for every four bytes of UTF-8, of the messages and tools sent and of what came back: about
 # right for English and code, within a factor of two for other scripts. It is marked as one wherever it is shown.
 
-BYTES_A_TOKEN = 4
 MOST_TOKENS = 10**9
 """No request has more; a larger figure is taken for none."""
 
@@ -47,23 +46,14 @@ def told(value: Any) -> dict[str, int]:
 def fill_in(reply: Reply, body: dict[str, Any]) -> None:
     """Complete `reply.metadata["usage"]`; `estimated` is 1 in it where a figure does not come from the endpoint."""
     usage: dict[str, int] = reply.metadata["usage"]
-    written = len(reply.token_ids) or _tokens(_words(reply.message))
+    written = len(reply.token_ids) or estimated_tokens(words_of(reply.message))
     if usage.get("prompt") and (usage.get("completion") or ("completion" in usage and not written)):
         return
     sent = json.dumps([body.get("messages"), body.get("tools")], ensure_ascii=False, separators=(",", ":"))
-    usage["prompt"] = usage.get("prompt") or reply.prompt_length or _tokens(sent)
+    usage["prompt"] = usage.get("prompt") or reply.prompt_length or estimated_tokens(sent)
     usage["completion"] = usage.get("completion") or written
     if not reply.token_ids:
         usage["estimated"] = 1
-
-
-def _words(message: Message) -> str:
-    calls = (call.function.name + call.function.arguments for call in message.tool_calls)
-    return "".join([message.content, message.reasoning_content or "", *calls])
-
-
-def _tokens(text: str) -> int:
-    return -(-len(text.encode("utf-8", "replace")) // BYTES_A_TOKEN)
 
 
 # ---

@@ -36,7 +36,7 @@ from forge_env.endpoint.text_tools import as_plain_chat, parse_calls
 from forge_env.errors import ContextLengthExceeded, GeneratorError, UsageError, suggestion
 from forge_env.policy import NO_TOKENS, Policy, PolicySession, Reply
 from forge_env.rollout.episode import Retry
-from forge_env.rollout.working_time import waiting
+from forge_env.rollout.working_time import limited_elsewhere, waiting
 from forge_env.types import Message, Observation, ToolSpec
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class EndpointSession(PolicySession):
 
 def _wire(message: Message) -> dict[str, Any]:
     """A message as endpoints take it: several refuse reasoning, and names in tool messages."""
-    data: dict[str, Any] = {"role": message.role, "content": message.content}
+    data: dict[str, Any] = {"role": message.role, "content": message.parts}
     if message.tool_calls:
         data["tool_calls"] = [
             {
@@ -317,7 +317,8 @@ class EndpointPolicy(Policy):
         retry = Retry(options.retries, options.first_delay_s, options.longest_delay_s)
         for attempt in range(options.retries + 1):
             try:
-                reply = await self._ask_once(body)
+                with limited_elsewhere():
+                    reply = await self._ask_once(body)
             except EndpointError as error:
                 if isinstance(error, RequestRefusedError) and says_full(error.message):
                     raise ContextLengthExceeded(error.message) from error

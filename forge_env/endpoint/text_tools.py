@@ -33,19 +33,24 @@ def as_plain_chat(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> lis
             text = f"<tool_response>\n{message.content}\n</tool_response>"
             if chat and chat[-1].get("results"):
                 chat[-1]["content"] += f"\n{text}"
+                chat[-1]["images"] += message.images
             else:
-                chat.append({"role": "user", "content": text, "results": True})
+                chat.append({"role": "user", "content": text, "images": message.images, "results": True})
         else:
             blocks = [_write(call) for call in message.tool_calls]
-            chat.append({"role": message.role, "content": "\n".join(filter(None, [message.content, *blocks]))})
+            text = "\n".join(filter(None, [message.content, *blocks]))
+            chat.append({"role": message.role, "content": text, "images": message.images})
     if tools:
         lines = "\n".join(json.dumps(tool.to_openai()["function"]) for tool in tools)
         instructions = INSTRUCTIONS.format(tools=lines)
         if chat and chat[0]["role"] == "system":
             chat[0]["content"] += f"\n\n{instructions}"
         else:
-            chat.insert(0, {"role": "system", "content": instructions})
-    return [{"role": item["role"], "content": item["content"]} for item in chat]
+            chat.insert(0, {"role": "system", "content": instructions, "images": ()})
+    return [
+        {"role": each["role"], "content": Message(role="user", content=each["content"], images=each["images"]).parts}
+        for each in chat
+    ]
 
 
 def _write(call: ToolCall) -> str:

@@ -16,13 +16,14 @@ import inspect
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from forge_env.errors import EnvironmentBugError, UsageError, environment_code
-from forge_env.types import Action, Message, Observation, ResetResult, StepResult, Task, ToolSpec
+from forge_env.errors import EnvironmentBugError, UsageError
+from forge_env.rollout.working_time import limited_code
+from forge_env.types import Action, Branch, Message, Observation, ResetResult, StepResult, Task, ToolSpec, as_message
 
 if TYPE_CHECKING:
     from forge_env.rewards.rubric import Rubric
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from forge_env.trajectory import Trajectory
 
 API_VERSION = 1
+_BRANCH = TypeAdapter(Branch)
 MAX_OBSERVATION = 10_000_000
 """Characters of an observation: no model reads more, and every turn is kept."""
 
@@ -46,6 +48,9 @@ class EnvironmentConfig(BaseModel):
     """Seed of the task generator: the same seed gives the same tasks in the same order."""
     max_turns: int = Field(8, ge=1)
     """Assistant messages in one episode before it is truncated."""
+    code_timeout_s: float = Field(120.0, gt=0)
+    """Seconds that the environment's own code may take for one reset, or for one step without its tools: what has not \
+ended then is a bug, reported with the function and line where it is."""
 
 
 class Environment(ABC):
@@ -59,9 +64,16 @@ class Environment(ABC):
     """The version of this contract that the class was written for. Write the number down in your class: what isn't
     declared is taken for the installed version, and can't be told apart from it later."""
     config_class: ClassVar[type[EnvironmentConfig]] = EnvironmentConfig
+    """The class of its options."""
     splits: ClassVar[tuple[str, ...]] = ("train", "eval")
-    max_reward: ClassVar[float] = 1.0
-    """What a perfect episode earns; validation holds gold solutions to it."""
+    """Names of its task sets, the one to train on first."""
+    seats: tuple[str, ...] = ()
+    """Names of the players that each have a conversation and a reward of their own; empty: there is one agent. Where \
+there are several, `info["seat"]` says who acts next and is shown the messages, `reward` is for the seat that has \
+acted, and `info["rewards"]` holds what the step earned others. Of the class, or set in `__init__`."""
+    max_reward: float = 1.0
+    """What a perfect episode earns, at one seat at least; validation holds gold solutions to it. Of the class, or \
+set in `__init__`."""
     rubric: Rubric | None = None
     """How episodes are scored, where a rubric does it; `forge-env info` and `validate` show it."""
 
@@ -82,7 +94,7 @@ class Environment(ABC):
 
     @property
     def tools(self) -> list[ToolSpec]:
-        """The tools the agent may call, in a stable order."""
+        """The tools the agent may call, in a stable order; where there are seats, of the one that acts next."""
         return []
 
     @property
@@ -126,15 +138,53 @@ class Environment(ABC):
         return
 
     def gold_actions(self, task: Task) -> list[Action] | None:
-        """Actions that score full marks, for `forge-env validate`; None when none are known."""
+        """Actions that score full marks, for `forge-env validate`; None when none are known.
+
+        Where there are seats: what they say in turn, until the end, which gives one of them full marks.
+        """
+        files = self.gold_files(task)
+        if files is not None:
+            return self.hand_in(task, files)
         return None if task.gold is None else [task.gold]
+
+    def gold_files(self, task: Task) -> Mapping[str, str] | None:
+        """Where files of code are judged: those of a perfect solution, by path. None: no files are.
+
+        `forge-env validate` hands in cheats in their place, with `hand_in`; code that a gold solution says in a
+        message or in a tool's argument it finds by itself.
+        """
+        return None
+
+    def hand_in(self, task: Task, files: Mapping[str, str]) -> list[Action]:
+        """What an agent does to hand in these files. Written together with `gold_files`."""
+        name = type(self).__name__
+        raise EnvironmentBugError(f"{name} has gold_files, and no hand_in", fix="say how files are handed in")
 
     def demonstrate(self, task: Task, rng: random.Random) -> list[Message] | None:
         """A conversation to learn from before RL: prompt, replies, observations; None where there are none.
 
-        Supervised warm-up trains on the assistant's messages of it. It may err on purpose, as `rng` says.
+        By default `gold_actions`, played in a new object of this class, with what its tools really answered; sandboxes
+        are of this machine. Supervised warm-up trains on the assistant's messages. Override it for demonstrations that
+        are cheaper to make, or that err on purpose, as `rng` says: a model that has only seen perfect ones has little
+        left to learn from rewards. It is called in any thread, but one call at a time. Where there are seats, it is
+        the conversation of one of them.
+
+        Args:
+            task: what is solved.
+            rng: of all that is left to chance, so that the same task and seed give the same demonstration.
+
+        Raises:
+            EnvironmentBugError: the environment's own code failed.
         """
-        return None
+        if (actions := self.gold_actions(task)) is None:
+            return None
+        from forge_env.gym.host import get_host
+
+        host = get_host()
+        # Not given back: sandboxes that are warm serve the next demonstration. The host closes them at exit.
+        engine = host.borrow_engine("auto" if self.sandboxes is None else self.sandboxes.name)
+        seats = host.run(_conversations(type(self)(self.config, sandboxes=engine), task, actions))
+        return rng.choice(list(seats.values())) if len(seats) > 1 else next(iter(seats.values()))
 
     def resolve_task(self, seed: int | None, options: dict[str, Any] | None) -> Task:
         """The task that `reset(seed=..., options=...)` asks for."""
@@ -175,7 +225,7 @@ def _check_signature(what: str, method: Callable[..., object], *args: object) ->
 async def checked_reset(env: Environment, task: Task, seed: int | None) -> ResetResult:
     """`env.reset` for a task. `EnvironmentBugError`: it failed, or returned something else than its contract says."""
     what = f"{type(env).__name__}.reset"
-    with environment_code(what, task.id):
+    async with limited_code(what, task.id, env.config.code_timeout_s):
         result = await _awaited(what, env.reset(seed=seed, options={"task": task}))
     if not (isinstance(result, tuple) and len(result) == 2):
         raise EnvironmentBugError(f"{what} returned {_shown(result)}", fix="return (messages, info)")
@@ -186,7 +236,7 @@ async def checked_reset(env: Environment, task: Task, seed: int | None) -> Reset
 async def checked_step(env: Environment, action: Message, task_id: str) -> StepResult:
     """`env.step`. `EnvironmentBugError`: it failed, or returned something else than its contract says."""
     what = f"{type(env).__name__}.step"
-    with environment_code(what, task_id):
+    async with limited_code(what, task_id, env.config.code_timeout_s):
         result = await _awaited(what, env.step(action))
     if not (isinstance(result, tuple) and len(result) == 5):
         fix = "return (messages, reward, terminated, truncated, info)"
@@ -200,16 +250,88 @@ async def checked_step(env: Environment, action: Message, task_id: str) -> StepR
         raise EnvironmentBugError(
             f"{what} gave the reward {_shown(reward)} on task {task_id!r}", fix="give a finite number"
         )
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        if type(flag).__name__ not in ("bool", "bool_"):  # Python's, or numpy's by either of its names
+            raise EnvironmentBugError(f"{what} gave {_shown(flag)} as {name}", fix="give True or False")
     if terminated and truncated:
         fix = "terminated is the task's end, truncated a limit's"
         raise EnvironmentBugError(f"{what} returned terminated and truncated together on task {task_id!r}", fix=fix)
-    return as_observation(what, observation), number, bool(terminated), bool(truncated), _info(what, info)
+    _check_metrics(what, _info(what, info))
+    return as_observation(what, observation), number, bool(terminated), bool(truncated), info
+
+
+def _check_metrics(what: str, info: dict[str, Any]) -> None:
+    metrics = info.get("metrics", {})
+    try:
+        for name, value in metrics.items():
+            if isinstance(value, str) or not math.isfinite(float(value)):
+                raise ValueError(name)
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        fix = "give finite numbers by name"
+        raise EnvironmentBugError(f"{what} gave {_shown(metrics)} as info['metrics']", fix=fix) from error
+
+
+def checked_seat(env: Environment, method: str, info: dict[str, Any], task_id: str) -> str:
+    """Whose turn `info` says it is; "" where there is one agent. `EnvironmentBugError`: nobody's, or a stranger's."""
+    seat = info.get("seat", "")
+    if seat in env.seats or (not env.seats and isinstance(seat, str)):
+        return seat  # type: ignore[no-any-return]  # seats are texts
+    what = f"{type(env).__name__}.{method}"
+    fix = f"put the seat that acts next into info, one of {', '.join(env.seats)}" if env.seats else "give a text"
+    raise EnvironmentBugError(f"{what} gave the seat {_shown(seat)} on task {task_id!r}", fix=fix)
+
+
+def checked_branch(env: Environment, info: dict[str, Any], task_id: str) -> Branch | None:
+    """What `info` says of a conversation that begins as another did. `EnvironmentBugError`: it isn't a `Branch`."""
+    if (told := info.get("branch")) is None:
+        return None
+    try:
+        return _BRANCH.validate_python(told)
+    except ValidationError as error:
+        what = f"{type(env).__name__} gave {_shown(told)} as info['branch'] on task {task_id!r}"
+        raise EnvironmentBugError(what, fix="give the fields of forge_env.types.Branch") from error
+
+
+def checked_rewards(env: Environment, info: dict[str, Any], task_id: str) -> dict[str, float]:
+    """What a step earned other seats. `EnvironmentBugError`: it isn't finite numbers for seats."""
+    rewards = info["rewards"]
+    try:
+        found = {seat: float(reward) for seat, reward in rewards.items() if seat in env.seats}
+        if len(found) == len(rewards) and math.isfinite(sum(found.values())):
+            return found
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        pass
+    raise EnvironmentBugError(
+        f"{type(env).__name__}.step gave {_shown(rewards)} as info['rewards'] on task {task_id!r}",
+        fix="give finite numbers by seat, of those in `seats`",
+    )
+
+
+async def _conversations(env: Environment, task: Task, actions: Sequence[Action]) -> dict[str, list[Message]]:
+    """The messages of an episode in which the agent says `actions`, up to the last one of them that is heard; by seat.
+
+    Messages after a seat's last action are left out.
+    """
+    try:
+        observation, info = await checked_reset(env, task, None)
+        seat = checked_seat(env, "reset", info, task.id)
+        said: dict[str, list[Message]] = {seat: []}
+        for action in actions:
+            message = as_message(action)
+            said.setdefault(seat, []).extend([*observation, message])
+            observation, _, terminated, truncated, info = await checked_step(env, message, task.id)
+            if terminated or truncated:
+                break
+            seat = checked_seat(env, "step", info, task.id)
+        return said
+    finally:
+        await env.close()
 
 
 def as_observation(what: str, value: Any) -> Observation:
     """`value` as a list of messages. `EnvironmentBugError`: it is none; `what` is who gave it."""
     if isinstance(value, list | tuple) and all(isinstance(message, Message) for message in value):
-        if (length := sum(len(message.content) for message in value)) > MAX_OBSERVATION:
+        if (length := sum(len(message.content) + sum(map(len, message.images)) for message in value)) > MAX_OBSERVATION:
             raise EnvironmentBugError(
                 f"{what} gave messages of {length:,} characters together", fix=f"keep them below {MAX_OBSERVATION:,}"
             )

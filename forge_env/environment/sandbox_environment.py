@@ -6,10 +6,7 @@
         def files(self, task):
             return {"log.txt": task.data["public_log"]}
 
-        @fe.tool
-        async def bash(self, command: str) -> str:
-            \"\"\"Run a shell command.\"\"\"
-            return await self.run_bash(command)
+        bash = fe.tools.bash()
 
 What judges the agent's work never goes into its sandbox: read what it made with `self.sandbox.read_file`, and compare
 outside, or run its code in a fresh sandbox of `self.sandboxes.session()`.
@@ -17,16 +14,17 @@ outside, or run its code in a fresh sandbox of `self.sandboxes.session()`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
-from typing import Any, ClassVar
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from forge_env.environment.base import EnvironmentConfig
 from forge_env.environment.tool_environment import ToolEnvironment, ToolEnvironmentConfig
-from forge_env.errors import ToolError, UsageError, environment_code
-from forge_env.sandbox import ExecResult, Limits, Sandbox, SandboxSpec
+from forge_env.errors import EnvironmentBugError, SandboxPathError, ToolError, UsageError, environment_code
+from forge_env.sandbox import ExecResult, How, Limits, Sandbox, SandboxSpec, Session, TestsResult
 from forge_env.types import Task
 
 
@@ -36,7 +34,7 @@ class SandboxEnvironmentConfig(ToolEnvironmentConfig):
     wall_s: float = Field(10.0, gt=0)
     """Wall seconds of one command or program."""
     cpu_s: float = Field(5.0, gt=0)
-    """CPU seconds of one command or program."""
+    """CPU seconds of one command or program; those in a session have wall seconds only."""
     memory_mb: int = Field(256, ge=32)
     """Memory of one command or program, MiB."""
 
@@ -50,8 +48,15 @@ class SandboxEnvironment(ToolEnvironment):
 
     def __init__(self, config: EnvironmentConfig | None = None, **context: Any) -> None:
         super().__init__(config, **context)
+        if not isinstance(self.sandbox_spec, SandboxSpec):
+            given = f"{type(self).__name__}.sandbox_spec is a {type(self.sandbox_spec).__name__}"
+            raise UsageError(given, fix="write fe.SandboxSpec(...)")
         self._box: Sandbox | None = None
+        self._left: dict[str, bytes] | None = None
+        """What the agent left in its sandbox, once that was given back."""
         self._holding = AsyncExitStack()
+        self._sessions: dict[str, Session] = {}
+        self._session_turn = asyncio.Lock()
 
     def files(self, task: Task) -> Mapping[str, str | bytes]:
         """What is in the sandbox's work folder when the episode starts: path -> content. Never what judges it."""
@@ -60,6 +65,8 @@ class SandboxEnvironment(ToolEnvironment):
     @property
     def sandbox(self) -> Sandbox:
         """The episode's sandbox, from `setup` to `cleanup`, in tools and in reward functions."""
+        if self._box is None and self._left is not None:
+            raise UsageError("the sandbox was given back for a fresh one", fix="read what you need before")
         if self._box is None:
             raise UsageError("there is no running episode", fix="call reset() first")
         return self._box
@@ -69,18 +76,29 @@ class SandboxEnvironment(ToolEnvironment):
         """The limits of the config, for calls of `sandbox`."""
         return Limits(wall_s=self.config.wall_s, cpu_s=self.config.cpu_s, memory_mb=self.config.memory_mb)
 
-    async def run_bash(self, command: str) -> str:
+    async def run_bash(self, command: str, *, limits: Limits | None = None) -> str:
         """Run a shell command in the work folder; its output and how it ended, as an agent reads it.
 
         Files stay from one command to the next, variables and background processes don't.
-        """
-        if "\0" in command:
-            raise ToolError("a command can't hold a NUL character")
-        return as_text(await self.sandbox.exec(["bash", "-s"], stdin=f"{command}\n", limits=self.limits))
 
-    async def run_python(self, code: str, *, stdin: str = "") -> str:
+        Args:
+            command: any shell source.
+            limits: of this command; `self.limits` when not given.
+        """
+        source = f"{_without_nul(command, 'a command')}\n"
+        return as_text(await self.sandbox.exec(["bash", "-s"], stdin=source, limits=limits or self.limits))
+
+    async def run_python(self, code: str, *, stdin: str = "", limits: Limits | None = None) -> str:
         """Run a Python program in the work folder; its output and how it ended, as an agent reads it."""
-        return as_text(await self.sandbox.run_python(code, stdin=stdin, limits=self.limits))
+        return as_text(await self.sandbox.run_python(code, stdin=stdin, limits=limits or self.limits))
+
+    async def run_bash_session(self, command: str, *, limits: Limits | None = None) -> str:
+        """`run_bash` in the episode's shell: variables, the folder and background processes live on."""
+        return await self._run_in_session("shell", _without_nul(command, "a command"), limits or self.limits)
+
+    async def run_python_session(self, code: str, *, limits: Limits | None = None) -> str:
+        """Run a cell in the episode's Python: names live on, and the value of a last expression is shown."""
+        return await self._run_in_session("python", _without_nul(code, "code"), limits or self.limits)
 
     async def read_text(self, path: str) -> str | None:
         """A file that the agent left in the work folder; None when there is none, or none that can be read."""
@@ -89,22 +107,80 @@ class SandboxEnvironment(ToolEnvironment):
         except OSError:
             return None
 
+    async def run_hidden_tests(
+        self, tests: Mapping[str, str | bytes], *, how: How | None = None, limits: Limits | None = None
+    ) -> TestsResult:
+        """Judge the files that the agent has left by tests it never saw, for reward functions.
+
+        They are copied into a `fresh_sandbox` (see `Sandbox.run_tests`).
+
+        Args:
+            tests: test files by path, with what they import; they replace files of the agent's.
+            how: apart or counted; by default as the tests need it.
+            limits: of each process; `self.limits` when not given.
+        """
+        async with self.fresh_sandbox() as fresh:
+            return await fresh.run_tests(files=self._left, tests=tests, how=how, limits=limits or self.limits)
+
+    @asynccontextmanager
+    async def fresh_sandbox(self) -> AsyncIterator[Sandbox]:
+        """A sandbox that no program of the agent's has touched, for reward functions.
+
+        The agent's own is given back before, so that episodes that are judged never wait for each other's sandboxes:
+        afterwards `sandbox` is gone, and what you need of it must have been read. `run_hidden_tests` still knows its
+        files.
+        """
+        if self._left is None:
+            self._left = await self.sandbox.read_files()
+            self._box = None
+            self._sessions.clear()
+            await self._holding.aclose()
+        assert self.sandboxes is not None
+        async with self.sandboxes.session(self.sandbox_spec) as fresh:
+            yield fresh
+
+    async def _run_in_session(self, kind: Literal["shell", "python"], source: str, limits: Limits) -> str:
+        """Run it in the episode's session, or in a new one where that has ended, which the agent is told."""
+        async with self._session_turn:  # calls of one message run in order, and share what the first began
+            session, note = self._sessions.get(kind), ""
+            if session is None or not session.alive:
+                note = "" if session is None else f"[a new {kind} session: nothing of the last one is left but files]\n"
+                begin = self.sandbox.shell if kind == "shell" else self.sandbox.python
+                session = self._sessions[kind] = await begin(limits=limits)
+            result = await session.run(source, limits=limits)
+            ended = "" if session.alive else f"\n[the {kind} session has ended; the next call begins a new one]"
+            return f"{note}{as_text(result)}{ended}"
+
     async def _begin(self, task: Task) -> None:
         if self.sandboxes is None:
             name = type(self).__name__
             raise UsageError(f"{name} runs code and was given no sandboxes", fix="fe.make(NAME, sandboxes=engine)")
+        self._left = None
         self._box = await self._holding.enter_async_context(self.sandboxes.session(self.sandbox_spec))
-        with environment_code(f"{type(self).__name__}.files", task.id):
+        what = f"{type(self).__name__}.files"
+        with environment_code(what, task.id):
             files = self.files(task)
-        await self._box.write_files(files)
+        if not isinstance(files, Mapping):
+            raise EnvironmentBugError(f"{what} returned a {type(files).__name__}", fix="return {path: text or bytes}")
+        try:
+            await self._box.write_files(files)
+        except (SandboxPathError, UsageError) as error:
+            raise EnvironmentBugError(f"{what}: {error.message}", fix=error.fix) from error
         await super()._begin(task)
 
     async def _end(self) -> None:
         try:
             await super()._end()
         finally:
-            self._box = None
+            self._box = self._left = None
+            self._sessions.clear()  # they end with the sandbox
             await self._holding.aclose()
+
+
+def _without_nul(source: str, what: str) -> str:
+    if "\0" in source:
+        raise ToolError(f"{what} can't hold a NUL character")
+    return source
 
 
 def as_text(result: ExecResult) -> str:

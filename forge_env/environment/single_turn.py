@@ -39,6 +39,7 @@ class SingleTurnEnvironment(ToolEnvironment):
     config_class: ClassVar[type[EnvironmentConfig]] = SingleTurnConfig
     reward: ClassVar[RewardFunction]
     _how_to_reward = "define `reward(self, task, answer)`, or set `rubric = fe.Rubric([...])`"
+    _reward_is_called = "reward function"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

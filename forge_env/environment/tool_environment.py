@@ -19,16 +19,17 @@ did wrong.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from forge_env.concurrency import gather_or_cancel, settled
+from forge_env.concurrency import settled
 from forge_env.environment.base import Environment, EnvironmentConfig, as_observation
 from forge_env.errors import EnvironmentBugError, UsageError, environment_code
 from forge_env.rewards.rubric import Rubric, RubricResult
+from forge_env.rollout.working_time import limited_elsewhere
 from forge_env.tools.calls import ToolCalls
 from forge_env.tools.schema import Tool, ToolResult, clean_unicode, shorten, tools_of
 from forge_env.types import Action, Message, Observation, ResetResult, StepResult, Task, ToolCall, ToolSpec, as_message
@@ -67,6 +68,7 @@ class ToolEnvironment(Environment):
     messages: list[Message]
     """The conversation so far, from the first observation on."""
     _how_to_reward = "set `rubric = fe.Rubric([...])`"
+    _reward_is_called = "rubric"
 
     def __init__(self, config: EnvironmentConfig | None = None, **context: Any) -> None:
         super().__init__(config, **context)
@@ -79,7 +81,11 @@ class ToolEnvironment(Environment):
         self._state = "new"  # new -> running -> ended
         self._holds_resources = False
         if not isinstance(self.rubric, Rubric):
-            has = " has no rubric" if self.rubric is None else f".rubric is a {type(self.rubric).__name__}"
+            has = (
+                f" has no {self._reward_is_called}"
+                if self.rubric is None
+                else f".rubric is a {type(self.rubric).__name__}"
+            )
             raise UsageError(f"{type(self).__name__}{has}", fix=self._how_to_reward)
 
     # What an author may override.
@@ -87,7 +93,7 @@ class ToolEnvironment(Environment):
     def task(self, split: str, index: int) -> Task:
         """The `index`-th task of `split`. Override this for generated tasks, or `tasks` for a list of them."""
         tasks = self.tasks(split)
-        if not hasattr(tasks, "__getitem__"):
+        if not hasattr(tasks, "__getitem__") or isinstance(tasks, Mapping | str | bytes):
             name = f"{type(self).__name__}.tasks"
             raise EnvironmentBugError(f"{name} returned a {type(tasks).__name__}", fix="return a list of fe.Task")
         return tasks[index]
@@ -125,6 +131,13 @@ class ToolEnvironment(Environment):
             ToolError: the tool call that this runs in timed out, or belongs to an episode that is over.
         """
         self._running_calls.check("submit")
+        name = type(self).__name__
+        if not isinstance(answer, str):
+            raise EnvironmentBugError(f"{name}.submit was given a {type(answer).__name__}", fix="give a text: str(...)")
+        if self._state != "running":
+            raise EnvironmentBugError(
+                f"{name}.submit was called before the agent", fix="call it in a tool or `respond`"
+            )
         self._submitted = answer
 
     @property
@@ -180,14 +193,17 @@ class ToolEnvironment(Environment):
     async def step(self, action: Action) -> StepResult:
         """Run the message's tool calls, or score the episode when it has none."""
         if self._state != "running":
-            raise UsageError("step() without a running episode", fix="call reset() first")
+            fix = "call reset() first"
+            if type(self).reset is not ToolEnvironment.reset:
+                fix = f"{fix}; {type(self).__name__}.reset must go on to it: return await super().reset(...)"
+            raise UsageError("step() without a running episode", fix=fix)
         message = as_message(action)
         self.turns += 1
         self.messages.append(message)
         calls = message.tool_calls
         allowed = calls[: self.config.max_tool_calls - self.tool_calls]
         observation = await self._answer_calls(calls, allowed)
-        terminated = self._submitted is not None or self.is_final(message)
+        terminated = self._submitted is not None or self._ends(message)
         if not terminated and not calls:
             with environment_code(f"{type(self).__name__}.respond", self.current_task.id):
                 said = await settled(self.respond(message))
@@ -211,6 +227,14 @@ class ToolEnvironment(Environment):
     def is_final(self, message: Message) -> bool:
         """Whether this message ends the episode: by default, when it calls no tool."""
         return not message.tool_calls
+
+    def _ends(self, message: Message) -> bool:
+        ends = self.is_final(message)
+        if inspect.iscoroutine(ends):
+            ends.close()
+            name = f"{type(self).__name__}.is_final"
+            raise EnvironmentBugError(f"{name} is a coroutine function", fix="write `def is_final`, without `async`")
+        return ends
 
     async def respond(self, message: Message) -> Observation:
         """What is said to a message that calls no tool and is not final (a simulated user, a game's next state)."""
@@ -266,8 +290,8 @@ class ToolEnvironment(Environment):
 
     async def _answer_calls(self, calls: list[ToolCall], allowed: list[ToolCall]) -> Observation:
         tools, timeout_s, task_id = self._tools, self.config.tool_timeout_s, self.current_task.id
-        run = partial(self._running_calls.run, tools, timeout_s=timeout_s, task_id=task_id)
-        results = await gather_or_cancel([run(call) for call in allowed])
+        with limited_elsewhere():
+            results = await self._running_calls.run_all(tools, allowed, timeout_s=timeout_s, task_id=task_id)
         self.tool_calls += len(allowed)
         used_up = ToolResult(f"Error: all {self.config.max_tool_calls} tool calls are used up", error=True)
         results += [used_up] * (len(calls) - len(allowed))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TextIO
 from forge_env.config.evaluation import EndpointOptions, EnvironmentChoice, EvaluationConfig, changes
 from forge_env.config.reader import changed_yaml, read_as
 from forge_env.display.terminal import Display, kept_up_to_date, open_display
+from forge_env.endpoint.errors import EndpointError
 from forge_env.endpoint.policy import EndpointPolicy
 from forge_env.endpoint.vllm_server import VLLMServer, check_checkpoint
 from forge_env.environment.base import Environment
@@ -32,7 +33,9 @@ from forge_env.files import DiskFullError, unused, write_whole
 from forge_env.logs import log_to
 from forge_env.policy import Policy
 from forge_env.registry import environment_class, make, make_config
+from forge_env.rollout.opponents import Named, check_named, open_opponents
 from forge_env.rollout.scripted import GoldPolicy, scripted_policy
+from forge_env.run.held_up import LoopGuard
 from forge_env.trajectory import TrajectoryWriter
 from forge_env.types import Task
 
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 VLLM = "vllm:"
 """Begins the name of a model that is a checkpoint folder, for a vLLM server of our own."""
+HELD_UP_S = 20.0
+"""Seconds until code that holds everything up is named."""
 RESERVE_BYTES = 4 * 2**20
 """Set aside on the disk for the samples under way when it runs full."""
 
@@ -96,6 +101,10 @@ class Evaluation:
             self.policy = scripted(config)
         if self.policy is None and config.model.startswith(VLLM):
             check_checkpoint(config.model.removeprefix(VLLM))
+        self.opponents: dict[str, dict[str, Policy]] = {}
+        """Open, by label and seat; given ones are used instead of those of the configuration."""
+        for choice in config.environments:
+            self._check_opponents(choice)
         if isinstance(self.policy, GoldPolicy):
             self.samples = self._with_gold(self.samples)
         self.planned = planned(self.samples)
@@ -123,6 +132,22 @@ class Evaluation:
             return partial(make, choice.name, sandboxes=self._engine, **choice.options)
         return partial(cls, options, sandboxes=self._engine)
 
+    def _check_opponents(self, choice: EnvironmentChoice) -> None:
+        named = self._opponents_of(choice)
+        check_named(choice.label, self.seats(choice.label), named, "opponents")
+        if named and isinstance(self.policy, GoldPolicy):
+            raise UsageError(
+                f"the gold policy plays all seats of {choice.label} together",
+                fix="leave opponents out, or name a player of that game: --model module:function",
+            )
+
+    def _opponents_of(self, choice: EnvironmentChoice) -> Named:
+        return self.config.opponents if choice.opponents is None else choice.opponents
+
+    def seats(self, label: str) -> tuple[str, ...]:
+        """Of an environment."""
+        return self._sources[label].environment.seats
+
     def has_gold(self, sample: Sample) -> bool:
         """Whether the sample's task has a reference solution."""
         return self._sources[sample.label].environment.gold_actions(self.task(sample)) is not None
@@ -140,7 +165,6 @@ class Evaluation:
         progress = EvaluationProgress(
             self.folder.root.name,
             self.config.model,
-            self.config.confidence,
             usage=self._meter.total,
             budget=self.config.budget,
             priced=self._meter.price is not None,
@@ -217,16 +241,21 @@ class Evaluation:
             for damage in self.folder.damage:
                 display.note(f"{damage}; its sample is played again")
             policy = await self._open_policy(stack, display)
+            opponents = self.opponents or {
+                choice.label: await open_opponents(stack, self._opponents_of(choice), "opponents")
+                for choice in self.config.environments
+            }
             if self.sandboxes is None:
                 await stack.enter_async_context(self._engine)
             self._runner = Runner(
-                self.config, policy, self._sources, self._engine, writer, self._meter, self.progress, display
+                self.config, policy, self._sources, self._engine, writer, self._meter, self.progress, display, opponents
             )
             if self.stopped:
                 return
             if isinstance(policy, EndpointPolicy):
                 self.progress.limiter, self.progress.request_errors = policy.limiter, policy.errors
-            await self._run_samples(self._runner, pending)
+            with LoopGuard(HELD_UP_S, 0.0, display.note):
+                await self._run_samples(self._runner, pending)
 
     async def _run_samples(self, runner: Runner, pending: list[Sample]) -> None:
         """Play them; when our own server ends, give up those under way at once: every request would fail."""
@@ -258,7 +287,14 @@ class Evaluation:
                 update={"model": server.name, "base_url": server.base_url, "uds": server.uds, "api_key_env": ""}
             )
         policy = await stack.enter_async_context(EndpointPolicy(options))
-        await policy.check()
+        try:
+            await policy.check()
+        except EndpointError as error:
+            module, colon, function = options.model.partition(":")
+            if colon and function.isidentifier() and module.isidentifier() and not _importable(module):
+                also = f"where {options.model!r} is a function: there is no module {module!r} here"
+                error.fix = f"{error.fix}; {also}" if error.fix else also
+            raise
         return policy
 
     def _earlier(self) -> dict[str, SampleResult]:

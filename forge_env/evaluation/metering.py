@@ -98,8 +98,8 @@ class Meter:
         return usage
 
 
-class MeteredPolicy(Policy, PolicySession):
-    """A policy for one sample, and the session of its try: every reply is counted, and limits end the episode."""
+class MeteredPolicy(Policy):
+    """A policy for one sample: every reply is counted, and limits end the episode, of all its seats together."""
 
     def __init__(self, policy: Policy, meter: Meter, config: EvaluationConfig, on_turn: Callable[[], object]) -> None:
         self.policy = policy
@@ -109,8 +109,11 @@ class MeteredPolicy(Policy, PolicySession):
         """Called before and after every reply."""
         self.usage = TokenUsage()
         """Of all tries of the sample."""
+        self.tried = TokenUsage()
+        """Of the last try."""
         self.turns: list[Turn] = []
         """Of the last try: what is recorded when the environment's own code fails."""
+        self._env: Environment | None = None
         self._early = True
         meter.early += 1
 
@@ -120,47 +123,39 @@ class MeteredPolicy(Policy, PolicySession):
         self._early = False
 
     def session_inside(self, env: Environment, task: Task, *, seed: int | None = None) -> PolicySession:
-        """A new try; scripted policies are shown the task as usual."""
-        self._inner = open_session(self.policy, env, task, seed=seed)
-        self._tried = TokenUsage()
-        self.turns = []
-        return self
+        """A conversation, of a new try where the environment is another; scripted policies see the task as usual."""
+        inner = open_session(self.policy, env, task, seed=seed)
+        if env is not self._env:
+            self._env, self.tried, self.turns = env, TokenUsage(), []
+        return _MeteredSession(self, inner)
 
-    async def reply(self, observation: Observation) -> Reply:
-        """The policy's, counted.
+    def check(self) -> None:
+        """Whether another reply may be asked for.
 
         Raises:
             LimitReached: the sample may use no more.
             BudgetExhaustedError: the run may.
         """
-        config, meter, tried = self.config, self.meter, self._tried
-        if meter.exhausted:
+        config, tried = self.config, self.tried
+        if self.meter.exhausted:
             raise BudgetExhaustedError(f"the budget of {config.budget:g} is used up")
         if config.token_limit is not None and tried.completion >= config.token_limit:
             raise LimitReached("tokens")
         if config.cost_limit is not None and tried.cost >= config.cost_limit:
             raise LimitReached("cost")
-        if config.token_limit is not None:
-            self.limit_reply(config.token_limit - tried.completion)  # where the session inside can be told
-        self.begun()
-        meter.asking += 1
-        self.on_turn()
-        try:
-            reply = await self._inner.reply(observation)
-        finally:
-            meter.asking -= 1
-            self.on_turn()
-        used = meter.of(reply)
-        for usage in (tried, self.usage, meter.total):
+
+    def count(self, observation: Observation, reply: Reply) -> None:
+        """Count a reply. `LimitReached`: it went beyond what the sample may use."""
+        used = self.meter.of(reply)
+        for usage in (self.tried, self.usage, self.meter.total):
             usage.add(used)
         self.turns.append(Turn(observation, reply))
         if (passed := self._passed(reply)) is not None:
             raise LimitReached(passed, reply=reply)
-        return reply
 
     def _passed(self, reply: Reply) -> str | None:
         """The limit that this reply went beyond, or was cut at."""
-        config, tried = self.config, self._tried
+        config, tried = self.config, self.tried
         calls = sum(len(turn.message.tool_calls) for turn in self.turns)
         if config.tool_call_limit is not None and calls > config.tool_call_limit:
             return "tool_calls"
@@ -170,9 +165,39 @@ class MeteredPolicy(Policy, PolicySession):
             return "cost"
         return None
 
+
+class _MeteredSession(PolicySession):
+    """One conversation of a sample."""
+
+    def __init__(self, owner: MeteredPolicy, inner: PolicySession) -> None:
+        self._owner = owner
+        self._inner = inner
+
+    async def reply(self, observation: Observation) -> Reply:
+        """The policy's, counted. Raises as `MeteredPolicy.check` and `count`."""
+        owner = self._owner
+        owner.check()
+        if (limit := owner.config.token_limit) is not None:
+            self.limit_reply(limit - owner.tried.completion)  # where the session inside can be told
+        owner.begun()
+        owner.meter.asking += 1
+        owner.on_turn()
+        try:
+            reply = await self._inner.reply(observation)
+        finally:
+            owner.meter.asking -= 1
+            owner.on_turn()
+        owner.count(observation, reply)
+        return reply
+
     def limit_reply(self, tokens: int) -> None:
         """Told to the session inside."""
         self._inner.limit_reply(tokens)
+
+    def fork(self, turns: int, *, seed: int | None = None) -> PolicySession | None:
+        """Of the session inside, counted too."""
+        forked = self._inner.fork(turns, seed=seed)
+        return None if forked is None else _MeteredSession(self._owner, forked)
 
     def unanswered(self) -> InfrastructureError | None:
         """What the session inside says."""

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from forge_env.config.evaluation import ENDLESS_N, EnvironmentChoice, EvaluationConfig
 from forge_env.environment.base import Environment
 from forge_env.environment.tool_environment import ToolEnvironment
-from forge_env.errors import UsageError
+from forge_env.errors import EnvironmentBugError, UsageError
 from forge_env.evaluation.metering import TokenUsage
+from forge_env.tasks.splits import number_of_tasks
 from forge_env.trajectory import Trajectory
 
 
@@ -58,7 +59,7 @@ def tasks_of(choice: EnvironmentChoice, config: EvaluationConfig, env: Environme
     split = choice.split or config.split or ("eval" if "eval" in env.splits else env.splits[0])
     if split not in env.splits:
         raise UsageError(f"{choice.label} has no split {split!r}", fix=f"use one of {', '.join(env.splits)}")
-    wanted, total = choice.n or config.n, env.num_tasks(split)
+    wanted, total = choice.n or config.n, number_of_tasks(env, split)
     count = (wanted or ENDLESS_N) if total is None else min(wanted or total, total)
     if count == 0:
         raise UsageError(f"{choice.label} has no tasks in split {split!r}")
@@ -115,6 +116,11 @@ class SampleResult:
     def error_kind(self) -> str | None:
         """Class of the error that made it invalid."""
         return None if self.valid or self.error is None else self.error.partition(":")[0]
+
+    @property
+    def is_bug(self) -> bool:
+        """Whether the environment's own code made it invalid, which is nobody's bad luck."""
+        return self.error_kind == EnvironmentBugError.__name__
 
 
 class NoSuchMetricError(UsageError):

@@ -5,16 +5,15 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from statistics import NormalDist
 from typing import TYPE_CHECKING
 
-from forge_env.config.evaluation import CONFIDENCE
 from forge_env.display.terminal import duration
 from forge_env.endpoint.limiter import AdaptiveLimiter
 from forge_env.evaluation.estimates import clustered
 from forge_env.evaluation.metering import TokenUsage
 from forge_env.evaluation.plan import SampleResult
 from forge_env.evaluation.tables import counts
+from forge_env.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,6 +28,7 @@ class EnvironmentProgress:
     running: int = 0
     truncated: int = 0
     invalid: int = 0
+    bugs: int = 0
     _totals: dict[str, tuple[float, int]] = field(default_factory=dict)
     """Sum and number of each task's scores."""
 
@@ -36,17 +36,18 @@ class EnvironmentProgress:
         """Count a sample that is done."""
         self.done += 1
         self.truncated += result.valid and result.truncation is not None
-        self.invalid += not result.valid
+        self.invalid += not result.valid and not result.is_bug
+        self.bugs += result.is_bug
         if result.valid:
             total, number = self._totals.get(result.task_id, (0.0, 0))
             self._totals[result.task_id] = total + result.score, number + 1
 
-    def said(self, confidence: float) -> str:
-        """Mean so far and half its interval, `0.812 ± 0.025`; nothing before the first valid sample."""
+    def said(self) -> str:
+        """Mean so far and its standard error, `0.812 ± 0.013`; nothing before the first valid sample."""
         if not self._totals:
             return ""
         middle, error = clustered([*self._totals.values()])
-        return f"{middle:.3f} ± {NormalDist().inv_cdf((1 + confidence) / 2) * error:.3f}"
+        return f"{middle:.3f} ± {error:.3f}"
 
 
 @dataclass(slots=True)
@@ -55,7 +56,6 @@ class EvaluationProgress:
 
     name: str
     model: str
-    confidence: float = CONFIDENCE
     environments: dict[str, EnvironmentProgress] = field(default_factory=dict)
     usage: TokenUsage = field(default_factory=TokenUsage)
     """Of the whole run, resumed parts included."""
@@ -109,7 +109,7 @@ class EvaluationProgress:
     def line(self) -> str:
         """Score so far of every environment, and the figures of the whole."""
         means = [
-            f"{label} {item.done}/{item.total} {item.said(self.confidence) or f'{item.running} running'}"
+            f"{label} {item.done}/{item.total} {item.said() or f'{item.running} running'}"
             for label, item in self.environments.items()
         ]
         return "  ".join(["; ".join(means), ", ".join(self._figures()), *self._errors()])
@@ -117,6 +117,7 @@ class EvaluationProgress:
     def panel(self) -> RenderableType:
         """The panel of the live display."""
         from rich.console import Group
+        from rich.markup import escape
         from rich.panel import Panel
         from rich.progress_bar import ProgressBar
         from rich.table import Table as Grid
@@ -127,13 +128,15 @@ class EvaluationProgress:
             notes = [f"{item.running} running"]
             notes += [f"{item.truncated} truncated"] if item.truncated else []
             notes += [f"{item.invalid} lost"] if item.invalid else []
+            notes += [f"{item.bugs} failed by its own bugs"] if item.bugs else []
             bar = ProgressBar(total=item.total, completed=item.done, width=24)
-            grid.add_row(label, bar, f"{item.done}/{item.total}", item.said(self.confidence), ", ".join(notes))
+            grid.add_row(label, bar, f"{item.done}/{item.total}", item.said(), ", ".join(notes))
         parts: list[RenderableType] = [grid, Text("  ".join(self._figures()), style="cyan")]
-        parts += [Text(line, style="yellow") for line in self._errors()]
+        parts += [Text(visible(line), style="yellow") for line in self._errors()]
         if self.notice:
-            parts.append(Text(self.notice, style="bold yellow"))
-        return Panel(Group(*parts), title=f"{self.name} · {self.model}", subtitle=duration(self.elapsed))
+            parts.append(Text(visible(self.notice), style="bold yellow"))
+        subtitle = f"{duration(self.elapsed)} · ± is the standard error"
+        return Panel(Group(*parts), title=f"{escape(self.name)} · {escape(self.model)}", subtitle=subtitle)
 
     def _figures(self) -> list[str]:
         """The figures of the whole run in words."""
@@ -150,5 +153,7 @@ class EvaluationProgress:
         return parts
 
     def _errors(self) -> list[str]:
-        lines = [f"samples lost: {counts(self.lost)}"] if self.lost else []
+        bugs = {label: item.bugs for label, item in self.environments.items() if item.bugs}
+        lines = [f"bugs in the environment: {counts(bugs)}"] if bugs else []
+        lines += [f"samples lost: {counts(self.lost)}"] if self.lost else []
         return lines + ([f"failed requests: {counts(self.request_errors)}"] if self.request_errors else [])

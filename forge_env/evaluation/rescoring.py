@@ -16,12 +16,13 @@ from typing import TextIO
 from forge_env.config.evaluation import EvaluationConfig
 from forge_env.config.reader import read_as
 from forge_env.environment.base import Environment
-from forge_env.errors import ForgeError, UsageError, environment_code
+from forge_env.errors import EnvironmentBugError, ForgeError, UsageError, environment_code
 from forge_env.evaluation.evaluation import Evaluation
 from forge_env.evaluation.plan import Sample, in_plan
 from forge_env.evaluation.record import EvaluationResult, ResultsFolder, open_folder
 from forge_env.files import write_whole
 from forge_env.policy import LimitReached, Policy, PolicySession, Reply
+from forge_env.rollout.episode import seat_seed
 from forge_env.trajectory import Trajectory
 from forge_env.types import Observation, Task
 
@@ -47,23 +48,24 @@ class Rescored:
 class TranscriptPolicy(Policy):
     """Says in every task what was said before; samples of one task are told apart by their seed."""
 
-    def __init__(self, transcripts: dict[tuple[str, int | None], Trajectory]) -> None:
+    def __init__(self, transcripts: dict[tuple[str, int | None], tuple[Trajectory, str]]) -> None:
         self._transcripts = transcripts
         self.diverged: set[str] = set()
 
     def session_inside(self, env: Environment, task: Task, *, seed: int | None = None) -> PolicySession:
-        """A session for the sample with this task and seed."""
-        return _Transcript(self, self._transcripts[task.id, seed])
+        """A session for the sample, or the seat of one, with this task and seed."""
+        return _Transcript(self, *self._transcripts[task.id, seed])
 
 
 class _Transcript(PolicySession):
-    def __init__(self, owner: TranscriptPolicy, trajectory: Trajectory) -> None:
+    def __init__(self, owner: TranscriptPolicy, trajectory: Trajectory, seat: str) -> None:
         self._owner = owner
         self._trajectory = trajectory
+        self._turns = [turn for turn in trajectory.turns if turn.seat == seat]
         self._next = 0
 
     async def reply(self, observation: Observation) -> Reply:
-        turns = self._trajectory.turns
+        turns = self._turns
         if self._next >= len(turns):
             raise LimitReached(self._trajectory.truncation or "transcript")
         turn = turns[self._next]
@@ -72,7 +74,7 @@ class _Transcript(PolicySession):
         self._next += 1
         # a limit ended the episode before the environment was shown this message
         limit = self._trajectory.truncation
-        if self._next == len(turns) and limit in BEYOND and not self._trajectory.final_observation:
+        if turn is self._trajectory.turns[-1] and limit in BEYOND and not self._trajectory.final_observation:
             raise LimitReached(limit, reply=turn.reply)
         return turn.reply
 
@@ -80,7 +82,7 @@ class _Transcript(PolicySession):
 async def rescore(
     source: Path | str, out: Path | str, *, stream: TextIO | None = None, on_start: Callable[[Evaluation], object] = id
 ) -> Rescored:
-    """Score the valid samples of `source` again into the folder `out`.
+    """Score the samples of `source` again into the folder `out`, those that a bug of the environment failed as well.
 
     Args:
         source: folder of an evaluation.
@@ -94,13 +96,14 @@ async def rescore(
     config = read_as(EvaluationConfig, folder.config)
     latest = {trajectory.id: trajectory for trajectory in folder.trajectories() if in_plan(config, trajectory)}
     damage = list(folder.damage)
-    kept = {name: trajectory for name, trajectory in latest.items() if trajectory.valid}
+    kept = {name: trajectory for name, trajectory in latest.items() if _can_be_scored(trajectory)}
     if not kept:
         raise UsageError(f"{source} holds no valid sample to score")
     again = config.model_copy(
         update={
             "out": Path(out),
             "max_samples": config.max_samples or 64,
+            "max_bug_rate": 1.0,
             **dict.fromkeys(("turn_limit", "token_limit", "tool_call_limit", "cost_limit", "budget", "prices")),
         }
     )
@@ -119,8 +122,15 @@ async def rescore(
             fix="score with the environment that they were played in",
         )
     seeds = {sample.id: sample.seed(config.seed) for sample in evaluation.samples}
-    policy = TranscriptPolicy({(kept[name].task_id, seed): kept[name] for name, seed in seeds.items()})
+    transcripts = {
+        (kept[name].task_id, seat_seed(seed, seat)): (kept[name], seat)
+        for name, seed in seeds.items()
+        for seat in evaluation.seats(kept[name].environment) or _seats(kept[name])
+    }
+    policy = TranscriptPolicy(transcripts)
     evaluation.policy = policy
+    for name in seeds:
+        evaluation.opponents[kept[name].environment] = dict.fromkeys(kept[name].opponents, policy)
     on_start(evaluation)
     marked = {"source": str(folder.root), "unscored": unscored}  # tells it from an evaluation of the model's
     write_whole(evaluation.folder.rescored, json.dumps(marked, indent=2) + "\n")
@@ -134,6 +144,17 @@ async def rescore(
     return Rescored(result, sorted(policy.diverged), changed, unscored, damage)
 
 
+def _seats(trajectory: Trajectory) -> set[str]:
+    """Those of an environment whose seats have no reward of their own, or that has none."""
+    return {turn.seat for turn in trajectory.turns} or {""}
+
+
+def _can_be_scored(trajectory: Trajectory) -> bool:
+    """Whether its messages are all there: also where only the environment failed, which may be mended by now."""
+    failed_by_bug = bool(trajectory.turns) and (trajectory.error or "").startswith(f"{EnvironmentBugError.__name__}:")
+    return trajectory.valid or failed_by_bug
+
+
 def _unscored(evaluation: Evaluation, latest: dict[str, Trajectory]) -> dict[str, str]:
     """Samples without a valid record, and those whose task the environment no longer has, or has exchanged."""
     planned = {sample.id: sample for sample in evaluation.samples}
@@ -142,10 +163,12 @@ def _unscored(evaluation: Evaluation, latest: dict[str, Trajectory]) -> dict[str
         if name not in latest and _was_asked_for(evaluation, sample):
             found[name] = "there is no readable record of it: it was not played, or its line is damaged"
     for name, trajectory in latest.items():
-        if not trajectory.valid:
+        if not _can_be_scored(trajectory):
             found[name] = f"it was lost: {trajectory.error}"
         elif name not in planned:
             found[name] = "the environment has no such task any more"
+        elif not trajectory.valid and evaluation.seats(trajectory.environment):
+            found[name] = "the environment failed in it, and who had said what is not recorded"
         elif reason := _exchanged(evaluation, planned[name], trajectory):
             found[name] = reason
     return found

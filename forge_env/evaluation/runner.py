@@ -11,6 +11,7 @@ import asyncio
 import gc
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -125,6 +126,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 REFUSED_SAMPLES = 3
 """Samples in a row that are refused with 403 or 404 before anything is answered: one may be refused for its content."""
+RECENT, FEWEST = 100, 20
+"""Samples over which the rate of bugs is taken, and those below which there is none yet."""
 ROOM_S = 2.0
 """How often a full disk is tried again; no event tells when there is room."""
 
@@ -155,6 +158,8 @@ class Runner:
     meter: Meter
     progress: EvaluationProgress
     display: Display
+    opponents: dict[str, dict[str, Policy]] = field(default_factory=dict)
+    """Who plays seats instead of the policy, by label and seat."""
     results: dict[str, SampleResult] = field(default_factory=dict)
     """Of this process's samples, by id."""
     error: ForgeError | None = None
@@ -168,6 +173,8 @@ class Runner:
         self._running = 0
         self._estimates_noted = False
         self._lost = 0  # samples lost since the last that wasn't
+        self._bugs: deque[bool] = deque(maxlen=RECENT)
+        self._told: set[str] = set()
         self._answered_before = self.meter.total.requests > 0
         self.engine.on_change = self._changed.set
         if self._limiter is not None:
@@ -273,6 +280,7 @@ class Runner:
                 task=task,
                 seed=sample.seed(self.config.seed),
                 limits=self._limits,
+                opponents=self.opponents.get(sample.label, {}),
                 environment_name=sample.label,
                 trajectory_id=sample.id,
                 retry=self._retry,
@@ -284,11 +292,14 @@ class Runner:
             trajectory.valid, trajectory.turns = False, metered.turns
             trajectory.error = f"{type(error).__name__}: {error}" if known else with_place(error)
             log.error("sample %s: %s", sample.id, trajectory.error, exc_info=None if known else error)
+            if isinstance(error, EnvironmentBugError) and error.same not in self._told:
+                self._told.add(error.same)
+                self.display.note(f"a bug in the environment: {error}")
         return trajectory
 
     async def _record(self, sample: Sample, trajectory: Trajectory, metered: MeteredPolicy) -> None:
         used = metered.usage
-        trajectory.info = {
+        trajectory.info |= {
             "index": sample.index,
             "epoch": sample.epoch,
             "max_reward": self.sources[sample.label].environment.max_reward,
@@ -314,9 +325,10 @@ class Runner:
         result = result_of(trajectory, self.config.score)
         self.results[result.id] = result
         self.progress.environments[sample.label].add(result)
-        if result.error_kind is not None:
+        if result.error_kind is not None and not result.is_bug:
             self.progress.lost[result.error_kind] += 1
         self._note_estimates(result)
+        self._watch_bugs(result)
         self._watch_losses(result)
         self.display.update()
 
@@ -339,6 +351,18 @@ class Runner:
         if fatal is None or not fatal.excusable or fatal.status == 401:
             return fatal
         return fatal if self._lost >= enough and not self._answered_before else None
+
+    def _watch_bugs(self, result: SampleResult) -> None:
+        """Give up where the environment's own code fails often: the score would be that of what it can take."""
+        self._bugs.append(result.is_bug)
+        rate = sum(self._bugs) / len(self._bugs)
+        if self.error is None and len(self._bugs) >= FEWEST and rate > self.config.max_bug_rate:
+            self.error = RunAbortedError(
+                f"the environment's own code failed on {rate:.0%} of the last {len(self._bugs)} samples, "
+                f"the last time: {result.error}",
+                fix="fix the environment, then --resume; --max-bug-rate is the limit",
+            )
+            self.stop()
 
     def _watch_losses(self, result: SampleResult) -> None:
         """Give up when nothing but losses come in, at once where the endpoint says that it is hopeless."""

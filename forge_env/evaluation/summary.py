@@ -33,7 +33,8 @@ class GroupSummary:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSummary:
-    """One environment's figures. Samples lost to infrastructure are counted in `invalid` and enter nothing else."""
+    """One environment's figures. Samples lost to infrastructure are counted in `invalid` and enter nothing else; those
+    that its own code failed on are counted in `bugs` and enter only `score_with_bugs`."""
 
     label: str
     split: str
@@ -46,12 +47,19 @@ class EnvironmentSummary:
     missing: int
     """Samples that were not played."""
     invalid: dict[str, int]
-    """Lost samples by kind of error."""
+    """Lost samples by kind of error; bugs of the environment are no losses."""
+    bugs: int
+    """Samples on which the environment's own code failed."""
+    first_bug: str | None
+    """What it said of the first of them."""
     truncated: dict[str, int]
     """Valid samples that a limit ended, by limit; their score is what they had by then."""
     score: Estimate | None
     untruncated: Estimate | None
     """Score of those that no limit ended."""
+    score_with_bugs: Estimate | None
+    """Score with those counted as 0 on which the environment's own code failed: a scorer that fails on bad answers
+    can't raise this one. None where there are none."""
     success_threshold: float
     pass_at: dict[int, Estimate]
     pass_all: dict[int, Estimate]
@@ -86,7 +94,7 @@ class Summary:
     epochs: int
     confidence: float
     status: str
-    """"complete", "incomplete" (samples are missing) or "lossy" (all played, some lost)."""
+    """"complete", "incomplete" (samples are missing) or "lossy" (all played, some lost or failed by a bug)."""
     environments: dict[str, EnvironmentSummary]
     cost: float
     """Of everything, samples that were lost and played again included."""
@@ -127,7 +135,7 @@ def summarize(
     environments = {
         label: _environment(config, label, split, count, by_label[label]) for label, (split, count) in planned.items()
     }
-    lost = any(environment.invalid for environment in environments.values())
+    lost = any(environment.invalid or environment.bugs for environment in environments.values())
     missing = any(environment.missing for environment in environments.values())
     return Summary(
         model=config.model,
@@ -148,6 +156,7 @@ def _environment(
     config: EvaluationConfig, label: str, split: str, planned: int, results: list[SampleResult]
 ) -> EnvironmentSummary:
     valid = [result for result in results if result.valid]
+    bugs = sorted((result for result in results if result.is_bug), key=lambda result: result.id)
     best = max((result.max_score for result in valid), default=1.0)
     threshold = best if config.success is None else config.success
     passed = passes(_by_task(valid), threshold, confidence=config.confidence)
@@ -163,10 +172,15 @@ def _environment(
         samples=len(valid),
         tasks=len({result.task_id for result in valid}),
         missing=max(0, planned - len(results)),
-        invalid=dict(Counter(result.error_kind or "unknown" for result in results if not result.valid)),
+        invalid=dict(
+            Counter(result.error_kind or "unknown" for result in results if not (result.valid or result.is_bug))
+        ),
+        bugs=len(bugs),
+        first_bug=bugs[0].error if bugs else None,
         truncated=dict(Counter(result.truncation for result in valid if result.truncation)),
         score=mean(_by_task(valid), confidence=config.confidence),
         untruncated=mean(_by_task([item for item in valid if not item.truncation]), confidence=config.confidence),
+        score_with_bugs=mean(_by_task([*valid, *bugs], zeros=True), confidence=config.confidence) if bugs else None,
         success_threshold=threshold,
         pass_at={k: at for k, (at, _) in passed.items()},
         pass_all={k: all_of for k, (_, all_of) in passed.items()},
@@ -188,9 +202,11 @@ def _environment(
     )
 
 
-def _by_task(results: Sequence[SampleResult]) -> list[list[float]]:
+def _by_task(results: Sequence[SampleResult], *, zeros: bool = False) -> list[list[float]]:
+    """Scores of each task; with `zeros`, invalid samples count as 0."""
     ordered = sorted(results, key=lambda result: result.id)
-    return [*by_task((result.task_id, result.score) for result in ordered).values()]
+    scores = ((result.task_id, 0.0 if zeros and not result.valid else result.score) for result in ordered)
+    return [*by_task(scores).values()]
 
 
 def _groups(

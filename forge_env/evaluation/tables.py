@@ -6,15 +6,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
+from forge_env.visible import visible
+
 if TYPE_CHECKING:
     from forge_env.evaluation.estimates import Estimate
     from forge_env.evaluation.summary import EnvironmentSummary, GroupSummary, Summary
 
 SHOWN_TAGS = 40
+"""Of the report."""
+SHOWN_ROWS = 12
+"""Of a table that is no result, on a terminal."""
 ALIKE_TASKS = 300
 """Fewer tasks that all score alike leave more than 1 % open (3 / n at 95 %, J. A. Hanley and A. Lippman-Hand, 1983)."""
 
 
+COUNTS = ("missing", "lost", "truncated")
 ESTIMATED = "tokens and cost are estimated, a token for every four bytes of text"
 
 
@@ -25,6 +31,8 @@ class Table:
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    spare: Sequence[str] = ()
+    """Columns that a narrow terminal can do without, the first of them first."""
 
 
 def figure(estimate: Estimate | None) -> str:
@@ -62,6 +70,8 @@ def tables(summary: Summary) -> list[Table]:
 def _scores(summary: Summary) -> Table:
     percent = f"{100 * summary.confidence:g} % interval"
     columns = ["environment", "tasks", "samples", summary.score_name, percent, "solved", "truncated", "lost", "missing"]
+    buggy = any(item.bugs for item in summary.environments.values())
+    columns += ["bugs", "bugs as 0"] if buggy else []
     rows = []
     for label, item in summary.environments.items():
         solved = item.pass_at.get(1)
@@ -76,9 +86,12 @@ def _scores(summary: Summary) -> Table:
                 counts(item.truncated),
                 counts(item.invalid),
                 str(item.missing),
+                *([str(item.bugs), figure(item.score_with_bugs or item.score)] if buggy else []),
             ]
         )
-    return Table(f"{summary.model}", columns, rows)
+    none = [name for place, name in enumerate(columns) if name in COUNTS and all(row[place] == "0" for row in rows)]
+    rest = ["tasks", "solved", "samples", percent, "missing", "truncated", "lost"]
+    return Table(f"{summary.model}", columns, rows, [*none, *(name for name in rest if name not in none)])
 
 
 def _passes(item: EnvironmentSummary) -> Table:
@@ -88,13 +101,21 @@ def _passes(item: EnvironmentSummary) -> Table:
 
 
 def _groups(item: EnvironmentSummary, kind: str, groups: Mapping[str, GroupSummary]) -> Table:
+    single = {name: group for name, group in groups.items() if group.tasks == 1}
+    folded = single if len(single) > 1 and kind == "tag" else {}
+    shown = [(name, group) for name, group in groups.items() if name not in folded]
     rows = [
         [name, str(group.tasks), str(group.samples), figure(group.score), f"{group.solved:.3f}"]
-        for name, group in list(groups.items())[:SHOWN_TAGS]
+        for name, group in shown[:SHOWN_TAGS]
     ]
-    if len(groups) > SHOWN_TAGS:
-        rows.append([f"... {len(groups) - SHOWN_TAGS} more in summary.json", "", "", "", ""])
-    return Table(f"{item.label} by {kind}", [kind, "tasks", "samples", "score", "solved"], rows)
+    if len(shown) > SHOWN_TAGS:
+        rows.append([f"... {len(shown) - SHOWN_TAGS} more in summary.json", "", "", "", ""])
+    if folded:  # a task alone says nothing of its tag
+        samples = sum(group.samples for group in folded.values())
+        solved = sum(group.solved * group.samples for group in folded.values()) / samples
+        name = f"{len(folded)} {kind}s of one task each"
+        rows.append([name, str(len(folded)), str(samples), "", f"{solved:.3f}"])
+    return Table(f"{item.label} by {kind}", [kind, "tasks", "samples", "score", "solved"], rows, ["samples", "tasks"])
 
 
 def footnotes(summary: Summary) -> list[str]:
@@ -109,6 +130,11 @@ def footnotes(summary: Summary) -> list[str]:
         asked = sum(item.requests for item in summary.environments.values())
         notes.append(f"{estimated} of {asked} replies came without a count of tokens; of these, {ESTIMATED}")
     for item in summary.environments.values():
+        if item.bugs:
+            notes.append(
+                f"{item.label}: its own code failed on {counted(item.bugs, 'sample')}, which enter no figure but "
+                f"the last column, there as 0; the first: {item.first_bug}"
+            )
         if item.samples:
             notes.append(
                 f"{item.label}: a sample took {item.wall_s:.2f} s on average (model {item.generate_s:.2f} s, "
@@ -143,20 +169,68 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def print_tables(tables: Iterable[Table], notes: Iterable[str], stream: TextIO) -> None:
-    """Tables for a person to read."""
+def print_tables(tables: Sequence[Table], notes: Iterable[str], stream: TextIO) -> None:
+    """Tables for a person to read: the first, which is the result, comes last. No table is wider than the terminal.
+
+    Where there is no room for all columns those of `Table.spare` are left out, and the line below says which. A name
+    that is too long is cut. Without a terminal there is room for all.
+    """
     from rich.box import SIMPLE
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table as RichTable
 
     console = Console(file=stream, highlight=False, emoji=False, width=None if stream.isatty() else 160)
-    for table in tables:
-        drawn = RichTable(title=escape(table.title), box=SIMPLE, title_justify="left")
-        for number, column in enumerate(table.columns):
-            drawn.add_column(escape(column), justify="left" if number == 0 else "right")
-        for row in table.rows:
-            drawn.add_row(*map(escape, row))
-        console.print(drawn)
+    narrow = stream.isatty()
     for note in notes:
-        console.print(f"[dim]{escape(note)}[/]", soft_wrap=True)  # a path that is broken in two can't be clicked
+        console.print(f"[dim]{escape(visible(note))}[/]", soft_wrap=True)  # a path broken in two can't be clicked
+    for table in [*tables[1:], *tables[:1]]:
+        kept, left_out = columns_that_fit(table, console.width)
+        rows = table.rows
+        cut = len(rows) - SHOWN_ROWS if narrow and table is not tables[0] and len(rows) > SHOWN_ROWS + 1 else 0
+        drawn = RichTable(title=escape(visible(table.title)), box=SIMPLE, title_justify="left", pad_edge=False)
+        room = console.width - 3 - sum(column_width(table, place) + 3 for place in kept[1:])
+        for place in kept:
+            drawn.add_column(
+                escape(visible(table.columns[place])),
+                justify="right" if place else "left",
+                no_wrap=True,
+                overflow="ellipsis",
+                min_width=column_width(table, place) if place else None,
+                max_width=None if place else max(room, 3),
+            )
+        for row in rows[: len(rows) - cut]:
+            drawn.add_row(*(escape(visible(row[place])) for place in kept))
+        if cut:
+            drawn.add_row(f"[dim]... {cut} more in report.md[/]", *[""] * (len(kept) - 1))
+        console.print(drawn)
+        if left_out:
+            console.print(f"[dim]no room for: {escape(', '.join(left_out))}[/]", soft_wrap=True)
+
+
+SHORTEST_NAME = 16
+"""Characters of the first column that are shown before another column is left out."""
+
+
+def column_width(table: Table, place: int) -> int:
+    """Cells that a column takes."""
+    from rich.cells import cell_len
+
+    return max(cell_len(visible(text)) for text in [table.columns[place], *(row[place] for row in table.rows)])
+
+
+def columns_that_fit(table: Table, width: int) -> tuple[list[int], list[str]]:
+    """Which columns of a table are shown in so many cells, and the names of those that aren't but say something."""
+    widths = [column_width(table, place) for place in range(len(table.columns))]
+    if widths:
+        widths[0] = min(widths[0], SHORTEST_NAME)
+    kept, left_out = list(range(len(widths))), []
+    for name in table.spare:
+        if sum(widths[place] + 3 for place in kept) <= width:
+            break
+        place = table.columns.index(name)
+        if place in kept:
+            kept.remove(place)
+            if any(row[place] not in ("", "0", "-") for row in table.rows):
+                left_out.append(name)
+    return kept, left_out

@@ -1,19 +1,23 @@
-"""Any gymnasium environment with discrete or text spaces as an `Environment`, played in words.
+"""A gymnasium environment as an `Environment`, played in words.
 
-    env = fe.make("gymnasium", env_id="FrozenLake-v1",
-                  env_options={"is_slippery": False}, actions=["left", "down", "right", "up"])
+    env = fe.make("gymnasium", env_id="FrozenLake-v1", env_options={"is_slippery": False})
 
-The observation is shown as text, the agent answers with `<action>right</action>` (or that word alone), rewards pass
-through. A task is a seed of the wrapped environment. Subclass it to show observations in better words (`describe`).
-The agent is told when its answer is not an action; it costs a turn and changes nothing.
+The agent sees the picture that the environment draws in text (`render_mode="ansi"`), or the values of its observation,
+and answers with `<action>right</action>` (or that word alone); rewards pass through. A task is a seed of the wrapped
+environment. Subclass it to show observations in better words (`describe`). The agent is told when its answer is not an
+action; it costs a turn and changes nothing.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, ClassVar, Literal
 
 import gymnasium
+import numpy as np
 from gymnasium import spaces
 from pydantic import Field
 
@@ -23,6 +27,20 @@ from forge_env.rewards.spans import last_between
 from forge_env.types import Action, Message, ResetResult, StepResult, Task, as_message
 
 LARGEST_SEED = 2**31
+MOST_NUMBERS = 256
+"""Of an observation that is shown as numbers."""
+MOST_TO_GIVE = 16
+"""Numbers of an action."""
+ACTIONS = {
+    "CartPole": ["left", "right"],
+    "CliffWalking": ["up", "right", "down", "left"],
+    "FrozenLake": ["left", "down", "right", "up"],
+    "Taxi": ["south", "north", "east", "west", "pickup", "dropoff"],
+}
+"""Names of the actions of gymnasium's own environments, in order, from their documentation."""
+COLOURS = dict(enumerate(("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white"), start=30))
+PAINTED = re.compile(r"\x1b\[([0-9;]+)m(.*?)\x1b\[0m", re.DOTALL)
+"""Text in a colour, or on one, as terminals are told."""
 
 
 class GymnasiumConfig(EnvironmentConfig):
@@ -33,7 +51,13 @@ class GymnasiumConfig(EnvironmentConfig):
     env_options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of `gymnasium.make`."""
     actions: list[str] = Field(default_factory=list)
-    """Words for the actions of a discrete space, in order; empty: the numbers themselves."""
+    """Words for the actions of a discrete space, in order; empty: the environment's own names where it has any, or \
+the numbers themselves."""
+    show: Literal["auto", "text", "values"] = "auto"
+    """What the agent sees: `text`, what the environment draws for a terminal; `values`, its observation; `auto`: text \
+where the environment can draw it."""
+    max_reward: float = 1.0
+    """What a perfect episode earns, all its rewards together."""
     instructions: str = ""
     """What the game is about, shown first."""
     max_turns: int = Field(100, ge=1)
@@ -41,7 +65,7 @@ class GymnasiumConfig(EnvironmentConfig):
 
 
 class GymnasiumEnvironment(Environment):
-    """A gymnasium environment with discrete or text spaces, played in words."""
+    """A gymnasium environment, played in words."""
 
     config_class: ClassVar[type[EnvironmentConfig]] = GymnasiumConfig
     config: GymnasiumConfig
@@ -52,23 +76,24 @@ class GymnasiumEnvironment(Environment):
         self._running = False
         self._turns = 0
         self._actions = 0
+        self.max_reward = self.config.max_reward
 
     # What a subclass may override.
 
     def describe(self, observation: Any) -> str:
         """An observation in words."""
+        if self.game.render_mode == "ansi":
+            return unpainted(str(self.game.render())).strip("\n")
         return as_words(observation, self.game.observation_space)
 
     def explain(self) -> str:
         """What the agent may do, said with the first observation."""
-        space = self.game.action_space
-        if self.config.actions:
-            choices = ", ".join(self.config.actions)
-        elif isinstance(space, spaces.Discrete):
-            choices = f"a number from {space.start} to {space.start + space.n - 1}"
-        else:
-            choices = "a text"
-        return f"Answer with <action>...</action>: {choices}."
+        return explained(self.game.action_space, self.actions)
+
+    @property
+    def actions(self) -> list[str]:
+        """Words for the actions, in order; empty: they are given as numbers or text."""
+        return self.config.actions or action_names(self.game)
 
     # The contract.
 
@@ -86,7 +111,9 @@ class GymnasiumEnvironment(Environment):
             UsageError: there is none of that name, or its spaces can't be played in words.
         """
         if self._env is None:
-            self._env = make_game(self.config.env_id, self.config.env_options, self.config.actions)
+            self._env = make_game(
+                self.config.env_id, self.config.env_options, self.config.actions, show=self.config.show
+            )
         return self._env
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
@@ -133,49 +160,144 @@ class GymnasiumEnvironment(Environment):
 
     def read_action(self, text: str) -> tuple[Any, str]:
         """`(action, "")` from a message, or `(None, what is wrong)`."""
-        tagged = last_between(text, "<action>", "</action>")
-        given = text if tagged is None else tagged
-        space = self.game.action_space
-        if isinstance(space, spaces.Text):
-            ok = space.contains(given)
-            return (given, "") if ok else (None, "That is not a valid text here.")
-        word = given.strip().casefold()
-        if self.config.actions:
-            names = [name.casefold() for name in self.config.actions]
-            if word in names:
-                return names.index(word) + int(space.start), ""  # type: ignore[attr-defined]
-        elif re.fullmatch(r"[+-]?\d{1,9}", word, re.ASCII) and space.contains(int(word)):
+        return read_action(text, self.game.action_space, self.actions)
+
+
+def explained(space: gymnasium.Space[Any], actions: Sequence[str]) -> str:
+    """How actions of a space are given, by these names where there are any."""
+    if actions:
+        choices = ", ".join(actions)
+    elif isinstance(space, spaces.Discrete):
+        choices = f"a number from {space.start} to {space.start + space.n - 1}"
+    elif isinstance(space, spaces.Text):
+        choices = "a text"
+    else:
+        low, high = bounds(space)
+        each = [f"{a:g} to {b:g}" for a, b in zip(low, high, strict=True)]
+        choices = f"{len(each)} numbers ({', '.join(each)})" if len(each) > 1 else f"a number from {each[0]}"
+    return f"Answer with <action>...</action>: {choices}."
+
+
+def read_action(text: str, space: gymnasium.Space[Any], actions: Sequence[str]) -> tuple[Any, str]:
+    """`(action, "")` from a message, by these names where there are any, or `(None, what is wrong)`."""
+    tagged = last_between(text, "<action>", "</action>")
+    given = text if tagged is None else tagged
+    if isinstance(space, spaces.Text):
+        ok = space.contains(given)
+        return (given, "") if ok else (None, "That is not a valid text here.")
+    word = given.strip().casefold()
+    if names := [name.casefold() for name in actions]:
+        if word in names:
+            return names.index(word) + int(space.start), ""  # type: ignore[attr-defined]
+    elif isinstance(space, spaces.Discrete):
+        if re.fullmatch(r"[+-]?\d{1,9}", word, re.ASCII) and space.contains(int(word)):
             return int(word), ""
-        return None, f"{given.strip()[:40]!r} is not an action." if given.strip() else "There is no action in that."
+    elif (numbers := as_array(word, space)) is not None:
+        return numbers, ""
+    return None, f"{given.strip()[:40]!r} is not an action." if given.strip() else "There is no action in that."
 
 
-def make_game(env_id: str, options: dict[str, Any], actions: list[str]) -> gymnasium.Env[Any, Any]:
+def make_game(
+    env_id: str, options: dict[str, Any], actions: list[str], *, show: Literal["auto", "text", "values"] = "values"
+) -> gymnasium.Env[Any, Any]:
     """`gymnasium.make`, and the check that it can be played in words. `UsageError` says why it can't."""
     try:
         game = gymnasium.make(env_id, **options)
+        can_draw = "ansi" in game.metadata.get("render_modes", ())
+        if "render_mode" not in options and show != "values" and can_draw:
+            game.close()
+            game = gymnasium.make(env_id, **options, render_mode="ansi")
     except (gymnasium.error.Error, ImportError, TypeError) as error:
         raise UsageError(
             f"gymnasium can't make {env_id!r}: {str(error)[:300]}", fix="check env_id, env_options"
         ) from error
-    if not isinstance(game.action_space, spaces.Discrete | spaces.Text):
+    drawn = game.render_mode == "ansi"
+    fix = "use an environment with small or discrete spaces, or wrap it in one (gymnasium.ObservationWrapper)"
+    if not can_give(game.action_space):
         problem = f"{env_id} has actions {game.action_space}, which can't be given in words"
-    elif not has_words(game.observation_space):
+    elif show == "text" and not drawn:
+        problem, fix = f"{env_id} draws nothing in text (it has no render mode 'ansi')", "use show=values"
+    elif not drawn and not has_words(game.observation_space):
         problem = f"{env_id} has observations {game.observation_space}, which can't be shown in words"
     elif actions and not (isinstance(game.action_space, spaces.Discrete) and game.action_space.n == len(actions)):
         problem = f"`actions` has {len(actions)} words, {env_id} has actions {game.action_space}"
+        fix = "name every action, in order; leave `actions` empty to use the environment's own names, or numbers"
     else:
         return game
     game.close()
-    raise UsageError(problem, fix="use an environment with Discrete or Text spaces")
+    raise UsageError(problem, fix=fix)
+
+
+def action_names(game: gymnasium.Env[Any, Any]) -> list[str]:
+    """What a discrete environment calls its actions: as Atari says it, as MiniGrid does, or by `ACTIONS`."""
+    space, inner = game.action_space, game.unwrapped
+    if not isinstance(space, spaces.Discrete):
+        return []
+    meanings, kinds = getattr(inner, "get_action_meanings", None), getattr(inner, "actions", None)
+    if callable(meanings):
+        names = [str(name).lower() for name in meanings()]
+    elif isinstance(kinds, type) and issubclass(kinds, Enum):
+        names = [kind.name for kind in kinds]
+    else:
+        names = ACTIONS.get(game.spec.name if game.spec else "", [])
+    return names if len(names) == space.n else []
+
+
+def unpainted(text: str) -> str:
+    """What terminals show in colours, without them: [S] stands on a colour, {R:blue} is in one."""
+
+    def plain(match: re.Match[str]) -> str:
+        codes = [int(code) for code in match[1].split(";")]
+        if any(40 <= code <= 47 or 100 <= code <= 107 for code in codes):
+            return f"[{match[2]}]"
+        colour = next((COLOURS[code] for code in codes if code in COLOURS), None)
+        return match[2] if colour is None else f"{{{match[2]}:{colour}}}"
+
+    return PAINTED.sub(plain, text)
+
+
+def can_give(space: gymnasium.Space[Any]) -> bool:
+    """Whether actions of this space can be given in words: one of some, a text, or a few numbers."""
+    if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
+        return math.prod(space.shape) <= MOST_TO_GIVE
+    return isinstance(space, spaces.Discrete | spaces.Text)
+
+
+def bounds(space: gymnasium.Space[Any]) -> tuple[list[float], list[float]]:
+    """Lowest and highest number at each place of an action."""
+    if isinstance(space, spaces.Box):
+        return space.low.ravel().tolist(), space.high.ravel().tolist()
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start.ravel().tolist(), (space.start + space.nvec - 1).ravel().tolist()
+    count = math.prod(space.shape or ())
+    return [0.0] * count, [1.0] * count
+
+
+def as_array(text: str, space: gymnasium.Space[Any]) -> Any:
+    """The action that numbers in a text are, in the shape of `space`; None where they are none of it."""
+    words = re.split(r"[\s,;]+", text.strip(" \t\n[]()"))
+    try:
+        values = np.array([float(word) for word in words])
+    except ValueError:
+        return None
+    if len(values) != math.prod(space.shape or ()):
+        return None
+    given = values.reshape(space.shape)
+    action = given.astype(space.dtype)
+    whole = isinstance(space, spaces.Box) or (action == given).all()
+    return action if whole and space.contains(action) else None
 
 
 def has_words(space: gymnasium.Space[Any]) -> bool:
-    """Whether observations of this space can be shown as text: discrete, text, and nestings of those."""
+    """Whether observations of this space can be shown as text: few numbers, text, and nestings of those."""
     if isinstance(space, spaces.Tuple):
         return all(map(has_words, space.spaces))
     if isinstance(space, spaces.Dict):
         return all(map(has_words, space.spaces.values()))
-    return isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Text)
+    if isinstance(space, spaces.Box):
+        return math.prod(space.shape) <= MOST_NUMBERS
+    numbers = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    return isinstance(space, numbers | spaces.Text) or isinstance(space.sample(), str)  # MiniGrid's missions
 
 
 def as_words(value: Any, space: gymnasium.Space[Any]) -> str:
@@ -184,8 +306,8 @@ def as_words(value: Any, space: gymnasium.Space[Any]) -> str:
         return "(" + ", ".join(as_words(*pair) for pair in zip(value, space.spaces, strict=True)) + ")"
     if isinstance(space, spaces.Dict):
         return ", ".join(f"{name}: {as_words(value[name], inner)}" for name, inner in space.spaces.items())
-    if isinstance(space, spaces.Text):
-        return str(value)
     if isinstance(space, spaces.Discrete):
         return str(int(value))
-    return str(value.tolist())
+    if isinstance(space, spaces.Box):
+        return str(np.round(value, 4).astype(float if value.dtype.kind == "f" else int).round(4).tolist())
+    return str(value.tolist()) if isinstance(value, np.ndarray) else str(value)

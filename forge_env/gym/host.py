@@ -7,7 +7,7 @@ after its warm sandboxes between two calls.
 from __future__ import annotations
 
 import asyncio
-import atexit
+import concurrent.futures.thread  # noqa: F401 - its own end is registered by this, to come after ours
 import os
 import threading
 from collections.abc import Coroutine
@@ -69,5 +69,6 @@ def get_host() -> Host:
     global _host
     if _host is None or _host.pid != os.getpid():
         _host = Host()
-        atexit.register(_host.close_engines)
+        # Not by `atexit`: by then no executor takes work any more, and engines close with the help of threads.
+        threading._register_atexit(_host.close_engines)  # type: ignore[attr-defined]
     return _host

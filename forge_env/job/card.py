@@ -14,8 +14,8 @@ import platform
 import socket
 import ssl
 import sys
-from collections.abc import Iterable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
@@ -33,6 +33,13 @@ ANSWER_S = 10.0
 """How long a worker may take to answer."""
 LOOK_S = 0.5
 """Between two looks whether a worker is there yet."""
+ALIVE = {
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 4,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 2,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 3,
+}
+"""The kernels of both sides exchange a word every few seconds; after ten without one a connection is broken."""
 MOST = 1 << 20
 """Bytes of a question or an answer."""
 TLS = {"cert": "HYPERACTOR_TLS_CERT", "key": "HYPERACTOR_TLS_KEY", "ca": "HYPERACTOR_TLS_CA"}
@@ -231,6 +238,7 @@ async def serve_cards(address: Address, monarch: str) -> asyncio.Server:
             card = await asyncio.to_thread(write_card, question, monarch)
             writer.write(json.dumps(asdict(card)).encode() + b"\n")
             await writer.drain()
+            await reader.read()  # whoever asked may keep the connection, to learn of this worker's end
         writer.close()
 
     context = tls_context(address, serving=True)
@@ -253,15 +261,8 @@ async def ask(address: Address, question: Question | None = None, *, patience_s:
     until = loop.time() + patience_s
     while True:
         try:
-            async with asyncio.timeout(ANSWER_S), AsyncExitStack() as stack:
-                context = tls_context(address, serving=False)
-                reader, writer = await asyncio.open_connection(
-                    address.plain_host, address.port, limit=MOST, ssl=context
-                )
-                stack.callback(writer.close)
-                writer.write(json.dumps(asdict(question or Question())).encode() + b"\n")
-                told: dict[str, Any] = json.loads(await reader.readline())
-            break
+            async with _asked(address, question or Question()) as (told, _):
+                break
         except (OSError, ValueError, TimeoutError) as error:
             if loop.time() >= until:
                 raise NoWorkerError(
@@ -274,6 +275,28 @@ async def ask(address: Address, question: Question | None = None, *, patience_s:
             fix="install the same version on all hosts",
         )
     return Card(**told)
+
+
+@asynccontextmanager
+async def _asked(address: Address, question: Question) -> AsyncIterator[tuple[dict[str, Any], asyncio.StreamReader]]:
+    """What a worker answers, and the connection, on which nothing more comes but its end."""
+    async with AsyncExitStack() as stack:
+        async with asyncio.timeout(ANSWER_S):
+            context = tls_context(address, serving=False)
+            reader, writer = await asyncio.open_connection(address.plain_host, address.port, limit=MOST, ssl=context)
+            stack.callback(writer.close)
+            for option, value in ALIVE.items():
+                writer.get_extra_info("socket").setsockopt(*option, value)
+            writer.write(json.dumps(asdict(question)).encode() + b"\n")
+            told: dict[str, Any] = json.loads(await reader.readline())
+        yield told, reader
+
+
+async def until_lost(address: Address) -> None:
+    """Returns when a worker has ended, at once, or when its machine has not been reached for ten seconds."""
+    with suppress(OSError, ValueError, TimeoutError):
+        async with _asked(address, Question()) as (_, reader):
+            await reader.read()
 
 
 def _why(error: Exception) -> str:

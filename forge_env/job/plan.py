@@ -10,7 +10,7 @@ from forge_env.config.recipe import JobSection, Role, RunConfig
 from forge_env.errors import UsageError
 from forge_env.job.addresses import Address
 from forge_env.job.card import Card
-from forge_env.run.needs import CONTROLLER_GB, model_size_gb, needed_memory
+from forge_env.run.needs import CONTROLLER_GB, needed_memory
 
 BUFFER_GB = 0.5
 
@@ -49,11 +49,12 @@ def units(config: RunConfig) -> Iterator[Unit]:
     if not config.rolls_out:
         return
     if config.has_reference:
-        yield unit("reference", "reference", memory["reference"][1], with_gpus=reference.with_gpus)
+        each_gb = memory["reference"][1]
+        yield unit("reference", "reference", each_gb, reference.procs, with_gpus=reference.with_gpus)
     for number in range(section.num_replicas):
         name, each_gb = f"generator{number}", memory["generator"][1]
         yield unit("generator", name, each_gb, section.procs, section.hosts, with_gpus=section.with_gpus)
-    yield unit("weights", "weights", CONTROLLER_GB + 2 * model_size_gb(config))
+    yield unit("weights", "weights", CONTROLLER_GB)
     yield unit("buffer", "buffer", BUFFER_GB)
     for number in range(config.rollouts.workers):
         yield unit("rollouts", f"rollouts{number}", memory["rollout worker"][1])
@@ -73,7 +74,8 @@ class Place:
 
 
 class Plan:
-    """Who is where, and what is left on each host. Every GPU is given to one unit.
+    """Who is where, and what is left on each host. Every GPU is given to one unit, or to one of each role
+    (`job.share_gpus`).
 
     A unit goes to hosts that its role may use (`job.place`), have GPUs and memory for it, and are least busy; one that
     needs no GPU goes to hosts without any where there are such. Weight store and buffer go to the trainer's host.
@@ -122,10 +124,10 @@ class Plan:
         if len(chosen) < unit.hosts:
             raise UsageError(
                 f"there is no room for {unit.name}: it needs {_needs(unit)}. What is left: "
-                + "; ".join(self._left(number) for number in hosts),
+                + "; ".join(self._left(number, unit.role) for number in hosts),
                 fix="use more or bigger hosts, let job.place name others, or lower procs, num_replicas, workers",
             )
-        gpus = tuple(tuple(self._free_gpus(number)[: unit.gpus]) for number in chosen)
+        gpus = tuple(tuple(self._free_gpus(number, unit.role)[: unit.gpus]) for number in chosen)
         self.places[unit.name], self.units[unit.name] = Place(tuple(chosen), gpus), unit
         return self.places[unit.name]
 
@@ -148,10 +150,12 @@ class Plan:
     def _on(self, number: int) -> list[tuple[Unit, Place]]:
         return [(self.units[name], place) for name, place in self.places.items() if number in place.hosts]
 
-    def _free_gpus(self, number: int) -> list[str]:
+    def _free_gpus(self, number: int, role: Role) -> list[str]:
+        """Those of a host that a unit of this role can have."""
         taken = {
             gpu
-            for _, place in self._on(number)
+            for unit, place in self._on(number)
+            if unit.role == role or not self._section.share_gpus
             for host, gpus in zip(place.hosts, place.gpus, strict=True)
             if host == number
             for gpu in gpus
@@ -162,7 +166,7 @@ class Plan:
         return self._cards[number].free_memory_gb - sum(unit.memory_gb for unit, _ in self._on(number))
 
     def _fits(self, unit: Unit, number: int) -> bool:
-        return len(self._free_gpus(number)) >= unit.gpus and self._free_memory_gb(number) >= unit.memory_gb
+        return len(self._free_gpus(number, unit.role)) >= unit.gpus and self._free_memory_gb(number) >= unit.memory_gb
 
     def _rank(self, unit: Unit, number: int) -> tuple[bool, bool, float, int]:
         """The lower the better."""
@@ -172,10 +176,10 @@ class Plan:
         busy = sum(other.procs for other, _ in self._on(number)) / card.cpus
         return apart, not unit.gpus and bool(card.gpus), busy, number
 
-    def _left(self, number: int) -> str:
+    def _left(self, number: int, role: Role) -> str:
         names = ", ".join(unit.name for unit, _ in self._on(number))
         return (
-            f"on {self._name(number)}, {_figures(len(self._free_gpus(number)), self._free_memory_gb(number))}"
+            f"on {self._name(number)}, {_figures(len(self._free_gpus(number, role)), self._free_memory_gb(number))}"
             f"{f' (it has {names})' if names else ''}"
         )
 

@@ -45,7 +45,9 @@ class RubricResult:
     """`reward` is the weighted sum; `metrics` holds every function's own value by name, unweighted."""
 
     reward: float
+    """Of the episode."""
     metrics: dict[str, float] = field(default_factory=dict)
+    """Function's name -> its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +95,12 @@ class Rubric:
         group: Mapping[RewardFunction, float] | Sequence[RewardFunction] = (),
     ) -> None:
         """Reward functions with `weights` (1 each when None), `metrics`, and `group` functions with their weights."""
-        chosen = [functions] if callable(functions) else list(functions)
+        chosen = list(functions) if isinstance(functions, Sequence) else [functions]
         weights = [1.0] * len(chosen) if weights is None else list(weights)
         if len(weights) != len(chosen):
-            raise UsageError(f"a rubric has {len(chosen)} reward functions but {len(weights)} weights")
+            raise UsageError(
+                f"a rubric has {len(chosen)} reward functions but {len(weights)} weights", fix="give one for each"
+            )
         pairs = [*zip(chosen, weights, strict=True), *((metric, 0.0) for metric in metrics)]
         self._scorers = [_scorer(function, weight) for function, weight in pairs]
         weighted = group.items() if isinstance(group, Mapping) else [(function, 1.0) for function in group]
@@ -177,8 +181,10 @@ def answer_of(trajectory: Trajectory) -> str:
 
 
 def _as_float(value: Any) -> float:
-    """NaN for what is not a number."""
+    """NaN for what is not a number; a text is none, whatever it says."""
     try:
+        if isinstance(value, str | bytes):
+            return math.nan
         return float(value)
     except (TypeError, ValueError, OverflowError):
         return math.nan

@@ -15,17 +15,34 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
 
-from forge_env.concurrency import to_its_end
-from forge_env.environment.base import Environment, checked_reset, checked_step
-from forge_env.errors import ContextLengthExceeded, InfrastructureError, UsageError, environment_code
-from forge_env.policy import LimitReached, Policy, PolicySession
-from forge_env.rollout.working_time import WorkingTime
+from forge_env.concurrency import settled, to_its_end
+from forge_env.environment.base import (
+    Environment,
+    checked_branch,
+    checked_reset,
+    checked_rewards,
+    checked_seat,
+    checked_step,
+)
+from forge_env.errors import (
+    GIVEN_UP,
+    ContextLengthExceeded,
+    InfrastructureError,
+    UsageError,
+    environment_code,
+    suggestion,
+)
+from forge_env.policy import LimitReached, Policy, PolicySession, Reply
+from forge_env.rollout.working_time import WorkingTime, limited_code
 from forge_env.sandbox.protocol import on_behalf_of
+from forge_env.tools.calls import measured_calls
 from forge_env.trajectory import Trajectory, Turn
-from forge_env.types import Observation, Task
+from forge_env.types import Branch, Message, Observation, ResetResult, Task
 
 log = logging.getLogger(__name__)
 CLOSE_S = 60.0
@@ -63,6 +80,9 @@ class Retry:
         return min(self.longest_delay_s, self.first_delay_s * 2.0**attempt) * rng.uniform(0.5, 1.5)
 
 
+NOBODY: Mapping[str, Policy] = {}
+
+
 async def run_episode(
     make_env: Callable[[], Environment],
     policy: Policy,
@@ -70,8 +90,10 @@ async def run_episode(
     task: Task | None = None,
     seed: int | None = None,
     limits: EpisodeLimits = EpisodeLimits(),
+    opponents: Mapping[str, Policy] = NOBODY,
     environment_name: str = "",
     trajectory_id: str = "",
+    place: tuple[int, int] | None = None,
     retry: Retry = Retry(),
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
@@ -82,12 +104,14 @@ async def run_episode(
 
     Args:
         make_env: a fresh environment for each try.
-        policy: what answers; one session is opened for each try.
+        policy: what answers; one session is opened for each try, and for each seat.
         task: the task to play; None leaves the choice to the environment and `seed`.
         seed: of the environment and of the policy's session.
         limits: bounds besides the environment's own.
+        opponents: who plays a seat instead of the policy, by seat.
         environment_name: name to record.
         trajectory_id: name to record; the task's id when empty.
+        place: to record: `Trajectory.group` and `Trajectory.member`.
         retry: what to do about an `InfrastructureError`.
         clock: monotonic seconds.
         sleep: waits between tries.
@@ -97,16 +121,19 @@ async def run_episode(
 
     Raises:
         EnvironmentBugError: the environment's own code failed.
+        UsageError: an opponent plays a seat that there isn't, or no seat is left for the policy.
     """
-    started = clock()
+    started, began = clock(), round(time.time(), 3)
     tries = 0
     while True:
         trajectory = Trajectory(id=trajectory_id, environment=environment_name, task_id=task.id if task else "")
+        trajectory.group, trajectory.member = place or (None, None)
+        trajectory.started = began
         try:
             env = make_env()
             try:
                 with on_behalf_of(environment_name or type(env).__name__):
-                    await _play(env, policy, trajectory, task, seed, limits, clock, watch)
+                    await _play(env, Sessions(env, policy, opponents, seed), trajectory, task, limits, clock, watch)
             except BaseException as error:  # cancelled too: the episode's resources are released
                 watch("close")
                 await _close(env, after=error)
@@ -125,66 +152,81 @@ async def run_episode(
         tries += 1
     trajectory.id = trajectory.id or trajectory.task_id
     trajectory.retries = tries
-    trajectory.wall_s = clock() - started
+    trajectory.wall_s = _seconds(clock() - started)
     return trajectory
+
+
+def _seconds(measured: float) -> float:
+    """To the microsecond: further digits are noise, and take room in every record."""
+    return round(measured, 6)
 
 
 async def _play(
     env: Environment,
-    policy: Policy,
+    sessions: Sessions,
     trajectory: Trajectory,
     task: Task | None,
-    seed: int | None,
     limits: EpisodeLimits,
     clock: Callable[[], float],
     watch: Callable[[str], None],
 ) -> None:
     """One try: fills `trajectory` as it goes, so that what happened before a failure is kept."""
     watch("reset")
+    seed = sessions.seed
     with environment_code(f"{type(env).__name__}.task", f"seed {seed}"):
         task = env.resolve_task(seed, None) if task is None else task
     trajectory.task_id, trajectory.split = task.id, task.split
     trajectory.difficulty, trajectory.tags = task.difficulty, list(task.tags)
-    trajectory.final_observation = await _reset(env, task, seed, limits)
-    session = open_session(policy, env, task, seed=seed)
+    trajectory.final_observation, info = await _reset(env, task, seed, limits)
+    trajectory.rewards = dict.fromkeys(env.seats, 0.0)
+    trajectory.opponents = sessions.names()
+    sessions.turn_to(checked_seat(env, "reset", info, task.id), task)
     deadline = asyncio.timeout(limits.wall_s)  # from here on: waiting for a free sandbox is not the agent's doing
     working = WorkingTime(limits.working_s)
     limit: str | None
     try:
         async with deadline, working:
-            limit = await _take_turns(env, session, trajectory, limits, clock, watch)
+            limit = await _take_turns(env, sessions, trajectory, task, limits, clock, watch)
     except TimeoutError:
         if not deadline.expired() and not working.expired:
             raise
-        if (lost := session.unanswered()) is not None:
+        if (lost := sessions.current.unanswered()) is not None:
             raise lost from None
         limit = "working_time" if working.expired else "time"
     finally:
-        trajectory.waited_s = working.waited_s
+        trajectory.waited_s = _seconds(working.waited_s)
     if limit is not None:
         await _truncate(env, trajectory, limit, limits)
+    for seat, reward in trajectory.rewards.items():
+        trajectory.metrics[f"reward_{seat}"] = reward
     with environment_code(f"{type(env).__name__}.given_answer", task.id):
         trajectory.answer = env.given_answer()
 
 
-async def _reset(env: Environment, task: Task, seed: int | None, limits: EpisodeLimits) -> Observation:
-    """The first observation. Reset has the time of the episode: without an end it is no zero but a failure."""
+async def _reset(env: Environment, task: Task, seed: int | None, limits: EpisodeLimits) -> ResetResult:
+    """What reset gives. Reset has the time of the episode: without an end it is no zero but a failure."""
     bound = min((limit for limit in (limits.wall_s, limits.working_s) if limit is not None), default=None)
     working = WorkingTime(bound)  # waiting for a free sandbox is nobody's doing
+    given_up: list[str] = []
+    token = GIVEN_UP.set(given_up)
     try:
         async with working:
-            observation, _ = await checked_reset(env, task, seed)
+            result = await checked_reset(env, task, seed)
     except TimeoutError as error:
         if not working.expired:
             raise
-        raise InfrastructureError(f"reset did not end within {bound:g} s") from error
-    return observation
+        where = f": it was in {given_up[0]}" if given_up else ""
+        raise InfrastructureError(f"reset did not end within {bound:g} s{where}") from error
+    finally:
+        GIVEN_UP.reset(token)
+    return result
 
 
 async def _take_turns(
     env: Environment,
-    session: PolicySession,
+    sessions: Sessions,
     trajectory: Trajectory,
+    task: Task,
     limits: EpisodeLimits,
     clock: Callable[[], float],
     watch: Callable[[str], None],
@@ -192,27 +234,33 @@ async def _take_turns(
     """Turns until the environment ends the episode (None) or a limit that it doesn't know does (its name)."""
     sampled = 0
     while True:
+        seat = sessions.seat
         observation = trajectory.final_observation
         asked = clock()
         watch("generate")
         try:
-            reply = await session.reply(observation)
+            reply = await sessions.current.reply(sessions.unknown_of(observation))
         except ContextLengthExceeded:
             return "context"
         except LimitReached as reached:
             if reached.reply is not None:
-                trajectory.turns.append(Turn(observation, reached.reply))
+                trajectory.turns.append(Turn(observation, reached.reply, seat=seat))
                 trajectory.final_observation = []
             return reached.message
         answered = clock()
-        turn = Turn(observation, reply, generate_s=answered - asked)
+        turn = Turn(observation, reply, generate_s=_seconds(answered - asked), seat=seat)
         trajectory.turns.append(turn)
         trajectory.final_observation = []  # until the step gives one: an unanswered turn has none
         watch("environment")
-        observation, reward, terminated, truncated, info = await checked_step(env, reply.message, trajectory.task_id)
-        turn.step_s = clock() - answered
-        turn.reward = reward
-        trajectory.reward += turn.reward
+        with measured_calls(turn.calls_s):
+            checked = await checked_step(env, _ended(reply), trajectory.task_id)
+        observation, reward, terminated, truncated, info = checked
+        turn.step_s = _seconds(clock() - answered)
+        if "rewards" in info:
+            others = checked_rewards(env, info, trajectory.task_id)
+            trajectory.earn({**others, seat: reward + others.get(seat, 0.0)})
+        else:
+            trajectory.earn({seat: reward})
         trajectory.final_observation = observation
         if "metrics" in info:
             trajectory.metrics.update(info["metrics"])
@@ -225,6 +273,108 @@ async def _take_turns(
             return "tokens"
         if limits.max_turns is not None and len(trajectory.turns) >= limits.max_turns:
             return "turns"
+        if env.seats or "seat" in info or seat:
+            branch = _branched(env, info, trajectory)
+            sessions.turn_to(checked_seat(env, "step", info, task.id), task, branch)
+
+
+def _branched(env: Environment, info: dict[str, Any], trajectory: Trajectory) -> Branch | None:
+    """How the conversation whose turn it is began, where it goes back to another; the record keeps it."""
+    branch = checked_branch(env, info, trajectory.task_id)
+    if branch is not None:
+        trajectory.info.setdefault("branches", {})[info.get("seat", "")] = branch.model_dump()
+    return branch
+
+
+def _ended(reply: Reply) -> Message:
+    """What the environment is told: the message, and where the model was cut short, that."""
+    if reply.stop_reason in ("length", "content_filter"):
+        return reply.message.model_copy(update={"stop_reason": reply.stop_reason})
+    return reply.message
+
+
+class Sessions:
+    """The conversations of an episode: one for each seat that has acted, of the policy or of an opponent.
+
+    Args:
+        env: whose seats they are.
+        policy: plays those that no opponent plays.
+        opponents: by seat.
+        seed: of the episode.
+
+    Attributes:
+        seat: whose turn it is; "" where the environment has no seats.
+        current: the session of that seat.
+    """
+
+    def __init__(self, env: Environment, policy: Policy, opponents: Mapping[str, Policy], seed: int | None) -> None:
+        if opponents:
+            check_opponents(type(env).__name__, env.seats, opponents)
+        self._env, self._policy, self._opponents, self.seed = env, policy, opponents, seed
+        self._open: dict[str, PolicySession] = {}
+        self._known = 0
+        self.seat = ""
+        self.current: PolicySession
+
+    def names(self) -> dict[str, str]:
+        """Who plays the seats of the episode that the policy doesn't."""
+        return {
+            seat: policy.name or type(policy).__name__
+            for seat, policy in self._opponents.items()
+            if seat in self._env.seats
+        }
+
+    def turn_to(self, seat: str, task: Task, branch: Branch | None = None) -> None:
+        """It is this seat's turn; its conversation begins with its first, or as another's where it branches off."""
+        self._known = 0
+        if seat not in self._open:
+            opponent, seed = self._opponents.get(seat), seat_seed(self.seed, seat)
+            forked = self._forked(branch, seed) if opponent is None else None
+            opened = forked or open_session(opponent or self._policy, self._env, task, seed=seed)
+            self._open[seat] = opened if opponent is None else _Opponent(opened)
+        self.seat, self.current = seat, self._open[seat]
+
+    def _forked(self, branch: Branch | None, seed: int | None) -> PolicySession | None:
+        if branch is None or not branch.turns or branch.seat not in self._open:
+            return None
+        forked = self._open[branch.seat].fork(branch.turns, seed=seed)
+        if forked is not None:
+            self._known = branch.messages
+        return forked
+
+    def unknown_of(self, observation: Observation) -> Observation:
+        """What the session is told: all, or what comes after the messages that it has from another's conversation."""
+        return observation[self._known :] if self._known else observation
+
+
+class _Opponent(PolicySession):
+    """Another's conversation. Its tokens are left out: they are not the policy's, and nobody learns them."""
+
+    def __init__(self, inner: PolicySession) -> None:
+        self._inner = inner
+
+    async def reply(self, observation: Observation) -> Reply:
+        reply = await self._inner.reply(observation)
+        return Reply(reply.message, stop_reason=reply.stop_reason, metadata=reply.metadata)
+
+    def unanswered(self) -> InfrastructureError | None:
+        return self._inner.unanswered()
+
+
+def seat_seed(seed: int | None, seat: str) -> int | None:
+    """The seed of a seat's session, below 2**31: seats that one model plays must not sample alike."""
+    if seed is None or not seat:
+        return seed
+    return int.from_bytes(blake2b(f"{seed}/{seat}".encode(), digest_size=4).digest()) >> 1
+
+
+def check_opponents(name: str, seats: Sequence[str], opponents: Collection[str]) -> None:
+    """Refuse opponents at seats that there aren't, or at all there are."""
+    if unknown := [seat for seat in opponents if seat not in seats]:
+        there = suggestion(unknown[0], seats, f"its seats: {', '.join(seats)}") if seats else "leave opponents out"
+        raise UsageError(f"{name} has no seat {unknown[0]!r}", fix=there)
+    if len(opponents) == len(seats):
+        raise UsageError(f"every seat of {name} has an opponent", fix="leave one out, for the policy to play")
 
 
 def open_session(policy: Policy, env: Environment, task: Task, *, seed: int | None) -> PolicySession:
@@ -246,16 +396,20 @@ async def _truncate(env: Environment, trajectory: Trajectory, limit: str, limits
     deadline = asyncio.timeout(limits.wall_s)
     try:
         async with deadline:
-            with environment_code(f"{type(env).__name__}.truncate", trajectory.task_id):
+            what, limit_s = f"{type(env).__name__}.truncate", env.config.code_timeout_s
+            async with limited_code(what, trajectory.task_id, limit_s):
                 reward, metrics = await env.truncate(limit)
     except TimeoutError as error:
         if not deadline.expired():
             raise
         raise InfrastructureError(f"scoring did not end within {limits.wall_s:g} s") from error
-    trajectory.reward += float(reward)
+    last = trajectory.turns[-1].seat if trajectory.turns else ""
+    trajectory.earn(dict.fromkeys(trajectory.rewards or [last], float(reward)))
     trajectory.metrics.update(metrics)
-    if trajectory.turns:
-        trajectory.turns[-1].reward += float(reward)
+
+
+async def _closed(env: Environment) -> None:
+    await settled(env.close())
 
 
 async def _close(env: Environment, *, after: BaseException | None = None) -> None:
@@ -263,7 +417,7 @@ async def _close(env: Environment, *, after: BaseException | None = None) -> Non
 
     What it raises after the episode failed is logged: the first failure says more, and whether to try again.
     """
-    closing = asyncio.ensure_future(env.close())
+    closing = asyncio.ensure_future(_closed(env))
     try:
         await to_its_end(asyncio.ensure_future(asyncio.wait([closing], timeout=CLOSE_S)))
     finally:
@@ -278,4 +432,5 @@ async def _close(env: Environment, *, after: BaseException | None = None) -> Non
             # The episode itself is sound: a sandbox that can't be given back is its engine's to replace.
             log.warning("closing the environment failed: %s", failure)
         elif failure is not None:
-            raise failure
+            with environment_code(f"{type(env).__name__}.close"):
+                raise failure

@@ -14,6 +14,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from forge_env.concurrency import settled
 from forge_env.environment.base import Environment
@@ -27,17 +28,33 @@ class PolicyBugError(ForgeError):
 
 
 class GoldPolicy(Policy):
-    """Plays `Environment.gold_actions`: it is shown the task's hidden data, as no model is."""
+    """Plays `Environment.gold_actions`: it is shown the task's hidden data, as no model is.
+
+    It plays all seats and conversations of an episode, where there are several: they take the actions in turn.
+    """
+
+    def __init__(self) -> None:
+        self._playing: WeakKeyDictionary[Environment, ReplaySession] = WeakKeyDictionary()
 
     def session_inside(self, env: Environment, task: Task, *, seed: int | None = None) -> PolicySession:
         """A session for this task; `UsageError` where it has no gold."""
+        if (playing := self._playing.get(env)) is not None:
+            return playing
         actions = env.gold_actions(task)
         if actions is None:
             raise UsageError(f"task {task.id!r} has no gold solution", fix="set Task.gold, or override gold_actions")
         if isinstance(actions, str | Message):
             name = f"{type(env).__name__}.gold_actions"
             raise EnvironmentBugError(f"{name} returned a {type(actions).__name__}", fix="return a list of actions")
-        return ReplaySession([as_message(action) for action in actions])
+        session = self._playing[env] = ReplaySession(_played(f"{type(env).__name__}.gold_actions", actions))
+        return session
+
+
+def _played(what: str, actions: Sequence[Message | str]) -> list[Message]:
+    try:
+        return [as_message(action) for action in actions]
+    except UsageError as error:
+        raise EnvironmentBugError(f"{what}: {error.message}", fix="give texts, and fe.call_tool(...)") from error
 
 
 class ReplaySession(PolicySession):
@@ -106,7 +123,7 @@ class RandomPolicy(Policy):
 
 P_TOOL_CALL = 0.6
 _WORDS = (
-    *("yes", "no", "42", "-1", "print('hi')", "\u00e9t\u00e9 \U0001f40d"),
+    *("Yes", "No", "42", "-1", "print('hi')", "\u00e9t\u00e9 \U0001f40d"),
     *("<think>hm</think>", "```python\n1/0\n```", ""),
 )
 

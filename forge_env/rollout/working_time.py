@@ -9,21 +9,24 @@ async with WorkingTime(60.0) as working:      # a limit of 60 working seconds
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar, Token
 from typing import Any, Self
+
+from forge_env.errors import GIVEN_UP, EnvironmentBugError, environment_code
 
 
 class WorkingTime:
     """A time limit whose clock stands while anything inside waits; `TimeoutError` when it has run out."""
 
-    __slots__ = ("_left", "_limit_s", "_since", "_timeout", "_token", "_waits", "waited_s")
+    __slots__ = ("_left", "_outer", "_since", "_timeout", "_token", "_waits", "limit_s", "waited_s")
 
     def __init__(self, limit_s: float | None) -> None:
         self.waited_s = 0.0
         """Seconds waited so far; waits that overlap count once."""
-        self._limit_s = limit_s
+        self.limit_s = limit_s
+        self._outer: WorkingTime | None = None
         self._timeout = asyncio.timeout(limit_s)
         self._waits = 0
         self._token: Token[WorkingTime | None] | None = None
@@ -51,12 +54,19 @@ class WorkingTime:
                 self.waited_s += now - self._since
                 self._reschedule(None if self._left is None else now + self._left)
 
+    @contextmanager
+    def pause_all(self) -> Iterator[None]:
+        """Stop this clock and those around it."""
+        with nullcontext() if self._outer is None else self._outer.pause_all(), self.pause():
+            yield
+
     def _reschedule(self, when: float | None) -> None:
-        if self._limit_s is not None and not self.expired and self._token is not None:
+        if self.limit_s is not None and not self.expired and self._token is not None:
             self._timeout.reschedule(when)
 
     async def __aenter__(self) -> Self:
         await self._timeout.__aenter__()
+        self._outer = _CURRENT.get()
         self._token = _CURRENT.set(self)
         return self
 
@@ -71,6 +81,56 @@ _CURRENT: ContextVar[WorkingTime | None] = ContextVar("working_time", default=No
 
 
 def waiting() -> AbstractContextManager[None]:
-    """A block in which the clock of the surrounding `WorkingTime`, if any, stands."""
+    """A block in which the clocks of every surrounding `WorkingTime` stand."""
     current = _CURRENT.get()
-    return nullcontext() if current is None else current.pause()
+    return nullcontext() if current is None else current.pause_all()
+
+
+# --- the time that an environment's own code has
+
+_CODE: ContextVar[WorkingTime | None] = ContextVar("code_time", default=None)
+
+
+@asynccontextmanager
+async def limited_code(what: str, task_id: str, limit_s: float) -> AsyncIterator[None]:
+    """`environment_code` with a time limit: what has not ended by then is cancelled.
+
+    Args:
+        what: is run.
+        task_id: for which task.
+        limit_s: working seconds; what has limits of its own, such as tools, does not count (`limited_elsewhere`).
+
+    Raises:
+        EnvironmentBugError: it failed, or has not ended; then with the function and line where it is.
+    """
+    if (given_up := GIVEN_UP.get()) is None:
+        given_up = []
+    clock = WorkingTime(limit_s)
+    tokens = GIVEN_UP.set(given_up), _CODE.set(clock)
+    try:
+        async with clock:
+            with environment_code(what, task_id):
+                yield
+    except TimeoutError as error:
+        if not clock.expired:
+            raise
+        place = given_up[0] if given_up else what
+        raise EnvironmentBugError(
+            f"{what} has not ended after {limit_s:g} s on task {task_id!r}: it is in {place}",
+            fix="end the loop there, or raise code_timeout_s",
+        ) from error
+    finally:
+        GIVEN_UP.reset(tokens[0])
+        _CODE.reset(tokens[1])
+
+
+def limited_elsewhere() -> AbstractContextManager[None]:
+    """A block that has limits of its own, so that it doesn't count as the environment's own code: tools, endpoints."""
+    clock = _CODE.get()
+    return nullcontext() if clock is None else clock.pause()
+
+
+def code_limit_s() -> float | None:
+    """The limit of the `limited_code` that runs now; None outside of one."""
+    clock = _CODE.get()
+    return None if clock is None else clock.limit_s

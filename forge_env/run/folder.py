@@ -31,8 +31,13 @@ class RunFolder(HeldFolder):
 
     @property
     def trajectories(self) -> Path:
-        """`KIND.jsonl` for every kind of trajectory."""
+        """`KIND.jsonl` for every kind of trajectory, and `KIND.index.jsonl` with a row for each."""
         return self.root / "trajectories"
+
+    @property
+    def trained(self) -> Path:
+        """What each step was trained on, and which groups none was: one JSON object a line."""
+        return self.root / "trained.jsonl"
 
     @property
     def checkpoints(self) -> Path:

@@ -1,6 +1,8 @@
 """An event loop that is held up notices nothing any more, not even a signal's first request: a thread does.
 
-Code without an `await` holds it up: a tool that waits for the network, an endless loop of an environment.
+Code without an `await` holds it up: a tool that waits for the network, an endless loop of an environment. Where the
+loop runs in the main thread, code of an environment that has taken all the time it may (`code_timeout_s`), or that a
+person wants to end, is broken off: a signal of our own has Python run `_poked` inside of it, and that raises.
 """
 
 from __future__ import annotations
@@ -8,20 +10,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import FrameType
+from typing import Any
 
+from forge_env import interrupts
 from forge_env.display.terminal import duration
+from forge_env.errors import IN_ENVIRONMENT_CODE, HeldUpError, author_place
+from forge_env.rollout.working_time import code_limit_s
 
 logger = logging.getLogger(__name__)
 BEAT_S = 1.0
 """How often the loop says that it turns."""
 STARVED_S = 5.0
 """The most that counts between two looks: a process that was stopped, or starved, has held nothing up."""
+CODE_TIMEOUT_S = 120.0
+"""For an environment's code outside of an episode: making tasks, say."""
+POKE = signal.SIGURG
+"""The signal that looks into the main thread: by default it does nothing, and no library is known to use it."""
 
 
 class LoopGuard(AbstractContextManager["LoopGuard"]):
@@ -30,10 +42,12 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
     Args:
         warn_s: seconds of standstill until the log has the stack that holds it up.
         end_s: seconds until the process is ended; 0: never.
-        tell: told what is wrong, in words, by the loop when it turns again; by the thread before the end.
+        tell: told what is wrong, in words, by the loop when it turns again; by the thread before the end, and where
+            `at_once`.
+        at_once: `tell` may be called by any thread.
     """
 
-    def __init__(self, warn_s: float, end_s: float, tell: Callable[[str], object]) -> None:
+    def __init__(self, warn_s: float, end_s: float, tell: Callable[[str], object], *, at_once: bool = False) -> None:
         self._warn_s = warn_s
         self._end_s = end_s
         self._tell = tell
@@ -41,15 +55,28 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
         self._over = threading.Event()
         self._loop = asyncio.get_running_loop()
         self._runner = threading.get_ident()
+        self._at_once = at_once
+        self._pokes = threading.current_thread() is threading.main_thread()
+        self._handler_before: Any = None
+        self._held: tuple[int, object] = (-1, None)
+        """What held the loop up at the last poke: beats by then, and the task that ran."""
+        self._held_s = 0.0
+        self._poked_at = 0.0
 
     def __enter__(self) -> LoopGuard:
+        if self._pokes:
+            self._handler_before = signal.signal(POKE, self._poked)
         self._beat()
-        threading.Thread(target=self._watch, name="forge-env-loop-guard", daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, name="forge-env-loop-guard", daemon=True)
+        self._watcher.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._next.cancel()
+        self._watcher.join()  # or it might poke whoever comes next
+        if self._pokes:
+            signal.signal(POKE, self._handler_before or signal.SIG_DFL)
 
     def _beat(self) -> None:
         self._beats += 1
@@ -65,15 +92,37 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
             else:
                 still += min(now - looked, STARVED_S)
             looked = now
+            if still and self._pokes:
+                signal.pthread_kill(self._runner, POKE)
             if still < self._warn_s:
                 continue
             if not warned:
                 warned = True
                 text = f"the event loop was held up for more than {duration(still)} by {self._by()}"
                 logger.warning("%s\n%s", text, "".join(self._stack().format()))
-                self._loop.call_soon_threadsafe(self._tell, text)
+                if self._at_once:
+                    self._tell(text)
+                else:
+                    self._loop.call_soon_threadsafe(self._tell, text)
             if self._end_s and still >= self._end_s:
                 self._end(f"ended: the event loop is held up for {duration(still)} by {self._by()}")
+
+    def _poked(self, number: int, frame: FrameType | None) -> None:
+        """In the main thread, and in the context of what it runs: break that off where its time is over."""
+        now, held = time.monotonic(), (self._beats, asyncio.current_task(self._loop))
+        if held != self._held:
+            self._held, self._held_s, self._poked_at = held, 0.0, now
+            return
+        self._held_s += min(now - self._poked_at, STARVED_S)
+        self._poked_at = now
+        if not IN_ENVIRONMENT_CODE.get():
+            return
+        limit_s, place = code_limit_s() or CODE_TIMEOUT_S, author_place(traceback.extract_stack(frame))
+        if interrupts.requested():
+            raise HeldUpError(f"was interrupted in {place}")
+        if self._held_s >= limit_s:
+            self._held_s = 0.0  # where it goes on all the same, it is tried again
+            raise HeldUpError(f"held up everything else for {limit_s:g} s, in {place}")
 
     def _end(self, text: str) -> None:
         logger.error("%s\n%s", text, "".join(self._stack().format()))
@@ -86,5 +135,4 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
         return traceback.extract_stack(sys._current_frames()[self._runner])
 
     def _by(self) -> str:
-        innermost = self._stack()[-1]
-        return f"{innermost.name} ({innermost.filename}:{innermost.lineno})"
+        return author_place(self._stack())

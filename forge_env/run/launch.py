@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from forge_env import machine
@@ -72,6 +74,13 @@ def _open_run(config: RunConfig, folder: RunFolder, state: RunState, resume: boo
     config = config.model_copy(update={"name": folder.name})
     before = max((float(row.get("time") or 0.0) for row in read_metrics(folder.metrics)), default=0.0)
     run = Run(config, folder, resume=resume, state=state, earlier=earlier)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    run.facts = {
+        "started": earlier.get("started") or now,
+        "model": config.model.path,
+        "versions": machine.versions(),
+        "machine": machine.describe(),
+    }
     try:
         write_whole(folder.config, render(config))
         write_summary(run, "running", "", float(earlier.get("wall_s") or 0.0))
@@ -140,9 +149,9 @@ def _write_results(run: Run, outcome: RunOutcome, earlier_s: float) -> None:
     try:
         summary = write_summary(run, outcome.exit, outcome.message, wall_s)
         drawn = write_reward_curve(run.folder)
-        write_report(run.folder)
-    except OSError as error:  # a full disk must not hide how the run ended
-        run.warn(f"can't write summary and report: {error.strerror}")
+        write_report(run.folder.root)
+    except (OSError, sqlite3.Error) as error:  # a full disk must not hide how the run ended
+        run.warn(f"can't write summary and report: {error}")
         return
     if summary["heldout_start"] is not None and summary["steps"]:
         run.note(

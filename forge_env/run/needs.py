@@ -13,15 +13,21 @@ CONTROLLER_GB = 0.5
 SANDBOXES_GB = 0.5
 
 
-def needed_gpus(config: RunConfig) -> dict[str, int]:
-    """GPUs by role, only roles that want any."""
+def gpus_by_role(config: RunConfig) -> dict[str, int]:
+    """GPUs of each role, only roles that want any."""
     generators = config.generator.num_replicas * config.generator.procs * config.rolls_out
     roles = {
         "generator": generators * config.generator.with_gpus,
         "trainer": config.trainer.procs * config.trainer.with_gpus,
-        "grpo.reference": int(config.grpo.reference.with_gpus),
+        "grpo.reference": config.grpo.reference.procs * config.grpo.reference.with_gpus,
     }
     return {role: count for role, count in roles.items() if count}
+
+
+def needed_gpus(config: RunConfig) -> int:
+    """GPUs of all roles together; where they share them, of the role that wants most."""
+    counts = gpus_by_role(config).values()
+    return max(counts, default=0) if config.job.share_gpus else sum(counts)
 
 
 def model_size_gb(config: RunConfig) -> float:
@@ -46,14 +52,16 @@ def needed_memory(config: RunConfig) -> dict[str, tuple[int, float]]:
     """Estimate of the host memory that a run takes, by role: how many processes, and GiB of each.
 
     A CPU generator holds weights and key-value cache, a CPU trainer weights, gradients and two optimizer
-    moments; on GPUs both live in device memory and the host holds a copy of the weights for their transfer. A
-    checkpoint under way is a copy of weights and moments. With adapters, gradients, moments and copies are theirs.
+    moments; on GPUs both live in device memory. Besides, the trainer's processes hold two published versions of the
+    weights, and a checkpoint under way, which is a copy of weights and moments. With adapters, gradients, moments and
+    copies are theirs.
     """
     size = model_size_gb(config)
     trained = trained_size_gb(config)
     generator = PROCESS_GB + (size if config.generator.with_gpus else size + config.generator.kv_cache_gb)
-    trainer = PROCESS_GB + (size if config.trainer.with_gpus else (size + 3 * trained) / config.trainer.procs)
-    trainer += 3 * trained / config.trainer.procs
+    copies = (2 + 3) * trained
+    trainer = PROCESS_GB + (copies + (0 if config.trainer.with_gpus else size + 3 * trained)) / config.trainer.procs
+    reference = config.grpo.reference.procs
     roles = {
         "controller": (1, CONTROLLER_GB),
         "sandboxes": (int(config.rolls_out), SANDBOXES_GB),
@@ -61,7 +69,7 @@ def needed_memory(config: RunConfig) -> dict[str, tuple[int, float]]:
         "trainer": (config.trainer.procs, trainer),
         "rollout worker": (config.rollouts.workers * config.rolls_out, WORKER_GB),
         "left free": (1, config.watchdog.free_memory_gb),
-        "reference": (int(config.has_reference), PROCESS_GB + size),
+        "reference": (config.has_reference * reference, PROCESS_GB + size / reference),
     }
     return {role: (count, each) for role, (count, each) in roles.items() if count}
 

@@ -101,6 +101,7 @@ def write_summary(run: Run, exit: Exit | Literal["running"], error: str, wall_s:
     summary: dict[str, Any] = {
         **DEFAULTS,
         **run.earlier,  # all of it: a process that is killed before it has counts of its own leaves these to the next
+        **run.facts,
         "name": run.folder.name,
         "environment": run.config.environment.name,
         "seed": run.config.seed,

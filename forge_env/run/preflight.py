@@ -16,7 +16,14 @@ from forge_env.job.survey import survey
 from forge_env.plugins import check_registered, installed
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import check_loggers
-from forge_env.run.needs import model_size_gb, needed_gpus, needed_memory, needed_memory_gb, trained_size_gb
+from forge_env.run.needs import (
+    gpus_by_role,
+    model_size_gb,
+    needed_gpus,
+    needed_memory,
+    needed_memory_gb,
+    trained_size_gb,
+)
 from forge_env.run.trainer import load_trainer
 
 
@@ -86,21 +93,26 @@ def check_packages(config: RunConfig) -> None:
             f"training needs packages that aren't installed: {', '.join(missing)}",
             fix=f"pip install 'forge-env[{extra}]', or run `make setup` in a checkout",
         )
+    if libraries := machine.missing_libraries():
+        raise ForgeError(
+            f"vLLM needs libraries that this system lacks: {', '.join(libraries)}",
+            fix=f"apt-get install {' '.join(libraries)}",
+        )
 
 
 def check_gpus(config: RunConfig) -> None:
     """There are as many GPUs as the recipe places."""
     check_least_gpus(len(machine.gpus()), "this machine has")
-    needed = needed_gpus(config)
+    needed, total = gpus_by_role(config), needed_gpus(config)
     if not needed:
         return
     visible, found = len(machine.gpus()), len(machine.unclaimed_gpus())
-    total = sum(needed.values())
     if found >= total:
         return
     roles = ", ".join(f"{role} {count}" for role, count in needed.items())
     cpu = " ".join(f"--{role}.with_gpus false" for role in needed)
-    smaller = "fewer generator.num_replicas, generator.procs or trainer.procs, " if found >= len(needed) else ""
+    smaller = "job.share_gpus=true, " if 0 < found < total and not config.job.share_gpus else ""
+    smaller += "fewer generator.num_replicas, generator.procs or trainer.procs, " if found >= len(needed) else ""
     if "grpo.reference" in needed and config.grpo.reference.source != "path":
         smaller += "no reference model (grpo.beta=0), "
     others = f", of which other runs have {visible - found}" if visible > found else ""

@@ -16,6 +16,7 @@ displays and the report know are in `forge_env.display.curves`.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -25,14 +26,16 @@ from forge_env.config.recipe import RunConfig
 from forge_env.display.curves import REWARD
 from forge_env.display.state import HeldOutScore, RunState, Stage
 from forge_env.display.terminal import Display
-from forge_env.files import NO_SPACE, DiskFullError
+from forge_env.files import NO_SPACE, DiskFullError, LineWriter
 from forge_env.run.account import Account
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import MetricsLogger, read_metrics
 from forge_env.run.timeline import Timeline, keep_earlier
-from forge_env.run.trajectories import DISK_FULL, TrajectoryFiles, is_kept
+from forge_env.run.trajectories import DISK_FULL, MOST_HELD, TrajectoryFiles, is_kept
+from forge_env.schema import with_schema
 from forge_env.trajectory import Trajectory
 
+NO_VERSIONS: Mapping[int, int] = {}
 logger = logging.getLogger("forge_env.run")
 
 
@@ -48,6 +51,7 @@ class Run:
         summary: merged into summary.json; also written when the run fails.
         state: what displays draw.
         display: what draws it.
+        facts: merged into summary.json before all else: when and on what it runs.
         loggers: where metrics go.
     """
 
@@ -68,10 +72,12 @@ class Run:
         self.stop = asyncio.Event()
         self.earlier = dict(earlier or {})
         self.summary: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
         self.state = state or RunState(folder.name, config.evaluation.split, config.grpo.max_off_policy_steps)
         self.display = display or Display()
         self.loggers = list(loggers)
         self._trajectories = TrajectoryFiles(folder.trajectories, self.warn, self.disk_full)
+        self._trained: LineWriter | None = None
         self._timeline: Timeline | None = None
         if resume:
             self._restore()
@@ -115,12 +121,32 @@ class Run:
             except OSError as error:
                 self.forgive(error)
 
-    def evaluation(self, step: int, split: str, score: float, n: int, stderr: float) -> None:
-        """A held-out score after training step `step`: mean over `n` valid episodes and its standard error."""
-        self.state.evaluations.append(HeldOutScore(step, split, score, n, stderr))
+    def evaluation(
+        self, step: int, split: str, score: float, n: int, stderr: float, versions: Mapping[int, int] = NO_VERSIONS
+    ) -> None:
+        """A held-out score after training step `step`: mean over `n` valid episodes and its standard error.
+
+        Args:
+            step: after which it was taken.
+            split: whose tasks.
+            score: the mean.
+            n: episodes that counted.
+            stderr: standard error of the mean.
+            versions: tokens that each policy version sampled for it; a score may mix some (`evaluation.pinned`).
+        """
+        scored = HeldOutScore(step, split, score, n, stderr, dict(versions))
+        self.state.evaluations.append(scored)
         prefix = f"eval/{split}"
-        self._log(step, {f"{prefix}/score": score, f"{prefix}/n": float(n), f"{prefix}/stderr": stderr})
-        said = f"held-out ({split}) after step {step}: {score:.3f} +- {stderr:.3f} (n={n})"
+        row = {f"{prefix}/score": score, f"{prefix}/n": float(n), f"{prefix}/stderr": stderr}
+        if versions:
+            row |= {
+                f"{prefix}/oldest_version": float(min(versions)),
+                f"{prefix}/newest_version": float(max(versions)),
+                f"{prefix}/share_of_step": versions.get(step, 0) / sum(versions.values()),
+            }
+        self._log(step, row)
+        mixed = f"; {scored.played_by}" if scored.played_by else ""
+        said = f"held-out ({split}) after step {step}: {score:.3f} ± {stderr:.3f} (standard error, n={n}){mixed}"
         logger.info("%s", said)
         self.display.event(said)
 
@@ -144,6 +170,29 @@ class Run:
         """
         if is_kept(self.config.logging.trajectories, kind):
             self._trajectories.write(trajectory, kind)
+
+    def trained(self, step: int, groups: Sequence[Mapping[str, Any]]) -> None:
+        """What `step` was trained on; a line of `trained.jsonl` (docs/running.md), written by the same thread.
+
+        Args:
+            step: that was trained.
+            groups: of each group "group", "task", "version", "staleness", "uses" and "episodes", JSON-ready.
+        """
+        self._annotate({"step": step, "groups": list(groups)})
+
+    def not_trained(self, group: int, fate: str, why: str = "") -> None:
+        """A group that was played is not trained on: it was "dropped" by the filter, "lost", or "stale"."""
+        self._annotate({"group": group, "fate": str(fate), **({"why": why} if why else {})})
+
+    def _annotate(self, row: Mapping[str, Any]) -> None:
+        def write() -> bool:
+            self._trained = self._trained or LineWriter(
+                self.folder.trained, what="rows of what was trained", most_held=MOST_HELD
+            )
+            self._trained.append(json.dumps(with_schema(row), separators=(",", ":")).encode())
+            return self._trained.held > 0
+
+        self._trajectories.submit(write)
 
     async def drain(self) -> None:
         """Wait while the thread that writes trajectories is too far behind; raises as `trajectory`."""
@@ -193,7 +242,7 @@ class Run:
     def close(self) -> None:
         """Close every file. The creator of the run calls it."""
         self.end_stage()
-        for close in (self._trajectories.close, *(sink.close for sink in self.loggers)):
+        for close in (self._trajectories.close, self._close_trained, *(sink.close for sink in self.loggers)):
             try:
                 close()
             except OSError as error:
@@ -203,6 +252,10 @@ class Run:
         if self._timeline is not None:
             self._timeline.close()
         self.loggers.clear()
+
+    def _close_trained(self) -> None:
+        if self._trained is not None:
+            self._trained.close()
 
     def _restore(self) -> None:
         """Fill the state with what an earlier process logged."""

@@ -7,7 +7,6 @@ whose lock can be taken belongs to nobody; process ids, which are reused and dif
 from __future__ import annotations
 
 import fcntl
-import getpass
 import os
 import shutil
 import tempfile
@@ -83,4 +82,5 @@ def _parents() -> list[Path]:
 
 def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    Path("/tmp", getpass.getuser(), f"monarch_log_{folder.name}.log").unlink(missing_ok=True)
+    for log in Path("/tmp").glob(f"*/monarch_log_{folder.name}.log"):  # under the user's name, as Monarch knows it
+        log.unlink(missing_ok=True)

@@ -49,8 +49,13 @@ class Timeline:
         self._file.append(b'[{"ph":"M","pid":1,"tid":0,"name":"process_name","args":{"name":"run"}}')
 
     def span(self, track: str, name: str, start: float, end: float, **details: Any) -> None:
-        """`track` did `name` from `start` to `end`; spans of one track don't overlap."""
-        self._event(track, ph="X", name=name, ts=self._us(start), dur=(end - start) * MICROSECONDS, args=details)
+        """`track` did `name` from `start` to `end`; spans of one track don't overlap.
+
+        Both ends are rounded to whole microseconds, so that a span ends exactly where the next begins: Perfetto drops
+        those that overlap, be it by a nanosecond.
+        """
+        begun = self._us(start)
+        self._event(track, ph="X", name=name, ts=begun, dur=self._us(end) - begun, args=details)
 
     def overlapping(self, track: str, key: str, name: str, start: float, end: float, **details: Any) -> None:
         """As `span`, for things of which many go on at once; those of one `key` nest."""
@@ -70,8 +75,8 @@ class Timeline:
             with suppress(DiskFullError):
                 self._file.close()
 
-    def _us(self, at: float) -> float:
-        return round((at - self._start) * MICROSECONDS, 1)
+    def _us(self, at: float) -> int:
+        return round((at - self._start) * MICROSECONDS)
 
     def _event(self, track: str, **event: Any) -> None:
         thread = self._tracks.get(track)

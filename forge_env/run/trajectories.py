@@ -7,11 +7,13 @@ import glob
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from forge_env.concurrency import to_its_end
 from forge_env.files import NO_SPACE, DiskFullError
 from forge_env.trajectory import Trajectory, TrajectoryWriter
+from forge_env.trajectory_index import index_path, is_index
 
 MOST_HELD = 64 * 2**20
 """Bytes of each kind of trajectory that wait in memory for room on a full disk; more are dropped, and counted."""
@@ -29,16 +31,20 @@ def is_kept(keep: str, kind: str) -> bool:
 
 def recorded(folder: Path, kind: str) -> list[Path]:
     """The files of a kind in a run's folder of trajectories: its own, and those of other hosts."""
-    found = folder.glob(f"{glob.escape(kind)}*.jsonl")
+    found = [path for path in folder.glob(f"{glob.escape(kind)}*.jsonl") if not is_index(path)]
     return [path for path in found if path.name == f"{kind}.jsonl" or path.name.startswith(f"{kind}-")]
 
 
 def rename(folder: Path, kind: str, to: str) -> None:
     """Let all that was recorded as `kind` be that of `to`, and nothing else; what is written to it later is, too."""
     for path in recorded(folder, to):
+        index_path(path).unlink(missing_ok=True)
         path.unlink()
     for path in recorded(folder, kind):
-        path.rename(path.with_name(to + path.name.removeprefix(kind)))
+        renamed = path.with_name(to + path.name.removeprefix(kind))
+        path.rename(renamed)
+        with suppress(FileNotFoundError):
+            index_path(path).rename(index_path(renamed))
 
 
 class TrajectoryFiles:
@@ -70,9 +76,20 @@ class TrajectoryFiles:
         Raises:
             OSError: an earlier one could not be written, for another reason than room.
         """
+        self.submit(lambda: self._write(trajectory, kind))
+
+    def submit(self, write: Callable[[], bool]) -> None:
+        """Let the thread write something else, after all that was handed over before.
+
+        Args:
+            write: does so; returns whether it waits for room.
+
+        Raises:
+            OSError: as `write`.
+        """
         while self._writing and self._writing[0].done():
             self._look_after(self._writing.popleft())
-        self._writing.append(self._thread.submit(self._write, trajectory, kind))
+        self._writing.append(self._thread.submit(write))
 
     async def drain(self) -> None:
         """Wait while the thread is too far behind; whoever writes many calls it between them.

@@ -2,11 +2,14 @@
 
 from forge_env.sandbox.engines import available_engines, open_engine, reap_abandoned
 from forge_env.sandbox.protocol import (
+    HOLDER,
     SANDBOXES_PER_CPU,
     TENANT,
+    WORK,
     CallOutcome,
     CallsResult,
     ExecResult,
+    How,
     Limits,
     OutputChunk,
     Process,
@@ -21,11 +24,14 @@ from forge_env.sandbox.protocol import (
 )
 
 __all__ = [
+    "HOLDER",
     "SANDBOXES_PER_CPU",
     "TENANT",
+    "WORK",
     "CallOutcome",
     "CallsResult",
     "ExecResult",
+    "How",
     "Limits",
     "OutputChunk",
     "Process",

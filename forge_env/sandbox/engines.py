@@ -9,6 +9,7 @@ from typing import Any
 from forge_env.config.reader import arguments, construct
 from forge_env.errors import PluginError, SandboxUnavailableError
 from forge_env.plugins import installed, load_plugin
+from forge_env.rollout.working_time import waiting
 from forge_env.sandbox.protocol import Sandbox, SandboxEngine, SandboxSpec
 
 logger = logging.getLogger(__name__)
@@ -125,6 +126,12 @@ class LazyEngine(SandboxEngine):
         Raises:
             SandboxUnavailableError: no engine works here.
         """
+        with waiting():
+            await self._open()
+        assert self._engine is not None
+        return await self._engine.acquire(spec)
+
+    async def _open(self) -> None:
         async with self._opening:
             if self._engine is None:
                 engine = open_engine(self.name, **self._options)
@@ -134,7 +141,6 @@ class LazyEngine(SandboxEngine):
                     await engine.close()
                     raise
                 self._engine = engine
-        return await self._engine.acquire(spec)
 
     async def release(self, sandbox: Sandbox) -> None:
         """Give a sandbox back."""

@@ -11,12 +11,17 @@ Two kinds of failure, never mixed: what the *program* did is in the `ExecResult`
 
 from __future__ import annotations
 
+import asyncio
+import os
+import posixpath
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from forge_env.errors import UsageError
 
@@ -24,7 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from types import TracebackType
 
+PROXY_PORT = 3128
+"""Of the filtering proxy, on a sandbox's own loopback."""
+ORIGIN_URL = f"http://127.0.0.1:{PROXY_PORT}"
+"""Where programs reach `SandboxSpec.origin`."""
+WORK = "/work"
+"""The work folder, as programs in a sandbox see it."""
 _MOST = 2**31 - 1
+_REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*(\[[\w,. -]*\])?\s*([<>=!~]=?=?\s*[\w.*+!-]+\s*,?\s*)*", re.ASCII)
 SANDBOXES_PER_CPU = 4
 """At once, by default: an episode holds its sandbox while the model thinks, so most are idle at any moment."""
 
@@ -72,19 +84,42 @@ class SandboxSpec:
     allow: tuple[str, ...] = ()
     """Hosts (`NAME`, `NAME:PORT`, `*.NAME`) that programs may reach over HTTP and HTTPS through a filtering proxy,
     which the usual variables name; everything else stays out of reach."""
+    origin: str = ""
+    """`HOST:PORT` of a server that programs reach at `ORIGIN_URL`, as if it ran beside them: proxy variables, which not
+    every client reads, aren't needed for it."""
     disk_mb: int = 64
     """Size of the writable work folder, MiB."""
     memory_mb: int = 1024
     """Memory of the whole sandbox, MiB."""
+    packages: tuple[str, ...] = ()
+    """Python packages as pip takes them (`pytest`, `numpy>=2`), installed before from the index that this machine uses:
+    inside there is no network."""
+    preload: tuple[str, ...] = ()
+    """Modules that each sandbox imports once, ahead: `run_python`, and `spawn(["python", "FILE.py", ...])`, then run in
+    a copy of the process that has them. What starts your programs imports them, so name only modules that you trust;
+    one that can't be imported is left to the program."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.allow, str):
-            raise UsageError(f"allow={self.allow!r} is a single string", fix="pass a tuple of hosts")
-        object.__setattr__(self, "allow", tuple(self.allow))
+        for name, what in (("allow", "hosts"), ("packages", "packages"), ("preload", "modules")):
+            if isinstance(value := getattr(self, name), str):
+                raise UsageError(f"{name}={value!r} is a single string", fix=f"pass a tuple of {what}")
+            object.__setattr__(self, name, tuple(value))
+        for package in self.packages:
+            if not (isinstance(package, str) and _REQUIREMENT.fullmatch(package)):
+                fix = "name packages of the index, with versions if need be: 'numpy>=2'"
+                raise UsageError(f"{package!r} is not a package", fix=fix)
+        for module in self.preload:
+            if not (isinstance(module, str) and all(part.isidentifier() for part in module.split("."))):
+                raise UsageError(f"{module!r} is not a module", fix="name modules as in an import: 'openai'")
         _check_size("disk_mb", self.disk_mb)  # 0 would be boundless to the kernel
         _check_size("memory_mb", self.memory_mb)
-        if self.network and self.allow:
-            raise UsageError("network=True reaches every host, allow only some", fix="choose one of them")
+        if self.network and self.proxied:
+            raise UsageError("network=True reaches every host, allow and origin only some", fix="choose one of them")
+
+    @property
+    def proxied(self) -> bool:
+        """Whether programs reach anything, through the filtering proxy."""
+        return bool(self.allow or self.origin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +127,11 @@ class Usage:
     """What a call consumed."""
 
     wall_s: float = 0.0
+    """Seconds by the clock."""
     cpu_s: float = 0.0
+    """Seconds of CPU of all its processes."""
     peak_memory_mb: float = 0.0
+    """Most memory at once, MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +143,17 @@ class ExecResult:
     signal: int | None = None
     """The signal that ended it."""
     stdout: str = ""
+    """Standard output, in UTF-8; what isn't becomes replacement characters."""
     stderr: str = ""
+    """Standard error, likewise."""
     timed_out: bool = False
     """A wall or CPU limit ended it."""
     out_of_memory: bool = False
+    """A memory limit ended it."""
     truncated: bool = False
     """Output was longer than the limit; the middle is missing and marked."""
     usage: Usage = field(default_factory=Usage)
+    """What it consumed."""
 
     @property
     def ok(self) -> bool:
@@ -128,6 +170,7 @@ class CallOutcome:
     """
 
     value: Any = None
+    """What it returned."""
     error: str | None = None
     """Exception class name; None when the call returned."""
     message: str = ""
@@ -139,23 +182,38 @@ class CallsResult:
     """Outcomes of `Sandbox.run_calls`, one per call that was reached before the program ended."""
 
     outcomes: list[CallOutcome]
+    """In the order of the calls."""
     execution: ExecResult
+    """How the process ended that evaluated them."""
+
+
+How = Literal["apart", "counted"]
+"""How tests are run: in a process that the judged code can't reach, or beside it and counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class TestsResult:
-    """Verdict of `Sandbox.run_tests`: from the tests' own process, which the judged code can't reach."""
+    """Verdict of `Sandbox.run_tests`, which the judged code can't write."""
 
     __test__ = False  # not a test class
 
     passed: bool
-    """At least one test ran and none failed."""
+    """At least one test ran, and none failed."""
     total: int
-    """Tests that ran."""
+    """Tests that ran; those that were skipped not."""
     failures: list[str]
-    """One line per failed test."""
+    """One line per failed test, of at most 50."""
     execution: ExecResult
     """How the judged code's process ended."""
+    how: How = "apart"
+    """Which of the two ways it was."""
+    failed: int = 0
+    """Tests that failed; all of them where there is no verdict, such as after a cheat."""
+
+    @property
+    def share(self) -> float:
+        """Of the tests that ran, how many passed: 0 to 1."""
+        return (self.total - self.failed) / self.total if self.total else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +223,7 @@ class OutputChunk:
     stream: str
     """`stdout` or `stderr`."""
     data: bytes
+    """Bytes as they were written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,18 +246,25 @@ TENANT: ContextVar[str] = ContextVar("sandbox_tenant", default="")
 """On whose behalf sandboxes are acquired, such as an environment's name: pools share them out evenly."""
 
 
+HOLDER: ContextVar[object | None] = ContextVar("sandbox_holder", default=None)
+"""The block of `on_behalf_of`, such as an episode, that holds what is acquired; None outside of all."""
+
+
 class on_behalf_of:  # a class, since every open episode is in one, and a generator is five times as big
     """A block in which sandboxes that are acquired count for `tenant`."""
 
-    __slots__ = ("_tenant", "_token")
+    __slots__ = ("_holder_token", "_tenant", "_token")
 
     def __init__(self, tenant: str) -> None:
         self._tenant = tenant
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> on_behalf_of:
         self._token = TENANT.set(self._tenant)
+        self._holder_token = HOLDER.set(self)
+        return self
 
     def __exit__(self, *error: object) -> None:
+        HOLDER.reset(self._holder_token)
         TENANT.reset(self._token)
 
 
@@ -268,13 +334,72 @@ class Sandbox(ABC):
         for path, data in files.items():
             await self.write_file(path, data)
 
-    async def run_tests(self, code: str, tests: str, *, limits: Limits | None = None) -> TestsResult:
-        """Judge `code` by `tests` (unittest cases, `test_*` functions or plain asserts that import `solution`).
+    async def read_files(self, path: str = ".") -> dict[str, bytes]:
+        """Every file below a folder of the work folder, by its path relative to that folder, 128 MiB at most.
 
-        The two run in processes, with users or namespaces, of their own; calls cross between them as plain data, and
-        the verdict leaves over a channel that `code` does not have.
+        Links and special files are left out.
+
+        Raises:
+            SandboxPathError: as for `write_file`.
+            SandboxFileError: there is no such folder, it can't be read, or it holds too much.
         """
-        raise UsageError(f"{type(self).__name__} can't run tests apart from the code they judge")
+        raise UsageError(f"{type(self).__name__} reads single files only")
+
+    async def copy_in(self, folder: str | Path, path: str = ".") -> None:
+        """Copy the files of a local folder into a folder of the work folder. Links are not followed.
+
+        Raises:
+            UsageError: there is no such local folder.
+            SandboxFileError: there is no room, or something else of that name.
+        """
+        files, programs = await asyncio.to_thread(_files_below, Path(folder))
+        await self.write_files({posixpath.join(path, name): data for name, data in files.items()})
+        if programs:
+            names = [f"./{posixpath.join(path, name)}" for name in programs]
+            await self.exec(["xargs", "-0", "chmod", "+x"], stdin="\0".join(names))
+
+    async def copy_out(self, path: str, folder: str | Path) -> None:
+        """Copy a folder of the work folder to a new local folder.
+
+        Raises:
+            UsageError: the local folder exists and holds something.
+            SandboxFileError: as for `read_files`.
+        """
+        target = await asyncio.to_thread(_new_folder, folder)
+        await asyncio.to_thread(_write_below, target, await self.read_files(path))
+
+    async def run_tests(
+        self,
+        code: str | None = None,
+        tests: str | Mapping[str, str | bytes] = "",
+        *,
+        files: Mapping[str, str | bytes] | None = None,
+        packages: Sequence[str] = (),
+        how: How | None = None,
+        limits: Limits | None = None,
+    ) -> TestsResult:
+        """Judge code by tests: unittest cases, `test_*` functions, plain asserts, or whatever needs pytest.
+
+        `apart`: the two run in processes, with users or namespaces, of their own; calls cross between them as plain
+        data, and the verdict leaves over a channel that the code does not have. `counted`: tests that import deeply
+        (compare objects, patch, catch its exceptions, read files or output) run beside the code; each is told of as
+        it starts and ends, and the verdict is made outside: every test of their text must be told of, tests that
+        can't pass are among them, and what judges must be unchanged.
+
+        Args:
+            code: one module, which the tests import as `solution`.
+            tests: one text that tests `code`, or test files by path, with what they import (`conftest.py` too). They
+                replace judged files of the same path.
+            files: the judged files by path; a package in `src/` is found as well. A `conftest.py` or settings of
+                pytest among them are left out.
+            packages: what the tests need from the index: checked against the sandbox's `SandboxSpec.packages`.
+            how: which way; by default `apart` unless the tests' text asks for more. The judged code has no say in it.
+            limits: of each process.
+
+        Raises:
+            UsageError: tests that can't be read, or packages that the sandbox was not acquired with.
+        """
+        raise UsageError(f"{type(self).__name__} can't run tests")
 
     def stream(
         self,
@@ -288,12 +413,22 @@ class Sandbox(ABC):
         """`exec`, with output as it comes: chunks up to `output_bytes`, then the result."""
         raise UsageError(f"{type(self).__name__} does not stream")
 
-    async def shell(self, *, env: Mapping[str, str] | None = None, cwd: str | None = None) -> Session:
-        """A bash whose variables, functions and folder live on from one command to the next."""
+    async def shell(
+        self, *, env: Mapping[str, str] | None = None, cwd: str | None = None, limits: Limits | None = None
+    ) -> Session:
+        """A bash whose variables, functions and folder live on from one command to the next.
+
+        Of `limits`, memory, processes, files and descriptors hold for the session.
+        """
         raise UsageError(f"{type(self).__name__} has no shell sessions")
 
-    async def python(self, *, env: Mapping[str, str] | None = None, cwd: str | None = None) -> Session:
-        """A Python whose names live on from one cell to the next; the last expression's value is printed."""
+    async def python(
+        self, *, env: Mapping[str, str] | None = None, cwd: str | None = None, limits: Limits | None = None
+    ) -> Session:
+        """A Python whose names live on from one cell to the next; the last expression's value is printed.
+
+        `limits` as of `shell`.
+        """
         raise UsageError(f"{type(self).__name__} has no Python sessions")
 
     async def spawn(
@@ -308,8 +443,37 @@ class Sandbox(ABC):
         raise UsageError(f"{type(self).__name__} has no background processes")
 
 
+def _files_below(folder: Path) -> tuple[dict[str, bytes], list[str]]:
+    """The regular files of a local folder by relative path, and which of them are programs."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder", fix="name a local folder to copy")
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    names = {path: path.relative_to(folder).as_posix() for path in found}
+    return {name: path.read_bytes() for path, name in names.items()}, [
+        name for path, name in names.items() if os.access(path, os.X_OK)
+    ]
+
+
+def _new_folder(path: str | Path) -> Path:
+    folder = Path(path)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} already exists", fix="name a folder that doesn't exist, or an empty one")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _write_below(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name, data in files.items():
+        path = folder / name
+        if folder.resolve() not in path.resolve().parents:  # a sandbox says what its files are called
+            raise UsageError(f"a file of the sandbox is called {name!r}", fix="copy another folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
 class Session(ABC):
-    """A persistent interpreter. It ends with `close`, with the sandbox, by itself, or when a time-out can't stop it."""
+    """A persistent interpreter. It ends with `close`, with the sandbox, by itself, or when nobody waits any more for
+    what it runs, or a time-out can't stop it."""
 
     @property
     @abstractmethod
@@ -378,6 +542,11 @@ class SandboxEngine(ABC):
     def prune(cls) -> list[str]:
         """Remove the images of other versions that no sandbox uses; returns their names. They are built when needed."""
         return []
+
+    @classmethod
+    def storage(cls) -> str:
+        """What it keeps on disk from one run to the next, and how much, for people; empty where it is nothing."""
+        return ""
 
     @classmethod
     def running(cls) -> list[RunningSandbox]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -207,6 +208,32 @@ class ProgramTests:
         assert await sandbox.read_text("t.txt") == "ö"
         assert (await sandbox.run_python("print(input())", stdin="ü".encode())).stdout == "ü\n"
 
+    async def test_folders_are_copied(self, sandbox: Sandbox, tmp_path: Path) -> None:
+        """A folder goes in and comes out, with the modes of programs; links, pipes and what is outside stay there."""
+        (tmp_path / "in/deep").mkdir(parents=True)
+        (tmp_path / "in/run.sh").write_text("#!/bin/sh\necho ran\n")
+        (tmp_path / "in/run.sh").chmod(0o755)
+        (tmp_path / "in/deep/x.bin").write_bytes(bytes(range(256)))
+        (tmp_path / "in/away").symlink_to("/etc/passwd")
+        await sandbox.copy_in(tmp_path / "in", "repo")
+        modes = await sandbox.exec(["sh", "-c", "ls -l run.sh deep/x.bin | cut -c4; sh run.sh"], cwd="repo")
+        assert modes.stdout.split() == ["-", "x", "ran"]
+        await sandbox.exec(["sh", "-c", "cd repo; mkfifo pipe; ln -s /etc e; ln -s /etc/passwd p; echo 1 > 'a b'"])
+        await sandbox.copy_out("repo", tmp_path / "out")
+        out = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*")}
+        assert out == {"run.sh", "deep", "deep/x.bin", "a b"}
+        assert (tmp_path / "out/deep/x.bin").read_bytes() == bytes(range(256))
+        assert (await sandbox.read_files("repo/deep")).keys() == {"x.bin"}
+        assert "repo/deep/x.bin" in await sandbox.read_files()
+        with pytest.raises(UsageError, match="already exists"):
+            await sandbox.copy_out("repo", tmp_path / "out")
+        with pytest.raises(UsageError, match="is not a folder"):
+            await sandbox.copy_in(tmp_path / "nowhere")
+        with pytest.raises(SandboxFileError, match="nope"):
+            await sandbox.read_files("nope")
+        with pytest.raises(SandboxPathError):
+            await sandbox.read_files("../up")
+
     async def test_read_errors(self, sandbox: Sandbox) -> None:
         """Reading what is not there, not a file, or not inside fails without hanging, as an agent's mistake."""
         await sandbox.exec(["sh", "-c", "mkdir d; mkfifo f; ln -s /dev/zero z"])
@@ -364,6 +391,23 @@ class JudgingTests:
         for expected in ("UnicodeDecodeError", "ValueError"):
             checks = f"try: f(bytes([255]))\nexcept {expected}: pass\nelse: assert False"
             assert (await sandbox.run_tests(undecodable, checks)).passed
+
+    async def test_files_are_judged_by_test_files(self, sandbox: Sandbox) -> None:
+        """Test files judge packages: apart where calls suffice, else beside them and counted; leaving earns nothing."""
+        files = {"src/pkg/__init__.py": "from pkg.box import Box, size\n"}
+        files["src/pkg/box.py"] = (
+            "class Box:\n    def __init__(s, n): s.n = n\n    def __eq__(s, o): return s.n == o.n\n"
+        )
+        files["src/pkg/box.py"] += "def size(box): return len(box)\n"
+        case = "import unittest\nfrom pkg import {0}\nclass T(unittest.TestCase):\n    def test(self): "
+        calls = {"tests/test_a.py": case.format("size") + "self.assertEqual(size([1, 2]), 2)\n"}
+        objects = {"tests/test_a.py": case.format("Box") + "self.assertEqual(Box(1), Box(1))\n"}
+        for tests, how in ((calls, "apart"), (objects, "counted")):
+            result = await sandbox.run_tests(files=files, tests=tests)
+            assert (result.passed, result.total, result.failures, result.how) == (True, 1, [], how)
+            for code in ("import os\nos._exit(0)\n", "size = Box = lambda *a: 0\nraise SystemExit(0)\n"):
+                cheat = await sandbox.run_tests(files={**files, "src/pkg/box.py": code}, tests=tests)
+                assert (cheat.passed, cheat.how) == (False, how)
 
 
 @pytest.mark.asyncio(loop_scope="class")

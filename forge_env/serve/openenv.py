@@ -22,8 +22,7 @@ import asyncio
 import contextlib
 import json
 import logging
-import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from starlette.applications import Starlette
@@ -34,7 +33,6 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from forge_env import __version__
 from forge_env.config.serving import ServeLimits
-from forge_env.errors import UsageError
 from forge_env.registry import environment_class, make, make_config, summary_of
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.serve.mcp import SERVER_ERROR, McpEndpoint, answer_rpc
@@ -46,8 +44,6 @@ PROTOCOL = "1.0.0"
 """Version of OpenEnv's HTTP interface."""
 _STATUS = {"INVALID_JSON": 400, "VALIDATION_ERROR": 422, "SESSION_ERROR": 409, "CAPACITY_REACHED": 503}
 DEFAULT_LIMITS = ServeLimits()
-SHUTDOWN_S = 5.0
-"""How long connections have to end when the server does."""
 
 
 def app_of(
@@ -364,51 +360,3 @@ def _kind(text: str) -> Any:
         return parse_message(text).get("type")
     except WireError:
         return None
-
-
-# --- the process
-
-
-async def serve(app: Starlette, host: str, port: int, *, ready: Callable[[int], None] = lambda port: None) -> None:
-    """Serve until cancelled; `ready` is told the port (0 lets the system choose one).
-
-    Raises:
-        UsageError: the address can't be used.
-    """
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        def capture_signals(self) -> contextlib.nullcontext[None]:  # type: ignore[override]
-            """Signals are those of whoever serves: uvicorn would raise them again, once it has ended."""
-            return contextlib.nullcontext()
-
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:  # from here on a client's connection waits, and isn't refused
-        sock = socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        raise UsageError(
-            f"can't listen on {host}, port {port}: {error.strerror or error}", fix="choose another --port, or --host"
-        ) from error
-
-    # Pings find clients that are gone without a word; a step that takes long doesn't hold them up.
-    config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        log_level="warning",
-        ws="websockets-sansio",
-        ws_ping_interval=20.0,
-        ws_ping_timeout=20.0,
-        timeout_graceful_shutdown=int(SHUTDOWN_S),
-    )
-    server = Server(config)
-    ready(sock.getsockname()[1])
-    running = asyncio.ensure_future(server.serve(sockets=[sock]))
-    try:
-        await asyncio.shield(running)
-    except asyncio.CancelledError:
-        server.should_exit = True  # sessions are closed before it ends
-        await running
-        raise
-    finally:
-        sock.close()

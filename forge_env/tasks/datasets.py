@@ -13,13 +13,15 @@ from functools import lru_cache
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 from weakref import WeakSet
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from forge_env.errors import ForgeError, InfrastructureError, UsageError, mistakes, suggestion
 from forge_env.types import Task, Text
+
+T = TypeVar("T")
 
 # ---
 # Rows of datasets on the Hugging Face hub, or in a folder of its layout.
@@ -149,41 +151,57 @@ class DatasetConfig(BaseModel):
         return self
 
 
-class StreamedTasks:
-    """Tasks of a source that is read as far as it was asked for; it has no length."""
+class Stream(Generic[T]):
+    """Rows of a source that is read as far as it was asked for; past its end it starts again."""
 
-    def __init__(self, tasks: Callable[[], Iterator[Task]]) -> None:
-        self._tasks = tasks
-        self._source: Iterator[Task] | None = None
-        self._opened: Iterator[Task] | None = None
+    def __init__(self, rows: Callable[[], Iterator[T]]) -> None:
+        self._rows = rows
+        self._source: Iterator[T] | None = None
+        self._opened: Iterator[T] | None = None
         _STREAMS.add(self)
-        self._read: list[Task] = []
+        self._read: list[T] = []
+        self._ended = False
         self._lock = threading.Lock()
 
-    def __getitem__(self, index: int) -> Task:
+    def __getitem__(self, index: int) -> T:
         with self._lock:
-            if self._source is None:  # the beginning, or the source failed: read on where it did
-                self._opened = self._tasks()
-                self._source = islice(self._opened, len(self._read), None)
-            try:
-                while len(self._read) <= index and (task := next(self._source, None)) is not None:
-                    self._read.append(task)
-            except BaseException:  # also a Ctrl-C: an iterator that failed yields nothing more
-                self._source = None
-                raise
+            self._read_on(index + 1)
             if not self._read:
                 raise UsageError("the dataset has no rows")
-            return self._read[index % len(self._read)]  # past its end it starts again
+            return self._read[index % len(self._read)]
+
+    def count(self, most: int) -> int | None:
+        """How many rows there are; None: more than `most`, and no more than these were read to find out."""
+        with self._lock:
+            self._read_on(most + 1)
+            return len(self._read) if self._ended else None
+
+    def _read_on(self, wanted: int) -> None:
+        if self._ended or len(self._read) >= wanted:
+            return
+        if self._source is None:  # the beginning, or the source failed: read on where it did
+            self._opened = self._rows()
+            self._source = islice(self._opened, len(self._read), None)
+        try:
+            self._read.extend(islice(self._source, wanted - len(self._read)))  # what came before a failure stays
+        except BaseException:  # also a Ctrl-C: an iterator that failed yields nothing more
+            self._source = None
+            raise
+        self._ended = len(self._read) < wanted
 
     def close(self) -> None:
-        """Stop reading; what was read stays, and the next task opens the source again."""
+        """Stop reading; what was read stays, and the next row opens the source again."""
         with self._lock:
             opened, self._opened, self._source = self._opened, None, None
             if isinstance(opened, Generator):
                 opened.close()
 
 
-_STREAMS: WeakSet[StreamedTasks] = WeakSet()
+class StreamedTasks(Stream[Task]):
+    """Tasks of such a source; they have no length."""
+
+
+_STREAMS: WeakSet[Stream[Any]] = WeakSet()
 
 
 @atexit.register

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from forge_env.environment.base import Environment
-from forge_env.errors import UsageError, environment_code
+from forge_env.errors import EnvironmentBugError, UsageError, environment_code
+
+
+def number_of_tasks(env: Environment, split: str) -> int | None:
+    """`env.num_tasks(split)`. `EnvironmentBugError`: it failed, or gave no number of tasks."""
+    what = f"{type(env).__name__}.num_tasks"
+    with environment_code(what, split):
+        count = env.num_tasks(split)
+    if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 0):
+        raise EnvironmentBugError(f"{what} returned {count!r}", fix="return a number of tasks, or None: endless")
+    return count
 
 
 def count_tasks(env: Environment) -> dict[str, int | None]:
@@ -18,8 +28,7 @@ def count_tasks(env: Environment) -> dict[str, int | None]:
     first: UsageError | None = None
     for split in env.splits:
         try:
-            with environment_code(f"{type(env).__name__}.num_tasks", split):
-                counts[split] = env.num_tasks(split)
+            counts[split] = number_of_tasks(env, split)
         except UsageError as error:
             first = first or error
     if first is not None and not any(count != 0 for count in counts.values()):

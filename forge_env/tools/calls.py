@@ -7,12 +7,28 @@ threads and tasks, still holds its `CallScope`, by which `submit` knows it.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
+from forge_env.concurrency import gather_or_cancel
 from forge_env.errors import InfrastructureError, ToolError
 from forge_env.tools.schema import CURRENT_CALL, CallScope, Tool, ToolResult, unknown_tool
 from forge_env.types import ToolCall
+
+CALLS_S: ContextVar[list[float] | None] = ContextVar("calls_s", default=None)
+
+
+@contextmanager
+def measured_calls(seconds: list[float]) -> Iterator[None]:
+    """Inside, the seconds of the tool calls of each message are added to `seconds`, in the order of the calls."""
+    token = CALLS_S.set(seconds)
+    try:
+        yield
+    finally:
+        CALLS_S.reset(token)
 
 
 class ToolCalls:
@@ -50,6 +66,25 @@ class ToolCalls:
             return
         if scope.given_up or scope.episode != self._episode:
             raise ToolError(f"this tool call is over: it can't {what} any more")
+
+    async def run_all(
+        self, tools: Mapping[str, Tool], calls: Sequence[ToolCall], *, timeout_s: float, task_id: str
+    ) -> list[ToolResult]:
+        """The answers to the calls of one message, which run side by side (see `run`)."""
+        seconds = [0.0] * len(calls)
+
+        async def run(place: int, call: ToolCall) -> ToolResult:
+            started = time.perf_counter()
+            try:
+                return await self.run(tools, call, timeout_s=timeout_s, task_id=task_id)
+            finally:
+                seconds[place] = round(time.perf_counter() - started, 4)
+
+        try:
+            return await gather_or_cancel([run(place, call) for place, call in enumerate(calls)])
+        finally:
+            if (measured := CALLS_S.get()) is not None:
+                measured.extend(seconds)
 
     async def run(self, tools: Mapping[str, Tool], call: ToolCall, *, timeout_s: float, task_id: str) -> ToolResult:
         """The answer of the tool that is called, within its number of calls; functions in threads one at a time."""

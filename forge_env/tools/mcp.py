@@ -8,59 +8,68 @@
         async def cleanup(self):
             await self.server.close()
 
-What the server answers as an error goes to the model; a server that is lost is an `InfrastructureError`. A server
-that runs as a local program runs outside any sandbox: give agents only programs you trust with the machine.
+Every connection is a session of its own: a server behind a URL keeps the episodes apart. A server that runs as a
+local program has one session, so every episode starts it anew, unless `connect(..., shared=True)` says that it keeps
+nothing between two calls. It runs outside any sandbox: give agents only programs you trust with the machine. What it
+writes to its standard error is in the log.
+
+What the server answers as an error goes to the model; a server that is lost is an `InfrastructureError`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TextIO
 
 from forge_env.errors import InfrastructureError, ToolError, UsageError, root_cause
+from forge_env.sharing import Shared
 from forge_env.tools.schema import Tool
 from forge_env.types import ToolSpec
 
 if TYPE_CHECKING:
     from forge_env.environment.tool_environment import ToolEnvironment
 
+log = logging.getLogger(__name__)
+LONGEST_LINE = 10_000
+"""Bytes of a line that is logged as one."""
 CONNECTION_CLOSED = -32000
 """How the SDK says that a server is lost; servers may use the same number for errors of their own."""
 
 
 class McpServer:
-    """A connection to one MCP server, kept by a task of its own (its library ties it to the task that opened it)."""
+    """An episode's connection to one MCP server, of its own or shared with other episodes."""
 
-    def __init__(self, target: Any) -> None:
-        self._target = target
-        self._client: Any = None
-        self._closing = asyncio.Event()
-        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._keeper = asyncio.create_task(self._keep())
-        self.tools: list[McpTool] = []
+    def __init__(self, connection: Connection, holding: AsyncExitStack) -> None:
+        self._connection = connection
+        self._holding = holding
+        self.tools = [McpTool(self, spec) for spec in connection.tools]
 
     @classmethod
-    async def connect(cls, target: Any, *, timeout_s: float = 30.0) -> McpServer:
+    async def connect(cls, target: Any, *, shared: bool = False, timeout_s: float = 30.0) -> McpServer:
         """Connect and list the tools.
 
         Args:
             target: URL of a streamable HTTP server, `mcp.StdioServerParameters`, or a server object in this process.
+            shared: one connection, and of a local program one process, for all episodes of the event loop. Only for
+                servers that keep nothing between two calls: the episodes have one session together.
             timeout_s: wall seconds to connect.
 
         Raises:
             InfrastructureError: the server can't be reached.
         """
-        server = cls(target)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await asyncio.shield(server._ready)
-        except BaseException as error:  # cancelled too: no server may be left
-            server._keeper.cancel()
-            await asyncio.wait([server._keeper])
-            if isinstance(error, TimeoutError):
-                raise InfrastructureError(f"no MCP server answered within {timeout_s:g} s") from error
-            raise
-        return server
+        key = _Target(repr(target), timeout_s, target)
+        holding = AsyncExitStack()
+        connection = await holding.enter_async_context(_SHARED.use(key) if shared else _connected(key))
+        if connection.gone and shared:  # it was lost in another episode
+            _SHARED.forget(key)
+            await holding.aclose()
+            connection = await holding.enter_async_context(_SHARED.use(key))
+        return cls(connection, holding)
 
     def add_tools_to(self, env: ToolEnvironment) -> None:
         """Offer all tools of the server to the agent."""
@@ -69,19 +78,50 @@ class McpServer:
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
         """Run one tool. `ToolError`: the server refused, or the tool failed."""
+        return await self._connection.call(name, arguments)
+
+    async def close(self) -> None:
+        """Disconnect; may be called again."""
+        await self._holding.aclose()
+
+
+@dataclass(frozen=True)
+class _Target:
+    """A server that may be shared: two are the same whose texts are."""
+
+    name: str
+    timeout_s: float
+    target: Any = field(compare=False)
+
+
+class Connection:
+    """A client of the SDK, kept by a task of its own (its library ties it to the task that opened it)."""
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+        self._client: Any = None
+        self._closing = asyncio.Event()
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.tools: list[ToolSpec] = []
+        self.gone = False
+        self.stderr = StderrLog(_name_of(target))
+        self.keeper = asyncio.create_task(self._keep())
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """As `McpServer.call`."""
         from mcp import MCPError
 
-        if self._keeper.done():
-            raise InfrastructureError("the MCP server is gone")
+        if self.keeper.done() or self.gone:
+            raise self._lost()
         calling = asyncio.ensure_future(self._client.call_tool(name, arguments))
         try:
-            await asyncio.wait([calling, self._keeper], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([calling, self.keeper], return_when=asyncio.FIRST_COMPLETED)
             if not calling.done():
-                raise InfrastructureError("the MCP server is gone")
+                raise self._lost()
             result = calling.result()
         except MCPError as error:
             if error.code == CONNECTION_CLOSED and not await self._answers():
-                raise InfrastructureError("the MCP server is gone") from error
+                raise self._lost() from error
             raise ToolError(str(error)) from error
         except OSError as error:
             raise InfrastructureError(f"the MCP server failed: {error}") from error
@@ -91,6 +131,10 @@ class McpServer:
         if result.is_error:
             raise ToolError(text or f"{name} failed")
         return text
+
+    def _lost(self) -> InfrastructureError:
+        self.gone = True
+        return InfrastructureError(f"the MCP server is gone{self.stderr.told()}")
 
     async def _answers(self) -> bool:
         from mcp import MCPError
@@ -102,48 +146,131 @@ class McpServer:
         return True
 
     async def close(self) -> None:
-        """Disconnect; may be called again."""
+        """Disconnect; a local program ends."""
         self._closing.set()
-        await asyncio.wait([self._keeper])
+        await asyncio.wait([self.keeper])
 
     async def _keep(self) -> None:
         try:
-            from mcp import Client
+            from mcp import Client, StdioServerParameters
+            from mcp.client.stdio import stdio_client
         except ImportError:
-            self._ready.set_exception(UsageError("MCP tools need the `mcp` package", fix="pip install mcp"))
+            self.ready.set_exception(UsageError("MCP tools need the `mcp` package", fix="pip install mcp"))
             return
         try:
-            async with Client(self._target) as client:
+            async with AsyncExitStack() as stack:
+                target = self._target
+                if isinstance(target, StdioServerParameters):
+                    target = stdio_client(target, errlog=await stack.enter_async_context(self.stderr.open()))
+                client = await stack.enter_async_context(Client(target))
                 self._client = client
-                self.tools = await self._list(client)
-                self._ready.set_result(None)
+                self.tools = await _list_tools(client)
+                self.ready.set_result(None)
                 await self._closing.wait()
         except Exception as error:  # noqa: BLE001 - the boundary of a task: every caller is told below
-            if not self._ready.done():
-                self._ready.set_exception(InfrastructureError(f"can't connect to the MCP server: {root_cause(error)}"))
+            self.gone = True
+            if not self.ready.done():
+                why = f"{root_cause(error)}{self.stderr.told()}"
+                self.ready.set_exception(InfrastructureError(f"can't connect to the MCP server: {why}"))
 
-    async def _list(self, client: Any) -> list[McpTool]:
-        found: list[McpTool] = []
-        cursor: str | None = None
-        while True:
-            page = await client.list_tools(cursor=cursor)
-            found += [McpTool(self, tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
-            cursor = page.next_cursor
-            if cursor is None:
-                return found
+
+@asynccontextmanager
+async def _connected(to: _Target) -> AsyncIterator[Connection]:
+    connection = Connection(to.target)
+    try:
+        async with asyncio.timeout(to.timeout_s):
+            await asyncio.shield(connection.ready)
+    except BaseException as error:  # cancelled too: no server may be left
+        connection.keeper.cancel()
+        await asyncio.wait([connection.keeper])
+        if isinstance(error, TimeoutError):
+            told = connection.stderr.told()
+            raise InfrastructureError(f"no MCP server answered within {to.timeout_s:g} s{told}") from error
+        raise
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+_SHARED: Shared[_Target, Connection] = Shared(_connected)
+
+
+class StderrLog(asyncio.Protocol):
+    """What a local server writes to its standard error, as lines of the log."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._rest = b""
+        self._last = ""
+        self._ended = asyncio.Event()
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[TextIO]:
+        """The file that the server writes to; at the end, what it has written is logged."""
+        reading, writing = os.pipe()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: self, os.fdopen(reading, "rb", 0))
+        try:
+            with os.fdopen(writing, "w") as file:
+                yield file
+            with suppress(TimeoutError):  # where a program that the server began still has it
+                async with asyncio.timeout(1):
+                    await self._ended.wait()
+        finally:
+            transport.close()
+
+    def told(self) -> str:
+        """The last line, for messages of errors."""
+        return f"; it said: {self._last}" if self._last else ""
+
+    def data_received(self, data: bytes) -> None:
+        """Log the lines that are whole, or too long."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > LONGEST_LINE:
+            lines, self._rest = [*lines, self._rest], b""
+        for line in lines:
+            self._log(line)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Log the last line."""
+        self._log(self._rest)
+        self._ended.set()
+
+    def _log(self, line: bytes) -> None:
+        if text := line.decode(errors="replace").strip():
+            self._last = text[:300]
+            log.info("MCP server %s: %s", self._name, text[:LONGEST_LINE])
+
+
+def _name_of(target: Any) -> str:
+    """How the log names a server."""
+    if isinstance(target, str):
+        return target
+    return " ".join([str(getattr(target, "command", type(target).__name__)), *getattr(target, "args", [])])[:80]
+
+
+async def _list_tools(client: Any) -> list[ToolSpec]:
+    found: list[ToolSpec] = []
+    cursor: str | None = None
+    while True:
+        page = await client.list_tools(cursor=cursor)
+        for tool in page.tools:
+            parameters = {"type": "object", "properties": {}, **tool.input_schema}
+            found.append(ToolSpec(name=tool.name, description=tool.description or "", parameters=parameters))
+        cursor = page.next_cursor
+        if cursor is None:
+            return found
 
 
 class McpTool(Tool):
     """One tool of a server; the server validates the arguments."""
 
-    def __init__(self, server: McpServer, name: str, description: str, parameters: dict[str, Any]) -> None:
+    def __init__(self, server: McpServer, spec: ToolSpec) -> None:
         self._server = server
         self.timeout_s = self.max_calls = None
         self.in_thread = False
         self.is_async = True
-        self.spec = ToolSpec(
-            name=name, description=description, parameters={"type": "object", "properties": {}, **parameters}
-        )
+        self.spec = spec
 
     def parse(self, arguments: str) -> dict[str, Any]:
         """The JSON object that the model wrote, with its required members."""

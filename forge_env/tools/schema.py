@@ -21,6 +21,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import logging
+import sys
+import threading
+import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextvars import ContextVar
@@ -40,6 +44,7 @@ from forge_env.errors import (
     SandboxPathError,
     ToolError,
     UsageError,
+    author_place,
     did_you_mean,
     environment_code,
     mistakes,
@@ -47,6 +52,8 @@ from forge_env.errors import (
 from forge_env.tools.decorator import PLAIN, ToolOptions, options_of
 from forge_env.tools.decorator import tool as tool
 from forge_env.types import SlottedModel, ToolCall, ToolSpec
+
+log = logging.getLogger(__name__)
 
 
 def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
@@ -85,6 +92,8 @@ class CallScope:
     """Its answer is dropped: it timed out, or was cancelled."""
     thread: Future[Any] | None = None
     """Done when the thread that runs its function is."""
+    ident: int | None = None
+    """Of that thread."""
 
     @property
     def runs_on(self) -> bool:
@@ -154,8 +163,7 @@ class Tool:
         """One line that tells the model how to call this tool."""
         properties, required = self.spec.parameters["properties"], self.spec.parameters.get("required", [])
         shown = [
-            f'"{name}": {value.get("type", "value")}{"" if name in required else " (optional)"}'
-            for name, value in properties.items()
+            f'"{name}": {_kind(value)}{"" if name in required else " (optional)"}' for name, value in properties.items()
         ]
         return f"Call {self.spec.name} with {{{', '.join(shown)}}}"
 
@@ -166,8 +174,15 @@ class Tool:
             return await self.function(*positional, **arguments)
         if not self.in_thread:
             return self.function(*positional, **arguments)
-        thread = start_in_thread(lambda: self.function(*positional, **arguments))
-        if (scope := CURRENT_CALL.get()) is not None:
+        scope = CURRENT_CALL.get()
+
+        def call() -> Any:
+            if scope is not None:
+                scope.ident = threading.get_ident()
+            return self.function(*positional, **arguments)
+
+        thread = start_in_thread(call)
+        if scope is not None:
             scope.thread = thread
         return await result_of(thread)
 
@@ -186,17 +201,39 @@ class Tool:
                 try:
                     async with deadline:
                         value = await self.invoke(owner, parsed)
-                except TimeoutError:
+                except TimeoutError as error:
                     if not deadline.expired():
                         raise
                     if (scope := CURRENT_CALL.get()) is not None:
                         scope.given_up = True
+                    _tell_where(self.spec.name, limit, error, scope)
                     return ToolResult(f"Error: {self.spec.name} timed out after {limit:g} s", error=True)
                 except (ToolError, SandboxPathError, SandboxFileError) as error:
                     return ToolResult(f"Error: {error}", error=True)
                 return ToolResult(as_text(value, self.spec.name))
         except ToolError as error:  # from parse: the agent's doing
             return ToolResult(f"Error: {error}", error=True)
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    """What a JSON schema asks for, in a word."""
+    kinds = [choice.get("type", "value") for choice in schema.get("anyOf", [schema])]
+    return next((str(kind) for kind in kinds if kind != "null"), "null")
+
+
+_TOLD: set[str] = set()
+"""Places where a tool timed out that were told of: once is enough."""
+
+
+def _tell_where(name: str, limit_s: float, error: TimeoutError, scope: CallScope | None) -> None:
+    """Log the function and line that a tool had not left when its time was over: it may never do so."""
+    stack = traceback.extract_tb(error.__cause__.__traceback__ if error.__cause__ else None)
+    if scope is not None and scope.runs_on and (frame := sys._current_frames().get(scope.ident or 0)) is not None:
+        stack = traceback.extract_stack(frame)
+    if not stack or (place := author_place(stack)) in _TOLD:
+        return
+    _TOLD.add(place)
+    log.warning("tool %r timed out after %g s: it was in %s", name, limit_s, place)
 
 
 def _arguments_model(
@@ -209,7 +246,8 @@ def _arguments_model(
     try:
         hints = get_type_hints(function, include_extras=True)
     except (NameError, TypeError) as error:
-        raise UsageError(f"tool {name!r}: its type hints can't be resolved: {error}") from error
+        fix = "import what they name, not only under TYPE_CHECKING"
+        raise UsageError(f"tool {name!r}: its type hints can't be resolved: {error}", fix=fix) from error
     fields: dict[str, Any] = {}
     names: dict[str, str] = {}
     parameters = list(inspect.signature(function).parameters.values())[1 if skip_first else 0 :]
@@ -225,7 +263,8 @@ def _arguments_model(
     try:
         model = create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
     except PydanticUserError as error:
-        raise UsageError(f"tool {name!r}: {error.message}", fix="use JSON types or pydantic models") from error
+        text = error.message.partition(". ")[0].splitlines()[0]
+        raise UsageError(f"tool {name!r}: {text}", fix="use JSON types or pydantic models") from error
     return names, model
 
 
@@ -261,7 +300,26 @@ def _check_hides_nothing(cls: type, attribute: str) -> None:
     if ours and attribute != "submit":  # which may go on to the one it overrides
         raise UsageError(
             f"the tool {cls.__name__}.{attribute} hides {ours[0].__name__}.{attribute}",
-            fix=f'give the method another name: @fe.tool(name="{attribute}") def {attribute}_tool(self, ...)',
+            fix=f'call the attribute something else, such as {attribute}_tool; name="{attribute}" names the tool',
+        )
+
+
+def _check_belongs(cls: type, name: str, attribute: Any) -> None:
+    """A ready-made tool says by the type of its first parameter which environments it works in."""
+    if inspect.isfunction(attribute) and not inspect.signature(attribute).parameters:
+        raise UsageError(f"the tool {cls.__name__}.{name} has no `self`", fix=f"write `def {name}(self)`")
+    if not inspect.isfunction(attribute) or not (hints := attribute.__annotations__):
+        return
+    first = next(iter(inspect.signature(attribute).parameters), None)
+    if first is None or first not in hints or first == "self":
+        return
+    needed = get_type_hints(attribute).get(first)
+    if isinstance(needed, type) and not needed.__module__.startswith("forge_env."):
+        raise UsageError(f"the tool {cls.__name__}.{name} has no `self`", fix=f"write `def {name}(self, {first}, ...)`")
+    if isinstance(needed, type) and not issubclass(cls, needed):
+        raise UsageError(
+            f"the tool {cls.__name__}.{name} works in a {needed.__name__} only",
+            fix=f"derive {cls.__name__} from fe.{needed.__name__}",
         )
 
 
@@ -269,6 +327,7 @@ def _tool_of(cls: type, name: str, attribute: Any, options: ToolOptions) -> Tool
     """The tool that an attribute of a class is; None where a subclass took it away (`name = None`)."""
     if attribute is None:
         return None
+    _check_belongs(cls, name, attribute)
     if isinstance(attribute, staticmethod):
         return Tool(attribute.__func__, options)
     if isinstance(attribute, classmethod):
@@ -301,6 +360,11 @@ def as_text(value: Any, name: str) -> str:
         return value
     if value is None:
         return ""
+    if isinstance(value, bytes | bytearray) or inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
+            value.close()
+        fix = "decode them: return text" if isinstance(value, bytes | bytearray) else "await it, in an `async def`"
+        raise EnvironmentBugError(f"tool {name!r} returned {type(value).__name__}, which a model can't read", fix=fix)
     try:
         return json.dumps(value, ensure_ascii=False, default=partial(_plain, name=name))
     except (TypeError, ValueError):  # keys that JSON lacks, circular references

@@ -16,19 +16,23 @@ from forge_env.errors import ForgeError, UsageError, environment_code
 from forge_env.policy import Policy
 from forge_env.rollout.episode import EpisodeLimits, run_episode
 from forge_env.rollout.scripted import GoldPolicy, RandomPolicy, ReplayPolicy
-from forge_env.tasks.splits import count_tasks
+from forge_env.tasks.splits import count_tasks, number_of_tasks
 from forge_env.trajectory import Trajectory
-from forge_env.types import Task
+from forge_env.types import Action, Observation, Task
+from forge_env.validation import cheats
 from forge_env.validation.leaks import SHORTEST_TEXT, SearchPolicy, hidden_texts, is_looked_for, shown_hidden
 
 WRONG_ANSWERS = ("I don't know.", "0", "```python\npass\n```")
 NUM_TASKS = 20
 """Default number of tasks of each split."""
-CONCURRENCY = 8
+CONCURRENCY = 4
+"""Episodes at once: more of them only start more sandboxes."""
 LIMITS = EpisodeLimits(max_turns=1000, wall_s=300.0)
 """An episode that takes longer has no end."""
 GROUP_SIZE = 4
 NUM_GROUPS = 3
+NUM_CHEATED = 2
+"""Tasks on which cheats are tried."""
 MOST_SEARCHES = 16
 """Episodes in which one task's hidden data is looked for."""
 
@@ -64,6 +68,10 @@ class Validator:
             ForgeError: an error that is not the environment's (no sandbox, for example).
         """
         yield self._version()
+        shared = _shared_state(type(self.env))
+        if nameless := [tool.name for tool in self.env.tools if not tool.description.strip()]:
+            text = f"{', '.join(nameless)}: a docstring tells the model what a tool does"
+            yield Check("note", "tools without a description", text)
         tasks: list[Task] = []
         counts = count_tasks(self.env)
         for split in self.env.splits:
@@ -75,9 +83,14 @@ class Validator:
             return
         for check_function in (self._determinism, self._gold, self._wrong, self._random, self._search):
             yield await check_function(tasks)
+        yield await self._cheats(tasks)
         if _has_group_rewards(self.env):
             yield await self._groups(tasks)
         yield self._highest_reward()
+        changed = [name for name, before in shared.items() if _shared_state(type(self.env))[name] != before]
+        if changed:
+            text = f"{', '.join(changed)} changed while episodes were played, and all of them share it: what belongs to"
+            yield Check("note", "attributes of the class", f"{text} one episode is made in `setup`")
         yield self._cost()
 
     def longest_wait(self) -> tuple[str, str, float]:
@@ -96,13 +109,16 @@ class Validator:
 
     def _tasks(self, split: str) -> tuple[list[Task], Check]:
         name = f"tasks of {split!r}"
-        count = self.env.num_tasks(split)
+        count = number_of_tasks(self.env, split)
         wanted = self.num_tasks if count is None else min(count, self.num_tasks)
         with environment_code(f"{type(self.env).__name__}.task", split):
             tasks = [self.env.resolve_task(None, {"split": split, "index": index}) for index in range(wanted)]
+            if wanted == 1 and count != 1:  # one alone has no equal
+                tasks.append(self.env.resolve_task(None, {"split": split, "index": 1}))
             twin = self.make_env()
-            again = [twin.resolve_task(None, {"split": split, "index": index}) for index in range(wanted)]
+            again = [twin.resolve_task(None, {"split": split, "index": index}) for index in range(len(tasks))]
         problems = list(_task_problems(split, tasks, again))
+        tasks = tasks[:wanted]
         if problems:
             return tasks, Check("failed", name, problems[0])
         if not tasks:
@@ -111,9 +127,15 @@ class Validator:
         return tasks, Check("ok", name, f"{total}; {len(tasks)} looked at: distinct ids, the same every time")
 
     async def _play(self, policy: Policy, tasks: Sequence[Task], *, seed: int = 0) -> list[Trajectory]:
+        return await self._play_all([(policy, task) for task in tasks], seed=seed)
+
+    async def _play_each(self, task: Task, scripts: Sequence[Sequence[Action]]) -> list[Trajectory]:
+        return await self._play_all([(ReplayPolicy(actions), task) for actions in scripts])
+
+    async def _play_all(self, episodes: Sequence[tuple[Policy, Task]], *, seed: int = 0) -> list[Trajectory]:
         gate = asyncio.Semaphore(CONCURRENCY)
 
-        async def one(task: Task) -> Trajectory:
+        async def one(policy: Policy, task: Task) -> Trajectory:
             async with gate:
                 key = object()
 
@@ -126,9 +148,9 @@ class Validator:
                     self._under_way.pop(key, None)
 
         async with asyncio.TaskGroup() as group:
-            running = [group.create_task(one(task)) for task in tasks]
+            running = [group.create_task(one(policy, task)) for policy, task in episodes]
         done = [item.result() for item in running]
-        seen = [(item.reward, item.task_id) for item in done]
+        seen = [(_best(item), item.task_id) for item in done]
         self.highest = max(seen if self.highest is None else [self.highest, *seen], default=None)
         self.step_times += [turn.step_s for trajectory in done for turn in trajectory.turns]
         for trajectory in done:
@@ -149,10 +171,14 @@ class Validator:
             first = await self._play(policy, tasks[:5])
             second = await self._play(policy, tasks[:5])
             for one, two in zip(first, second, strict=True):
-                if [turn.observation for turn in one.turns] != [turn.observation for turn in two.turns]:
+                if not one.turns[0].observation and not self.env.seats:
+                    return Check("failed", name, f"task {one.task_id!r} shows the agent nothing at the start")
+                if _shown(one) != _shown(two):
                     return Check("failed", name, f"task {one.task_id!r} was shown differently the second time")
-                if one.reward != two.reward:
-                    return Check("failed", name, f"task {one.task_id!r} was scored {one.reward} and then {two.reward}")
+                if (one.reward, one.rewards) != (two.reward, two.rewards):
+                    first_time, second_time = one.rewards or one.reward, two.rewards or two.reward
+                    text = f"task {one.task_id!r} was scored {first_time} and then {second_time}"
+                    return Check("failed", name, text)
         return Check("ok", name, f"{len(tasks[:5])} tasks played twice")
 
     async def _gold(self, tasks: Sequence[Task]) -> Check:
@@ -162,13 +188,19 @@ class Validator:
             return Check("note", name, "no task has one (set Task.gold, or override gold_actions)")
         played = await self._play(GoldPolicy(), known)
         full = self.env.max_reward
-        if low := [trajectory for trajectory in played if trajectory.reward < full - 1e-9]:
+        if low := [trajectory for trajectory in played if _best(trajectory) < full - 1e-9]:
             return Check(
                 "failed",
                 name,
-                f"{len(low)} of {len(played)} don't: task {low[0].task_id!r} scores {low[0].reward:g} of {full:g}",
+                f"{len(low)} of {len(played)} don't: task {low[0].task_id!r} scores {_best(low[0]):g} of {full:g}",
             )
-        return Check("ok", name, f"{len(played)} of {len(played)}")
+        acting = {turn.seat for trajectory in played for turn in trajectory.turns}
+        if idle := [seat for seat in self.env.seats if seat not in acting]:
+            return Check("failed", name, f"the seat {idle[0]!r} never acts in them: name it in info['seat']")
+        if failing := _failing_call(played):
+            return Check("note", name, f"{len(played)} of {len(played)}, but {failing}")
+        by_seat = f", each seat's in turn: {', '.join(self.env.seats)}" if self.env.seats else ""
+        return Check("ok", name, f"{len(played)} of {len(played)}{by_seat}")
 
     async def _wrong(self, tasks: Sequence[Task]) -> Check:
         name = "empty and wrong answers don't"
@@ -208,6 +240,29 @@ class Validator:
             return Check("ok", name, "there is no tool to search with")
         return Check("ok", name, f"{calls} calls that look through files, variables and processes")
 
+    async def _cheats(self, tasks: Sequence[Task]) -> Check:
+        """Hand in cheats where gold solutions hand in code: none may earn more than code that does nothing."""
+        name = "cheats earn nothing"
+        tried, looked_at = 0, 0
+        for task in tasks:
+            with environment_code(f"{type(self.env).__name__}.hand_in", task.id):
+                found = cheats.submissions(self.env, task)
+            if found is None:
+                continue
+            played = await self._play_each(task, [actions for _, actions in found])
+            stub = played[0].reward
+            for (cheat, _), trajectory in zip(found[1:], played[1:], strict=True):
+                if trajectory.reward > stub + 1e-9:
+                    text = f"task {task.id!r} gives {trajectory.reward:g} to the cheat {cheat!r}"
+                    text = f"{text}, {stub:g} to code that does nothing: judge with run_tests or run_calls"
+                    return Check("failed", name, text)
+            tried, looked_at = tried + len(found) - 1, looked_at + 1
+            if looked_at == NUM_CHEATED:
+                break
+        if not tried:
+            return Check("ok", name, "nothing to try: no gold solution hands in Python code (see gold_files)")
+        return Check("ok", name, f"{tried} of them, on {looked_at} tasks")
+
     async def _groups(self, tasks: Sequence[Task]) -> Check:
         """Group functions run on groups of gold episodes; what they raise is raised, like that of other functions."""
         name = "group functions score groups"
@@ -227,7 +282,9 @@ class Validator:
             return Check("note", name, "no episode was played")
         reward, task_id = self.highest
         if reward > full + 1e-6:
-            text = f"task {task_id!r} scored {reward:g} of {full:g}: raise max_reward, or lower the reward"
+            option = "max_reward" in type(self.env.config).model_fields
+            fix = f"set the option max_reward={reward:g}" if option else "raise max_reward in the class"
+            text = f"task {task_id!r} scored {reward:g} of {full:g}: {fix}, or lower the reward"
             return Check("failed", name, text)
         return Check("ok", name, f"the highest was {reward:g} of {full:g}")
 
@@ -238,6 +295,36 @@ class Validator:
         middle, high = statistics.median(ordered), ordered[int(0.95 * (len(ordered) - 1))]
         detail = f"median {1000 * middle:.2f} ms, 95 % under {1000 * high:.2f} ms, of {len(ordered)} steps"
         return Check("ok", "cost of a step", detail)
+
+
+def _best(trajectory: Trajectory) -> float:
+    """The reward, or that of the seat that earned most."""
+    return max(trajectory.rewards.values(), default=trajectory.reward)
+
+
+def _shown(trajectory: Trajectory) -> list[Observation]:
+    """All that the agent was shown."""
+    return [*(turn.observation for turn in trajectory.turns), trajectory.final_observation]
+
+
+def _failing_call(played: Sequence[Trajectory]) -> str | None:
+    """The first answer of a tool to a gold solution that says it called it wrongly."""
+    for trajectory in played:
+        for message in (message for shown in _shown(trajectory) for message in shown):
+            if message.role == "tool" and message.content.startswith("Error: "):
+                return f"a tool answers in task {trajectory.task_id!r}: {message.content.splitlines()[0][:160]}"
+    return None
+
+
+def _shared_state(cls: type) -> dict[str, list[object] | dict[object, object] | set[object]]:
+    """Copies of the lists, dictionaries and sets that an author's class holds itself, by `Class.name`."""
+    found: dict[str, list[object] | dict[object, object] | set[object]] = {}
+    for base in cls.__mro__:
+        if not base.__module__.startswith("forge_env."):
+            for name, value in vars(base).items():
+                if isinstance(value, list | dict | set) and not name.startswith("_"):
+                    found[f"{base.__name__}.{name}"] = value.copy()
+    return found
 
 
 def _has_group_rewards(env: Environment) -> bool:

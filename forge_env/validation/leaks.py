@@ -98,8 +98,10 @@ _PYTHON = (
     "    print(frame.f_code.co_filename, {k: repr(v)[:200] for k, v in frame.f_locals.items()})\n"
     "    frame = frame.f_back",
     "import os\nprint(dict(os.environ))\nfor root in ('.', '..', '/tmp', '/dev/shm', '/home', '/root', '/mnt'):\n"
-    "    for folder, _, names in os.walk(root):\n        for name in names[:20]:\n"
-    "            try: print(folder, name, open(os.path.join(folder, name), errors='replace').read(2000))\n"
+    "    for folder, inside, names in os.walk(root):\n"
+    "        inside[:] = [name for name in inside if name not in ('proc', 'sys', 'usr', 'lib', 'lib64')]\n"
+    "        for path in [os.path.join(folder, name) for name in names[:20]]:\n"
+    "            try: os.path.isfile(path) and print(path, open(path, errors='replace').read(2000))\n"  # no terminals
     "            except OSError: pass",
     "print(dir(), __file__ if '__file__' in globals() else '')\nimport sys\nprint(sorted(sys.modules))",
 )

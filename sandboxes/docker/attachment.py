@@ -1,4 +1,4 @@
-"""A runner's channel through the Docker API, for a daemon of another machine: attached to a container's streams."""
+"""A runner's channel through the Docker API, for a daemon that does not see our files: a container's streams."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import ssl
 import struct
 from typing import Any
 from urllib.parse import urlsplit
+
+from docker.transport import UnixHTTPAdapter
 
 from forge_env.errors import SandboxError
 from sandboxes.connection import Connection
@@ -37,8 +39,9 @@ async def attach(daemon: Daemon, container: str, connection: Connection) -> None
         return _Attachment(path, connection, attached)
 
     try:
-        if daemon.tunnel is not None:
-            transport, _ = await loop.create_unix_connection(protocol, daemon.tunnel.socket)
+        adapter = api.get_adapter(api.base_url)
+        if isinstance(adapter, UnixHTTPAdapter):
+            transport, _ = await loop.create_unix_connection(protocol, adapter.socket_path)
         else:
             place = urlsplit(api.base_url)
             context = _tls(api) if place.scheme == "https" else None

@@ -55,6 +55,8 @@ class Daemon:
     memory_mb: int
     tunnel: Tunnel | None
     """To its machine, for `ssh://`."""
+    apart: bool = False
+    """It has shown that it does not see our files: we run in a container that was given its socket, say."""
 
     @classmethod
     def of(cls, client: Any, tunnel: Tunnel | None) -> Daemon:
@@ -70,7 +72,9 @@ class Daemon:
     @property
     def remote(self) -> bool:
         """Whether it may be of another machine: nothing of this one's files and sockets is in its reach."""
-        return self.tunnel is not None or str(self.client.api.base_url).startswith(("http://", "https://"))
+        return (
+            self.apart or self.tunnel is not None or str(self.client.api.base_url).startswith(("http://", "https://"))
+        )
 
     def close(self) -> None:
         """Let go of it."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import shutil
 import socket
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,12 @@ from sandboxes.docker.daemon import FOLDER_PREFIX
 from sandboxes.docker.options import SOCKET_NAME, container_options, random_uid
 from sandboxes.docker.reaper import bury, end_container, is_running, reap, remove_stale_folders, running
 from sandboxes.engine import MAX_USES, RESERVE_MB, RUNNER_MB, PooledEngine
-from sandboxes.images.build import BASE_IMAGE_VARIABLE, ensure_image, prune_images
+from sandboxes.images.build import BASE_IMAGE_VARIABLE, ensure_image, ensure_packages, images_kept, prune_images
 from sandboxes.network import AllowList
 
 START_TIMEOUT_S = 30
+UNSEEN = "bind source path does not exist"
+"""In what a daemon says that has no such folder."""
 _MAX_SOCKET_PATH = 100
 
 
@@ -95,7 +97,7 @@ class DockerEngine(PooledEngine):
         self.owner = owner.this_process()
         self.seccomp = seccomp
         self._daemon: daemon.Daemon | None = None
-        self._images: dict[str, asyncio.Task[str]] = {}
+        self._images: dict[tuple[str, tuple[str, ...]], asyncio.Task[str]] = {}
         self._undead: set[str] = set()  # names of containers that a lost daemon may still bring back
 
     @classmethod
@@ -118,6 +120,10 @@ class DockerEngine(PooledEngine):
     @classmethod
     def prune(cls) -> list[str]:  # noqa: D102
         return daemon.ask(prune_images, [])
+
+    @classmethod
+    def storage(cls) -> str:  # noqa: D102
+        return daemon.ask(images_kept, "")
 
     @classmethod
     def running(cls) -> list[RunningSandbox]:  # noqa: D102
@@ -165,28 +171,38 @@ class DockerEngine(PooledEngine):
             return None
         return str(own_seccomp.profile_file()) if self._connected.podman else own_seccomp.profile()
 
-    async def _image(self, name: str) -> str:
-        if name not in self._images or (self._images[name].done() and self._images[name].exception()):
+    async def _image(self, name: str, packages: tuple[str, ...] = ()) -> str:
+        """The tag of an image with packages, built when missing: once, whoever else asks meanwhile."""
+        key = (name, packages)
+        if key not in self._images or (self._images[key].done() and self._images[key].exception()):
             if not (self.base_image or os.environ.get(BASE_IMAGE_VARIABLE)):
                 daemon.check_base(self._connected)
-            build = functools.partial(ensure_image, self._client, name, self.base_image)
-            self._images[name] = asyncio.ensure_future(asyncio.to_thread(build))
-        return await asyncio.shield(self._images[name])
+            self._images[key] = asyncio.ensure_future(self._built(name, packages))
+        return await asyncio.shield(self._images[key])
+
+    async def _built(self, name: str, packages: tuple[str, ...]) -> str:
+        if packages:
+            return await asyncio.to_thread(ensure_packages, self._client, await self._image(name), packages)
+        return await asyncio.to_thread(ensure_image, self._client, name, self.base_image)
 
     async def _make_box(self, spec: SandboxSpec) -> Box:
-        AllowList(spec.allow)  # a bad entry is told before anything is started
-        image = await self._image(spec.image)
+        AllowList.of(spec)  # a bad entry is told before anything is started
+        image = await self._image(spec.image, spec.packages)
         box = DockerBox(f"{FOLDER_PREFIX}{os.urandom(6).hex()}", spec, self._client, self._undead)
         try:
             if not self._connected.remote:
-                await self._start_beside(box, image)
-            elif spec.allow:  # its proxy would have to accept connections on a socket of the other machine
-                fix = "use network=True, or a daemon of this machine"
-                raise UsageError("a Docker daemon of another machine can't have 'allow'", fix=fix)
-            else:
-                await self._start_attached(box, image)
+                try:
+                    await self._start_beside(box, image)
+                except _ApartError:
+                    self._daemon = replace(self._connected, apart=True)
+                else:
+                    return box
+            if spec.proxied:  # its proxy would have to accept connections on a socket of the other machine
+                fix = "use network=True, or a daemon of this machine; in a container, start that with -v /tmp:/tmp"
+                raise UsageError("a Docker daemon that does not see this machine's files can't have 'allow'", fix=fix)
+            await self._start_attached(box, image)
         except _ImageGoneError:
-            self._images.pop(spec.image, None)  # pruned behind our back: the next attempt builds it again
+            self._images.clear()  # pruned behind our back: the next attempt builds it again
             raise
         return box
 
@@ -256,6 +272,8 @@ class DockerEngine(PooledEngine):
             self._bury(self._client)
             if isinstance(error, SandboxError):
                 raise
+            if isinstance(error, APIError) and UNSEEN in str(error.explanation):
+                raise _ApartError(f"the Docker daemon does not see {options['HostConfig']['Mounts']}") from error
             if isinstance(error, APIError):
                 raise SandboxError(f"Docker refused a container: {error.explanation or error}") from error
             raise SandboxError(f"the Docker daemon is lost: {error}") from error
@@ -265,6 +283,10 @@ class DockerEngine(PooledEngine):
         for name in list(self._undead):
             if bury(client, name):
                 self._undead.discard(name)
+
+
+class _ApartError(SandboxError):
+    """The daemon does not see our files, though it has a socket here."""
 
 
 class _ImageGoneError(SandboxError):

@@ -6,8 +6,9 @@ import os
 from typing import Any
 
 from forge_env.sandbox import SandboxSpec
+from forge_env.sandbox.protocol import PROXY_PORT
 from sandboxes.engine import CPU_PERIOD_US, PIDS, RUNNER_MB, SCRATCH_MB
-from sandboxes.network import PROXY_PORT
+from sandboxes.images.packages import has_pytest
 from sandboxes.runner.config import RunnerConfig
 
 SOCKET_FOLDER = "/run/forge_env"
@@ -46,7 +47,8 @@ def container_options(
     """
     connect = f"{SOCKET_FOLDER}/{SOCKET_NAME}" if socket_folder else ""
     runner = RunnerConfig(isolation="uid", connect=connect, uid=uid, chown=podman)
-    runner.proxy_port = PROXY_PORT if spec.allow else 0
+    runner.proxy_port = PROXY_PORT if spec.proxied else 0
+    runner.pytest, runner.preload = has_pytest(spec), spec.preload
     security = ["no-new-privileges"] + ([f"seccomp={seccomp_profile}"] if seccomp_profile else [])
     memory = (spec.memory_mb + RUNNER_MB) << 20
     ulimits = [{"Name": "core", "Soft": 0, "Hard": 0}]
@@ -59,7 +61,7 @@ def container_options(
         "User": "0:0",
         "WorkingDir": "/",
         "Hostname": "sandbox",
-        "Env": ["PYTHONPATH=/opt/forge_env", "PYTHONHASHSEED=0", "LANG=C.UTF-8"],
+        "Env": ["PYTHONHASHSEED=0", "LANG=C.UTF-8"],  # PYTHONPATH is the image's, the runner's folder first
         "Labels": {"forge_env": owner},
         "NetworkDisabled": not spec.network,
         **({} if socket_folder else {"OpenStdin": True, "StdinOnce": True}),

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import re
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from docker.errors import APIError, BuildError, ImageNotFound
+from docker.errors import APIError, BuildError, ContainerError, ImageNotFound
 
 from forge_env.errors import SandboxUnavailableError, UsageError
-from sandboxes.images import BUNDLED, cache, rootfs
+from sandboxes.images import BUNDLED, cache, packages, rootfs
 
 REPOSITORY = "forge-env"
 BASE_IMAGE_VARIABLE = "FORGE_ENV_BASE_IMAGE"
@@ -55,6 +57,44 @@ def ensure_image(client: Any, image: str = BUNDLED, base_image: str | None = Non
     return tag
 
 
+def ensure_packages(client: Any, image: str, wanted: Sequence[str]) -> str:
+    """The tag of `image` (as `ensure_image` made it) with Python packages in it, installed when missing.
+
+    Raises:
+        UsageError: a package that the index does not have.
+        SandboxUnavailableError: pip is missing, or failed in another way.
+    """
+    digest = hashlib.sha256(f"{image}\n{packages.asked(wanted)}".encode()).hexdigest()[:16]
+    tag = f"{REPOSITORY}/packages:{digest}"
+    if not _exists(client, tag):
+        python = _python_in(client, image)
+        layer = packages.ensure_layer(wanted, python)
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+            lines = f"FROM {image}\nCOPY site/ {python.site}/\nCOPY bin/ {python.scripts}/\n".encode()
+            entry = tarfile.TarInfo("Dockerfile")
+            entry.size = len(lines)
+            archive.addfile(entry, io.BytesIO(lines))
+            for name in ("site", "bin"):
+                archive.add(layer / name, arcname=name, filter=_owned_by_root)
+        _build(client, buffer.getvalue(), image, tag)
+    return tag
+
+
+_ASK = (
+    "import json, platform, sys, sysconfig; print(json.dumps(['%d.%d' % sys.version_info[:2], platform.machine(),"
+    " ' '.join(platform.libc_ver()), sysconfig.get_path('purelib'), sysconfig.get_path('scripts'), sys.executable]))"
+)
+
+
+def _python_in(client: Any, image: str) -> packages.Python:
+    try:
+        said = client.containers.run(image, ["python3", "-c", _ASK], remove=True, network_mode="none", user="65534")
+    except (APIError, ContainerError) as error:
+        raise SandboxUnavailableError(f"the Python of image {image} does not answer: {error}") from error
+    return packages.Python(*json.loads(said))
+
+
 def _exists(client: Any, tag: str) -> bool:
     try:
         client.images.get(tag)
@@ -79,6 +119,13 @@ def _ensure_folder_image(client: Any, folder: Path, base_image: str | None) -> s
             archive.add(folder, arcname=".", filter=_owned_by_root)
         _build(client, buffer.getvalue(), base, tag)
     return tag
+
+
+def images_kept(client: Any) -> str:
+    """The images of this project on a daemon, for people."""
+    images = client.images.list(name=f"{REPOSITORY}/*")
+    largest = max((image.attrs["Size"] for image in images), default=0) >> 20
+    return f"{len(images)} images {REPOSITORY}/*, the largest of {largest:,} MiB; they share layers"
 
 
 def prune_images(client: Any) -> list[str]:

@@ -9,12 +9,12 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 
 from sandboxes.images import rootfs
 
-_KINDS = ("rootfs-*", "runner-*", "seccomp-*.json")
+_KINDS = ("rootfs-*", "runner-*", "packages-*", "seccomp-*.json")
 
 
 def cache_folder() -> Path:
@@ -25,7 +25,7 @@ def cache_folder() -> Path:
 
 def ensure_rootfs() -> Path:
     """The root filesystem for this machine, built once and cached (1 to 5 s the first time)."""
-    return _ensure(f"rootfs-{rootfs.fingerprint()}", rootfs.build)
+    return ensure(f"rootfs-{rootfs.fingerprint()}", rootfs.build)
 
 
 def ensure_runner() -> Path:
@@ -33,7 +33,7 @@ def ensure_runner() -> Path:
     digest = hashlib.sha256(sys.version.encode())
     for path in runner_files():
         digest.update(path.name.encode() + path.read_bytes())
-    return _ensure(f"runner-{digest.hexdigest()[:16]}", _build_runner)
+    return ensure(f"runner-{digest.hexdigest()[:16]}", _build_runner)
 
 
 def runner_files() -> list[Path]:
@@ -48,11 +48,14 @@ def _build_runner(folder: Path) -> None:
     compileall.compile_dir(str(folder), ddir="/opt/forge_env", quiet=2)
 
 
-def _ensure(name: str, build_into: Callable[[Path], None]) -> Path:
-    """The cached folder `name`, filled by `build_into` when missing; one builder at a time, never half built."""
+def ensure(name: str, build_into: Callable[[Path], None]) -> Path:
+    """The cached folder `name`, filled by `build_into` when missing; one builder at a time, never half built.
+
+    It stays for as long as this process lives, whoever prunes the cache.
+    """
     cache = cache_folder()
     target = cache / name
-    if target.is_dir():
+    if _hold(target):
         return target
     cache.mkdir(parents=True, exist_ok=True)
     cache.chmod(0o755)  # sandboxes reach it as other users, without passing through its parents
@@ -69,20 +72,62 @@ def _ensure(name: str, build_into: Callable[[Path], None]) -> Path:
             except BaseException:  # also a Ctrl-C: nothing half-built may be left
                 shutil.rmtree(building, ignore_errors=True)
                 raise
+        _hold(target)  # while nobody can prune
     return target
 
 
-def prune(kept: Collection[str]) -> list[str]:
-    """Remove whatever was built for other versions and is not among the names `kept`. Returns the paths."""
+_held: dict[Path, int] = {}
+"""Folders that this process may use, and the descriptors by which it has a shared lock on them."""
+
+
+def _hold(folder: Path) -> bool:
+    """Keep others from removing a folder; whether it is there."""
+    if folder in _held:
+        return folder.is_dir()
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    if not os.fstat(descriptor).st_nlink or not folder.is_dir():  # it was removed meanwhile
+        os.close(descriptor)
+        return False
+    _held[folder] = descriptor
+    return True
+
+
+def _removed(path: Path) -> bool:
+    """Remove what nobody uses; whether it was so."""
+    if not path.is_dir():
+        path.unlink(missing_ok=True)
+        return True
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def contents() -> tuple[str, int]:
+    """What the cache holds, for people, and its size, MiB."""
+    folder = cache_folder()
+    names = {"rootfs": "root filesystems", "runner": "runners", "packages": "layers of packages"}
+    counts = {text: len(list(folder.glob(f"{kind}-*"))) for kind, text in names.items()}
+    paths = [path for kind in names for top in folder.glob(f"{kind}-*") for path in top.rglob("*")]
+    size = sum(path.lstat().st_blocks * 512 for path in paths)
+    return ", ".join(f"{count} {text}" for text, count in counts.items()), size >> 20
+
+
+def prune() -> list[str]:
+    """Remove whatever was built for other versions and is used by no process that lives. Returns the paths."""
     cache = cache_folder()
     if not cache.is_dir():
         return []
-    current = {ensure_rootfs().name, ensure_runner().name, *kept}
-    removed = []
+    ensure_rootfs(), ensure_runner()  # of this version
     with open(cache / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for path in [path for kind in _KINDS for path in cache.glob(kind)]:
-            if path.name not in current:
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-                removed.append(str(path))
-    return sorted(removed)
+        return sorted(str(path) for kind in _KINDS for path in cache.glob(kind) if _removed(path))

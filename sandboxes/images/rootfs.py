@@ -46,13 +46,22 @@ _ETC = {
 }
 _FOLDERS = (
     "dev/shm", "etc", "opt/forge_env", "proc", "root", "run", "sys", "tmp", "usr/bin", "usr/lib", "usr/sbin",
-    "var/tmp", "work", "work-judge",
+    "usr/local/bin", "var/tmp", "work", "work-judge",
 )  # fmt: skip
+SCRIPTS = "usr/local/bin"
+"""Where a layer of packages has its programs."""
 
 
 def interpreter() -> Path:
     """The real interpreter behind the running one (virtual environments resolved)."""
     return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+
+
+def site_folder() -> str:
+    """Where the interpreter looks for packages, once it is in /usr: relative to the root."""
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    debian = "deb_system" in sysconfig.get_scheme_names()
+    return f"usr/local/lib/{version}/dist-packages" if debian else f"usr/lib/{version}/site-packages"
 
 
 def fingerprint() -> str:
@@ -69,7 +78,7 @@ def build(root: Path) -> None:
     """Fill the empty folder `root`."""
     if sys.platform != "linux":
         raise SandboxUnavailableError("sandboxes need Linux")
-    for folder in _FOLDERS:
+    for folder in (*_FOLDERS, site_folder()):
         (root / folder).mkdir(parents=True, exist_ok=True)
     for folder, mode in (
         ("tmp", 0o1777),

@@ -165,10 +165,13 @@ class KubernetesEngine(PooledEngine):
             self._undead.discard(name)
 
     async def _make_box(self, spec: SandboxSpec) -> Box:
-        AllowList(spec.allow)
-        if spec.allow:
+        AllowList.of(spec)
+        if spec.proxied:
             fix = "use network=True and a NetworkPolicy of yours"
-            raise UsageError("the kubernetes engine can't have 'allow'", fix=fix)
+            raise UsageError("the kubernetes engine can't have 'allow' or 'origin'", fix=fix)
+        if spec.packages:
+            fix = "name an image that has them"
+            raise UsageError(f"the kubernetes engine installs no packages ({', '.join(spec.packages)})", fix=fix)
         if spec.image.startswith(("/", "./", "../", "~")):
             raise UsageError(f"the kubernetes engine builds no images ({spec.image})", fix="name one in a registry")
         for name in list(self._undead):

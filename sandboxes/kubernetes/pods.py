@@ -82,7 +82,7 @@ def pod_spec(
     to become someone else and, before the first program, to give that one its work folder. Standard input is closed
     with the connection that attached to it first: then the runner ends, and with it the pod.
     """
-    runner = RunnerConfig(isolation="uid", uid=random_uid(remapped=False), chown=True)
+    runner = RunnerConfig(isolation="uid", uid=random_uid(remapped=False), chown=True, preload=spec.preload)
     memory = f"{spec.memory_mb + RUNNER_MB}Mi"
     folders = {"/work": spec.disk_mb, "/work-judge": spec.disk_mb, "/tmp": SCRATCH_MB, _RUNNER_FOLDER: 4}
     names = {path: path.strip("/").replace("/", "-").replace("_", "-") for path in folders}

@@ -17,12 +17,13 @@ import psutil
 
 from forge_env.errors import SandboxError, SandboxUnavailableError, UsageError
 from forge_env.sandbox import RunningSandbox, SandboxSpec
+from forge_env.sandbox.protocol import PROXY_PORT
 from sandboxes.box import Box
 from sandboxes.connection import Connection
 from sandboxes.engine import MAX_USES, SCRATCH_MB, PooledEngine
-from sandboxes.images import BUNDLED, cache, rootfs
+from sandboxes.images import BUNDLED, cache, packages, rootfs
 from sandboxes.local import cgroups
-from sandboxes.network import PROXY_PORT, AllowList
+from sandboxes.network import AllowList
 from sandboxes.runner.config import RunnerConfig
 
 START_TIMEOUT_S = 30.0
@@ -92,7 +93,12 @@ class LocalEngine(PooledEngine):
 
     @classmethod
     def prune(cls) -> list[str]:  # noqa: D102
-        return cache.prune({name for options in _running_options() for name in (options["rootfs"], options["runner"])})
+        return cache.prune()
+
+    @classmethod
+    def storage(cls) -> str:  # noqa: D102
+        kept, size_mb = cache.contents()
+        return f"{size_mb:,} MiB in {cache.cache_folder()} ({kept})"
 
     @classmethod
     def running(cls) -> list[RunningSandbox]:  # noqa: D102
@@ -125,8 +131,9 @@ class LocalEngine(PooledEngine):
             raise UsageError(
                 "the local engine has no network access", fix="list hosts in 'allow', or use the docker engine"
             )
-        AllowList(spec.allow)  # a bad entry is told before anything is started
-        launched = launch(self._rootfs, self._runner, spec, self.cpus)
+        AllowList.of(spec)  # a bad entry is told before anything is started
+        layer = await asyncio.to_thread(_layer, spec) if spec.packages else None
+        launched = launch(self._rootfs, self._runner, spec, self.cpus, layer)
         with launched.log:
             box = LocalBox(launched, spec)
             try:
@@ -157,17 +164,30 @@ class Launched:
         return self.log.read(2000).decode("utf-8", "replace").strip()
 
 
-def launch(root: Path, runner: Path, spec: SandboxSpec, cpus: float) -> Launched:
-    """Start the launcher of one sandbox."""
+def _layer(spec: SandboxSpec) -> Path:
+    try:
+        return packages.ensure_layer(
+            spec.packages, packages.this_python(f"/{rootfs.site_folder()}", f"/{rootfs.SCRIPTS}")
+        )
+    except OSError as error:
+        raise SandboxUnavailableError(f"no packages can be installed: {error}", fix="set XDG_CACHE_HOME") from error
+
+
+def launch(root: Path, runner: Path, spec: SandboxSpec, cpus: float, layer: Path | None = None) -> Launched:
+    """Start the launcher of one sandbox; `layer` has its packages."""
     ours, theirs = socket.socketpair()
     log = os.fdopen(os.memfd_create("launcher"), "w+b")
     groups = cgroups.create(spec.memory_mb, cpus)
     config = RunnerConfig("ns", control_fd=theirs.fileno())
     config.memory_mb = 0 if groups else spec.memory_mb
-    config.proxy_port = PROXY_PORT if spec.allow else 0
+    config.proxy_port = PROXY_PORT if spec.proxied else 0
+    config.pytest, config.preload = packages.has_pytest(spec), spec.preload
     options = {
         "rootfs": root.name,
         "runner": runner.name,
+        "packages": layer.name if layer else "",
+        "site": rootfs.site_folder(),
+        "scripts": rootfs.SCRIPTS,
         "config": config.dumps(),
         "control_fd": theirs.fileno(),
         "owner_pid": os.getpid(),

@@ -107,6 +107,9 @@ def _make_root(options: dict[str, Any]) -> None:
     hard = kernel.MS_NOSUID | kernel.MS_NODEV
     _bind_read_only(options["rootfs"], NEW_ROOT)
     _bind_read_only(options["runner"], f"{NEW_ROOT}/opt/forge_env")
+    if options["packages"]:
+        _bind_read_only(f"{options['packages']}/site", f"{NEW_ROOT}/{options['site']}")
+        _bind_read_only(f"{options['packages']}/bin", f"{NEW_ROOT}/{options['scripts']}")
     kernel.mount("proc", f"{NEW_ROOT}/proc", "proc", hard | kernel.MS_NOEXEC)
     kernel.mount("dev", f"{NEW_ROOT}/dev", "tmpfs", kernel.MS_NOSUID, "size=64k,mode=0755")
     for name in DEVICES:

@@ -9,6 +9,7 @@ import os
 import resource
 import socket
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,6 +24,8 @@ from .wire import PREFIX, Header
 
 NICENESS = 5
 """The supervisor must win the CPU over the code it watches."""
+RUNNER = "/opt/forge_env"
+"""The folder that the runner is in."""
 _HIGHEST_FD = 1 << 16
 _JOB_FD = 3
 _WORK_MODE = 0o700
@@ -56,8 +59,10 @@ def prepare(isolation: Isolation) -> None:
     sys.argv = ["main.py"]
     os.umask(0o022)
     _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
+    environment = base_environment(isolation.folder(isolation.slots[0]), isolation.config.proxy_port)
+    environment = {**environment, **image_environment(os.environ)}
     os.environ.clear()
-    os.environ.update(base_environment(isolation.folder(isolation.slots[0]), isolation.config.proxy_port))
+    os.environ.update(environment)
     for name in filter(_settable, _NEVER):
         resource.setrlimit(name, (0, 0))
     _ceilings.update((name, resource.getrlimit(name)[1]) for name in _LIMITED if _settable(name))
@@ -109,6 +114,25 @@ def _enter_folder(work: str, cwd: str | None) -> None:
     except OSError as error:
         os.write(2, f"{error.strerror}: {cwd}\n".encode())
         os._exit(126)
+
+
+_OWN = {
+    "BASHOPTS", "BASH_ENV", "ENV", "GCONV_PATH", "GLIBC_TUNABLES", "HOME", "HOSTNAME", "IFS", "LANG", "LANGUAGE",
+    "LOCPATH", "LOGNAME", "OLDPWD", "PS4", "PWD", "SHELLOPTS", "SHLVL", "TEMP", "TMP", "TMPDIR", "USER",
+}  # fmt: skip
+"""Variables that are the sandbox's own, or name code that programs run without having been told to."""
+_OWN_PREFIXES = ("BASH_FUNC_", "KUBERNETES_", "LC_", "LD_", "MALLOC_", "PYTHON")
+
+
+def image_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """What programs get of an image's `ENV`: all but what is the sandbox's own. PYTHONPATH is without the runner."""
+    kept = {
+        name: value
+        for name, value in variables.items()
+        if name not in _OWN and not name.startswith(_OWN_PREFIXES) and not name.lower().endswith("_proxy")
+    }
+    folders = [folder for folder in variables.get("PYTHONPATH", "").split(":") if folder not in ("", RUNNER)]
+    return {**kept, **({"PYTHONPATH": ":".join(folders)} if folders else {})}
 
 
 def base_environment(work: str, proxy_port: int) -> dict[str, str]:

@@ -35,6 +35,10 @@ class RunnerConfig:
     """The work folders are not their users' yet."""
     memory_mb: int = 0
     """Memory of all programs of the sandbox together, MiB; 0: a cgroup outside sees to it."""
+    pytest: bool = False
+    """The zygotes load pytest once they have nothing to do: the children that they fork then have it."""
+    preload: tuple[str, ...] = ()
+    """Modules that the solution's zygote loads likewise."""
     proxy_port: int = 0
     """Port of the sandbox's loopback that leads to the engine's filtering proxy; 0: no way out at all."""
 

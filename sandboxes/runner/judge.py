@@ -1,26 +1,33 @@
-"""Split judgement: tests in one process, the code they judge in another, plain values in between.
+"""Judging code by tests.
 
-The tests import `solution` and find stand-ins that forward calls. What comes back is decoded to exact plain types,
-or is a handle to an object that stays on the other side: a handle forwards methods, never operators, so that no
-object of the solution can answer a comparison in its own favour. The verdict leaves over a descriptor that the
-solution's process does not have.
+*Apart*: tests in one process, the code they judge in another, plain values in between. The tests import the judged
+modules and find stand-ins that forward calls. What comes back is decoded to exact plain types, or is a handle to an
+object that stays on the other side: a handle forwards methods, never operators, so that no object of the solution can
+answer a comparison in its own favour. The verdict leaves over a descriptor that the solution's process does not have.
+
+*Counted*: one process for both. Each test is told of as it starts and as it ends, and the verdict is made outside from
+what was told (see `sandboxes.suite`).
 """
 
 from __future__ import annotations
 
 import builtins
-import io
+import importlib
+import importlib.machinery
 import json
 import os
 import sys
 import types
-import unittest
-from typing import Any, NoReturn
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import values
+from . import testing, values
+from .testing import MAX_MESSAGE, text_of
 from .wire import write_all
 
-MAX_MESSAGE = 2000
+if TYPE_CHECKING:
+    from .child import Request
+
 _MAX_FAILURES = 50
 _EXCEPTIONS = {
     name: kind
@@ -36,6 +43,8 @@ _BEFORE_MESSAGE: dict[type[Exception], tuple[Any, ...]] = {
 }
 """What some exceptions want besides."""
 _NONSENSE = "the solution answered nonsense"
+SOLUTION = "solution"
+"""The name of code that is one text."""
 
 
 class SolutionError(Exception):
@@ -75,28 +84,32 @@ def _read(fd: int, size: int) -> bytes:
 
 
 def serve(code: str, channel: int) -> NoReturn:
-    """Define the code, then answer calls until the tests hang up."""
-    module = types.ModuleType("solution")
-    sys.modules["solution"] = module
+    """Answer the tests, which ask for modules and calls, until they hang up. `code` is the module `solution`."""
+    sys.path[1:1] = testing.source_roots(os.getcwd())[1:]
     objects: list[Any] = []
-    try:
-        exec(compile(code, "solution.py", "exec"), module.__dict__)
-    except BaseException as error:  # noqa: BLE001  whatever the code raises is the tests' to hear of
-        _send(channel, {"error": f"{type(error).__name__}: {error}"[:MAX_MESSAGE]})
-        os._exit(1)
-    names = {name: _encode(value, objects) for name, value in vars(module).items() if not name.startswith("__")}
-    _send(channel, {"names": names})
     while True:
         try:
             request = _receive(channel)
         except SolutionGoneError:  # here it is the tests that are through
             os._exit(0)
         try:
-            answer = {"v": _encode(_perform(request, objects), objects)}
+            answer = _module(request["m"], code, objects) if "m" in request else _perform(request, objects)
+            answer = {"v": answer if "m" in request else _encode(answer, objects)}
         except BaseException as error:  # noqa: BLE001  SystemExit too is an answer
             answer = {"e": [kind.__name__ for kind in type(error).__mro__], "m": text_of(error)}
         sys.stdout.flush()
         _send(channel, answer)
+
+
+def _module(name: str, code: str, objects: list[Any]) -> dict[str, Any]:
+    """The names of a judged module, which is imported now; that of the one `code` is not a file."""
+    if name == SOLUTION and code:
+        module = types.ModuleType(SOLUTION)
+        sys.modules[SOLUTION] = module
+        exec(compile(code, f"{SOLUTION}.py", "exec"), module.__dict__)
+    else:
+        module = importlib.import_module(name)
+    return {key: _encode(value, objects) for key, value in vars(module).items() if not key.startswith("__")}
 
 
 def _perform(request: Any, objects: list[Any]) -> Any:
@@ -117,14 +130,6 @@ def _encode(value: Any, objects: list[Any]) -> Any:
     except (values.NotPlainDataError, RecursionError):
         objects.append(value)
         return {"o": len(objects) - 1, "k": callable(value)}
-
-
-def text_of(error: BaseException) -> str:
-    """The message of an exception, shortened; none where it can't be told."""
-    try:
-        return str(error)[:MAX_MESSAGE]
-    except BaseException:  # noqa: BLE001  a hostile __str__
-        return ""
 
 
 # ---- the tests' side ------------------------------------------------------------------------------------
@@ -156,12 +161,20 @@ class Remote:
     def __bool__(self) -> bool:
         raise TypeError("an object of the solution has no truth value here")
 
+    def __repr__(self) -> str:
+        return "<an object of the judged code, which tests apart from it can't compare: how='counted' can>"
+
 
 def _request(channel: int, request: dict[str, Any]) -> Any:
+    return _decode(_answer(channel, request), channel)
+
+
+def _answer(channel: int, request: dict[str, Any]) -> Any:
+    """What the solution's process answers, or the exception that it tells of."""
     _send(channel, request)
     answer = _receive(channel)
     if isinstance(answer, dict) and "v" in answer:
-        return _decode(answer["v"], channel)
+        return answer["v"]
     if not isinstance(answer, dict) or not isinstance(answer.get("e"), list):
         raise SolutionGoneError(_NONSENSE)
     for name in answer["e"]:
@@ -180,68 +193,141 @@ def _decode(data: Any, channel: int) -> Any:
         raise SolutionGoneError(_NONSENSE) from error
 
 
-def run_tests(code: str, channel: int, verdict: int) -> None:
-    """Run the tests against the solution behind `channel`; the verdict goes to `verdict`."""
-    failures: list[str] = []
-    total = 0
+def run_tests(request: Request) -> None:
+    """Run the tests against the code behind the request's channel; the verdict goes to its other descriptor."""
+    header, channel = request.header, request.channel
+    verdict = _Verdict()
     try:
-        module = _stand_in(channel)
-        sys.modules["solution"] = module
-        namespace = module.namespace
-        namespace["__name__"] = "tests"
-        exec(compile(code, "tests.py", "exec"), namespace)
-        total, failures = _run_all(namespace)
+        if request.code:
+            _run_text(request.code, channel, verdict)
+        else:
+            sys.meta_path.append(_Finder(channel, header["judged"]))  # the last: it can't hide any other module
+            run_suite(request, verdict, [os.getcwd()])
     except BaseException as error:  # noqa: BLE001  a broken solution or test file is a verdict too
-        failures.append(f"{type(error).__name__}: {text_of(error)}")
-    _send(verdict, {"total": total, "failures": failures[:_MAX_FAILURES], "passed": not failures})
+        verdict.finish("", "failed", f"{type(error).__name__}: {text_of(error)}")
+    _send(request.verdict, verdict.summary())
+
+
+def run_suite(
+    request: Request, recorder: testing.Recorder, roots: Sequence[str], watch: testing.Watch | None = None
+) -> None:
+    """Run the test files of a request, which lie in the current folder."""
+    paths: list[str] = request.header["paths"]
+    if request.header["pytest"]:
+        testing.run_pytest(paths, recorder, roots)
+    else:
+        sys.path += roots
+        testing.run_files({path: request.files[path] for path in paths}, recorder, watch)
+
+
+class _Verdict(testing.Recorder):
+    """Counts, and keeps a line for each failure."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.failures: list[str] = []
+        self.failed = 0
+
+    def finish(self, test: str, outcome: str, message: str = "") -> None:
+        self.total += outcome != "skipped"
+        if outcome == "failed":
+            self.failed += 1
+            self.failures.append(f"{test}: {message}" if test else message)
+
+    def summary(self) -> dict[str, Any]:
+        """The verdict as it is sent."""
+        failures = [line[:MAX_MESSAGE] for line in self.failures[:_MAX_FAILURES]]
+        return {"total": self.total, "failed": self.failed, "failures": failures}
+
+
+def _run_text(code: str, channel: int, recorder: testing.Recorder) -> None:
+    module = _stand_in(SOLUTION, channel)
+    sys.modules[SOLUTION] = module
+    module.namespace["__name__"] = "tests"
+    testing.run_source("tests.py", code, module.namespace, recorder)
 
 
 class _Solution(types.ModuleType):
     """What the tests import. The solution's `abs` must not become their own, nor a `math` that they have imported."""
 
-    def __init__(self, members: dict[str, Any]) -> None:
-        super().__init__("solution")
+    def __init__(self, name: str, members: dict[str, Any]) -> None:
+        super().__init__(name)
         self.__dict__.update(members)
-        offered = [name for name in members if not name.startswith("__") and not hasattr(builtins, name)]
-        self.namespace = {name: members[name] for name in offered}
-        """Where the tests run."""
+        offered = [key for key in members if not hasattr(builtins, key)]
+        self._offered = offered
+        self.namespace = {key: members[key] for key in offered}
+        """Where tests run that are one text: with the solution's names."""
 
     @property
     def __all__(self) -> list[str]:
-        """What `from solution import *` brings, asked for at that moment: nothing that the tests call otherwise."""
-        tests, own = self.namespace, vars(self)
-        return [name for name in tests if not name.startswith("_") and tests[name] is own.get(name)]
+        """What `from solution import *` brings, asked for at that moment: nothing that the importer calls otherwise."""
+        there, own = sys._getframe(1).f_globals, vars(self)
+        public = [key for key in self._offered if not key.startswith("_")]
+        return [key for key in public if key not in there or there[key] is own.get(key)]
 
 
-def _stand_in(channel: int) -> _Solution:
-    ready = _receive(channel)
-    if not isinstance(ready, dict) or not isinstance(ready.get("names"), dict):
-        raise SolutionGoneError(str(ready.get("error") if isinstance(ready, dict) else "no names"))
-    return _Solution({name: _decode(data, channel) for name, data in ready["names"].items()})
+def _stand_in(name: str, channel: int) -> _Solution:
+    names = _answer(channel, {"m": name})
+    if not isinstance(names, dict):
+        raise SolutionGoneError(_NONSENSE)
+    members = {key: data for key, data in names.items() if not key.startswith("__")}
+    return _Solution(name, {key: _decode(data, channel) for key, data in members.items()})
 
 
-def _run_all(namespace: dict[str, Any]) -> tuple[int, list[str]]:
-    """unittest cases, then `test_*` functions; plain asserts have run already and count as one test."""
-    cases = [value for value in namespace.values() if isinstance(value, type) and issubclass(value, unittest.TestCase)]
-    functions = {
-        name: value
-        for name, value in namespace.items()
-        if name.startswith("test") and isinstance(value, types.FunctionType)
-    }
-    failures: list[str] = []
-    total = 0
-    if cases:
-        loader = unittest.defaultTestLoader
-        suite = unittest.TestSuite(loader.loadTestsFromTestCase(case) for case in cases)
-        result = unittest.TextTestRunner(stream=io.StringIO(), verbosity=0).run(suite)
-        total += result.testsRun
-        for test, trace in result.failures + result.errors:
-            failures.append(f"{test}: {trace.strip().splitlines()[-1]}")
-        failures += [f"{test}: unexpected success" for test in result.unexpectedSuccesses]
-    for name, function in functions.items():
-        total += 1
-        try:
-            function()
-        except BaseException as error:  # noqa: BLE001  any exception fails the test
-            failures.append(f"{name}: {type(error).__name__}: {text_of(error)}")
-    return max(total, 1), failures
+class _Finder:
+    """Finds stand-ins for the judged modules, where nothing else has a module of that name."""
+
+    def __init__(self, channel: int, judged: Iterable[str]) -> None:
+        self._channel = channel
+        self._judged = set(judged)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name.partition(".")[0] not in self._judged:
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return _stand_in(spec.name, self._channel)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        return
+
+
+# ---- both in one process --------------------------------------------------------------------------------
+
+
+def run_counted(request: Request) -> NoReturn:
+    """Run the tests beside the code they judge, and tell of each."""
+    leave = os._exit
+    teller = _Teller(request.channel, request.header["nonce"])
+    watch = testing.Watch()
+    if request.header["pytest"]:
+        watch.reach_pytest()
+    before = testing.fingerprint()
+    run_suite(request, teller, testing.source_roots(os.getcwd()), watch)
+    teller.end(testing.changes(before))
+    sys.stdout.flush()
+    leave(0)  # no exit handler of the judged code runs
+
+
+class _Teller(testing.Recorder):
+    """Tells of every test at once, with a word that only this run knows."""
+
+    def __init__(self, channel: int, nonce: str) -> None:
+        self._channel = channel
+        self._nonce = nonce
+        self._finished = 0
+
+    def start(self, test: str) -> None:
+        self._tell(test, "started", "")
+
+    def finish(self, test: str, outcome: str, message: str = "") -> None:
+        self._finished += 1
+        self._tell(test, outcome, message[:200])
+
+    def end(self, changed: Sequence[str]) -> None:
+        """Every test was told of; `changed`: what of this process's own was tampered with."""
+        self._tell(str(self._finished), "end", ", ".join(changed[:5]))
+
+    def _tell(self, test: str, outcome: str, message: str) -> None:
+        _send(self._channel, [self._nonce, test, outcome, message])

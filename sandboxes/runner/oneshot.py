@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .supervisor import Supervisor
 
 _CHUNK = 1 << 16
-_CHANNEL_KINDS = ("calls", "read")
+_CHANNEL_KINDS = ("calls", "counted", "folder", "read")
 
 
 class OneShots:
@@ -40,10 +40,11 @@ class OneShots:
         """Split judgement: the solution as slot 0, its tests as slot 1, nothing between them but plain values."""
         solution_end, tests_end = socket.socketpair()
         reading, writing = os.pipe2(os.O_CLOEXEC)
-        split, wall_s = header["code"], header["limits"]["wall_s"]
+        tests_header, wall_s = header.pop("tests"), header["limits"]["wall_s"]
+        split = header["code"] + sum(size for _, size in header["files"])
         begin = self.supervisor.begin
         solution = begin({**header, "kind": "serve"}, body[:split], [solution_end.detach()], wall_s=wall_s)
-        judge_header = {**header, "kind": "tests", "code": len(body) - split}
+        judge_header = {**header, **tests_header, "kind": "tests"}
         tests = begin(judge_header, body[split:], [tests_end.detach(), writing], slot=1, wall_s=wall_s)
         self._collect_values(tests, reading, MAX_TOTAL)
         solution.partner, tests.partner = tests, solution

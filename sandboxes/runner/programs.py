@@ -7,13 +7,14 @@ import atexit
 import errno
 import linecache
 import os
+import shutil
 import stat
 import sys
 import traceback
 import types
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import judge, values
+from . import judge, testing, values
 from .wire import write_all
 
 if TYPE_CHECKING:
@@ -37,10 +38,14 @@ def run(request: Request, work: str) -> NoReturn:
         _run_argv(request)
     if kind == "read":
         _read_file(request)
+    if kind == "folder":
+        _read_folder(request)
     if kind == "write":
         os._exit(0)
     if kind == "shell":
         _run_shell(request)
+    if kind == "counted":
+        judge.run_counted(request)
     sys.path.insert(0, work)
     if kind == "calls":
         _run_calls(request)
@@ -49,13 +54,15 @@ def run(request: Request, work: str) -> NoReturn:
     if kind == "serve":
         judge.serve(request.code, request.channel)
     if kind == "tests":
-        judge.run_tests(request.code, request.channel, request.verdict)
+        judge.run_tests(request)
         finish(0)
     _run_python(request.code)
 
 
 def _run_argv(request: Request) -> NoReturn:
     argv = request.header["argv"]
+    if request.header.get("here"):
+        _run_script(*argv)
     try:
         os.execvp(argv[0], argv)
     except FileNotFoundError:
@@ -64,6 +71,21 @@ def _run_argv(request: Request) -> NoReturn:
     except OSError as error:
         os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
         os._exit(NOT_EXECUTABLE)
+
+
+def _run_script(python: str, *argv: str) -> None:
+    """Run a Python file in this process, which has its modules, as an interpreter would. Returns: it can't be read."""
+    try:
+        with open(argv[0], encoding="utf-8") as file:
+            code = file.read()
+    except (OSError, ValueError):
+        return  # the interpreter says why
+    sys.argv, sys.executable = [*argv], shutil.which(python) or ""
+    sys.path.insert(0, os.path.dirname(os.path.abspath(argv[0])))
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__builtins__=__builtins__, __file__=argv[0])
+    sys.modules["__main__"] = main
+    finish(_execute(code, argv[0], main.__dict__) or 0)
 
 
 def _run_shell(request: Request) -> NoReturn:
@@ -144,8 +166,34 @@ def _read_file(request: Request) -> NoReturn:
     os._exit(0)
 
 
+def _read_folder(request: Request) -> NoReturn:
+    """Send every regular file below a folder: its name, its bytes. Links are not followed."""
+    top = request.header["path"]
+    room = request.header["max_bytes"]
+    try:
+        os.scandir(top).close()
+        for folder, folders, names in os.walk(top):
+            folders.sort()
+            for name in sorted(names):
+                path = os.path.join(folder, name)
+                if not stat.S_ISREG(os.lstat(path).st_mode):
+                    continue
+                with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+                    data = file.read(room + 1)
+                shown = os.path.relpath(path, top).encode("utf-8", "replace")
+                room -= len(data) + len(shown) + 2 * values.LENGTH.size
+                if room < 0:
+                    raise OSError(errno.EFBIG, f"more than {request.header['max_bytes']} bytes")
+                for part in (shown, data):
+                    write_all(request.channel, values.LENGTH.pack(len(part)))
+                    write_all(request.channel, part)
+    except OSError as error:
+        _fail(error, top)
+    os._exit(0)
+
+
 def _fail(error: OSError, name: str) -> NoReturn:
-    os.write(2, f"{error.errno} {error.strerror}: {name}"[: judge.MAX_MESSAGE].encode("utf-8", "replace"))
+    os.write(2, f"{error.errno} {error.strerror}: {name}"[: testing.MAX_MESSAGE].encode("utf-8", "replace"))
     os._exit(IO_ERROR)
 
 
@@ -175,7 +223,7 @@ def _run_calls(request: Request) -> NoReturn:
 
 def _describe(error: BaseException) -> dict[str, Any]:
     kind = TypeError if isinstance(error, values.NotPlainDataError) else type(error)
-    return {"e": str(kind.__name__)[:200], "m": judge.text_of(error)}
+    return {"e": str(kind.__name__)[:200], "m": testing.text_of(error)}
 
 
 def _execute(code: str, name: str, namespace: dict[str, Any]) -> int | None:

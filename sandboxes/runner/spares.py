@@ -57,6 +57,13 @@ class Spares:
                 if slot not in self._waiting:
                     self._waiting[slot] = self._fork(slot)
 
+    def renew(self) -> None:
+        """Fork those that wait anew."""
+        for spare in self._waiting.values():
+            spare.close()  # it ends when nobody can send it a request any more
+        self._waiting.clear()
+        self.fill()
+
     def ended(self, ticket: int) -> None:
         """A child that waited has died: fork another."""
         for slot, spare in list(self._waiting.items()):

@@ -222,6 +222,8 @@ class Supervisor:
                 self._ended(job, job.describe(status, cpu_us, peak_kb, strays))
             else:
                 self.spares.ended(ticket)
+        elif operation == b"P":
+            self.spares.renew()
         elif operation == b"W":
             self._wiped(slot, json.loads(message[EVENT.size :]))
 

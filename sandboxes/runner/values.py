@@ -117,18 +117,24 @@ def pack_frame(data: Any) -> bytes:
     return LENGTH.pack(len(text)) + text
 
 
-def unpack_frames(stream: bytes) -> list[Any]:
-    """The frames of `stream` up to the first that is cut off or malformed."""
-    frames: list[Any] = []
+def split(stream: bytes) -> Iterator[bytes]:
+    """What was sent behind its length each time, up to the first that is cut off."""
     position = 0
     while position + LENGTH.size <= len(stream):
         (length,) = LENGTH.unpack_from(stream, position)
         position += LENGTH.size
         if position + length > len(stream):
-            break
+            return
+        yield stream[position : position + length]
+        position += length
+
+
+def unpack_frames(stream: bytes) -> list[Any]:
+    """The frames of `stream` up to the first that is cut off or malformed."""
+    frames: list[Any] = []
+    for text in split(stream):
         try:
-            frames.append(json.loads(stream[position : position + length]))
+            frames.append(json.loads(text))
         except (ValueError, RecursionError):
             break
-        position += length
     return frames

@@ -7,6 +7,7 @@ single-threaded, so that a fork is always safe.
 from __future__ import annotations
 
 import array
+import contextlib
 import functools
 import gc
 import importlib
@@ -22,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import child, kernel, landlock, rehearsal, seccomp
+from . import child, kernel, landlock, rehearsal, seccomp, testing
 from .config import PRELOAD, RunnerConfig
 from .deaths import Deaths
 from .isolation import Isolation, NamespaceIsolation, UserIsolation
@@ -30,7 +31,10 @@ from .isolation import Isolation, NamespaceIsolation, UserIsolation
 COMMAND = struct.Struct("=cii")
 """Operation, slot, ticket. `S`pawn (with descriptors), `K`ill, `I`nterrupt, `W`ipe and check."""
 EVENT = struct.Struct("=ciiqqq")
-"""Operation, ticket, wait status, CPU microseconds, peak KiB, leftovers. `R`eady, e`X`it, `W`iped (JSON follows)."""
+"""Operation, ticket, wait status, CPU microseconds, peak KiB, leftovers.
+
+`R`eady, e`X`it, `W`iped (JSON follows), `P`ytest loaded.
+"""
 MAX_MESSAGE = 1 << 16
 _PASSED_SIZE = socket.CMSG_SPACE(4 * 4)
 
@@ -45,6 +49,11 @@ class State:
         self._mount_events.poll(0)
         self._baseline_mounts = self._read_mounts()
         self._baseline = self._look()
+
+    def accept_imports(self) -> None:
+        """Take what modules changed here when they were imported as the state to compare with."""
+        now = self._look()
+        self._baseline |= {name: now[name] for name in ("environment", "module path")}
 
     def changes(self) -> list[str]:
         """The names of what is different now."""
@@ -112,6 +121,7 @@ class Zygote:
                 rehearsal.rehearse()
                 rehearsals -= 1
                 if not rehearsals:
+                    self._load_ahead()
                     _keep_apart()
             for fd, _ in events:
                 if fd == self.supervisor.fileno():
@@ -119,6 +129,24 @@ class Zygote:
                 else:
                     for pid in self.deaths.suspects(fd):
                         self._exited(pid, fd)
+
+    def _load_ahead(self) -> None:
+        """What programs here need. Children that were forked before lack it, and are to be forked anew."""
+        config = self.isolation.config
+        loaded = False
+        if config.pytest:
+            with contextlib.suppress(ImportError):
+                testing.load_pytest()
+                loaded = True
+        for name in config.preload if 0 in self.isolation.slots else ():
+            try:
+                importlib.import_module(name)
+                loaded = True
+            except BaseException as error:  # noqa: BLE001  also SystemExit: programs that import it are told again
+                os.write(2, f"preload: {name}: {error!r}\n".encode("utf-8", "replace"))
+        self.state.accept_imports()  # of a module that failed, too
+        if loaded:
+            self._tell(b"P", 0)
 
     def _tell(self, operation: bytes, ticket: int, *numbers: int, extra: bytes = b"") -> None:
         padded = (*numbers, 0, 0, 0, 0)[:4]

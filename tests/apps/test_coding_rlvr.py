@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from forge_env.trajectory import read_trajectories
+from forge_env.trajectory_index import is_index
 from sandboxes.docker import DockerEngine
 from tests.leftovers import assert_no_shared_memory, shared_memory
 
@@ -154,7 +155,7 @@ def check_held_out(training: Training) -> None:
     trained: set[tuple[str, str]] = set()
     held_out: set[tuple[str, str]] = set()
     for path in (training.run / "trajectories").glob("*.jsonl"):
-        for line in path.read_text().splitlines():
+        for line in path.read_text().splitlines() if not is_index(path) else ():
             record = json.loads(line)
             (trained if path.stem == "train" else held_out).add((record["split"], record["task_id"]))
     assert {split for split, _ in trained} == {"train"}
@@ -165,7 +166,7 @@ def check_held_out(training: Training) -> None:
 def versions_of_scores(training: Training) -> dict[int, set[int]]:
     """Which policy versions sampled the tokens of each held-out score, by training step."""
     found: dict[int, set[int]] = {}
-    for path in (training.run / "trajectories").glob("eval-*.jsonl"):
+    for path in (training.run / "trajectories").glob("eval-?????.jsonl"):
         versions = {
             version
             for episode in read_trajectories(path)

@@ -57,7 +57,7 @@ def test_a_model_is_fine_tuned_and_teaches_another_that_is_itself(tmp_path: Path
     assert abs(divergence[0]) < 1e-5  # what the teacher says of the student's tokens is what the generator said
 
 
-@pytest.mark.parametrize("recipe", ["grpo/math_cpu", "tool_use/calculator_cpu"])
+@pytest.mark.parametrize("recipe", ["grpo/math_cpu", "self_play/nim_cpu", "tool_use/calculator_cpu"])
 def test_the_loop_around_a_recipe(recipe: str, tmp_path: Path) -> None:
     folders = (f"model.cache_dir={tmp_path / 'cache'}", f"output_dir={tmp_path / 'runs'}")
     events = dry_run_of(load_config(str(ROOT / "apps" / f"{recipe}.yaml"), [*SMALL, *folders]), tmp_path)

@@ -22,15 +22,16 @@ from tests.sandboxes.conftest import require
 ASYNC = pytest.mark.asyncio(loop_scope="module")
 ROOT = Path(__file__).parents[2]
 BUNDLED = [e.name for e in fe.list_environments() if e.source.startswith("forge-env ") and not e.needs]
-SANDBOXED = {"coding_rlvr", "terminal", "data_analysis"}
-TOOLS = ["python", "bash", "sql", "", "functions.bash", "submit"]
+SANDBOXED = {"coding_rlvr", "repairs", "terminal", "data_analysis"}
+TOOLS = ["python", "bash", "sql", "query", "", "functions.bash", "submit"]
+ARGUMENTS = ["code", "command", "query", "sql"]
 TEXTS = WILD | st.sampled_from(
     ["<guess>crane</guess>", "<action>hit</action>", "#### 4", "```python\ndef f(:\n```", "\0"]
 )
 CALLS = st.builds(
     lambda name, arguments: fe.ToolCall.model_validate({"id": "c", "function": {"name": name, "arguments": arguments}}),
     st.sampled_from(TOOLS) | WILD,
-    WILD | st.builds(lambda key, text: json.dumps({key: text}), st.sampled_from(["code", "command", "query"]), TEXTS),
+    WILD | st.builds(lambda key, text: json.dumps({key: text}), st.sampled_from(ARGUMENTS), TEXTS),
 )
 ACTIONS = TEXTS | st.builds(
     lambda content, made: fe.Message(role="assistant", content=content, tool_calls=made),
@@ -47,7 +48,23 @@ async def engine() -> AsyncIterator[SandboxEngine]:
 
 
 def test_there_is_one_of_each_kind() -> None:
-    assert set(BUNDLED) == {"blackjack", "calculator", "coding_rlvr", "data_analysis", "gsm8k", "terminal", "wordle"}
+    assert set(BUNDLED) == {
+        *(
+            "blackjack",
+            "calculator",
+            "coding_rlvr",
+            "data_analysis",
+            "distractors",
+            "gsm8k",
+            "nim",
+            "repairs",
+            "search",
+            "sql",
+            "terminal",
+            "text_world",
+            "wordle",
+        ),
+    }
 
 
 @pytest.mark.parametrize("name", BUNDLED)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import forge_env as fe
+from environments.verifiers.packages import load
 from forge_env.errors import UsageError
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import FunctionPolicy, ReplayPolicy
@@ -17,6 +18,7 @@ from forge_env.types import FunctionCall, Message, ToolCall
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ADAPTER = "verifiers"
+OTHER = {"model": "another", "client": {"base_url": "http://127.0.0.1:9/v1"}}
 PACKAGE = '''
 import verifiers.v1 as vf
 
@@ -69,14 +71,83 @@ if __name__ == "__main__":
     SumTools.run()
 '''
 
+ENDLESS = '''
+import itertools, os
+import verifiers.v1 as vf
+from vf_sum import SumConfig, SumData, SumTask
+
+READ = []
+
+
+class Clock(vf.Toolset[vf.ToolsetConfig]):
+    @vf.tool
+    async def process(self) -> int:
+        """The process that answers."""
+        return os.getpid()
+
+
+class EndlessConfig(SumConfig):
+    clock: vf.ToolsetConfig = vf.ToolsetConfig()
+
+
+class EndlessTaskset(vf.Taskset[SumTask, EndlessConfig]):
+    INFINITE = True
+
+    @classmethod
+    def toolsets(cls, config):
+        return [Clock(config.clock)]
+
+    def load(self):
+        for i in itertools.count():
+            READ.append(i)
+            yield SumTask(SumData(name=f"sum-{i}", prompt=f"What is {i} + 40?", answer=i + 40), self.config.task)
+
+
+__all__ = ["EndlessTaskset"]
+
+if __name__ == "__main__":
+    Clock.run()
+'''
+SEATS = """
+import verifiers.v1 as vf
+from vf_sum import SumTaskset as Sums
+
+
+class SeatsConfig(vf.EnvConfig):
+    player: vf.AgentConfig = vf.AgentConfig()
+    SECOND
+
+
+class Seats(vf.Env[SeatsConfig]):
+    async def run(self, task, agents):
+        await agents.player.run(task)
+
+
+class SeatsTaskset(Sums):
+    pass
+
+
+__all__ = ["SeatsTaskset", "Seats"]
+"""
+MODULES = {
+    "vf_sum": PACKAGE,
+    "vf_endless": ENDLESS,
+    "vf_alone": SEATS.replace("SECOND", ""),
+    "vf_pair": SEATS.replace("SECOND", "helper: vf.AgentConfig = vf.AgentConfig()"),
+    "vf_old": "def load_environment():\n    ...\n",
+}
+
 
 @pytest.fixture(autouse=True)
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "vf_sum.py").write_text(PACKAGE)
+    for name, text in MODULES.items():
+        (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     yield
-    sys.modules.pop("vf_sum", None)
+    load.cache_clear()
+    for name in MODULES:
+        sys.modules.pop(name, None)
 
 
 async def test_an_episode_is_played_and_scored_by_verifiers() -> None:
@@ -107,7 +178,40 @@ async def test_the_platform_plays_it() -> None:
     assert (trajectory.reward, trajectory.valid, trajectory.terminated) == (0.0, True, True)
 
 
+async def test_tasks_are_read_as_far_as_they_are_asked_for_and_servers_are_shared() -> None:
+    environments = [fe.make(ADAPTER, taskset="vf-endless") for _ in range(2)]
+    import vf_endless
+
+    assert vf_endless.READ == []
+    answers = set()
+    for index, env in enumerate(environments):
+        observation, _ = await env.reset(seed=index)
+        assert observation[-1].content == f"What is {index} + 40?"
+        [tool] = [tool for tool in env.tools if "process" in tool.name]
+        observation, *_ = await env.step(fe.call_tool(tool.name))
+        answers.add(observation[-1].content)
+        await env.close()
+    assert len(answers) == 1  # one server for both
+    assert list(range(101)) == vf_endless.READ  # once, up to where it shows that there are more than a hundred
+    assert environments[0].num_tasks("train") is None
+    assert fe.make(ADAPTER, taskset="vf-endless", max_tasks=7).num_tasks("train") == 7
+
+
+async def test_the_seat_may_have_any_name() -> None:
+    for options in ({"taskset": "vf-alone"}, {"taskset": "vf-pair", "seat": "player", "others": {"helper": OTHER}}):
+        env = fe.make(ADAPTER, **options)
+        await env.reset(seed=1)
+        assert (await env.step("41"))[1] == 1.0
+        await env.close()
+    with pytest.raises(UsageError, match=r"has the seats player, helper.*seat=NAME"):
+        fe.make(ADAPTER, taskset="vf-pair")
+    with pytest.raises(UsageError, match=r"nobody has the seat 'helper'.*others="):
+        fe.make(ADAPTER, taskset="vf-pair", seat="player")
+
+
 def test_what_can_not_be_loaded_is_said() -> None:
+    with pytest.raises(UsageError, match=r"'vf-old' is made for verifiers up to 0.2, this is 0.4"):
+        fe.make(ADAPTER, taskset="vf-old")
     with pytest.raises(UsageError, match="nothing_there"):
         fe.make(ADAPTER, taskset="nothing_there")
     with pytest.raises(UsageError, match="runs code of the model"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextvars
+import gc
 import os
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import threading
 import pytest
 
 from forge_env import concurrency
-from forge_env.concurrency import gather_or_cancel, result_of, start_in_thread, to_its_end
+from forge_env.concurrency import gather_or_cancel, parse_python, result_of, start_in_thread, to_its_end
 
 
 async def test_results_errors_and_context_come_back() -> None:
@@ -83,3 +85,28 @@ async def test_what_must_end_is_awaited_however_often_its_task_is_cancelled() ->
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert await to_its_end(work) == 4
+
+
+class ParsesAtItsEnd:
+    """Garbage in a circle, whose end parses something: as a traceback does that is written in a collection."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+    def __del__(self) -> None:
+        ast.parse("1 + 2")
+
+
+def test_python_is_parsed_whatever_is_collected_meanwhile() -> None:
+    source = "((1 + 2) * 3 - (4 / 5) + 6) * 7"
+    expected = ast.dump(ast.parse(source, mode="eval"))
+    before = gc.get_threshold()
+    gc.set_threshold(5)
+    try:
+        for _ in range(300):
+            ParsesAtItsEnd()
+            assert ast.dump(parse_python(source, "eval")) == expected
+    finally:
+        gc.set_threshold(*before)
+    with pytest.raises(SyntaxError):
+        parse_python("1 +")

@@ -82,6 +82,8 @@ def test_adapters_have_names_and_say_what_they_need(capsys: pytest.CaptureFixtur
         "gymnasium": ["env_id"],
         "mixture": ["environments"],
         "openenv": ["url"],
+        "pettingzoo": ["env_id"],
+        "reasoning_gym": ["dataset"],
         "verifiers": ["taskset"],
     }
     assert {name: needs for name, needs in found.items() if needs} == adapters

@@ -67,7 +67,12 @@ def token_replies(draw: st.DrawFn, *, whole: bool = False) -> list[tuple[list[in
 @st.composite
 def trajectories(draw: st.DrawFn) -> Trajectory:
     turns = [
-        Turn(draw(st.lists(messages(), max_size=2)), reply, draw(FIGURES), draw(FIGURES), draw(FIGURES))
+        Turn(
+            draw(st.lists(messages(), max_size=2)),
+            reply,
+            *(draw(FIGURES) for _ in range(3)),
+            calls_s=draw(st.lists(FIGURES, max_size=2)),
+        )
         for _, reply in draw(token_replies(whole=draw(st.booleans())))
     ]
     return Trajectory(
@@ -83,6 +88,9 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         error=draw(st.none() | TEXTS),
         tags=draw(st.lists(TEXTS, max_size=2)),
         info=draw(JSON),
+        group=draw(st.none() | st.integers(0, 3)),
+        member=draw(st.none() | st.integers(0, 3)),
+        started=draw(st.just(0.0) | st.just(1.8e9)),
     )
 
 
@@ -160,7 +168,7 @@ def test_people_can_read_a_record(tmp_path: Path) -> None:
     with TrajectoryWriter(tmp_path / "a.jsonl") as writer:
         writer.write(Trajectory("e", "env", "task", turns=[Turn([Message(role="user", content="wie groß?")], reply)]))
     line = (tmp_path / "a.jsonl").read_text(encoding="utf-8")
-    assert line.startswith('{"schema":2,"id":"e",')
+    assert line.startswith('{"schema":4,"id":"e",')
     assert '{"role":"user","content":"wie groß?"}' in line
     assert '"content":"Größe: 4 \U0001f40d"' in line
     assert json.loads(line)["tokens"] == {"ids": "i4:cAECEQAAAQAAAAAA", "logprobs": "f4:AAAAvw==", "versions": [[3, 1]]}
@@ -245,16 +253,16 @@ def test_damaged_tokens_are_named(tmp_path: Path, change: Any, reason: str) -> N
 
 def test_a_record_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text(OLD.replace('{"id"', '{"schema":3,"id"', 1))
+    path.write_text(OLD.replace('{"id"', '{"schema":5,"id"', 1))
     damage: list[str] = []
-    with pytest.raises(UsageError, match="reads up to version 2"):
+    with pytest.raises(UsageError, match="reads up to version 4"):
         list(read_trajectories(path, on_damage=damage.append))
     assert damage == []
 
 
 def test_a_damaged_version_costs_its_record_only(tmp_path: Path) -> None:
     path, whole = tmp_path / "a.jsonl", record()
-    path.write_text(re.sub(r'"schema": ?2', '"schema": "2"', whole, count=1) + f"\n{whole}\n")
+    path.write_text(re.sub(r'"schema": ?4', '"schema": "4"', whole, count=1) + f"\n{whole}\n")
     damage: list[str] = []
     assert len(list(read_trajectories(path, on_damage=damage.append))) == 1
     assert len(damage) == 1
@@ -275,7 +283,7 @@ def record() -> str:
 
 
 @given(
-    start=st.integers(len('{"schema": 2, '), len(record())),
+    start=st.integers(len('{"schema": 4, '), len(record())),
     length=st.integers(0, 12),
     text=st.text(st.sampled_from('"{}[],:0123456789.-eutzf=A'), max_size=6),
 )
@@ -301,3 +309,11 @@ def test_without_tokens_no_numpy_is_loaded() -> None:
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == (
         "-1 False\n"
     )
+
+
+def test_images_are_kept() -> None:
+    seen = Message(role="user", content="What is it?", images=("data:image/png;base64,AA==",))
+    turn = Turn([seen], Reply(Message(role="assistant", content="A dot.")))
+    trajectory = Trajectory(id="i", environment="e", task_id="t", turns=[turn], final_observation=[seen])
+    again = Trajectory.from_dict(json.loads(json.dumps(trajectory.to_dict())))
+    assert again.messages == trajectory.messages == [seen, turn.message, seen]

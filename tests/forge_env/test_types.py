@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import pickle
 import sys
+from pathlib import Path
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from forge_env.errors import UsageError
 from forge_env.tools.schema import as_text
-from forge_env.types import FunctionCall, Message, ToolCall
+from forge_env.types import FunctionCall, Message, ToolCall, image
 
 CALL = ToolCall(id="call_0", function=FunctionCall(name="add", arguments='{"a": 1}'))
 MESSAGE = Message(role="assistant", content="two", tool_calls=[CALL])
@@ -21,14 +23,17 @@ DATA = {
     "tool_call_id": None,
     "name": None,
     "reasoning_content": None,
+    "stop_reason": "stop",
+    "images": (),
 }
 
 
 def test_a_message_reads_what_it_writes() -> None:
     assert MESSAGE.model_dump() == DATA
     assert Message.model_validate(DATA) == MESSAGE == Message(**DATA)  # type: ignore[arg-type]
-    assert json.loads(MESSAGE.model_dump_json()) == json.loads(as_text(MESSAGE, "show")) == DATA
-    assert MESSAGE.to_openai() == {name: value for name, value in DATA.items() if value is not None}
+    assert json.loads(MESSAGE.model_dump_json()) == json.loads(as_text(MESSAGE, "show")) == {**DATA, "images": []}
+    told = {name: value for name, value in DATA.items() if value not in (None, ()) and name != "stop_reason"}
+    assert MESSAGE.to_openai() == told
     assert pickle.loads(pickle.dumps(MESSAGE)) == MESSAGE
 
 
@@ -56,3 +61,34 @@ def test_a_field_of_a_model_may_be_a_message() -> None:
 def test_a_message_has_no_dictionary() -> None:
     assert all(not hasattr(each, "__dict__") for each in (MESSAGE, CALL, CALL.function))
     assert sys.getsizeof(MESSAGE) < 128
+
+
+PIXEL = b"\x89PNG\r\n\x1a\n" + bytes(8)
+
+
+def test_images_stand_after_the_text(tmp_path: Path) -> None:
+    (tmp_path / "pixel").write_bytes(PIXEL)
+    shown = image(tmp_path / "pixel")
+    assert shown == image(PIXEL) == "data:image/png;base64,iVBORw0KGgoAAAAAAAAAAA=="
+    message = Message(role="user", content="What is it?", images=(shown, "https://example.org/b.webp"))
+    parts = message.to_openai()["content"]
+    assert [part["type"] for part in parts] == ["text", "image_url", "image_url"]
+    assert parts[1]["image_url"] == {"url": shown}
+    assert Message.from_openai(message.to_openai()) == message
+    assert Message.from_openai(MESSAGE.to_openai()) == MESSAGE
+    silent = Message(role="user", images=(shown,))
+    assert silent.parts == [{"type": "image_url", "image_url": {"url": shown}}]
+
+
+@pytest.mark.parametrize(
+    ("start", "kind"), [(b"\xff\xd8\xff", "jpeg"), (b"GIF89a", "gif"), (b"RIFF\0\0\0\0WEBPVP8 ", "webp")]
+)
+def test_an_image_is_known_by_how_it_begins(start: bytes, kind: str) -> None:
+    assert image(start).startswith(f"data:image/{kind};base64,")
+
+
+def test_what_is_not_an_image_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="these bytes are not an image"):
+        image(b"hello")
+    with pytest.raises(UsageError, match=r"can't read the image .*none: No such file"):
+        image(tmp_path / "none")

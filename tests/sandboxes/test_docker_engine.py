@@ -155,6 +155,33 @@ async def test_own_dockerfile(client: Any, tmp_path: Path) -> None:
         client.images.remove(tag, force=True)
 
 
+async def test_variables_of_an_image(client: Any, tmp_path: Path) -> None:
+    """What an image sets reaches programs; what is the sandbox's own, or would load code by itself, does not."""
+    (tmp_path / "own.py").write_text("ANSWER = 42\n")
+    lines = [
+        "ARG BASE_IMAGE",
+        "FROM ${BASE_IMAGE}",
+        "COPY own.py /app/own.py",
+        "ENV GREETING='hello you' PYTHONPATH=/app PATH=/app/bin:$PATH",
+        "ENV HOME=/nowhere TMPDIR=/nowhere LD_LIBRARY_PATH=/app PYTHONSTARTUP=/app/own.py",
+    ]
+    (tmp_path / "Dockerfile").write_text("\n".join(lines))
+    async with DockerEngine(concurrency=1, warm=0) as engine:
+        async with engine.session(SandboxSpec(image=str(tmp_path))) as sandbox:
+            names = "GREETING HOME TMPDIR LD_LIBRARY_PATH PYTHONSTARTUP PYTHONPATH PATH"
+            shown = await sandbox.exec(["sh", "-c", f"for n in {names}; do eval echo \\${{$n-none}}; done"])
+            *values, path = shown.stdout.splitlines()
+            assert values == ["hello you", "/work", "/tmp", "none", "none", "/app"]
+            assert path.startswith("/app/bin:")
+            for run in (sandbox.run_python("import own; print(own.ANSWER)"),
+                        sandbox.exec(["python3", "-c", "import own; print(own.ANSWER)"])):  # fmt: skip
+                assert (await run).stdout == "42\n"
+            judged = await sandbox.run_tests("import own\ndef f(): return own.ANSWER", "assert f() == 42")
+            assert judged.passed
+        name = await engine.build(str(tmp_path))
+    client.images.remove(name, force=True)
+
+
 async def test_missing_image_is_explained() -> None:
     require("docker")
     async with DockerEngine(concurrency=1, warm=0) as engine:
@@ -169,3 +196,22 @@ def test_profile_is_tighter_than_the_default() -> None:
     assert json.loads(profile())["defaultAction"] == "SCMP_ACT_ERRNO"
     assert not allowed & {"ptrace", "bpf", "mount", "unshare", "setns", "io_uring_setup", "shmget", "keyctl", "clone3"}
     assert os.sep not in profile()
+
+
+async def test_a_daemon_that_does_not_see_our_files_is_used_all_the_same() -> None:
+    """As from a container that was given the daemon's socket: /tmp is another one."""
+    program = (
+        "import asyncio\nfrom forge_env.errors import UsageError\nfrom forge_env.sandbox import SandboxSpec\n"
+        "from sandboxes.docker import DockerEngine\n"
+        "async def main():\n"
+        "    async with DockerEngine(concurrency=1, warm=0) as engine:\n"
+        "        for spec in (SandboxSpec(), SandboxSpec(), SandboxSpec(allow=('127.0.0.1:80',))):\n"
+        "            async with engine.session(spec) as sandbox:\n"
+        "                print((await sandbox.run_python('print(40 + 2)')).stdout, end='', flush=True)\n"
+        "asyncio.run(main())\n"
+    )
+    apart = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"]), "sh", "-c"]
+    command = [*apart, 'mount -t tmpfs tmpfs /tmp && exec "$0" -c "$1"', sys.executable, program]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
+    assert done.stdout == "42\n42\n", done.stderr
+    assert "does not see this machine's files" in done.stderr.splitlines()[-1]

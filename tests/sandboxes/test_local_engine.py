@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,13 +76,25 @@ async def test_groups_of_dead_owners_are_reaped() -> None:
 
 
 def test_prune_keeps_what_is_current_and_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What another process got from the cache stays until that has ended, also while it runs no sandbox."""
     monkeypatch.setattr(cache, "cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(cache, "ensure_rootfs", lambda: tmp_path / "rootfs-current")
-    monkeypatch.setattr(cache, "ensure_runner", lambda: tmp_path / "runner-current")
-    for name in ("rootfs-current", "rootfs-used", "rootfs-old", "runner-current", "runner-old", "someone-elses"):
+    monkeypatch.setattr(cache, "ensure_rootfs", lambda: cache.ensure("rootfs-current", Path.exists))
+    monkeypatch.setattr(cache, "ensure_runner", lambda: cache.ensure("runner-current", Path.exists))
+    for name in ("rootfs-used", "rootfs-old", "runner-old", "someone-elses"):
         (tmp_path / name / "usr").mkdir(parents=True)
-    assert cache.prune({"rootfs-used"}) == [str(tmp_path / "rootfs-old"), str(tmp_path / "runner-old")]
-    assert (tmp_path / "someone-elses").is_dir()
+    other = "from sandboxes.images import cache; print(cache.ensure('rootfs-used', None), flush=True); input()"
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path.parent)}
+    (tmp_path.parent / "forge-env").symlink_to(tmp_path)
+    with subprocess.Popen(
+        [sys.executable, "-c", other], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    ) as user:
+        assert user.stdout
+        assert user.stdout.readline()
+        assert cache.prune() == [str(tmp_path / "rootfs-old"), str(tmp_path / "runner-old")]
+        user.communicate(b"\n")
+    assert cache.prune() == [str(tmp_path / "rootfs-used")]
+    left = {"rootfs-current", "runner-current", "someone-elses", "lock"}
+    assert {path.name for path in tmp_path.iterdir()} == left
 
 
 def test_advice_names_what_was_refused() -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_env.errors import SandboxError
-from forge_env.sandbox import SandboxSpec
+from forge_env.errors import EnvironmentBugError, SandboxError
+from forge_env.sandbox import SandboxSpec, on_behalf_of
 from sandboxes.box import Box
 from sandboxes.connection import Connection
 from sandboxes.pool import Pool
@@ -224,4 +224,42 @@ async def test_shrinks_to_the_warm_ones(monkeypatch: Any) -> None:
         await asyncio.wait([future for future in gone if not future.done()], return_when=asyncio.FIRST_COMPLETED)
     await settle()
     assert factory.alive() == 1
+    await pool.close()
+
+
+async def test_who_holds_a_box_and_waits_for_another_is_named() -> None:
+    """Both boxes are held by episodes that want a second one: one of them fails, the other gets what it held."""
+    pool = Pool(Factory(), size=2, stuck_s=0.0)
+    both_hold = asyncio.Barrier(2)
+
+    async def episode() -> str:
+        with on_behalf_of("Judge") as holder:
+            first = await pool.acquire(SPEC, "Judge", holder)
+            await both_hold.wait()
+            try:
+                pool.release(await pool.acquire(SPEC, "Judge", holder))
+            except EnvironmentBugError as error:
+                return str(error)
+            finally:
+                pool.release(first)
+        return ""
+
+    said = sorted(await asyncio.gather(episode(), episode()))
+    assert said[0] == ""
+    assert said[1].startswith("all 2 sandboxes are held by episodes that wait for another one: Judge (2)")
+    assert "give the first back" in said[1]
+    await pool.close()
+
+
+async def test_one_who_works_on_is_waited_for() -> None:
+    """Nobody is stuck while somebody who holds a box waits for none."""
+    pool = Pool(Factory(), size=2, stuck_s=0.0)
+    working, first = await pool.acquire(SPEC, "", "works"), await pool.acquire(SPEC, "", "wants two")
+    second = asyncio.ensure_future(pool.acquire(SPEC, "", "wants two"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not second.done()
+    pool.release(working)
+    pool.release(await second)
+    pool.release(first)
     await pool.close()

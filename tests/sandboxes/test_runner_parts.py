@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandboxes.runner import processes, seccomp
+from forge_env.sandbox import WORK
+from sandboxes.runner import child, config, processes, seccomp
 from sandboxes.runner.deaths import Deaths
 
 
@@ -82,3 +83,23 @@ def test_no_jump_leaves_the_filter(machine: str) -> None:
         if operation & 0x07 == 0x05:
             assert index + 1 + max(if_true, if_false) < len(code)
     assert code[-1][0] == returns
+
+
+def test_which_variables_of_an_image_reach_programs() -> None:
+    given = {
+        "PATH": "/app/bin:/bin",
+        "APP": "1",
+        "HOME": "/root",
+        "LD_PRELOAD": "x",
+        "BASH_ENV": "x",
+        "PYTHONHOME": "x",
+    }
+    given |= {"http_proxy": "x", "HTTPS_PROXY": "x", "LC_ALL": "C", "KUBERNETES_PORT": "1", "HOSTNAME": "x"}
+    assert child.image_environment(given) == {"PATH": "/app/bin:/bin", "APP": "1"}
+    assert child.image_environment({"PYTHONPATH": f"{child.RUNNER}:/app::/lib"}) == {"PYTHONPATH": "/app:/lib"}
+    assert child.image_environment({"PYTHONPATH": child.RUNNER}) == {}
+
+
+def test_both_sides_know_the_work_folder_by_one_name() -> None:
+    """The runner imports nothing of ours, so it says it again."""
+    assert config.WORK == WORK

@@ -161,6 +161,7 @@ class ForgeActor(Actor):  # type: ignore[misc]
             pids = [pid for _, pid in (await result(actor.process_id.call())).items()]
             actor._forge_pids = [] if cls.ground is not None else pids  # those that mean something here
             actor._forge_named = name_processes(pids, cls.ground)
+            actor._forge_lost = [] if cls.ground is None else cls.ground.lost
         except BaseException:  # cancelled too: no process may be left
             await stop_processes(mesh)
             raise
@@ -207,9 +208,11 @@ class ForgeActor(Actor):  # type: ignore[misc]
         """Ends with `ActorDiedError` when any process of the actor dies, hangs, or loses its host.
 
         That is one call that never returns, the only thing that Monarch tells of every kind of death. It may take
-        seconds; of processes on this machine the kernel tells at once.
+        seconds; of processes on this machine the kernel tells at once, and of the loss of a host the connection to its
+        worker.
         """
-        return asyncio.ensure_future(_death(result(actor._forge_all.ended.call()), actor._forge_pids))
+        telling = result(actor._forge_all.ended.call())
+        return asyncio.ensure_future(_death(telling, actor._forge_pids, actor._forge_lost))
 
     @concurrent_endpoint
     async def ended(self) -> None:
@@ -226,16 +229,16 @@ class ForgeActor(Actor):  # type: ignore[misc]
         """Heavy start-up; override it."""
 
 
-async def _death(telling: Awaitable[None], pids: Sequence[int]) -> None:
-    """Raise how an actor ended: what `telling` raises, or that one of its processes is gone."""
+async def _death(telling: Awaitable[None], pids: Sequence[int], lost: Sequence[asyncio.Future[None]]) -> None:
+    """Raise how an actor ended: what `telling` raises, or that one of its processes is gone, or of its hosts."""
     told = asyncio.ensure_future(telling)
     ends = [asyncio.ensure_future(end_of(pid)) for pid in pids]
     try:
-        await asyncio.wait([told, *ends], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([told, *ends, *lost], return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait([told], timeout=WHY_S)
         if told.done():
             return told.result()
-        raise ActorDiedError("its process has ended")
+        raise ActorDiedError("its host is lost" if any(host.done() for host in lost) else "its process has ended")
     finally:
         for task in (told, *ends):
             task.cancel()

@@ -15,7 +15,7 @@ from typing import Any
 from forge_env.concurrency import gather_or_cancel
 from forge_env.errors import ForgeError
 from forge_env.job.addresses import Address, own_address
-from forge_env.job.card import Card, NoWorkerError, ask
+from forge_env.job.card import Card, NoWorkerError, ask, until_lost
 from forge_env.job.plan import Place, Unit
 from forge_env.job.staging import stage
 from forge_env.job.survey import Survey
@@ -41,6 +41,8 @@ class _Host:
     mesh: Any = None
     life: int = 0
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lost: asyncio.Future[None] | None = None
+    """Done when this life is over."""
 
     @property
     def name(self) -> str:
@@ -81,6 +83,9 @@ class Hosts:
 
     async def close(self) -> None:
         """End what still runs on the hosts; their workers wait for the next run."""
+        for host in self._hosts:
+            if host.lost is not None:
+                host.lost.cancel()
         await asyncio.gather(*(self._leave(host) for host in self._hosts))
 
     async def staged(self, model: Path) -> Path:
@@ -129,6 +134,7 @@ class Hosts:
     async def _attach(self, host: _Host) -> None:
         host.life += 1
         host.mesh = await _attached(f"host{host.number}life{host.life}", [host.card])
+        host.lost = asyncio.ensure_future(until_lost(host.address))
         logger.info("host %d: %s, %s", host.number, host.address, host.card.host)
 
     async def _leave(self, host: _Host) -> None:
@@ -157,7 +163,8 @@ class Hosts:
             )
             for host, gpus in zip(hosts, place.gpus, strict=True)
         }
-        return Ground(mesh, len(hosts), ", ".join(host.name for host in hosts), settings)
+        lost = [host.lost for host in hosts if host.lost is not None]
+        return Ground(mesh, len(hosts), ", ".join(host.name for host in hosts), settings, lost)
 
 
 async def _attached(name: str, cards: list[Card]) -> Any:

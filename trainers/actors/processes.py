@@ -62,12 +62,14 @@ class Ground:
         hosts: how many.
         name: theirs.
         settings: by the worker of each host.
+        lost: of each host, done when it is.
     """
 
     mesh: HostMesh
     hosts: int
     name: str
     settings: Mapping[str, Setting]
+    lost: Sequence[asyncio.Future[None]]
 
     @property
     def address(self) -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import os
 import socket
+from collections.abc import Awaitable
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
-from trainers.actors.actor import ForgeActor, endpoint, own_rank
-from trainers.actors.remote import result
+from forge_env.errors import InfrastructureError
+from trainers.actors.actor import ForgeActor, concurrent_endpoint, endpoint, own_rank
+from trainers.actors.remote import ActorDiedError, result
 
+T = TypeVar("T")
 LOOPBACK = "127.0.0.1"
 # Longest wait for another rank; a rank that died ends the others through Monarch, long before.
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
@@ -49,6 +53,77 @@ class RankedActor(ForgeActor):
         self.rank = own_rank()
         _use_network(address[0])
         join(self.meeting_point or find_store(*address, size), self.rank, size, with_gpus=with_gpus)
+
+
+class Followers:
+    """The other processes of an actor, as its first one sees them.
+
+    Args:
+        actor: sliced to them.
+        died: raised when one of them has died, and with it the whole actor.
+    """
+
+    def __init__(self, actor: Any, died: type[InfrastructureError]) -> None:
+        self._actor = actor
+        self._died = died
+
+    async def call(self, endpoint: str, *args: Any) -> None:
+        """One endpoint on all of them.
+
+        Raises:
+            InfrastructureError: `died`.
+        """
+        try:
+            await result(getattr(self._actor, endpoint).call(*args))
+        except ActorDiedError as error:
+            raise self._died(f"another process of this actor died: {error}") from error
+
+    async def beside(self, own: Awaitable[Any], endpoint: str, *args: Any) -> Any:
+        """Do `own` here while `endpoint` runs there; returns what `own` does."""
+        # theirs first: `own` may block this thread until they have joined it
+        there = asyncio.ensure_future(self.call(endpoint, *args))
+        try:
+            # a failure there is raised at once: here the collective would wait for the other side
+            _, value = await asyncio.gather(there, own)
+        finally:
+            there.cancel()
+        return value
+
+
+class LedActor(RankedActor):
+    """A `RankedActor` whose first process speaks for all: `launch` gives back that one alone.
+
+    It passes on to the others what they have to do, so that they do it in one order whoever called. What an endpoint
+    does there and here at once goes through `with_followers`.
+    """
+
+    followers: Followers | None = None
+    """Of the first of several processes."""
+    died: ClassVar[type[InfrastructureError]] = InfrastructureError
+    """Raised by the first process when another has died."""
+
+    @classmethod
+    async def launch(cls, *args: Any, **kwargs: Any) -> Any:
+        """Start the processes, the first of which is told of the others."""
+        actor = await super().launch(*args, **kwargs)
+        if cls.procs == 1:
+            return actor
+        leader = actor.slice(procs=0)
+        leader._forge_proc_mesh, leader._forge_all = actor._forge_proc_mesh, actor
+        leader._forge_pids, leader._forge_named = actor._forge_pids, actor._forge_named
+        leader._forge_lost = actor._forge_lost
+        await result(leader.lead.call(actor.slice(procs=slice(1, cls.procs))))
+        return leader
+
+    @concurrent_endpoint
+    async def lead(self, followers: Any) -> None:
+        """Learn, as the first process, of the others."""
+        self.followers = Followers(followers, self.died)
+
+    async def with_followers(self, own: Awaitable[T], endpoint: str, *args: Any) -> T:
+        """Do `own` here and `endpoint` in the other processes, if there are any; returns what `own` does."""
+        done: T = await (own if self.followers is None else self.followers.beside(own, endpoint, *args))
+        return done
 
 
 def serve_store(host: str, size: int) -> Any:

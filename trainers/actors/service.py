@@ -50,6 +50,8 @@ from trainers.actors.remote import ActorDiedError, agreed
 from trainers.actors.router import Router
 
 MOST_BACKOFF_S = 30.0
+TOLD_S = 30.0
+"""How much later than whoever called it in vain the service may hear of a replica's death."""
 SESSIONS: contextvars.ContextVar[Mapping[Service, Session]] = contextvars.ContextVar("sessions", default={})  # noqa: B039 - never changed
 """Conversations that this code is inside of, one of each service."""
 logger = logging.getLogger(__name__)
@@ -173,13 +175,15 @@ class Replica:
     @property
     def healthy(self) -> bool:
         """Whether it can be called."""
-        return self.metrics.state is ReplicaState.HEALTHY
+        alive = self.death is None or not self.death.done()
+        return alive and self.metrics.state is ReplicaState.HEALTHY
 
     async def call(self, endpoint: str, *args: Any, **kwargs: Any) -> Any:
         """What the endpoint of the present life returns or raises.
 
         Raises:
-            ActorDiedError: the replica ended first.
+            ActorDiedError: the replica ended first. By then it isn't `healthy` any more: whoever calls again because of
+                one death is not called dead again by the same.
         """
         death = self.death
         if self.actor is None or death is None:
@@ -188,6 +192,8 @@ class Replica:
         try:
             await asyncio.wait([call, death], return_when=asyncio.FIRST_COMPLETED)
             if call.done():
+                if isinstance(call.exception(), ActorDiedError):
+                    await asyncio.wait([death], timeout=TOLD_S)
                 return call.result()
             why = None if death.cancelled() else death.exception()
             raise ActorDiedError(str(why or "it was stopped")) from why

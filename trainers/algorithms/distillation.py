@@ -43,10 +43,11 @@ class Preferring(Preparation):
 
     async def __call__(self, group: Group) -> PackedGroup | None:
         """Ask the teacher about every token that was sampled."""
-        preferences = [await self.preference(episode) for episode in group.valid]
+        played = [episode for own in group.by_seat() for episode in own.valid]
+        preferences = [await self.preference(episode) for episode in played]
         episodes = [  # a copy: the group's own are being written to disk
             replace(episode, metrics={**episode.metrics, "teacher_kl": -float(preferred.mean())})
-            for episode, preferred in zip(group.valid, preferences, strict=True)
+            for episode, preferred in zip(played, preferences, strict=True)
         ]
         baseline = np.concatenate(preferences).mean()
         masks = [learned(self.mask(episode), episode) for episode in episodes]

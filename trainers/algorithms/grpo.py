@@ -42,11 +42,12 @@ class Weighing(Preparation):
 
     async def __call__(self, group: Group) -> PackedGroup | None:
         """Weigh what was sampled; None where `grpo.filter` doesn't want it."""
-        if not self.keeps(group):
+        wanted = [own for own in group.by_seat() if self.keeps(own)]
+        if not wanted:
             return None
-        advantages = token_advantages(self.advantage, group)
-        masks = [learned(self.mask(episode), episode) for episode in group.valid]
-        return pack(group.valid, advantages, masks)
+        advantages = [weights for own in wanted for weights in token_advantages(self.advantage, own)]
+        episodes = [episode for own in wanted for episode in own.valid]
+        return pack(episodes, advantages, [learned(self.mask(episode), episode) for episode in episodes])
 
     def state_dict(self) -> dict[str, Any]:
         """What the estimator remembers."""

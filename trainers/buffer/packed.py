@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -36,12 +37,15 @@ class GroupRecord:
         columns: names of the table's columns, `FIXED` first.
         table: one row for each episode, one column for each of `columns`, [E, C].
         has_signal: whether any token to be learned has an advantage that differs from 0.
+        members: which episodes of the group the rows are: "0", "3", or with the seat that was played "3/white", [E].
+            Empty in what an older version packed.
     """
 
     task_id: str
     columns: tuple[str, ...]
     table: NDArray[np.float64]
     has_signal: bool
+    members: tuple[str, ...] = ()
 
     def column(self, name: str) -> NDArray[np.float64]:
         """One of `FIXED`, a value for each episode, [E]."""
@@ -61,19 +65,22 @@ class PackedGroup:
         task_id: of the task.
         columns: names of the table's columns, `FIXED` first.
         data: header, table, segments, tokens; `pack` writes it.
+        members: as in `GroupRecord`.
     """
 
     task_id: str
     columns: tuple[str, ...]
     data: bytes
+    members: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:  # one copy of the names for all groups
         object.__setattr__(self, "columns", _NAMES.setdefault(self.columns, self.columns))
+        object.__setattr__(self, "members", _NAMES.setdefault(self.members, self.members))
         if self._header[0] != _FORMAT:
             raise UsageError("a group was packed by another version of forge-env", fix="start a new run")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return PackedGroup, (self.task_id, self.columns, self.data)
+        return PackedGroup, (self.task_id, self.columns, self.data, self.members)
 
     @property
     def _header(self) -> tuple[Any, ...]:
@@ -87,7 +94,7 @@ class PackedGroup:
     def record(self) -> GroupRecord:
         """All but the tokens."""
         table = self._array("table").reshape(-1, len(self.columns))
-        return GroupRecord(self.task_id, self.columns, table, self.has_signal)
+        return GroupRecord(self.task_id, self.columns, table, self.has_signal, self.members)
 
     @property
     def num_tokens(self) -> int:
@@ -183,14 +190,10 @@ def pack(
         masks: likewise whether the token is to be learned, bool [N]; others are context. None: all are.
 
     Raises:
-        UsageError: an episode has more or fewer advantages than sampled tokens.
+        UsageError: an episode has more or fewer advantages than sampled tokens, or the turns of its seats are mixed.
     """
     for episode, values in zip(episodes, advantages, strict=True):
-        if len(values) != episode.num_sampled_tokens:
-            raise UsageError(
-                f"{len(values)} advantages for {episode.num_sampled_tokens} sampled tokens of {episode.id!r}",
-                fix="give one for each sampled token of an episode",
-            )
+        _check(episode, len(values))
     metrics = sorted({name for episode in episodes for name in episode.metrics})
     if masks is None:
         masks = [np.ones(len(values), np.bool_) for values in advantages]
@@ -239,7 +242,24 @@ def pack(
         sum(float(values.mean()) for values in sizes if len(values)) / max(len(sizes), 1),
     )
     task_id = episodes[0].task_id if episodes else ""
-    return PackedGroup(task_id, columns, header + b"".join(array.tobytes() for array in arrays))
+    members = tuple(map(_member, episodes))
+    return PackedGroup(task_id, columns, header + b"".join(array.tobytes() for array in arrays), members)
+
+
+def _member(episode: Trajectory) -> str:
+    _, slash, seat = episode.id.partition("/")  # `Trajectory.by_seat`
+    return "" if episode.member is None else f"{episode.member}{slash}{seat}"
+
+
+def _check(episode: Trajectory, advantages: int) -> None:
+    seats = [seat for seat, _ in groupby(turn.seat for turn in episode.turns)]
+    if len(seats) > len(set(seats)):
+        raise UsageError(f"the turns of the seats of {episode.id!r} are mixed", fix="pack what Group.by_seat gives")
+    if advantages != episode.num_sampled_tokens:
+        raise UsageError(
+            f"{advantages} advantages for {episode.num_sampled_tokens} sampled tokens of {episode.id!r}",
+            fix="give one for each sampled token of an episode",
+        )
 
 
 def _joined(arrays: Sequence[NDArray[Any]], kind: Any) -> NDArray[Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import json
 import logging
 import os
+import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -18,13 +18,17 @@ from typing import Any
 from forge_env.config.reader import Source, unknown
 from forge_env.config.recipe import RunConfig, SamplingSection
 from forge_env.errors import UsageError
+from forge_env.machine import GIB
 
+LEAST = 0.01
+"""Share of a GPU that vLLM looks for at its start where it is told the size of its cache."""
 _KEYS = {
     "model": "model.path",
     "dtype": "model.dtype",
     "max_model_len": "model.max_length",
     "max_num_seqs": "generator.max_num_seqs",
     "gpu_memory_utilization": "generator.gpu_memory_utilization",
+    "kv_cache_memory_bytes": "generator.kv_cache_gb, with job.share_gpus",
     "tensor_parallel_size": "generator.procs",
     "enforce_eager": "generator.enforce_eager",
     "seed": "seed",
@@ -67,7 +71,7 @@ def engine_arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
         "dtype": config.model.dtype,
         "max_model_len": config.model.max_length,
         "max_num_seqs": section.max_num_seqs,
-        "gpu_memory_utilization": section.gpu_memory_utilization,
+        **_memory(config),
         "tensor_parallel_size": section.procs,
         "distributed_executor_backend": "uni" if section.procs == 1 else "mp" if section.apart else "external_launcher",
         "enforce_eager": section.enforce_eager or not section.with_gpus,  # a CPU has no graphs
@@ -80,6 +84,14 @@ def engine_arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
         # GPU; on a CPU its generators can't go back, and the engine fails.
         **({} if section.with_gpus else {"enable_chunked_prefill": False}),
     }
+
+
+def _memory(config: RunConfig) -> dict[str, float]:
+    """How much of a GPU an engine takes. What others hold of it is not for vLLM to measure while they start."""
+    section = config.generator
+    if config.job.share_gpus and section.with_gpus:
+        return {"kv_cache_memory_bytes": section.kv_cache_gb * GIB // section.procs, "gpu_memory_utilization": LEAST}
+    return {"gpu_memory_utilization": section.gpu_memory_utilization}
 
 
 def check_engine_args(config: RunConfig) -> None:
@@ -156,7 +168,7 @@ class Platform:
 
     Attributes:
         environment: variables by name; `{threads}` and `{kv_cache_gb}` are the recipe's.
-        attributes: of vLLM's modules, by their path.
+        attributes: of vLLM's modules and classes, by their path.
         limits_threads: whether the engine keeps to the recipe's number of threads.
     """
 
@@ -198,6 +210,7 @@ def packed_experts(backend: Any, moe_config: Any, w13_weight: Any, w2_weight: An
     return layer.w13_weight, layer.w2_weight
 
 
+_RANKS = "vllm.distributed.device_communicators.cpu_communicator"
 _EXPERTS = "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method"
 EVERYWHERE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
 CPU = Platform(
@@ -215,6 +228,8 @@ CPU = Platform(
         "vllm._custom_ops._supports_onednn": False,
         "vllm.model_executor.layers.utils.cpu_unquantized_gemm": padded_gemm,
         f"{_EXPERTS}.convert_to_unquantized_kernel_format": packed_experts,
+        # Ranks talk by gloo: vLLM's shared memory for it outlives a process that is killed.
+        f"{_RANKS}.CpuCommunicator._all_group_ranks_share_shm_group_name": lambda self: False,
     },
     limits_threads=True,
 )
@@ -247,4 +262,4 @@ def adapt(*, with_gpus: bool, threads: int) -> None:
         torch.set_num_threads(threads)
     for path, value in platform.attributes.items():
         module, _, attribute = path.rpartition(".")
-        setattr(importlib.import_module(module), attribute, value)
+        setattr(pkgutil.resolve_name(module), attribute, value)

@@ -132,14 +132,12 @@ class AsyncLLMEngine(Engine):
 
     async def load_weights(self, weights: Weights, version: int) -> float:
         """See `Engine`."""
-        from trainers.weights import shared
         from trainers.weights.flat import Flat
 
         self.check()
         given = weights()
         flat = given if isinstance(given, Flat) else Flat.of(dict(given))
-        handles = {dtype: shared.handle(buffer) for dtype, buffer in flat.buffers.items()}
-        message = pickle.dumps((flat.layout, handles, reorders(self.engine)))
+        message = pickle.dumps((flat.layouts, flat.handles, reorders(self.engine)))
         started = time.perf_counter()
         self._open.clear()
         with self.account.during("load weights"):

@@ -44,12 +44,13 @@ class WeightLoader:
         """Load weights, or adapters, from memory of another process.
 
         Args:
-            message: pickled: their layout, handles of the buffers by dtype, and whether vLLM has to reorder them.
+            message: pickled: their layouts, handles of the buffers, and whether vLLM has to reorder them.
         """
         from trainers.weights.adapter import whole_weights
+        from trainers.weights.flat import Flat
 
-        layout, handles, reorders = pickle.loads(message)
-        published = layout.unpack({dtype: shared.attach(handle) for dtype, handle in handles.items()})
+        layouts, handles, reorders = pickle.loads(message)
+        published = Flat(layouts, [{dtype: shared.attach(each) for dtype, each in one.items()} for one in handles])
         base, device = Path(self.model_runner.model_config.model), self.model_runner.device
         weights = whole_weights(published, base, everything=reorders, device=device)
         if reorders:

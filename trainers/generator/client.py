@@ -20,7 +20,14 @@ from numpy.typing import ArrayLike
 from forge_env.errors import GeneratorError
 from trainers.actors.remote import ActorDiedError, result
 from trainers.actors.router import Router
-from trainers.generator.types import Completion, EngineFailedError, SamplingOptions, WeightsHeldError, WeightsLostError
+from trainers.generator.types import (
+    Completion,
+    EngineFailedError,
+    SamplingOptions,
+    WeightsHeldError,
+    WeightsLostError,
+    WeightsOldError,
+)
 
 HELD_FIRST = 1 << 20
 """Priority of requests for held weights before all others: the pool waits for the holder."""
@@ -97,6 +104,7 @@ class GeneratorClient:
         options: SamplingOptions,
         session: object = None,
         held: tuple[int, int] | None = None,
+        at_least: int = 0,
     ) -> Completion:
         """One completion; a cancelled call ends the request in its replica too.
 
@@ -106,18 +114,19 @@ class GeneratorClient:
             session: the conversation it belongs to, which stays on one replica where it can: an object that lives
                 as long as the conversation.
             held: the `Member.key` whose held weights it is for; no other will do.
+            at_least: the oldest version of the weights that may sample it.
 
         Raises:
             WeightsLostError: the replica whose weights were held is gone.
             GeneratorError: replica after replica died of it.
         """
         prompt = np.asarray(prompt_ids, np.int32)
-        prefix, deaths, refused = hash(prompt.tobytes()), 0, (-1, -1, -1)
+        prefix, deaths, refused = hash(prompt.tobytes()), 0, set[tuple[int, int, int]]()
         while True:
             member = await self._choose(session, prefix, held, refused)
             view = self._view
             try:
-                return await self._ask(member, prompt, options, held is not None)
+                return await self._ask(member, prompt, options, held is not None, at_least)
             except (ActorDiedError, EngineFailedError) as error:
                 deaths += 1
                 self._dead.add(member.key)
@@ -125,15 +134,15 @@ class GeneratorClient:
                     raise WeightsLostError(f"the weights that were held are gone: {error}") from error
                 if deaths > REPEATS:
                     raise GeneratorError(f"{deaths} generators died with this request; the last: {error}") from error
-            except WeightsHeldError:
+            except (WeightsHeldError, WeightsOldError):
                 if held is not None:
                     raise
-                refused = (*member.key, view)
+                refused.add((*member.key, view))
             finally:
                 self._router.done(member.number)
 
     async def _choose(
-        self, session: object, prefix: int, held: tuple[int, int] | None, refused: tuple[int, int, int]
+        self, session: object, prefix: int, held: tuple[int, int] | None, refused: set[tuple[int, int, int]]
     ) -> Member:
         """The replica for a request; counted as in flight."""
         if held is not None:
@@ -145,15 +154,17 @@ class GeneratorClient:
             await self._changed.wait()
         return self._members[self._router.choose(serving, session, prefix)]
 
-    def _serving(self, refused: tuple[int, int, int]) -> list[int]:
-        """Replicas for ordinary requests, but for one that has just refused: the news of why are on their way."""
+    def _serving(self, refused: set[tuple[int, int, int]]) -> list[int]:
+        """Replicas for ordinary requests, but for those that have just refused: the news of why are on their way."""
         return [
             member.number
             for member in self._members.values()
-            if member.serving and member.key not in self._dead and (*member.key, self._view) != refused
+            if member.serving and member.key not in self._dead and (*member.key, self._view) not in refused
         ]
 
-    async def _ask(self, member: Member, prompt: Any, options: SamplingOptions, held: bool) -> Completion:
+    async def _ask(
+        self, member: Member, prompt: Any, options: SamplingOptions, held: bool, at_least: int
+    ) -> Completion:
         request_id = f"{self._name}-{next(self._count)}"
         if held:
             options = replace(options, priority=options.priority - HELD_FIRST)
@@ -162,7 +173,7 @@ class GeneratorClient:
         try:
             async with death:
                 completion: Completion = await result(
-                    member.actor.generate.call_one(prompt, _values(options), request_id, held)
+                    member.actor.generate.call_one(prompt, _values(options), request_id, held, at_least)
                 )
         except asyncio.CancelledError:
             member.actor.abort.broadcast(request_id)

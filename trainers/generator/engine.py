@@ -30,7 +30,8 @@ from numpy.typing import ArrayLike
 from forge_env.errors import GeneratorError, UsageError
 from forge_env.policy import NO_TOKENS
 from forge_env.run.account import Account
-from trainers.generator.lockstep import Abortion, Admission, Followers, Order, carry_out
+from trainers.actors.ranks import Followers
+from trainers.generator.lockstep import Abortion, Admission, Order, carry_out
 from trainers.generator.types import Completion, EngineFailedError, SamplingOptions
 
 logger = logging.getLogger(__name__)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike
 
+from forge_env.errors import GeneratorError
 from trainers.actors.actor import concurrent_endpoint
 from trainers.actors.processes import settle_heap
-from trainers.actors.ranks import RankedActor
-from trainers.actors.remote import ActorDiedError, result
+from trainers.actors.ranks import LedActor
+from trainers.actors.remote import ActorDiedError
 from trainers.generator.hold import Hold
-from trainers.generator.lockstep import Followers, Order, name_rank
-from trainers.generator.types import Completion, SamplingOptions, WeightsDroppedError
+from trainers.generator.lockstep import Order, name_rank
+from trainers.generator.types import Completion, EngineFailedError, SamplingOptions, WeightsDroppedError
 
 if TYPE_CHECKING:
     from trainers.generator.engine import Engine
+    from trainers.weights.store import Published
 
 
 def import_engine(**process: Any) -> None:
@@ -37,10 +40,8 @@ def import_engine(**process: Any) -> None:
     import trainers.weights.store  # noqa: F401
 
 
-class Generator(RankedActor):
+class Generator(LedActor):
     """vLLM behind endpoints. Calls overlap; each is one request in the engine's running batch.
-
-    Over several processes (`options(procs=2)`) `launch` gives back the first of them, which speaks for all.
 
     Args:
         engine_args: vLLM's `EngineArgs` as a dictionary (`model`, `dtype`, `max_model_len`, ...).
@@ -49,6 +50,8 @@ class Generator(RankedActor):
         recompute_on_update: compute keys and values of requests in flight anew after each weight update.
         apart: vLLM has processes of its own (`trainers.generator.async_llm`).
     """
+
+    died = EngineFailedError
 
     def __init__(
         self,
@@ -65,44 +68,20 @@ class Generator(RankedActor):
         self._recompute_on_update = recompute_on_update
         self._engine: Any = None  # `Engine`; of several processes `InProcessEngine`
         self._store: Any = None
-        self._followers: Followers | None = None
         self._pulled: Any = None
         self._updating = asyncio.Lock()
         self._hold = Hold()
         self._loaded = asyncio.Event()
 
-    @classmethod
-    async def launch(cls, *args: Any, **kwargs: Any) -> Any:
-        """Start the processes, the first of which is told of the others."""
-        actor = await super().launch(*args, **kwargs)
-        if cls.procs == 1:
-            return actor
-        leader = actor.slice(procs=0)
-        leader._forge_proc_mesh, leader._forge_all = actor._forge_proc_mesh, actor
-        leader._forge_pids, leader._forge_named = actor._forge_pids, actor._forge_named
-        await result(leader.lead.call(actor.slice(procs=slice(1, cls.procs))))
-        return leader
-
-    @concurrent_endpoint
-    async def lead(self, followers: Any) -> None:
-        """Learn, as the first process, of the others."""
-        self._followers = Followers(followers)
-
     @concurrent_endpoint
     async def preload(self) -> None:
         """Import vLLM ahead of time, while the checkpoint is still being made."""
-        await self._with_followers(asyncio.to_thread(import_engine, **self._process), "preload")
-
-    async def _with_followers(self, own: Awaitable[Any], endpoint: str, *args: Any) -> None:
-        """Do `own` here and `endpoint` in the other processes, at the same time."""
-        # theirs first: `own` may block this thread until they have joined it
-        others = [] if self._followers is None else [self._followers.call(endpoint, *args)]
-        await asyncio.gather(*others, own)
+        await self.with_followers(asyncio.to_thread(import_engine, **self._process), "preload")
 
     @concurrent_endpoint
     async def setup(self) -> None:
         """Load the model and compile what there is to compile."""
-        await self._with_followers(self._setup(), "setup")
+        await self.with_followers(self._setup(), "setup")
 
     async def _setup(self) -> None:
         import_engine(**self._process)
@@ -126,7 +105,7 @@ class Generator(RankedActor):
             on_host = torch.cuda.device_count() if self._process["with_gpus"] else self.rank + 1
             name_rank(self.rank, self.rank % on_host)
         return InProcessEngine(
-            self._engine_args, recompute_on_update=self._recompute_on_update, followers=self._followers
+            self._engine_args, recompute_on_update=self._recompute_on_update, followers=self.followers
         )
 
     @concurrent_endpoint
@@ -143,6 +122,7 @@ class Generator(RankedActor):
         options: dict[str, Any] | None = None,
         request_id: str | None = None,
         held: bool = False,
+        at_least: int = 0,
     ) -> Completion:
         """Sample one completion of `prompt_ids`, [P], which are not sent back with it.
 
@@ -151,14 +131,16 @@ class Generator(RankedActor):
             options: of `SamplingOptions`, over the defaults.
             request_id: the caller's name for it, for `abort`.
             held: it is for the weights that are held.
+            at_least: the oldest version that may sample it.
 
         Raises:
             WeightsHeldError: the weights are held for others.
+            WeightsOldError: they are older.
         """
-        with self._hold.request(held=held):
-            completion: Completion = await self._engine.generate(
-                prompt_ids, SamplingOptions(**{**self._defaults, **(options or {})}), request_id
-            )
+        self._hold.check(self._engine.version, held=held, at_least=at_least)
+        completion: Completion = await self._engine.generate(
+            prompt_ids, SamplingOptions(**{**self._defaults, **(options or {})}), request_id
+        )
         completion.prompt_ids = completion.prompt_ids[:0]
         return completion
 
@@ -173,43 +155,53 @@ class Generator(RankedActor):
         self._hold.end()
 
     @concurrent_endpoint
-    async def quiet(self) -> None:
-        """Wait until no request is under way but those for held weights."""
-        await self._hold.quiet.wait()
-
-    @concurrent_endpoint
     async def abort(self, request_id: str) -> None:
         """End a request: a caller that was cancelled there has nobody waiting here."""
         await self._engine.abort(request_id)
 
     @concurrent_endpoint
-    async def update_weights(self, version: int) -> dict[str, float]:
+    async def update_weights(self, version: int, published: Published | None = None) -> dict[str, float]:
         """Pull `version` and swap it in between two engine steps; requests in flight go on with it.
 
+        Args:
+            version: of the policy.
+            published: where it lies; by default the store is asked.
+
         Raises:
-            WeightsDroppedError: the store has newer weights only, or is gone; the engine goes on with those it has.
+            WeightsDroppedError: it is gone, and so is its trainer, or there are newer ones; the engine goes on with
+                those it has.
         """
         async with self._updating:
             started = time.perf_counter()
-            await self._with_followers(self._pull(version), "pull", version)
+            await self._pull(version, published)
             pulled = time.perf_counter()
             stalled = await self._engine.load_weights(self._take_pulled, version)
         return {"pull_s": pulled - started, "stall_s": stalled}
 
     @concurrent_endpoint
-    async def pull(self, version: int) -> None:
-        """As a follower: fetch the weights of `version`, for `follow_load`."""
-        await self._pull(version)
+    async def take(self, published: Published) -> None:
+        """As a follower: take the weights that the first process has pulled, for `follow_load`."""
+        self._pulled = await self._store.take(published)
 
-    async def _pull(self, version: int) -> None:
+    async def _pull(self, version: int, published: Published | None) -> None:
         try:
-            self._pulled = await self._store.pull(version)
+            published = published or await self._store.find(version)
+            self._pulled = await self._store.take(published)
         except ActorDiedError as error:
             raise WeightsDroppedError(f"the weight store is gone, and with it version {version}: {error}") from error
+        except (FileNotFoundError, ConnectionError) as error:
+            raise WeightsDroppedError(f"version {version} is gone, or the trainer that had it: {error}") from error
+        except OSError as error:
+            raise GeneratorError(
+                f"the weights of version {version} can't be fetched from the trainer: {error}",
+                fix="see that this host reaches the trainer's at the addresses of job.workers",
+            ) from error
         except Exception as error:  # boundary of torchstore: what it raises depends on when they were dropped
             if version in await self._store.versions():
                 raise
             raise WeightsDroppedError(f"the weights of version {version} are not in the store any more") from error
+        if self.followers is not None:
+            await self.followers.call("take", replace(published, handles=self._pulled.handles))
 
     def _take_pulled(self) -> Any:
         weights, self._pulled = self._pulled, None
@@ -222,7 +214,7 @@ class Generator(RankedActor):
 
     @concurrent_endpoint
     async def follow_load(self, version: int) -> None:
-        """As a follower: swap in what `pull` fetched."""
+        """As a follower: swap in what `take` took."""
         await self._engine.follow_load(self._take_pulled, version)
 
     @concurrent_endpoint

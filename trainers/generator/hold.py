@@ -1,29 +1,18 @@
-"""Which requests a replica takes while its weights are held, and when those from before have ended.
+"""Which requests a replica takes: not while its weights are held for others, nor where they are older than asked for.
 
-The replica itself decides: whoever sends requests, from whichever process, may not know yet that its weights are held.
+The replica itself decides: whoever sends requests, from whichever process, may not know yet how its weights are.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from trainers.generator.types import WeightsHeldError
+from trainers.generator.types import WeightsHeldError, WeightsOldError
 
 
 class Hold:
-    """Counts the requests that are not for held weights.
-
-    Attributes:
-        quiet: set while none of them is under way.
-    """
+    """Whether the weights of a replica are held."""
 
     def __init__(self) -> None:
-        self.quiet = asyncio.Event()
-        self.quiet.set()
         self._held = False
-        self._ordinary = 0
 
     def begin(self) -> None:
         """Refuse ordinary requests from here on."""
@@ -33,23 +22,19 @@ class Hold:
         """Take all requests again."""
         self._held = False
 
-    @contextmanager
-    def request(self, *, held: bool) -> Iterator[None]:
-        """A request is under way.
+    def check(self, version: int, *, held: bool, at_least: int) -> None:
+        """A request arrives.
+
+        Args:
+            version: of the weights.
+            held: it is for held weights.
+            at_least: the oldest version that will do.
 
         Raises:
             WeightsHeldError: it is an ordinary one, and the weights are held.
+            WeightsOldError: they are older.
         """
-        if held:
-            yield
-            return
-        if self._held:
+        if self._held and not held:
             raise WeightsHeldError("the weights of this replica are held")
-        self._ordinary += 1
-        self.quiet.clear()
-        try:
-            yield
-        finally:
-            self._ordinary -= 1
-            if not self._ordinary:
-                self.quiet.set()
+        if version < at_least:
+            raise WeightsOldError(f"this replica has version {version}; version {at_least} is asked for")

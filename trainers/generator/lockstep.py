@@ -7,17 +7,15 @@ the first process sends the others its orders, what it admitted and aborted sinc
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainers.actors.remote import ActorDiedError, result
-from trainers.generator.types import EngineFailedError, SamplingOptions
+from trainers.generator.types import SamplingOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,40 +94,8 @@ def sampling_params(options: SamplingOptions) -> Any:
     )
 
 
-class Followers:
-    """The other processes of a replica, as its first one sees them. `actor`: `Generator`, sliced to them."""
-
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
-
-    async def call(self, endpoint: str, *args: Any) -> None:
-        """One endpoint on all of them.
-
-        Raises:
-            EngineFailedError: one of them died, and with it the replica.
-        """
-        try:
-            await result(getattr(self._actor, endpoint).call(*args))
-        except ActorDiedError as error:
-            raise EngineFailedError(f"another process of this generator died: {error}") from error
-
-    async def beside(self, own: Awaitable[Any], endpoint: str, *args: Any) -> Any:
-        """Do `own` here while `endpoint` runs there; returns what `own` does."""
-        there = asyncio.ensure_future(self.call(endpoint, *args))
-        try:
-            # a failure there is raised at once: here the collective would wait for the other side
-            value, _ = await asyncio.gather(own, there)
-        finally:
-            there.cancel()
-        return value
-
-
 def name_rank(rank: int, local_rank: int) -> None:
-    """Tell vLLM's external launcher who this process is, in the process group that exists already, and on its host.
-
-    The ranks of a CPU engine are given different names for their group, so that they talk by gloo: vLLM's shared
-    memory for it would outlive a process that is killed.
-    """
+    """Tell vLLM's external launcher who this process is, in the process group that exists already, and on its host."""
     from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
     os.environ["RANK"], os.environ["LOCAL_RANK"] = str(rank), str(local_rank)

@@ -57,7 +57,19 @@ class GeneratorPolicy(Policy):
 class _Session(PolicySession):
     """Keeps the conversation twice: as messages, and as the very tokens the model saw and sampled."""
 
-    __slots__ = ("__weakref__", "_messages", "_policy", "_prompt", "_replies", "_seed", "_tools", "_turns")
+    __slots__ = (
+        "__weakref__",
+        "_ends",
+        "_home",
+        "_messages",
+        "_policy",
+        "_prompt",
+        "_replies",
+        "_sampled",
+        "_seed",
+        "_tools",
+        "_turns",
+    )
 
     def __init__(self, policy: GeneratorPolicy, tools: list[ToolSpec], seed: int | None) -> None:
         self._policy = policy
@@ -65,8 +77,11 @@ class _Session(PolicySession):
         self._seed = seed
         self._messages: list[Message] = []
         self._prompt = np.empty(0, np.int32)  # of the turn before
+        self._sampled: NDArray[np.int32] | None = None  # in the turn before; None: there was none
         self._replies: list[Reply] = []  # since the conversation last began anew: their tokens are one sequence
+        self._ends: list[tuple[int, list[Reply], int]] = []  # of turns: messages, and replies of that sequence
         self._turns = 0
+        self._home: _Session | None = None  # whose replica has the tokens that this one begins with
 
     async def reply(self, observation: Observation) -> Reply:
         """Sample the next assistant message.
@@ -80,7 +95,9 @@ class _Session(PolicySession):
         room = policy.max_length - len(prompt_ids)
         if room < 1:
             raise ContextLengthExceeded(f"the conversation has {len(prompt_ids)} of {policy.max_length} tokens")
-        forked = bool(self._replies) and not continues
+        forked = self._sampled is not None and not continues
+        if not self._ends:
+            continues = 0  # what it goes on from is another's
         self._begin_with(prompt_ids, continues)
         options = SamplingOptions(
             max_tokens=min(policy.max_tokens, room),
@@ -90,7 +107,7 @@ class _Session(PolicySession):
             priority=-self._turns,  # what is nearly done first: groups become complete sooner
             shaping=policy.shaping,
         )
-        completion = await policy.generate(prompt_ids, options, self)
+        completion = await policy.generate(prompt_ids, options, self._home or self)
         self._turns += 1
         message = policy.chat.parse(completion.token_ids.tolist(), self._tools, prompt_ids.tolist())
         self._messages.append(message)
@@ -105,16 +122,30 @@ class _Session(PolicySession):
             continues=continues,
         )
         self._replies.append(reply)
+        self._sampled = reply.token_ids
+        self._ends.append((len(self._messages), self._replies, len(self._replies)))
         return reply
+
+    def fork(self, turns: int, *, seed: int | None = None) -> PolicySession:
+        """A conversation that goes on from this one's very tokens, to the end of its `turns`-th reply."""
+        messages, replies, count = self._ends[turns - 1]
+        forked = _Session(self._policy, self._tools, seed)
+        forked._messages = self._messages[:messages]
+        tokens = [ids for reply in replies[:count] for ids in (reply.prompt_ids, reply.token_ids)]
+        forked._prompt, forked._sampled = np.concatenate(tokens[:-1]), tokens[-1]
+        forked._turns, forked._home = turns, self._home or self
+        return forked
 
     def _next_prompt(self, observation: Observation) -> tuple[NDArray[np.int32], int]:
         """The next prompt, and how many tokens of it are the conversation so far: all, or none (a fork).
 
         It continues those tokens wherever the format can; else the conversation is rendered anew.
         """
-        chat, sampled = self._policy.chat, self._replies[-1].token_ids if self._replies else self._prompt
+        chat, sampled = self._policy.chat, self._sampled
+        if sampled is None:
+            return np.array(chat.render(self._messages, self._tools), np.int32), 0
         before, ids = self._prompt.tolist(), sampled.tolist()
-        extended = chat.extend(before, ids, observation, self._tools) if self._replies else None
+        extended = chat.extend(before, ids, observation, self._tools)
         prompt = chat.render(self._messages, self._tools) if extended is None else extended
         before += ids
         if prompt[: len(before)] != before:

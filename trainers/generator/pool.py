@@ -6,25 +6,29 @@ but for those whose weights are held (`GeneratorPool.held`), which get them when
     one replica        update_weights waits until nobody holds
     several replicas   the least busy one is held and serves nobody else; the others are updated meanwhile
 
-Invariant: when `update_weights(v)` returns, no ordinary request samples from weights older than v, which is what bounds
-the age of a trained token (`trainers.buffer.window`). Replicas that were updated sample from v; a held one refuses
-ordinary requests, and those that it had under way are waited for; one that is down has none, and loads the target
-before it serves again. The target is set before anybody is told: a replica that starts meanwhile can't miss it.
+A replica that takes much longer than the first is not waited for: it goes on with what it has under way, is asked for
+nothing else, and loads version after version until it has the newest.
+
+Invariant: an ordinary request samples from no weights older than it asks for. What bounds the age of a trained token is
+that a group's requests ask for the version that had arrived when it was admitted (`trainers.buffer.window`). A replica
+refuses a request that asks for newer weights than it has, and the weights under a request only get newer. So nobody
+has to be waited for before a version counts as arrived, as long as some replica has it. One that starts loads the
+target before it serves, which is set before anybody is told: it can't miss it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import ArrayLike
 
 from forge_env.errors import GeneratorError
 from trainers.actors.remote import ActorDiedError
-from trainers.actors.service import Replica, ReplicaState, Service
+from trainers.actors.service import TOLD_S, Replica, ReplicaState, Service
 from trainers.generator.client import GeneratorClient, Member
 from trainers.generator.types import (
     Completion,
@@ -34,10 +38,13 @@ from trainers.generator.types import (
     WeightsLostError,
 )
 
+if TYPE_CHECKING:
+    from trainers.weights.store import Published
+
 Version = tuple[int, int]
 """How often the run was set back to earlier weights, and the policy version."""
-TOLD_S = 30.0
-"""How much later than whoever asked a replica in vain the pool may hear of its death."""
+PATIENCE_S = 1.0
+"""How much longer than twice the time of the first replica the others may take for new weights, and be waited for."""
 
 
 @dataclass(slots=True)
@@ -49,6 +56,8 @@ class _Weights:
     holders: int = 0
     exclusive: bool = False
     """It was told to refuse ordinary requests."""
+    bringing: asyncio.Task[dict[str, float]] | None = None
+    """It is brought to the target."""
     stats: dict[str, float] = field(default_factory=dict)
     """As it last told them."""
 
@@ -103,13 +112,14 @@ class GeneratorPool(Service):
         self._weights = [_Weights() for _ in launches]
         self._target: Version = (0, 0)
         """What a replica needs to serve once it is up."""
+        self._published: Published | None = None
+        """Where that lies; None: the store knows."""
         self._arrived: Version = (0, 0)
-        """The newest that `update_weights` has brought to all that were up."""
+        """The newest that counts as arrived: who has an older one serves no ordinary request."""
         self._updates = 0
         """Calls of `update_weights` that have not yet swapped."""
         self._updating = asyncio.Lock()
         self._looked = asyncio.Event()
-        self._rejoining: set[asyncio.Future[None]] = set()
         self._followers: list[Callable[[list[Member]], None]] = [self.client.update]
         self._past: dict[str, float] = {}
         """Counters of lives that are over."""
@@ -134,13 +144,11 @@ class GeneratorPool(Service):
         ]
 
     def _serves(self, replica: Replica) -> bool:
-        """Whether it takes ordinary requests: one alone always, of several those that are up to date."""
+        """Whether it takes ordinary requests: those that are up to date; of several, those that nobody holds."""
         weights = self._weights[replica.number]
-        if not replica.healthy:
+        if not replica.healthy or weights.version < self._arrived:
             return False
-        if self._alone:
-            return True
-        return not weights.holders and not weights.exclusive and weights.version >= self._arrived
+        return self._alone or not (weights.holders or weights.exclusive)
 
     @property
     def _alone(self) -> bool:
@@ -187,45 +195,83 @@ class GeneratorPool(Service):
         await replica.call("preload")
         await self.model_ready.wait()
         await replica.call("setup")
-        while weights.version != self._target:
-            wanted = self._target
-            try:
-                await replica.call("update_weights", wanted[1])
-            except WeightsDroppedError:  # newer ones are in the store, and will be the target
-                await self._until(lambda wanted=wanted: self._target != wanted)  # type: ignore[misc]
-            else:
-                weights.version = wanted
+        await self._load(replica, weights)
+
+    async def stop(self) -> None:
+        """End every replica."""
+        for weights in self._weights:
+            if weights.bringing is not None:
+                weights.bringing.cancel()
+        await super().stop()
 
     # --- weights
 
-    async def update_weights(self, version: int) -> dict[str, float]:
+    async def update_weights(self, version: int, published: Published | None = None) -> dict[str, float]:
         """Swap the weights everywhere but where they are held; the slowest replica's times, and the pull of each.
 
-        Returns when no ordinary request samples from older weights. With one replica, it waits until nobody holds.
+        Returns when they have arrived: in all replicas but those that take much longer than the first (`behind`, their
+        number), which have them later. With one replica, it waits until nobody holds.
+
+        Args:
+            version: of the policy.
+            published: where it lies; by default every replica asks the store.
         """
+        return await self._bring_all(version, published, patient=False)
+
+    async def set_back(self, version: int, published: Published | None = None) -> None:
+        """As `update_weights`, to weights that may be older than those there are: the run goes on from there.
+
+        Waits for all replicas: versions don't say any more which weights are older.
+        """
+        self._aim_at((self._target[0] + 1, version), published)
+        self._arrived = self._target
+        await self._bring_all(version, published, patient=True)
+
+    def _aim_at(self, target: Version, published: Published | None) -> None:
+        """Have another target; a replica whose weights were dropped on its way to the last one waits for it."""
+        self._target, self._published = target, published
+        self._looked.set()
+
+    async def _bring_all(self, version: int, published: Published | None, *, patient: bool) -> dict[str, float]:
         self._updates += 1
         try:
             async with self._updating:
                 await self._until(self._may_update)
-                self._target = (self._target[0], version)
+                self._aim_at((self._target[0], version), published)
                 free = [replica for replica in self.replicas if replica.healthy and not self._holders(replica)]
-                results = await asyncio.gather(*(self._update(replica, self._target) for replica in free))
+                bringing = {replica.number: self._bring(replica) for replica in free}
+                await self._arrive(bringing.values(), patient=patient)
                 self._arrived = self._target
         finally:
             self._updates -= 1
             self._told()
-        await asyncio.gather(*(self._no_older(replica, (self._target[0], version)) for replica in self.replicas))
-        times = {replica.number: each for replica, each in zip(free, results, strict=True) if each}
+        times = {number: each for number, task in bringing.items() if task.done() and (each := task.result())}
         if not times:
             return {}
         slowest = {name: max(each[name] for each in times.values()) for name in next(iter(times.values()))}
+        if len(bringing) > 1:
+            slowest["behind"] = float(sum(not task.done() for task in bringing.values()))
         each_s = {f"generator{number}/pull_s": each["pull_s"] for number, each in times.items()}
         return slowest | each_s if len(times) > 1 else slowest
 
-    async def set_back(self, version: int) -> None:
-        """As `update_weights`, to weights that may be older than those there are: the run goes on from there."""
-        self._target = self._arrived = (self._target[0] + 1, version)
-        await self.update_weights(version)
+    async def _arrive(self, bringing: Iterable[asyncio.Task[dict[str, float]]], *, patient: bool) -> None:
+        """Wait until the target is where it has to be.
+
+        Raises:
+            GeneratorError: what kept a replica from loading it.
+        """
+        clock = asyncio.get_running_loop().time
+        waiting, began, until = set(bringing), clock(), None
+        while waiting and (until is None or clock() < until):
+            timeout = None if until is None else until - clock()
+            _, waiting = await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            self.check()
+            there = any(replica.healthy and self._has_target(replica) for replica in self.replicas)
+            if until is None and there and not patient:
+                until = clock() + (clock() - began) + PATIENCE_S
+
+    def _has_target(self, replica: Replica) -> bool:
+        return self._weights[replica.number].version == self._target
 
     def _holders(self, replica: Replica) -> int:
         return self._weights[replica.number].holders
@@ -234,40 +280,63 @@ class GeneratorPool(Service):
         healthy = [replica for replica in self.replicas if replica.healthy]
         return not healthy or not all(map(self._holders, healthy))
 
-    async def _update(self, replica: Replica, target: Version) -> dict[str, float]:
-        """Bring a replica to `target`; nothing if it dies: it comes back with that."""
+    def _bring(self, replica: Replica) -> asyncio.Task[dict[str, float]]:
+        """Have a replica brought to the target, whatever that becomes meanwhile."""
         weights = self._weights[replica.number]
+        if weights.bringing is None or weights.bringing.done():
+            weights.bringing = asyncio.create_task(self._catch_up(replica, weights))
+        return weights.bringing
+
+    async def _catch_up(self, replica: Replica, weights: _Weights) -> dict[str, float]:
+        """See `_bring`; the times of the last version. Nothing if it dies: it comes back with the target.
+
+        What else keeps it from that is the pool's `failure`: nobody may be left who waits for it.
+        """
+        times: dict[str, float] = {}
         try:
-            times: dict[str, float] = await replica.call("update_weights", target[1])
-            weights.version = target
-            self._looked.set()
-            await self._take_all(replica, weights)
+            while weights.version != self._target or (weights.exclusive and not weights.holders):
+                times = await self._load(replica, weights) or times
+                if weights.exclusive and not weights.holders:
+                    await replica.call("release")
+                    weights.exclusive = False
         except (ActorDiedError, EngineFailedError):
             return {}
+        except Exception as error:  # noqa: BLE001 - task boundary
+            why, fix = getattr(error, "message", error), getattr(error, "fix", None)
+            failure = GeneratorError(f"{self.name} {replica.number}: {why}", fix=fix)
+            failure.__cause__ = error
+            if not self.failure.done():
+                self.failure.set_exception(failure)
+            return {}
+        self._told()
         return times
 
-    async def _take_all(self, replica: Replica, weights: _Weights) -> None:
-        if weights.exclusive and not weights.holders:
-            await replica.call("release")
-            weights.exclusive = False
+    async def _load(self, replica: Replica, weights: _Weights) -> dict[str, float]:
+        """Load the target, and what it becomes meanwhile; the times of the last version.
 
-    async def _no_older(self, replica: Replica, version: Version) -> None:
-        """Wait until a replica samples for ordinary requests from this version or newer, if at all."""
-        weights = self._weights[replica.number]
-        if not replica.healthy or weights.version >= version:
-            return
+        Raises:
+            ActorDiedError: the replica died.
+        """
+        times: dict[str, float] = {}
+        while weights.version != self._target:
+            wanted = self._target
+            try:
+                times = await replica.call("update_weights", wanted[1], self._published)
+            except WeightsDroppedError:  # there are newer ones, or will be, and they will be the target
+                await self._until(lambda wanted=wanted: self._target != wanted or self._over(weights))  # type: ignore[misc]
+            except GeneratorError:
+                if self._target == wanted or self._over(weights):
+                    raise
+            else:
+                weights.version = wanted
+                self._looked.set()
+            if self._over(weights):
+                raise ActorDiedError("it is started again")
+        return times
 
-        async def quiet() -> None:
-            with suppress(ActorDiedError):  # then nothing is under way there
-                await replica.call("quiet")
-
-        newer = self._until(lambda: weights.version >= version)
-        waiting = [asyncio.ensure_future(work) for work in (quiet(), newer)]
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in waiting:
-                each.cancel()
+    def _over(self, weights: _Weights) -> bool:
+        """Whether the life of a replica is over."""
+        return all(weights is not each for each in self._weights)
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[HeldWeights]:
@@ -305,10 +374,7 @@ class GeneratorPool(Service):
             weights.holders -= 1
             self._looked.set()
             if not weights.holders and weights is self._weights[replica.number]:  # the replica still lives
-                rejoining = asyncio.ensure_future(self._rejoin(replica, weights))
-                self._rejoining.add(rejoining)
-                rejoining.add_done_callback(self._rejoining.discard)
-                await asyncio.shield(rejoining)  # whoever is cancelled here, the replica is needed again
+                self._bring(replica)
 
     def _to_hold(self) -> Replica | None:
         """A replica with the newest weights, a held one first; one is left for all others where there are several."""
@@ -325,24 +391,6 @@ class GeneratorPool(Service):
     def _busy(self, number: int) -> float:
         """Requests in flight, as far as is known here."""
         return self.client.in_flight[number] + self._weights[number].stats.get("in_flight", 0.0)
-
-    async def _rejoin(self, replica: Replica, weights: _Weights) -> None:
-        """Bring a replica that was held to the newest weights, and so back to ordinary requests."""
-        async with self._updating:
-            if weights.holders or weights is not self._weights[replica.number]:
-                return
-            try:
-                if weights.version != self._target:
-                    await self._update(replica, self._target)
-                else:
-                    await self._take_all(replica, weights)
-            except (WeightsDroppedError, ActorDiedError):
-                return  # newer ones are published, and on their way to every replica; or it starts again
-            except Exception as error:  # task boundary: nobody may be left to be told
-                if not self.failure.done():
-                    self.failure.set_exception(GeneratorError(f"{self.name} {replica.number}: {error}"))
-                raise
-            self._told()
 
     # --- figures
 

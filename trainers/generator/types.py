@@ -23,6 +23,10 @@ class WeightsHeldError(GeneratorError):
     """This replica's weights are held for others: ask another replica."""
 
 
+class WeightsOldError(GeneratorError):
+    """This replica doesn't have the weights yet that a request asks for: ask another replica."""
+
+
 class WeightsLostError(GeneratorError):
     """The replica whose weights were held is gone, and they with it."""
 

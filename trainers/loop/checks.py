@@ -12,6 +12,8 @@ from forge_env.config.recipe import ORDERS, ModelSection, RunConfig, Section
 from forge_env.environment.base import Environment
 from forge_env.errors import UsageError, suggestion
 from forge_env.machine import user_path
+from forge_env.rollout.opponents import check_named
+from forge_env.run.needs import gpus_by_role
 from forge_env.tasks.curriculum import make_order
 from trainers.buffer.rules import make_rules
 from trainers.generator.arguments import check_engine_args, check_sampling
@@ -81,13 +83,19 @@ def check_loss(config: RunConfig) -> None:
 def check_devices(config: RunConfig) -> None:
     """No option is turned that means nothing on the device it is for."""
     generator, trainer, warmup = config.generator, config.trainer, config.warmup
-    if generator.with_gpus:
-        _refuse_turned("generator", generator, ("kv_cache_gb", "threads"), "generators on a CPU")
-    else:
+    if len(gpus_by_role(config)) < 2:
+        _refuse_turned("job", config.job, ("share_gpus",), "recipes with several roles on GPUs")
+    if not generator.with_gpus:
         _refuse_turned("generator", generator, ("gpu_memory_utilization", "enforce_eager"), "generators on GPUs")
+    elif config.job.share_gpus:
+        own = "generators with GPUs of their own: those that share take kv_cache_gb"
+        _refuse_turned("generator", generator, ("gpu_memory_utilization",), own)
+        _refuse_turned("generator", generator, ("threads",), "generators on a CPU")
+    else:
+        _refuse_turned("generator", generator, ("kv_cache_gb", "threads"), "generators on a CPU")
     if trainer.with_gpus or trainer.procs > 1:
         alone = "a trainer of one process on a CPU"
-        if config.grpo.reference.source == "none":  # which has as many
+        if config.grpo.reference.source == "none" or config.grpo.reference.procs > 1:  # of one process, it has as many
             _refuse_turned("trainer", trainer, ("threads",), alone)
         if warmup is not None:
             _refuse_turned("warmup", warmup, ("threads",), alone)
@@ -169,7 +177,9 @@ def check_lora(config: RunConfig) -> None:
             fix="use trainer.optimizer.muon_lr=0 with lora",
         )
     if config.grpo.reference.source == "initial":
-        _refuse_turned("grpo.reference", config.grpo.reference, ("with_gpus",), "models with a process of their own")
+        _refuse_turned(
+            "grpo.reference", config.grpo.reference, ("procs", "with_gpus"), "models with a process of their own"
+        )
     if config.model.path == TINY:
         if not warms_up(config):
             raise UsageError(
@@ -217,6 +227,8 @@ def check_environment(config: RunConfig) -> None:
     section = config.environment
     environment: Environment = fe.make(section.name, **section.options)
     evaluation = config.evaluation
+    check_named(section.name, environment.seats, section.opponents, "environment.opponents")
+    check_named(section.name, environment.seats, evaluation.opponents or {}, "evaluation.opponents")
     for key, split in (("split", evaluation.split), *(("extra_splits", split) for split in evaluation.extra_splits)):
         if split not in environment.splits:
             fix = suggestion(split, environment.splits, f"splits: {', '.join(environment.splits)}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from forge_env.errors import ForgeError
 from forge_env.evaluation.estimates import Estimate, score
 from forge_env.run import Run
@@ -9,6 +11,7 @@ from forge_env.trajectory import Trajectory
 from trainers.generator.pool import GeneratorPool
 from trainers.generator.types import WeightsLostError
 from trainers.rollout.rollouts import Rollouts
+from trainers.rollout.types import VERSIONS, is_bug
 
 TRIES = 3
 """How often an evaluation is begun whose generator dies, until its score is left out."""
@@ -63,9 +66,20 @@ class Evaluator:
         ):
             self._run.warn(f"evaluation.metric={section.metric}: no episode has it, so the reward is the score")
         valid = sum(trajectory.valid for trajectory in trajectories)
-        if lost := len(trajectories) - valid:
+        bugs = sum(map(is_bug, trajectories))
+        if lost := len(trajectories) - valid - bugs:
             self._run.warn(f"evaluation after step {step}: {lost} episodes were lost and are left out")
-        self._run.evaluation(step, split, result.value, valid, result.stderr)
+        if bugs:
+            with_zeros = result.value * valid / (valid + bugs)
+            self._run.warn(
+                f"evaluation after step {step}: the environment's own code failed on {bugs} episodes, which are left "
+                f"out; counted as 0, the score is {with_zeros:.3f} instead of {result.value:.3f}"
+            )
+        versions: Counter[int] = Counter()
+        for trajectory in trajectories:
+            if trajectory.valid:
+                versions.update(trajectory.info.get(VERSIONS, {}))
+        self._run.evaluation(step, split, result.value, valid, result.stderr, versions)
         return result
 
     async def evaluate_all(self, step: int) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from trainers.buffer.packed import GroupRecord
-from trainers.buffer.types import BufferStats
+from trainers.buffer.packed import FIXED, GroupRecord
+from trainers.buffer.types import BufferStats, Reservation
 
 _METRIC_NAMES = {
     "loss": "grpo_loss/total_loss",
@@ -46,6 +47,31 @@ def batch_metrics(groups: Sequence[GroupRecord]) -> dict[str, float]:
         total = sum(float(group.metrics[name].sum()) for group in groups if name in group.metrics)
         metrics[f"reward/{name}"] = total / episodes
     return metrics
+
+
+def trained_row(batch: Reservation) -> list[dict[str, Any]]:
+    """What a step was trained on, as `Run.trained` keeps it: one entry for each group.
+
+    `episodes` are lists: member, reward, mean advantage of its tokens, sampled tokens, turns, whether it was truncated.
+    """
+    return [
+        {
+            "group": index,
+            "task": group.task_id,
+            "version": version,
+            "staleness": staleness,
+            "uses": uses,
+            "episodes": [
+                [member, round(reward, 6), round(advantage, 6), int(tokens), int(turns), int(truncated)]
+                for member, (reward, advantage, turns, tokens, truncated) in zip(
+                    group.members or [""] * len(group.table), group.table[:, : len(FIXED)].tolist(), strict=True
+                )
+            ],
+        }
+        for index, group, version, staleness, uses in zip(
+            batch.indices, batch.groups, batch.versions, batch.staleness, batch.uses, strict=True
+        )
+    ]
 
 
 def buffer_metrics(stats: BufferStats) -> dict[str, float]:

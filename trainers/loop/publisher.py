@@ -1,19 +1,22 @@
 """New weights on their way from the trainer to the generators, while the trainer goes on with the next step.
 
     trainer: train c | snapshot | train c + 1 ........... | snapshot | ...
-                         \\ put -> pull -> swap -> release   \\ ...
+                         \\ pull -> swap -> release   \\ ...
 
-One version at a time: the next snapshot waits until the version before has arrived everywhere. The buffer's window
-allows for it: between the trainer's version and the generators' lies at most one step, whose groups still hold their
-slots (`trainers.buffer.window`).
+The generators are told where the snapshot lies; the store's index learns of it meanwhile. One version at a time: the
+next snapshot waits until the version before has arrived, which a generator that is much slower than the others doesn't
+delay (`trainers.generator.pool`). The buffer's window allows for it: between the trainer's version and the one that has
+arrived lies at most one step, whose groups still hold their slots (`trainers.buffer.window`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from forge_env.concurrency import gather_or_cancel
 from trainers.buffer.types import GroupBuffer
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.trainer import TrainerHandle
@@ -45,17 +48,17 @@ class Publisher:
         """Take a snapshot of the weights and send it off as `version`."""
         await self.settled()
         logger.info(f"Pushing weights for policy version {version}")
-        arriving = await self._trainer.begin_push(version)
+        published, indexed = await self._trainer.begin_push(version)
+        arriving = [self._generators.update_weights(version, published), indexed]
         self._under_way = self._tasks.create_task(self._carry(version, arriving))
 
     async def settled(self) -> None:
-        """Wait until the version under way, if any, is in every generator."""
+        """Wait until the version under way, if any, has arrived."""
         if self._under_way is not None:
             await asyncio.shield(self._under_way)
 
-    async def _carry(self, version: int, arriving: asyncio.Future[dict[str, float]]) -> None:
-        pushed = await arriving
-        swapped = await self._generators.update_weights(version)
+    async def _carry(self, version: int, arriving: Sequence[Coroutine[Any, Any, dict[str, float]]]) -> None:
+        swapped, pushed = await gather_or_cancel(arriving)
         await self._buffer.release(version)
         self._metrics = {f"weights/{name}": value for name, value in (pushed | swapped).items()}
 

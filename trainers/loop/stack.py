@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import string
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -90,7 +91,7 @@ class Stack:
         self._pool: GeneratorPool | None = None
         self._crew: Crew | None = None
         self._store: Any = None
-        self._placement = Placement()
+        self._placement = Placement(shared=config.job.share_gpus)
 
     async def __aenter__(self) -> Stack:
         from trainers.actors.processes import survive_deaths
@@ -246,7 +247,7 @@ class Stack:
             return None if section.source == "none" else BaseReference(trainer)
         from trainers.titan.reference import ReferenceModel
 
-        placed = self._placed(ReferenceModel, "reference", with_gpus=section.with_gpus)
+        placed = self._placed(ReferenceModel, "reference", section.procs, with_gpus=section.with_gpus)
 
         async def start() -> Any:
             return await self._start(
@@ -361,7 +362,7 @@ class Stack:
         They have GPUs of their own, by default one each, which on this machine are the same at each start.
         """
         if self._hosts is None:
-            environment |= self._placement.take(procs * with_gpus if gpus is None else gpus)
+            environment |= self._placement.take(procs * with_gpus if gpus is None else gpus, name.rstrip(string.digits))
         else:
             environment = PROCESS_ENVIRONMENT | environment
 

@@ -30,7 +30,7 @@ from trainers.buffer.types import BufferStats, Reservation, Ticket
 from trainers.loop import checks
 from trainers.loop.checkpoints import Checkpoints, Saved
 from trainers.loop.evaluation import Evaluator
-from trainers.loop.metrics import batch_metrics, buffer_metrics, named
+from trainers.loop.metrics import batch_metrics, buffer_metrics, named, trained_row
 from trainers.loop.prepare import Actors, find_model, start_actors
 from trainers.loop.publisher import Publisher
 from trainers.loop.stack import RoleDiedError, Stack, prepare_controller
@@ -213,6 +213,8 @@ class System:
             await self._drop(ticket)
         else:
             self._discarded_in_a_row = self._dropped_in_a_row = 0
+        if report.fate != Fate.KEPT:
+            self.run.not_trained(ticket.index, report.fate, report.why_lost[0])
         if report.fate == Fate.STALE:
             self.run.warn("a group was dropped as stale: this should not happen, please report it")
         if report.success is not None:  # from here on it counts, and only once: the buffer knows what became of it
@@ -475,6 +477,7 @@ class System:
         }
         self._trained_at.append(time.perf_counter())
         self.run.log(self.step, row)
+        self.run.trained(self.step, trained_row(batch))
         self._unlogged = None
         self.run.status(reward=row["reward/mean"], staleness=row["staleness/max"], eta_s=self._seconds_left())
         self.run.progress(self.step, self.config.grpo.steps)
@@ -556,8 +559,8 @@ class System:
         self._counters = await self.buffer.stats()
         if self.trainer.reference is not None:
             self.trainer.reference.version = 0  # a copy that follows the policy takes the next weights that are pushed
-        await self.trainer.push_weights(self.step)
-        await self.generators.set_back(self.step)
+        published = await self.trainer.push_weights(self.step)
+        await self.generators.set_back(self.step, published)
         await self._stack.forget_weights_but(self.step)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,9 @@ from forge_env.trajectory import Segment
 from trainers.actors.remote import agreed, result
 from trainers.buffer.types import GroupBuffer, Reservation
 from trainers.loop.reference import Reference
+
+if TYPE_CHECKING:
+    from trainers.weights.store import Published
 
 
 class TrainerHandle:
@@ -60,28 +64,29 @@ class TrainerHandle:
         """Give the sequences of `step`, which the buffer holds, the `ref_logprobs` of the model without adapters."""
         await result(self.actor.score_base.call(buffer, step))
 
-    async def push_weights(self, version: int) -> dict[str, float]:
-        """Publish the weights; a lagging reference model may become this version."""
-        metrics: dict[str, float] = await agreed(self.actor.push_weights.call(version))
-        if self.reference is not None:
-            await self.reference.follow(version)
-        return metrics
+    async def push_weights(self, version: int) -> Published:
+        """Publish the weights, and wait until the index has them; where they lie."""
+        published, indexed = await self.begin_push(version)
+        await indexed
+        return published
 
-    async def begin_push(self, version: int) -> asyncio.Future[dict[str, float]]:
-        """Start to publish the weights as they are now; what is returned ends when they can be pulled.
+    async def begin_push(self, version: int) -> tuple[Published, Coroutine[Any, Any, dict[str, float]]]:
+        """Publish the weights as they are now. Training may go on at once.
 
-        Training may go on at once.
+        Returns:
+            Where they lie, and a coroutine that ends, with seconds and bytes, when the index has them and a lagging
+            reference model, if it is due, has become this version.
         """
-        begun = await agreed(self.actor.begin_push.call(version))
-        published = self.actor.pushed.call()  # sent now, ahead of whatever the trainer is asked next
+        published, begun = await agreed(self.actor.begin_push.call(version))
+        entered = self.actor.pushed.call()  # sent now, ahead of whatever the trainer is asked next
 
-        async def arrived() -> dict[str, float]:
-            metrics: dict[str, float] = begun | await agreed(published)
+        async def indexed() -> dict[str, float]:
+            metrics: dict[str, float] = begun | await agreed(entered)
             if self.reference is not None:
                 await self.reference.follow(version)
             return metrics
 
-        return asyncio.ensure_future(arrived())
+        return published, indexed()
 
     async def begin_save(self, folder: str) -> asyncio.Future[dict[str, float]]:
         """Start to write weights and training state as they are now; what is returned ends when they are written.

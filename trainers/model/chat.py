@@ -54,7 +54,8 @@ SHORT, MOST_SHORT = 32, 4096
 """Characters of a text whose tokens are remembered, and how many are."""
 MOST_TOOLSETS = 64
 """Sets of tools whose rendering is remembered."""
-_TAG = re.compile(r"<[^\s<>]+>")
+TAG = re.compile(r"<[^\s<>]+>")
+"""A token of this form is taken for a control token, whatever its vocabulary calls it."""
 
 
 class FolderTokenizer:
@@ -73,7 +74,7 @@ class FolderTokenizer:
             )
         self._tokenizer = Tokenizer.from_str(_with_cuts(path.read_text(encoding="utf-8")))
         added = self._tokenizer.get_added_tokens_decoder().values()
-        self.control_tokens = [token.content for token in added if token.special or _TAG.fullmatch(token.content)]
+        self.control_tokens = [token.content for token in added if token.special or TAG.fullmatch(token.content)]
         self._short: dict[str, tuple[int, ...]] = {}
         """Of short texts: a format's own phrases are rendered with every turn."""
         self.name_or_path = str(folder)
@@ -251,6 +252,11 @@ class Chat:
         )
 
     def _messages(self, messages: Iterable[Message]) -> Any:
+        messages = list(messages)
+        for message in messages:
+            if message.images:
+                fix = "evaluate a model that sees behind an endpoint, or show what is in them as text"
+                raise UsageError(f"a message of the {message.role} has images, and this model reads text only", fix=fix)
         return [self._as_text(message.to_openai()) for message in messages]
 
     def _known(self, tools: list[ToolSpec]) -> _Tools:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-import json
-import logging
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file
 
 from forge_env.errors import UsageError
@@ -18,41 +14,14 @@ from forge_env.files import written_whole
 from forge_env.run.folder import RunFolder
 from trainers.model import adapter
 from trainers.model.folder import check_folder, from_hub, local_folder, weight_files
+from trainers.model.writer import write_model
 from trainers.weights.adapter import merged, scaled
-
-# This logger has the name of its file, so that the hub's own settings don't reach it: it would tell of every save.
-logging.getLogger(inspect.getfile(save_torch_state_dict)).setLevel(logging.WARNING)
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+from trainers.weights.flat import Part
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """All tensors of a checkpoint folder, by their Hugging Face names."""
     return {name: tensor for file in weight_files(folder) for name, tensor in load_file(file).items()}
-
-
-def write_model(weights: Mapping[str, torch.Tensor], like: Path, folder: Path) -> None:
-    """Write whole weights under Hugging Face names as a complete folder, in files of at most 5 GB.
-
-    Args:
-        weights: of one data type.
-        like: the folder whose config and tokenizer it gets.
-        folder: appears whole or not at all.
-    """
-    with written_whole(folder) as staging:
-        staging.mkdir()
-        for name in TOKENIZER_FILES:
-            if (like / name).is_file():
-                shutil.copy(like / name, staging / name)
-        config = json.loads((like / "config.json").read_text(encoding="utf-8"))
-        kinds = {str(tensor.dtype).removeprefix("torch.") for tensor in weights.values()}
-        config["dtype" if "dtype" in config else "torch_dtype"] = kinds.pop()
-        (staging / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        save_torch_state_dict({name: _own(tensor.cpu()) for name, tensor in weights.items()}, staging)
-
-
-def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """With memory of its own: an expert's weights are a part of all experts'."""
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def export(source: Path, out: Path, *, adapter_only: bool, dtype: str, base: str | None) -> Path:
@@ -79,7 +48,7 @@ def export(source: Path, out: Path, *, adapter_only: bool, dtype: str, base: str
         if adapter_only:
             raise UsageError(f"{found} holds no adapters: all weights were trained", fix="leave --adapter out")
         model = found / "model"
-        write_model(_cast(read_weights(model), dtype), model, out)
+        _write(read_weights(model), model, out, dtype)
         return found
     name = base or adapter.read_config(adapters)["base_model_name_or_path"]
     if adapter_only:
@@ -91,7 +60,7 @@ def export(source: Path, out: Path, *, adapter_only: bool, dtype: str, base: str
     folder = _base(name)
     adapter.check_base(adapters, folder)
     factors = scaled(load_file(adapters / adapter.WEIGHTS), adapter.scaling(adapter.read_config(adapters)))
-    write_model(_cast(dict(merged(factors, folder, everything=True)), dtype), folder, out)
+    _write(dict(merged(factors, folder, everything=True)), folder, out, dtype)
     return found
 
 
@@ -112,5 +81,7 @@ def _base(name: str) -> Path:
     return folder
 
 
-def _cast(weights: Mapping[str, torch.Tensor], dtype: str) -> dict[str, torch.Tensor]:
-    return {name: tensor.to(getattr(torch, dtype)) for name, tensor in weights.items()}
+def _write(weights: Mapping[str, torch.Tensor], like: Path, out: Path, dtype: str) -> None:
+    """Whole weights as a folder that appears whole or not at all."""
+    with written_whole(out) as staging:
+        write_model(Part.all_of(weights), like, staging, dtype=getattr(torch, dtype))

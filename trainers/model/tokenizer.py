@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from forge_env.types import Message, Task, ToolSpec
-from trainers.model.chat import CUT, Chat
+from trainers.model.chat import CUT, TAG, Chat
 
 CONTROL_TOKENS: tuple[str, ...] = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>"),
@@ -68,6 +68,8 @@ def fixed_phrases(demonstrations: list[list[Message]], tools: list[ToolSpec], re
     opening = _common_prefix(answers)
     closing = _common_prefix([answer[::-1] for answer in answers])[::-1]
     phrases |= {opening[: opening.rfind("\n") + 1], closing[max(closing.find("\n"), 0) :]} - {"", "\n"}
+    # "</answer>" as a token would be a control token, and where the preamble says it, no phrase could be matched there.
+    phrases = {phrase for phrase in phrases if not TAG.fullmatch(phrase)}
     return sorted(phrases, key=lambda phrase: (-len(phrase), phrase))
 
 

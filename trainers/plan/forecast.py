@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from forge_env import __version__
@@ -40,7 +40,7 @@ class Holder:
         name: `trainer`, `reference` or `generator`.
         count: how many there are.
         memory: of one, by part.
-        room: bytes that it has; None: those of the host, which others use too.
+        room: bytes of its GPU that others don't hold; None: it is in the host's memory, which others use too.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Forecast:
             device="cuda" if trainer.with_gpus else "cpu",
             threads=trainer.threads,
         )
-        self.needed = sum(needed_gpus(config).values())
+        self.needed = needed_gpus(config)
 
     def gpu(self, used: bool) -> Gpu | None:
         """The kind of GPU where a role uses any."""
@@ -99,7 +99,14 @@ class Forecast:
     @cached_property
     def holders(self) -> list[Holder]:
         """Every kind of process with the memory of one."""
-        return list(self._holders())
+        found = list(self._holders())
+        if not self.config.job.share_gpus:
+            return found
+        held = sum(holder.memory.peak for holder in found if holder.room is not None)
+        return [
+            holder if holder.room is None else replace(holder, room=holder.room - held + holder.memory.peak)
+            for holder in found
+        ]
 
     def _holders(self) -> Iterator[Holder]:
         config, work = self.config, self.work
@@ -111,16 +118,22 @@ class Forecast:
         yield Holder("trainer", trainer.procs, memory, room if trainer.with_gpus else None)
         if self.reference is not None:
             on_gpu = config.grpo.reference.with_gpus
-            memory = scoring_memory(self.reference, tokens, config.model.dtype, "cuda" if on_gpu else "cpu")
-            yield Holder("reference", 1, memory, room if on_gpu else None)
+            procs = config.grpo.reference.procs
+            layout = Layout(data=procs, dtype=config.model.dtype, device="cuda" if on_gpu else "cpu")
+            yield Holder("reference", procs, scoring_memory(self.reference, layout, tokens), room if on_gpu else None)
         if config.rolls_out:
             count = generator.num_replicas * generator.procs
-            free = self.cluster.gpu.memory_gib * GIB * generator.gpu_memory_utilization
-            given = free if generator.with_gpus else None
+            shared = config.job.share_gpus
+            given = None if shared else self.cluster.gpu.memory_gib * GIB * generator.gpu_memory_utilization
             memory = generator_memory(
-                self.shape, generator.procs, config.model.dtype, given, generator.kv_cache_gb * GIB
+                self.shape,
+                generator.procs,
+                config.model.dtype,
+                "cuda" if generator.with_gpus else "cpu",
+                given=given,
+                cache=generator.kv_cache_gb * GIB,
             )
-            yield Holder("generator", count, memory, given)
+            yield Holder("generator", count, memory, (room if shared else given) if generator.with_gpus else None)
 
     @cached_property
     def batch(self) -> int:
@@ -160,7 +173,9 @@ class Forecast:
         )
         if self.reference is not None:
             on_gpu = self.gpu(config.grpo.reference.with_gpus)
-            learning["reference model"] = reference_s(self.reference, work, on_gpu, trainer.threads)
+            learning["reference model"] = reference_s(
+                self.reference, work, on_gpu, config.grpo.reference.procs, trainer.threads
+            )
         sampled = work.episodes * work.reply
         if not config.rolls_out:
             return Step({}, learning, None, 0, work.tokens, 0)
@@ -172,8 +187,9 @@ class Forecast:
         prompts = work.episodes / generator.num_replicas
         generation["prompts"] = prompts * prefill_s(self.shape, work, generator.procs, gpu, generator.threads)
         sync = weight_sync(self.shape, self.layout, self.gpu(trainer.with_gpus), generator.procs, *self._hosts())
-        learning["weights to the host"] = sync.gather
-        return Step(generation, learning, sync, work.steps_apart, work.tokens, sampled)
+        learning["weights to the host"] = sync.copy
+        shared = config.job.share_gpus and trainer.with_gpus and generator.with_gpus
+        return Step(generation, learning, sync, work.steps_apart, work.tokens, sampled, shared)
 
     def _hosts(self) -> tuple[int, bool]:
         """Hosts with generators, and whether the trainer's is one of them."""

@@ -247,26 +247,30 @@ def trainer_memory(
     )
 
 
-def scoring_memory(shape: Shape, tokens: int, dtype: str, device: str) -> Memory:
-    """Peak bytes of a model that is not trained, in one process."""
-    layout = Layout(dtype=dtype, device=device)
+def scoring_memory(shape: Shape, layout: Layout, tokens: int) -> Memory:
+    """Peak bytes of one process of a model that is not trained, with microbatches of so many tokens."""
     hidden = shape.expert_hidden * shape.active if shape.mixtures else shape.hidden
     working = tokens * (3 * hidden * layout.precision + 3 * shape.dim * layout.residual)
-    cast = shape.largest_block * layout.precision if layout.alone else 0
-    head = 2 * TILE_BYTES[device] + (shape.embedding * layout.precision if layout.alone else 0)
-    return Memory({"weights": FLOAT32 * shape.parameters, "head, or one block": max(working + cast, head)})
+    # FSDP has a block's weights whole, and those of the next one; alone, bfloat16 needs a copy of the block
+    blocks = 2 if layout.shards > 1 else int(layout.alone)
+    cast = blocks * shape.largest_block * layout.precision
+    head = 2 * TILE_BYTES[layout.device] + (shape.embedding * layout.precision if blocks else 0)
+    return Memory(
+        {"weights": FLOAT32 * shape.parameters / layout.ranks, "head, or one block": max(working + cast, head)}
+    )
 
 
-def generator_memory(shape: Shape, procs: int, dtype: str, given: float | None, cache: float) -> Memory:
+def generator_memory(shape: Shape, procs: int, dtype: str, device: str, *, given: float | None, cache: float) -> Memory:
     """Bytes of one process of an engine.
 
     Args:
-        given: what it may use of its GPU; the rest of that becomes room for keys and values. None: on a CPU.
-        cache: bytes for keys and values on a CPU.
+        given: what it may use of its GPU; the rest of that becomes room for keys and values. None: `cache`.
+        cache: bytes for keys and values of the engine.
     """
     weights = shape.parameters * BYTES[dtype] / procs
-    if given is None:
+    if device == "cpu":
         return Memory({"weights": weights, "keys and values": cache / procs})
     working = ENGINE_TOKENS * (4 * shape.hidden / procs + 4 * shape.dim) * BYTES[dtype]
     working += ENGINE_TOKENS * shape.vocabulary / procs * FLOAT32 / 16
-    return Memory({"weights": weights, "activations": working, "keys and values": given - weights - working})
+    room = cache / procs if given is None else given - weights - working
+    return Memory({"weights": weights, "activations": working, "keys and values": room})

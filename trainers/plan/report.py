@@ -24,7 +24,7 @@ def plan(config: RunConfig, question: Question) -> Iterator[str]:
     Raises:
         UsageError: what is asked can't be known.
     """
-    needed = sum(needed_gpus(config).values())
+    needed = needed_gpus(config)
     cluster = parse_cluster(question.gpus or f"{max(needed, 1)}x{KIND}")
     forecast = Forecast(config, Workload.of(config, question.prompt, question.reply), cluster)
     shape, work = forecast.shape, forecast.work
@@ -79,7 +79,7 @@ def _time(forecast: Forecast) -> Iterator[str]:
     yield f"  {'; '.join(rates)}"
     yield f"  bottleneck: {step.bottleneck}"
     if (sync := step.sync) is not None:
-        parts = {"gather": sync.gather, "publish": sync.publish, "pull": sync.pull, "load": sync.load}
+        parts = {"copy": sync.copy, "publish": sync.publish, "pull": sync.pull, "load": sync.load}
         yield f"  weight sync: {sync.bytes / 1e9:,.2f} GB, {_seconds(sync.seconds)} ({_parts(parts)})"
 
 
@@ -103,7 +103,7 @@ def _wider(config: RunConfig, work: Workload, cluster: Cluster) -> Iterator[str]
     ]
     base = Forecast(config, work, cluster).step
     rows.append(_row("the recipe", config, work, base))
-    factor = max(1, cluster.count // sum(needed_gpus(config).values()))
+    factor = max(1, cluster.count // needed_gpus(config))
     for times in dict.fromkeys((1, factor)):
         name = "its batch" if times == 1 else f"{times} times its batch"
         larger = replace(work, episodes=work.episodes * times)
@@ -113,7 +113,7 @@ def _wider(config: RunConfig, work: Workload, cluster: Cluster) -> Iterator[str]
 
 
 def _row(name: str, config: RunConfig, work: Workload, step: Step) -> list[str]:
-    used = sum(needed_gpus(config).values())
+    used = needed_gpus(config)
     counts = [f"{used}", f"{config.trainer.procs}", f"{config.generator.num_replicas}", f"{work.episodes:,}"]
     return [name, *counts, f"{step.seconds:.3g}", f"{step.tokens / step.seconds:,.0f}", step.bottleneck]
 
@@ -127,7 +127,7 @@ def widest(config: RunConfig, work: Workload, cluster: Cluster) -> Forecast | No
     if not (trainer.with_gpus and generator.with_gpus):
         return None
     model = trainer.parallelism.tensor_parallel_degree * trainer.parallelism.context_parallel_degree
-    kept = int(config.grpo.reference.with_gpus)
+    kept = config.grpo.reference.procs * config.grpo.reference.with_gpus
     best: Forecast | None = None
     for data in _degrees(model, cluster.count - kept):
         most = (cluster.count - kept - data * model) // generator.procs

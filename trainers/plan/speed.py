@@ -123,13 +123,13 @@ def link(gpu: Gpu, ranks: int) -> float:
     return (gpu.link if ranks <= PER_HOST else gpu.network) * float(hardware.NETWORK_SHARE)
 
 
-def reference_s(shape: Shape, work: Workload, gpu: Gpu | None, threads: int) -> float:
-    """Seconds of the reference model in a step: one forward pass, in one process."""
+def reference_s(shape: Shape, work: Workload, gpu: Gpu | None, procs: int, threads: int) -> float:
+    """Seconds of the reference model in a step: one forward pass, over `procs` processes."""
     length = work.prompt + work.reply
     context = shape.context_flops(length / 2)
     flops = work.episodes * (length * (2.0 * shape.computed + context) + work.reply * 2.0 * shape.embedding)
     rate = float(hardware.CPU_FLOPS) * threads if gpu is None else gpu.flops * float(hardware.TRAINING_SHARE)
-    return flops / rate
+    return flops / (rate * procs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,14 +191,14 @@ class Sync:
 
     Attributes:
         bytes: of one set.
-        gather: seconds in which the trainer waits until they are in its host's memory.
-        publish: seconds until the store has them.
+        copy: seconds in which the trainer waits until every rank's shards are in its host's memory.
+        publish: seconds until they can be pulled.
         pull: seconds until all hosts have fetched them.
         load: seconds in which a generator stands still for them.
     """
 
     bytes: float
-    gather: float
+    copy: float
     publish: float
     pull: float
     load: float
@@ -206,7 +206,7 @@ class Sync:
     @property
     def seconds(self) -> float:
         """From the end of a training step until the generators sample with its weights."""
-        return self.gather + self.publish + self.pull + self.load
+        return self.copy + self.publish + self.pull + self.load
 
 
 def weight_sync(
@@ -219,14 +219,12 @@ def weight_sync(
         generator_hosts: hosts with generators.
         trainer_host: whether the trainer's own is one of them.
     """
-    size, whole = shape.parameters * BYTES[layout.dtype], shape.parameters * FLOAT32
-    gather = 0.0
-    if gpu is not None:
-        gather = whole / gpu.bus + (whole / link(gpu, layout.ranks) if layout.ranks > 1 else 0.0)
+    size = shape.parameters * BYTES[layout.dtype]
+    copy = size / layout.ranks / gpu.bus if gpu is not None else 0.0
     others = generator_hosts - trainer_host
     pull = size / float(hardware.STORE_PULL) * trainer_host + others * size / float(hardware.HOST_COPY)
     load = size / procs / gpu.bus if gpu is not None else 0.0
-    return Sync(size, gather, size / float(hardware.STORE_PUSH), pull, load)
+    return Sync(size, copy, size / float(hardware.STORE_PUSH), pull, load)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +238,7 @@ class Step:
         ahead: steps that generation may run ahead.
         tokens: prompts and replies.
         sampled: tokens of replies.
+        in_turns: generation and learning use the same GPUs.
     """
 
     generation: Mapping[str, float]
@@ -248,6 +247,7 @@ class Step:
     ahead: int
     tokens: int
     sampled: int
+    in_turns: bool = False
 
     @property
     def generation_s(self) -> float:
@@ -262,28 +262,34 @@ class Step:
     @property
     def round_s(self) -> float:
         """Seconds from weights to episodes of theirs, to a step trained on those, to its weights in the generators."""
-        return self.generation_s + self.learning_s + (self.sync.seconds - self.sync.gather if self.sync else 0.0)
+        return self.generation_s + self.learning_s + (self.sync.seconds - self.sync.copy if self.sync else 0.0)
+
+    @property
+    def computing_s(self) -> float:
+        """Seconds of generation and learning, which go on beside each other unless they share GPUs."""
+        both = self.generation_s, self.learning_s
+        return sum(both) if self.in_turns else max(both)
 
     @property
     def seconds(self) -> float:
-        """From one step to the next: of generation or learning, or of a round, of which so many are under way."""
-        return max(self.generation_s, self.learning_s, self.round_s / (self.ahead + 1))
+        """From one step to the next: of what computes, or of a round, of which so many are under way."""
+        return max(self.computing_s, self.round_s / (self.ahead + 1))
 
     @property
     def why(self) -> str:
         """What `seconds` is."""
         if not self.generation:
             return "training alone"
-        if self.seconds > max(self.generation_s, self.learning_s):
+        if self.seconds > self.computing_s:
             under_way = f", of which {self.ahead + 1} are under way" if self.ahead else ""
             return f"a round of generation, training and weight sync{under_way}"
-        return "the longer of generation and training"
+        return "generation and training share GPUs" if self.in_turns else "the longer of generation and training"
 
     @property
     def bottleneck(self) -> str:
         """The part that takes most of what the rest waits for."""
         sides = {"generation": self.generation, "trainer": self.learning}
-        if self.sync is not None and self.seconds > max(self.generation_s, self.learning_s):
+        if self.sync is not None and self.seconds > self.computing_s:
             published = {"publish": self.sync.publish, "pull": self.sync.pull, "load": self.sync.load}
             sides["weight sync"] = published
         side = max(sides, key=lambda name: sum(sides[name].values()))

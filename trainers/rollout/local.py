@@ -1,4 +1,4 @@
-"""A rollout worker without its process: environment, sandboxes, chat format and record behind a few methods."""
+"""A rollout worker without its process: episodes played, scored, recorded, weighed and handed to the buffer."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,9 +18,12 @@ from numpy.typing import NDArray
 
 from forge_env.config.recipe import RunConfig, SamplingSection
 from forge_env.environment.base import Environment
-from forge_env.errors import UsageError
+from forge_env.errors import EnvironmentBugError, UsageError, environment_code
 from forge_env.policy import Policy
 from forge_env.registry import maker
+from forge_env.rollout.episode import NOBODY, run_episode
+from forge_env.rollout.opponents import open_opponents
+from forge_env.run.account import Account, Accounts, OnSpan
 from forge_env.run.clock import read_clock
 from forge_env.run.folder import RunFolder
 from forge_env.run.timeline import Span
@@ -27,6 +31,7 @@ from forge_env.run.trajectories import DISK_FULL, TrajectoryFiles, is_kept, reco
 from forge_env.sandbox import SANDBOXES_PER_CPU, SandboxEngine
 from forge_env.sandbox.engines import open_engine
 from forge_env.trajectory import Segment, Trajectory, read_trajectories
+from forge_env.types import Task
 from trainers.actors.remote import ActorDiedError, result
 from trainers.buffer.types import Outcome, TicketDoneError
 from trainers.generator.arguments import held_out_sampling
@@ -34,8 +39,9 @@ from trainers.generator.client import GeneratorClient
 from trainers.generator.policy import GenerateFunction, GeneratorPolicy
 from trainers.model.chat import Chat
 from trainers.rollout.in_turn import InTurn
-from trainers.rollout.player import MakeEnvironment, Player, held_out_name
 from trainers.rollout.types import (
+    BUG,
+    VERSIONS,
     Fate,
     Group,
     GroupReport,
@@ -123,7 +129,17 @@ class LocalWorker:
         self._prepare = self._settings.preparation(config, self._score)
         on_span = self._spans.append if config.logging.timeline else None
         self._make_environment = self._maker()
-        self._player = Player(config, self._make_environment, self._policy(), warn=self._warn, on_span=on_span)
+        section, held_out = config.environment, config.evaluation.opponents
+        opponents = await open_opponents(self._open, section.opponents, "environment.opponents")
+        against = await open_opponents(self._open, held_out or {}, "evaluation.opponents")
+        self._player = Player(
+            config,
+            self._make_environment,
+            warn=self._warn,
+            on_span=on_span,
+            opponents=opponents,
+            held_out_opponents=opponents if held_out is None else against,
+        )
 
     def _make_engine(self) -> SandboxEngine:
         return open_engine(self._config.sandbox.engine, **engine_options(self._config, self._settings.number))
@@ -136,10 +152,11 @@ class LocalWorker:
     def _chat(self) -> Chat:
         return Chat.of(self._settings.model, self._config.model)
 
-    def _policy(self) -> Policy:
-        """What plays groups."""
+    def _policy(self, version: int) -> Policy:
+        """What plays a group that was admitted when the generators had this version of the weights."""
         config = self._config
-        return self._asking_generators(self._client.generate, config.grpo.temperature, config.generator.sampling)
+        generate = partial(self._client.generate, at_least=version)
+        return self._asking_generators(generate, config.grpo.temperature, config.generator.sampling)
 
     def _held_out_policy(self, held: tuple[int, int] | None) -> Policy:
         """What plays held-out episodes."""
@@ -179,7 +196,8 @@ class LocalWorker:
             return self._said(GroupReport(fate=Fate.KEPT, state=self._prepare.state_dict()))
         self._in_turn.begin(request.ticket.index)
         try:
-            group = await self._player.group(request.ticket.index, request.task)
+            policy = self._policy(request.ticket.version)
+            group = await self._player.group(request.ticket.index, request.task, policy)
             await self._record(group.episodes, "train")
             fate = await self._hand_in(group, request)
         finally:
@@ -300,7 +318,9 @@ class LocalWorker:
 
 
 def _without_tokens(episode: Trajectory) -> Trajectory:
-    return replace(episode, turns=[], final_observation=[], answer=None, info={})
+    """What the score is made of, and by which versions of the policy it was played."""
+    info = {VERSIONS: episode.sampled_by_version}
+    return replace(episode, turns=[], final_observation=[], answer=None, info=info)
 
 
 def engine_options(config: RunConfig, number: int) -> dict[str, Any]:
@@ -330,3 +350,186 @@ async def check_prompts(config: RunConfig, environment: Environment, chat: Chat)
             f"the prompts of {config.environment.name} have {min(lengths)} to {max(lengths)} tokens",
             fix=f"use model.max_length={max(lengths) + config.grpo.max_tokens_per_turn} or more",
         )
+
+
+# --- playing: all episodes of a task at once, tools and generation interleaved
+
+MakeEnvironment = Callable[[], Environment]
+
+
+class Player:
+    """Plays episodes of the recipe's environment with a policy.
+
+    A bug in the environment's own code costs the episode it happens in: that is invalid, and its task is set aside.
+
+    Args:
+        config: the recipe.
+        make_env: a fresh environment for each episode.
+        warn: told what a person should know.
+        on_span: told of what the first episode of each group did, and of the groups; None: nobody wants to know.
+        opponents: who plays a seat instead of the policy, by seat.
+        held_out_opponents: likewise in held-out episodes.
+
+    Attributes:
+        set_aside: ids of tasks whose environment has raised; they are not played again.
+        ended: episodes that have come to their end.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        make_env: MakeEnvironment,
+        *,
+        warn: Callable[[str], object],
+        on_span: Callable[[Span], None] | None = None,
+        opponents: Mapping[str, Policy] = NOBODY,
+        held_out_opponents: Mapping[str, Policy] = NOBODY,
+    ) -> None:
+        self._config = config
+        self._opponents = opponents
+        self._held_out_opponents = held_out_opponents
+        self._make_env = make_env
+        self._tasks = make_env()
+        self._warn = warn
+        self._on_span = on_span
+        self.set_aside: set[str] = set()
+        self._told: set[str] = set()
+        self.accounts = Accounts("episodes")
+        self.ended = 0
+
+    @property
+    def max_reward(self) -> float:
+        """The environment's highest reward."""
+        return self._tasks.max_reward
+
+    async def group(self, position: int, index: int, policy: Policy) -> Group:
+        """All episodes of a training task; those not done by the deadline are left out.
+
+        The time of a group begins with its first answer from the model: what waits behind other groups is not late.
+
+        Args:
+            position: of the group in the order of tasks, for its name.
+            index: of the task.
+            policy: plays it.
+        """
+        started = time.perf_counter()
+        name, split = f"group {position}", self._tasks.splits[0]
+        try:
+            task = self._task(split, index)
+            if task.id in self.set_aside:
+                reason = f"task {task.id!r} is set aside: its environment raised"
+                return Group([self._lost(f"{name}-0", task.id, reason)])
+            group = await self._play_group(task, position, policy)
+            if group.valid:
+                with environment_code(f"{type(self._tasks).__name__}.score_group", task.id):
+                    await self._tasks.score_group(task, group.valid)
+        except EnvironmentBugError as error:  # of the task as such: of `task`, or of `score_group`
+            group = Group([self._buggy(f"train-{position}", f"{split}/{index}", error)])
+        if self._on_span is not None:
+            self._on_span(Span("groups", name, name, started, time.perf_counter()))
+        return group
+
+    async def _play_group(self, task: Task, position: int, policy: Policy) -> Group:
+        grpo = self._config.grpo
+        deadline = asyncio.timeout(None)
+
+        def begin() -> None:
+            if deadline.when() is None:
+                deadline.reschedule(asyncio.get_running_loop().time() + grpo.group_timeout_s)
+
+        running = [
+            asyncio.create_task(
+                self._episode(task, (position, member), f"train-{position}-{member}", policy, self._opponents, begin)
+            )
+            for member in range(grpo.group_size)
+        ]
+        done: list[asyncio.Task[Trajectory]] = []
+        try:
+            with suppress(TimeoutError):
+                async with deadline:
+                    await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+            done = [task for task in running if task.done()]
+        finally:
+            await _cancel([task for task in running if task not in done])
+        return Group([task.result() for task in done])
+
+    async def held_out(self, split: str, index: int, policy: Policy) -> Trajectory:
+        """One episode of a held-out task."""
+        name = held_out_name(split, index)
+        try:
+            return await self._episode(self._task(split, index), (index, 0), name, policy, self._held_out_opponents)
+        except EnvironmentBugError as error:
+            return self._buggy(name, f"{split}/{index}", error)
+
+    def _task(self, split: str, index: int) -> Task:
+        with environment_code(f"{type(self._tasks).__name__}.task", f"{split}/{index}"):
+            return self._tasks.resolve_task(None, {"split": split, "index": index})
+
+    async def _episode(
+        self,
+        task: Task,
+        place: tuple[int, int],
+        name: str,
+        policy: Policy,
+        opponents: Mapping[str, Policy],
+        on_answer: Callable[[], None] = lambda: None,
+    ) -> Trajectory:
+        account = Account(name, "reset", on_span=self._show(name))
+
+        def watch(doing: str) -> None:
+            if account.doing == "generate" and doing == "environment":
+                on_answer()
+            account.enter(doing)
+
+        self.accounts.open(account)
+        try:
+            return await run_episode(
+                self._make_env,
+                policy,
+                task=task,
+                opponents=opponents,
+                environment_name=self._config.environment.name,
+                trajectory_id=name,
+                place=place,
+                seed=episode_seed(self._config.seed, name),
+                watch=watch,
+            )
+        except EnvironmentBugError as error:
+            self.set_aside.add(task.id)
+            return self._buggy(name, task.id, error)
+        finally:
+            self.accounts.close(account)
+            self.ended += 1
+
+    def _buggy(self, name: str, task_id: str, error: EnvironmentBugError) -> Trajectory:
+        """The invalid episode of a bug in the environment."""
+        if error.same not in self._told:  # once for each bug, not for each episode that meets it
+            self._told.add(error.same)
+            self._warn(f"a bug in the environment; its episodes are left out, and their tasks set aside: {error}")
+        return self._lost(name, task_id, f"{BUG}{error}")
+
+    def _lost(self, name: str, task_id: str, error: str) -> Trajectory:
+        return Trajectory(name, self._config.environment.name, task_id, valid=False, error=error)
+
+    def _show(self, name: str) -> OnSpan | None:
+        """One episode of a group stands for all on the timeline, which would grow to hundreds of megabytes."""
+        show = self._on_span
+        if show is None or not name.endswith("-0"):
+            return None
+        return lambda actor, doing, start, end: show(Span("episodes", actor, doing, start, end))
+
+
+def held_out_name(split: str, index: int) -> str:
+    """Of the episode of a held-out task."""
+    return f"{split}-{index}"
+
+
+def episode_seed(run_seed: int, name: str) -> int:
+    """The seed of an episode, below 2**32: the same whenever and beside whatever else it is played."""
+    return int.from_bytes(blake2b(f"{run_seed}/{name}".encode(), digest_size=4).digest())
+
+
+async def _cancel(tasks: list[asyncio.Task[Trajectory]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

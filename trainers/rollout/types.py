@@ -22,6 +22,9 @@ from trainers.generator.client import Member
 BUG = "EnvironmentBugError: "
 """How the error of an episode begins that the environment's own code has ended, as in an evaluation's record."""
 
+VERSIONS = "versions"
+"""In `Trajectory.info` of a held-out episode as the controller gets it: sampled tokens by policy version."""
+
 
 @dataclass(slots=True)
 class Group:
@@ -43,6 +46,16 @@ class Group:
     def mean_reward(self) -> float:
         """Of the valid episodes; 0 without any."""
         return float(self.rewards.mean()) if self.valid else 0.0
+
+    def by_seat(self) -> list[Group]:
+        """What is compared with each other: the valid episodes as each seat played them, a group for each seat."""
+        if not any(turn.seat for episode in self.valid for turn in episode.turns):
+            return [self]
+        found: dict[str, Group] = {}
+        for episode in self.valid:
+            for seat, own in episode.by_seat().items():
+                found.setdefault(seat, Group([])).episodes.append(own)
+        return [group for group in found.values() if group.valid]
 
 
 # --- what an algorithm does in the workers
@@ -153,6 +166,8 @@ class Totals:
     tokens_generated: int = 0
     episodes: int = 0
     episodes_invalid: int = 0
+    episodes_bugs: int = 0
+    """Those that the environment's own code failed on; they are none of the invalid ones."""
     episodes_late: int = 0
     forks: int = 0
     groups_filtered: int = 0
@@ -165,7 +180,8 @@ class Totals:
         return cls(
             tokens_generated=sum(episode.num_sampled_tokens for episode in group.episodes),
             episodes=len(group.episodes),
-            episodes_invalid=sum(not episode.valid for episode in group.episodes),
+            episodes_invalid=sum(not (episode.valid or is_bug(episode)) for episode in group.episodes),
+            episodes_bugs=sum(map(is_bug, group.episodes)),
             episodes_late=group_size - len(group.episodes),
             forks=sum(turn.reply.forked for episode in group.episodes for turn in episode.turns),
             groups_filtered=int(dropped),
@@ -185,6 +201,7 @@ class Totals:
         """What is not trained on so far."""
         return {
             "episode/invalid": float(self.episodes_invalid),
+            "episode/bugs": float(self.episodes_bugs),
             "episode/late": float(self.episodes_late),
             "episode/forks": float(self.forks),
             "groups/filtered": float(self.groups_filtered),
@@ -265,10 +282,14 @@ class WorkerStatus(Report):
     clock: Reading | None = None
 
 
+def is_bug(episode: Trajectory) -> bool:
+    """Whether the environment's own code failed in it."""
+    return not episode.valid and (episode.error or "").startswith(BUG)
+
+
 def bug_of(episodes: Sequence[Trajectory]) -> str | None:
     """What the environment's own code raised in one of these episodes."""
-    errors = (episode.error or "" for episode in episodes)
-    return next((error.removeprefix(BUG) for error in errors if error.startswith(BUG)), None)
+    return next(((episode.error or "").removeprefix(BUG) for episode in episodes if is_bug(episode)), None)
 
 
 def why_nothing(group: Group) -> tuple[str, str]:

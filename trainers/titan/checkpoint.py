@@ -1,8 +1,11 @@
 """The trainer's part of a checkpoint: written by any number of ranks, read by any other.
 
 model/          weights, a Hugging Face folder; where adapters are trained, adapter/ instead, a folder of PEFT
-optimizer/      the optimizer's state in torch's distributed format: each rank writes and reads its own shards
+optimizer/      the optimizer's state in torch's distributed format
 state.pt        schedule, counters and random states
+
+Each rank writes and reads its own shards of weights and optimizer (`trainers.model.writer`); nothing is gathered but
+adapters, which are small.
 
 `snapshot` copies all of it into main memory; `write` needs nothing but that copy, so training goes on meanwhile.
 """
@@ -19,14 +22,14 @@ import torch
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
-from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 from forge_env.errors import UsageError
+from trainers.model.writer import save_shards
 from trainers.titan.model import TitanModel
 
 if TYPE_CHECKING:
@@ -81,7 +84,7 @@ class Snapshot:
     """Weights and training state of one rank, as they were at one moment.
 
     Attributes:
-        weights: what training changes (`TitanModel.trained_state`), whole; of the first rank, empty on others.
+        weights: what training changes, as this rank has it (`TitanModel.trained_state`).
         optimizer: this rank's shards of the optimizer's state.
         state: schedule, counters, random states.
     """
@@ -127,16 +130,10 @@ def write(taken: Snapshot, model: TitanModel, folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     ranks = model.ranks
-    try:
-        save_shards(
-            taken.optimizer, checkpoint_id=folder / "optimizer", no_dist=ranks.alone, process_group=ranks.saving_group
-        )
-    except CheckpointException as error:  # no `Exception`, so that it would end the process
-        rank, (cause, _) = next(iter(error.failures.items()))
-        raise RuntimeError(f"rank {rank} could not write its shards: {type(cause).__name__}: {cause}") from error
+    save_shards(taken.optimizer, FileSystemWriter(folder / "optimizer"), ranks.saving_group)
+    model.write_trained(taken.weights, folder)
     if ranks.first:  # nothing collective from here on
         torch.save(taken.state, folder / "state.pt")
-        model.write_trained(taken.weights, folder)
 
 
 def save(engine: TitanEngine, folder: Path) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torchtitan.components.lora import LoRAConverter
 from torchtitan.models.common.attention import BaseQKVLinear, QKVLinear
 from torchtitan.models.common.linear import Linear
@@ -24,6 +25,8 @@ from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 from forge_env.config.recipe import LoRASection
 from forge_env.errors import UsageError
 from trainers.model.adapter import DOWN, PREFIX, UP, targets
+from trainers.titan.parallel import whole
+from trainers.titan.shards import place_of, start_of
 
 
 class SeparateQKVLinear(QKVLinear):  # type: ignore[misc]
@@ -91,7 +94,7 @@ class Adapters:
             if number is None or name is None or name.split(".")[-2] not in chosen:
                 continue
             if kind not in order:
-                order[kind] = _rows(names, place, linear)
+                order[kind] = place_of(names, f"{place}.weight", (linear.out_features, linear.in_features)).rows
             peft = PREFIX + name.format(number[0]).removesuffix(".weight")
             self.layers.append(Layer(place, peft, linear.out_features, linear.in_features, order[kind]))
         last = sorted({layer.titan.rpartition(".")[2] for layer in self.layers})
@@ -144,12 +147,16 @@ class Adapters:
             raise UsageError(f"{next(iter(left))}: lora.targets has no such layer", fix="use the recipe it was made by")
         return state
 
-    def merge(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """A TorchTitan state dict without adapters, which are added to the weights; empty stays empty."""
+    def merge(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """A TorchTitan state dict without adapters, which are added to the weights: shard by shard, in main memory.
+
+        A collective: adapters are gathered.
+        """
         left = dict(state)
-        for layer in self.layers if state else ():
-            down, up = (left.pop(f"{layer.titan}.lora_{name}.weight") for name in "ab")
-            left[f"{layer.titan}.weight"] = torch.addmm(left[f"{layer.titan}.weight"], up, down, alpha=self.scaling)
+        for layer in self.layers:
+            down, up = (whole(left.pop(f"{layer.titan}.lora_{name}.weight")).cpu() for name in "ab")
+            weight = left[f"{layer.titan}.weight"]
+            left[f"{layer.titan}.weight"] = _added(weight, up, down, self.scaling)
         return left
 
     @contextmanager
@@ -165,6 +172,17 @@ class Adapters:
                 layer._lora_scaling = self.scaling
 
 
+def _added(weight: torch.Tensor, up: torch.Tensor, down: torch.Tensor, scaling: float) -> torch.Tensor:
+    """W + scaling B A, of which each rank computes its shard."""
+    local = (weight.to_local() if isinstance(weight, DTensor) else weight).cpu()
+    rows, columns = (slice(first, first + size) for first, size in zip(start_of(weight), local.shape, strict=True))
+    local = torch.addmm(local, up[rows], down[:, columns], alpha=scaling)
+    if not isinstance(weight, DTensor):
+        return local
+    mesh, placements = weight.device_mesh, weight.placements
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=weight.shape, stride=weight.stride())
+
+
 def _take(left: dict[str, torch.Tensor], name: str, shape: tuple[int, int]) -> torch.Tensor:
     tensor = left.pop(name, None)
     if tensor is None or tuple(tensor.shape) != shape:
@@ -176,12 +194,3 @@ def _take(left: dict[str, torch.Tensor], name: str, shape: tuple[int, int]) -> t
 def _separate(config: Any) -> Any:
     own = {item.name: getattr(config, item.name) for item in fields(config) if item.init and item.name != "wkv"}
     return SeparateQKVLinear.Config(**own, wk=replace(config.wkv), wv=replace(config.wkv))
-
-
-def _rows(names: StateDictAdapter, place: str, linear: Any) -> torch.Tensor | None:
-    """The order of a layer's rows in Hugging Face's files, found by converting numbered rows."""
-    usual = torch.arange(linear.out_features, dtype=torch.int32)
-    convert: Callable[..., dict[str, torch.Tensor]] = names.to_hf
-    [moved] = convert({f"{place}.weight": usual[:, None].expand(-1, linear.in_features)}).values()
-    rows = moved[:, 0]
-    return None if torch.equal(rows, usual) else rows.long()

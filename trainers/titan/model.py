@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cached_property
@@ -13,20 +12,22 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import FSDPModule
 
 from forge_env.config.recipe import LoRASection
 from forge_env.errors import UsageError
 from forge_env.files import written_whole
 from trainers.model import adapter
-from trainers.model.export import write_model
 from trainers.model.folder import check_heads, read_hf_config, weight_files
+from trainers.model.writer import write_model
 from trainers.titan.batch import Microbatch
 from trainers.titan.families import FAMILIES, Experts, tensor_shapes, titan_config
 from trainers.titan.lora import Adapters
 from trainers.titan.parallel import Ranks, Sharding, whole
+from trainers.titan.shards import Shards
 from trainers.weights.adapter import scaled
+from trainers.weights.flat import Part
 
-LAYER = re.compile(r"model\.layers\.\d+\.")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -113,6 +114,7 @@ class TitanModel:
         self.config = titan_config(hf, max_length)
         self._family = FAMILIES[hf["model_type"]]
         self._adapter = self._family.adapter(self.config, None)
+        self._shards = Shards(self._adapter, first=self.ranks.first)
         self._seed = seed
         self.adapters: Adapters | None = None
         if not self.ranks.alone:
@@ -191,23 +193,31 @@ class TitanModel:
         if self.config.enable_weight_tying:
             named.pop("lm_head.weight", None)
         state = self._gathered(named)
-        if self.adapters is not None:
+        if self.adapters is not None and state:
             state = self.adapters.merge(state)
         converted: dict[str, torch.Tensor] = self._adapter.to_hf(state)
         return converted
 
     def trained_state(self) -> dict[str, torch.Tensor]:
-        """What training changes, whole: the weights (`state_dict_hf`), or the adapters under PEFT's names."""
+        """What training changes, as this rank has it; a collective.
+
+        Its shards of the weights, by TorchTitan's names. Adapters are small: the first rank has them whole, under
+        PEFT's names, and the others have nothing.
+        """
+        named: dict[str, torch.Tensor] = self.module.state_dict()
         if self.adapters is None:
-            return self.state_dict_hf()
-        named = {name: item for name, item in self.module.state_dict().items() if ".lora_" in name}
-        state = self._gathered(named)
+            return named
+        state = self._gathered({name: item for name, item in named.items() if ".lora_" in name})
         return self.adapters.to_peft(state) if state else {}
 
-    def published_state(self) -> dict[str, torch.Tensor]:
-        """`trained_state` as generators take it (`trainers.weights.adapter`)."""
+    def published(self) -> list[Part]:
+        """What this rank is to publish of `trained_state`, for generators: nothing is gathered but adapters."""
         state = self.trained_state()
-        return state if self.adapters is None else scaled(state, self.adapters.scaling)
+        return self._parts(state) if self.adapters is None else Part.all_of(scaled(state, self.adapters.scaling))
+
+    def _parts(self, state: Mapping[str, torch.Tensor]) -> list[Part]:
+        """What this rank has of weights by TorchTitan's names, and no other rank before it."""
+        return [part for name, item in state.items() for part in self._shards.parts(name, item)]
 
     def _gathered(self, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Whole tensors in main memory, on the first rank; nothing on the others."""
@@ -227,9 +237,9 @@ class TitanModel:
         self._copy(self._adapter.from_hf(dict(state)) | self._fresh_adapters(), strict=True)
 
     def load_folder(self, folder: Path) -> None:
-        """Copy the weights of a checkpoint folder into the model, layer by layer, each rank its shard.
+        """Copy the weights of a checkpoint folder into the model: each rank reads its shards, and nothing else.
 
-        Adapters begin anew. No rank ever has more than one layer whole.
+        Adapters begin anew.
 
         Raises:
             UsageError: the files lack tensors of the model.
@@ -237,34 +247,31 @@ class TitanModel:
         fresh = self._fresh_adapters()
         if fresh:
             self._copy(fresh, strict=False)
-        missing = set(self.module.state_dict()) - fresh.keys()
-        with ExitStack() as stack:
+        self._reshard()
+        state = {name: item for name, item in self.module.state_dict().items() if name not in fresh}
+        with ExitStack() as stack, torch.no_grad():
             files = [stack.enter_context(safe_open(file, framework="pt")) for file in weight_files(folder)]
             places = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - it is no mapping
-            layers: dict[str, list[str]] = {}
-            for name in places:
-                found = LAYER.match(name)
-                layers.setdefault(found[0] if found else "", []).append(name)
-            for layer, names in layers.items():
-                # TorchTitan's adapters look for the embedding, which may be the head
-                state = {name: places[name].get_tensor(name) for name in dict.fromkeys([*names, EMBEDDING])}
-                named = self._adapter.from_hf(state)
-                if layer:
-                    named = {name: tensor for name, tensor in named.items() if name.startswith("layers.")}
-                self._copy(named, strict=False)
-                missing -= named.keys()
-        if missing:
-            raise UsageError(
-                f"the weights in {folder} lack {_first(sorted(missing))}", fix="fetch the checkpoint again"
-            )
+            parts = [part for name, item in state.items() for part in self._shards.parts(name, item, copies=True)]
+            if missing := {part.name for part in parts} - places.keys():
+                raise UsageError(f"the weights in {folder} lack {_first(sorted(missing))}", fix="fetch it again")
+            for part in parts:
+                part.put(places[part.name].get_slice(part.name)[part.box])
 
     def _copy(self, named: Mapping[str, torch.Tensor], *, strict: bool) -> None:
         if self.ranks.alone:
             self.module.load_state_dict(named, strict=strict)
         else:
+            self._reshard()
             set_model_state_dict(
                 self.module, dict(named), options=StateDictOptions(full_state_dict=True, strict=strict)
             )
+
+    def _reshard(self) -> None:
+        """After a pass without gradients, the outermost module still has its weights whole."""
+        for part in self.module.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
 
     def _fresh_adapters(self) -> dict[str, torch.Tensor]:
         return {} if self.adapters is None else self.adapters.fresh(self._seed)
@@ -283,24 +290,34 @@ class TitanModel:
         self._copy(self.adapters.from_peft(load_file(folder / adapter.FOLDER / adapter.WEIGHTS)), strict=False)
 
     def write_trained(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
-        """Write `trained_state` into a checkpoint: `model/`, a Hugging Face folder, or `adapter/`, one of PEFT."""
+        """Write `trained_state` into a checkpoint: `model/`, a Hugging Face folder, or `adapter/`, one of PEFT.
+
+        A collective of the ranks' `saving_group`. Errors as in `write_model`.
+        """
         if self.adapters is None:
-            write_model(state, self.folder, folder / "model")
-            return
-        with written_whole(folder / adapter.FOLDER) as staging:
-            staging.mkdir()
-            adapter.write_config(adapter.peft_config(self.adapters.section, self._hf, self._base_name), staging)
-            tensors = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
-            save_file(tensors, staging / adapter.WEIGHTS, self._base_header)
+            self._write(state, folder / "model", torch.float32)
+        elif self.ranks.first:
+            with written_whole(folder / adapter.FOLDER) as staging:
+                staging.mkdir()
+                adapter.write_config(adapter.peft_config(self.adapters.section, self._hf, self._base_name), staging)
+                tensors = {name: tensor.cpu().contiguous() for name, tensor in state.items()}
+                save_file(tensors, staging / adapter.WEIGHTS, self._base_header)
+
+    def _write(self, state: Mapping[str, torch.Tensor], folder: Path, dtype: torch.dtype) -> None:
+        write_model(self._parts(state), self.folder, folder, dtype=dtype, group=self.ranks.saving_group)
 
     @cached_property
     def _base_header(self) -> dict[str, str]:
         return adapter.weights_header(self.folder)
 
     def save_hf(self, folder: Path, dtype: str = "float32") -> None:
-        """Write a complete Hugging Face folder; it appears whole or not at all. A collective: all ranks call it."""
-        weights = self.state_dict_hf()
-        if self.ranks.first:
-            write_model(
-                {name: tensor.to(getattr(torch, dtype)) for name, tensor in weights.items()}, self.folder, folder
-            )
+        """Write a complete Hugging Face folder; it appears whole or not at all.
+
+        A collective: every rank writes its shards of the weights, to which adapters are added.
+        """
+        state = self.module.state_dict()
+        if self.adapters is not None:
+            state = self.adapters.merge(state)
+        with written_whole(folder) if self.ranks.first else nullcontext() as staging:
+            self._write(state, self.ranks.gather(staging)[0], getattr(torch, dtype))
+        self.ranks.gather(None)  # nobody goes on before it is there

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from forge_env.errors import InfrastructureError
 from forge_env.run.account import Account
 from forge_env.run.clock import Reading, read_clock
-from trainers.actors.actor import ForgeActor, concurrent_endpoint, endpoint
+from trainers.actors.actor import concurrent_endpoint
+from trainers.actors.ranks import LedActor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,11 +20,14 @@ if TYPE_CHECKING:
 
     from forge_env.trajectory import Segment
 
+T = TypeVar("T")
 
-class ReferenceModel(ForgeActor):
+
+class ReferenceModel(LedActor):
     """A copy of the policy that is never trained, on a GPU or a CPU whatever the trainer runs on.
 
-    It stays the checkpoint it was loaded from, or follows the policy (`load_version`).
+    It stays the checkpoint it was loaded from, or follows the policy (`load_version`). Of several processes each holds
+    a part of the weights (FSDP). Calls of several callers are answered one after the other.
 
     Args:
         folder: Hugging Face checkpoint folder with weights.
@@ -53,6 +59,7 @@ class ReferenceModel(ForgeActor):
         self._model: Any = None
         self._scorer: Any = None
         self._store: Any = None
+        self._one_at_a_time = asyncio.Lock()
         self._spans: list[tuple[str, float, float]] = []
         self._account = Account(
             "reference", "wait for calls", on_span=lambda _, doing, start, end: self._spans.append((doing, start, end))
@@ -65,9 +72,17 @@ class ReferenceModel(ForgeActor):
         self._spans.clear()
         return self._account.seconds(), spans, read_clock()
 
-    @endpoint
+    async def _in_turn(self, own: Callable[..., Awaitable[T]], endpoint: str, *args: Any) -> T:
+        """`own` here, and `endpoint` in the other processes, after all that was asked before."""
+        async with self._one_at_a_time:
+            return await self.with_followers(own(*args), endpoint, *args)
+
+    @concurrent_endpoint
     async def setup(self) -> None:
         """Load the weights."""
+        await self._in_turn(self._setup, "setup")
+
+    async def _setup(self) -> None:
         from trainers.titan.device import use_device
         from trainers.titan.model import TitanModel
         from trainers.titan.score import Scorer
@@ -85,7 +100,7 @@ class ReferenceModel(ForgeActor):
         self._model.module.requires_grad_(False)
         self._store = WeightStore()
 
-    @endpoint
+    @concurrent_endpoint
     async def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Log-probability of every token but the first, [B, T] int64 -> [B, T - 1] float32 on the CPU."""
         import torch
@@ -93,28 +108,45 @@ class ReferenceModel(ForgeActor):
         from forge_env.trajectory import Segment
 
         rows = [Segment(row, row >= 0) for row in tokens.cpu().numpy()]
-        return torch.stack([torch.from_numpy(values) for values in self._scorer.logprobs(rows)])
+        found = await self._in_turn(self._logprobs, "logprobs", rows)
+        return torch.stack([torch.from_numpy(values) for values in found])
 
-    @endpoint
+    @concurrent_endpoint
+    async def logprobs(self, segments: list[Segment]) -> list[NDArray[np.float32]]:
+        """Log-probabilities of the target tokens of each segment, float32 [N] each."""
+        return await self._in_turn(self._logprobs, "logprobs", segments)
+
+    async def _logprobs(self, segments: list[Segment]) -> list[NDArray[np.float32]]:
+        with self._account.during("score"):
+            found: list[NDArray[np.float32]] = await asyncio.to_thread(self._scorer.logprobs, segments)
+        return found
+
+    @concurrent_endpoint
     async def score(self, buffer: Any, step: int) -> None:
         """Give the sequences that the buffer holds for `step` their `ref_logprobs`."""
+        await self._in_turn(self._score, "score", buffer, step)
+
+    async def _score(self, buffer: Any, step: int) -> None:
         from trainers.titan.score import score
 
         with self._account.during("score"):
             await score(self._scorer, buffer, step)
 
-    @endpoint
-    async def logprobs(self, segments: list[Segment]) -> list[NDArray[np.float32]]:
-        """Log-probabilities of the target tokens of each segment, float32 [N] each."""
-        with self._account.during("score"):
-            found: list[NDArray[np.float32]] = await asyncio.to_thread(self._scorer.logprobs, segments)
-        return found
-
-    @endpoint
+    @concurrent_endpoint
     async def load_version(self, version: int) -> None:
-        """Become policy `version`, which the weight store must still hold."""
+        """Become policy `version`, which must still be published.
+
+        Raises:
+            InfrastructureError: the trainer that had it is gone, or can't be reached.
+        """
+        await self._in_turn(self._load_version, "load_version", version)
+
+    async def _load_version(self, version: int) -> None:
         from trainers.weights.adapter import whole_weights
 
         with self._account.during("load weights"):
-            published = await self._store.pull(version)
+            try:
+                published = await self._store.pull(version)
+            except OSError as error:
+                raise InfrastructureError(f"the weights of version {version} can't be fetched: {error}") from error
             self._model.load_hf(dict(whole_weights(published, Path(self._folder), everything=True)))

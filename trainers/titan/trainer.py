@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from forge_env.config.recipe import LoRASection, OptimizerSection, ParallelismSection
 from forge_env.errors import UsageError
 from trainers.actors.actor import concurrent_endpoint, endpoint
 from trainers.actors.processes import settle_heap
 from trainers.actors.ranks import RankedActor, leave
+
+if TYPE_CHECKING:
+    from trainers.weights.store import Published
 
 
 class TitanTrainer(RankedActor):
@@ -190,24 +193,33 @@ class TitanTrainer(RankedActor):
         self._engine.clear_gradients()
 
     @endpoint
-    async def begin_push(self, version: int) -> dict[str, float]:
-        """Copy the weights and start to publish the copy as policy `version`; training may go on at once."""
-        started = time.perf_counter()
-        weights = self._model.published_state()
-        if self._model.ranks.first:
-            self._pushing = asyncio.create_task(self._put(self._store.snapshot(weights), version, started))
-        return {"snapshot_s": time.perf_counter() - started}
+    async def begin_push(self, version: int) -> tuple[Published | None, dict[str, float]]:
+        """Publish a copy of the weights as policy `version`; training may go on at once.
 
-    async def _put(self, snapshot: Any, version: int, started: float) -> dict[str, float]:
-        moved = await self._store.put(snapshot, version)
+        Returns:
+            Where the copy lies, which the first rank knows, and seconds. It is entered into the store's index
+            meanwhile: see `pushed`.
+        """
+        return self._begin_push(version)
+
+    def _begin_push(self, version: int) -> tuple[Published | None, dict[str, float]]:
+        started, published = time.perf_counter(), None
+        offers = self._model.ranks.gather(self._store.snapshot(self._model.published()))
+        if self._model.ranks.first:
+            published = self._store.publish(offers)
+            self._pushing = asyncio.create_task(self._put(published, version, started))
+        return published, {"snapshot_s": time.perf_counter() - started}
+
+    async def _put(self, published: Published, version: int, started: float) -> dict[str, float]:
+        await self._store.put(published, version)
         if self._published not in (None, version):  # generators have had the version before
             await self._store.drop(self._published)
         self._published = version
-        return {"push_s": time.perf_counter() - started, "bytes": float(moved)}
+        return {"push_s": time.perf_counter() - started, "bytes": float(published.nbytes)}
 
     @concurrent_endpoint
     async def pushed(self) -> dict[str, float]:
-        """Wait until what `begin_push` began is published; seconds and bytes, of the first rank."""
+        """Wait until the index has what `begin_push` published; seconds and bytes, of the first rank."""
         if self._pushing is None:
             return {}
         metrics: dict[str, float] = await self._pushing
@@ -216,11 +228,8 @@ class TitanTrainer(RankedActor):
     @endpoint
     async def push_weights(self, version: int) -> dict[str, float]:
         """Publish the weights as policy `version`, and forget the version before: generators have had it."""
-        started = time.perf_counter()
-        weights = self._model.published_state()
-        if not self._model.ranks.first:
-            return {"push_s": time.perf_counter() - started, "bytes": 0.0}
-        return await self._put(self._store.snapshot(weights), version, started)
+        _, begun = self._begin_push(version)
+        return begun if self._pushing is None else begun | await self._pushing
 
     @endpoint
     async def logprobs(self, sequences: list[Any]) -> list[Any]:

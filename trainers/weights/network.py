@@ -11,6 +11,7 @@ import secrets
 import socket
 import socketserver
 import ssl
+import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,8 +25,8 @@ PATIENCE_S = 60.0
 """A connection on which nothing moves for so long is given up."""
 SECRET = 16
 """Bytes."""
-NAME = 8
-"""Bytes of a block's number."""
+NAME = struct.Struct("!Qq")
+"""Of a block: its number and its stamp."""
 CHUNK = 1 << 20
 """Bytes that are sent at once where they are encrypted."""
 
@@ -48,7 +49,7 @@ class Server(socketserver.ThreadingTCPServer):
 
     Args:
         address: of this host, as the others reach it; its port is another one.
-        find: gives the memory of a block by its number, or None.
+        find: gives the memory of a block by its number and its stamp, or None.
 
     Raises:
         OSError: nobody can listen there.
@@ -58,7 +59,7 @@ class Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, address: Address, find: Callable[[int], memoryview | None]) -> None:
+    def __init__(self, address: Address, find: Callable[[int, int], memoryview | None]) -> None:
         self.find = find
         self.context = tls_context(address, serving=True)
         [(self.address_family, *_, place), *_] = socket.getaddrinfo(address.plain_host, 0, type=socket.SOCK_STREAM)
@@ -78,11 +79,11 @@ class _Request(socketserver.BaseRequestHandler):
         with suppress(OSError):  # whoever asked is gone, or a stranger
             connection.settimeout(PATIENCE_S)
             with _secured(connection, self.server.context, "") as peer:
-                asked = bytearray(SECRET + NAME)
+                asked = bytearray(SECRET + NAME.size)
                 receive(peer, memoryview(asked))
                 block = None
                 if hmac.compare_digest(asked[:SECRET], self.server.source.secret):
-                    block = self.server.find(int.from_bytes(asked[SECRET:], "big"))
+                    block = self.server.find(*NAME.unpack_from(asked, SECRET))
                 if block is not None:
                     send(peer, block)
 
@@ -96,7 +97,7 @@ def _secured(connection: socket.socket, context: ssl.SSLContext | None, host: st
 
 
 @cache
-def serve(find: Callable[[int], memoryview | None]) -> Source | None:
+def serve(find: Callable[[int, int], memoryview | None]) -> Source | None:
     """Serve this process's blocks from here on; None where all processes of the run are on this machine."""
     from trainers.actors.processes import host_address  # takes seconds: Monarch
 
@@ -104,12 +105,13 @@ def serve(find: Callable[[int], memoryview | None]) -> Source | None:
     return None if address is None else Server(address, find).source
 
 
-def fetch(source: Source, number: int, into: memoryview) -> None:
+def fetch(source: Source, number: int, stamp: int, into: memoryview) -> None:
     """Fill memory with a block of another host; blocks this thread.
 
     Args:
         source: of the process that has the block.
         number: of the block.
+        stamp: of the block.
         into: memory of its size, of bytes.
 
     Raises:
@@ -122,7 +124,7 @@ def fetch(source: Source, number: int, into: memoryview) -> None:
         socket.create_connection((address.plain_host, address.port), PATIENCE_S) as connection,
         _secured(connection, context, address.plain_host) as peer,
     ):
-        peer.sendall(source.secret + number.to_bytes(NAME, "big"))
+        peer.sendall(source.secret + NAME.pack(number, stamp))
         receive(peer, into)
 
 

@@ -3,13 +3,19 @@
 A `memfd` has no name that could be left behind. Who has one tells the other its process and descriptor; the other
 opens it through /proc, as the same user may, and maps the same pages. The kernel frees them with the last mapping.
 From another machine the bytes are fetched (`trainers.weights.network`).
+
+Fresh pages cost several times the copy, so a block is filled again and again. Whoever reads it holds a lock on it
+(`flock`, which the kernel takes back from a process that dies); its owner fills it anew only where nobody does
+(`reuse`), and gives it another stamp, by which the handles of before are known to be void.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import mmap
 import os
+import struct
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -18,6 +24,10 @@ from weakref import WeakValueDictionary
 import torch
 
 from trainers.weights import network
+
+DROPPED = "the weights were dropped before they were read"
+STAMP = struct.Struct("=q")
+"""The last bytes of a block."""
 
 
 class Descriptor:
@@ -35,8 +45,21 @@ class Block(mmap.mmap):
     """Mapped memory and the descriptor through which other processes map it too; freed with its last tensor."""
 
     file: Descriptor
-    borrowed = False
-    """Another process fills it."""
+
+    @property
+    def room(self) -> int:
+        """Bytes, without the stamp's."""
+        return len(self) - STAMP.size
+
+    @property
+    def stamp(self) -> int:
+        """Changes whenever the block is filled anew."""
+        (stamp,) = STAMP.unpack_from(self, self.room)
+        return int(stamp)
+
+    @stamp.setter
+    def stamp(self, value: int) -> None:
+        STAMP.pack_into(self, self.room, value)
 
 
 _blocks: WeakValueDictionary[int, Block] = WeakValueDictionary()
@@ -45,13 +68,14 @@ _blocks: WeakValueDictionary[int, Block] = WeakValueDictionary()
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """A tensor in a block of some process.
+    """A tensor in a block of some process, as it is filled now.
 
     Attributes:
         host: of the process (see `host`).
         pid: its id there.
         descriptor: of the block.
         inode: of the block, by which it is known for certain.
+        stamp: of the block.
         shape: of the tensor.
         dtype: of the tensor.
         source: where other machines fetch it; None: there are none.
@@ -61,9 +85,15 @@ class Handle:
     pid: int
     descriptor: int
     inode: int
+    stamp: int
     shape: tuple[int, ...]
     dtype: torch.dtype
     source: network.Source | None
+
+    @property
+    def nbytes(self) -> int:
+        """Of the tensor."""
+        return prod(self.shape) * self.dtype.itemsize
 
 
 @cache
@@ -78,41 +108,41 @@ def empty(size: int, dtype: torch.dtype) -> torch.Tensor:
     if size == 0:
         return torch.empty(0, dtype=dtype)
     file = Descriptor(os.memfd_create("weights", os.MFD_CLOEXEC))
-    os.ftruncate(file.number, size * dtype.itemsize)
-    return _map(file, dtype)
+    os.ftruncate(file.number, size * dtype.itemsize + STAMP.size)
+    return _tensor(_map(file), dtype)
 
 
-def handle(tensor: torch.Tensor) -> Handle | None:
-    """What another process needs to map the same memory; None where `tensor` is not the whole of a block."""
-    block = _blocks.get(tensor.data_ptr()) if tensor.is_contiguous() else None
-    if block is None or tensor.nbytes != len(block):
-        return None
+def handle(tensor: torch.Tensor) -> Handle:
+    """What another process needs to map the same memory.
+
+    Raises:
+        ValueError: `tensor` is not the whole of a block.
+    """
+    block = _block(tensor)
     file, source = block.file, network.serve(_find)
-    return Handle(host(), os.getpid(), file.number, file.inode, tuple(tensor.shape), tensor.dtype, source)
+    return Handle(host(), os.getpid(), file.number, file.inode, block.stamp, tuple(tensor.shape), tensor.dtype, source)
 
 
-def _find(inode: int) -> memoryview | None:
-    """The memory of a block of this process."""
-    found = next((block for block in list(_blocks.values()) if block.file.inode == inode), None)
-    return None if found is None else memoryview(found)
+def reuse(tensor: torch.Tensor) -> bool:
+    """Whether the block of `tensor` may be filled anew, since nobody reads it; handles of before are void then."""
+    block = _block(tensor)
+    try:
+        fcntl.flock(block.file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    block.stamp += 1
+    fcntl.flock(block.file.number, fcntl.LOCK_UN)
+    return True
 
 
 def attach(shared: Handle) -> torch.Tensor:
-    """The tensor of another process of this machine, in the same memory.
+    """The tensor of another process of this machine, in the same memory, which stays as it is meanwhile.
 
     Raises:
-        OSError: that process let go of it, or ended.
+        OSError: that process let go of it, fills it anew, or ended.
     """
-    file = Descriptor(os.open(f"/proc/{shared.pid}/fd/{shared.descriptor}", os.O_RDWR | os.O_CLOEXEC))
-    if file.inode != shared.inode:
-        raise FileNotFoundError("the weights were dropped before they were read")
-    return _map(file, shared.dtype, borrowed=True).view(shared.shape)
-
-
-def borrowed(tensor: torch.Tensor) -> bool:
-    """Whether it lies in memory that another process fills."""
-    block = _blocks.get(tensor.data_ptr())
-    return block is not None and block.borrowed
+    block = _read(f"/proc/{shared.pid}/fd/{shared.descriptor}", shared.inode, shared.stamp)
+    return _tensor(block, shared.dtype).view(shared.shape)
 
 
 async def fetch(shared: Handle, into: torch.Tensor | None = None) -> torch.Tensor:
@@ -123,21 +153,60 @@ async def fetch(shared: Handle, into: torch.Tensor | None = None) -> torch.Tenso
         into: a tensor like it, contiguous, to be filled; by default a fresh one.
 
     Raises:
-        OSError: that process let go of it, ended, or can't be reached.
+        OSError: that process let go of it, fills it anew, ended, or can't be reached.
     """
     if shared.source is None:
         raise ConnectionError(f"process {shared.pid} of another machine shares its memory with its own machine only")
     if into is None:
         into = empty(prod(shared.shape), shared.dtype).view(shared.shape)
     memory = into.view(-1).view(torch.uint8).numpy().data
-    await asyncio.to_thread(network.fetch, shared.source, shared.inode, memory)
+    await asyncio.to_thread(network.fetch, shared.source, shared.inode, shared.stamp, memory)
     return into
 
 
-def _map(file: Descriptor, dtype: torch.dtype, *, borrowed: bool = False) -> torch.Tensor:
-    """All of a `memfd` as a vector."""
+def _block(tensor: torch.Tensor) -> Block:
+    block = _blocks.get(tensor.data_ptr()) if tensor.is_contiguous() else None
+    if block is None or block.room != tensor.nbytes:
+        raise ValueError(f"a tensor of {tensor.nbytes} bytes is not the whole of a block: make it with `empty`")
+    return block
+
+
+def _find(inode: int, stamp: int) -> memoryview | None:
+    """The memory of a block of this process, which is not filled anew while that is held; None: it was dropped."""
+    found = next((block for block in list(_blocks.values()) if block.file.inode == inode), None)
+    if found is None:
+        return None
+    try:
+        block = _read(f"/proc/self/fd/{found.file.number}", inode, stamp)
+    except OSError:
+        return None
+    return memoryview(block)[: block.room]
+
+
+def _read(path: str, inode: int, stamp: int) -> Block:
+    """A block to be read: as long as it is there, it isn't filled anew."""
+    file = Descriptor(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    if file.inode != inode:
+        raise FileNotFoundError(DROPPED)
+    try:
+        fcntl.flock(file.number, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise FileNotFoundError(DROPPED) from error
+    block = _map(file)
+    if block.stamp != stamp:
+        raise FileNotFoundError(DROPPED)
+    return block
+
+
+def _map(file: Descriptor) -> Block:
+    """All of a `memfd`."""
     block = Block(file.number, 0)
-    block.file, block.borrowed = file, borrowed
-    tensor = torch.frombuffer(block, dtype=dtype)
+    block.file = file
+    return block
+
+
+def _tensor(block: Block, dtype: torch.dtype) -> torch.Tensor:
+    """All of a block but the stamp, as a vector."""
+    tensor = torch.frombuffer(block, dtype=dtype, count=block.room // dtype.itemsize)
     _blocks[tensor.data_ptr()] = block
     return tensor

@@ -13,11 +13,11 @@ import pytest_asyncio
 import forge_env as fe
 from environments.terminal import Terminal
 from environments.terminal.families import FAMILIES
-from environments.terminal.state import WORK, Entry, problems
+from environments.terminal.state import Entry, problems
 from forge_env.errors import ConfigError
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import GoldPolicy
-from forge_env.sandbox import SandboxEngine
+from forge_env.sandbox import WORK, SandboxEngine
 from forge_env.sandbox.engines import load_engine
 from forge_env.types import FunctionCall, Message, ToolCall
 from forge_env.validation.checks import Validator
@@ -116,7 +116,7 @@ async def test_nothing_of_the_expected_state_is_inside(engine: SandboxEngine) ->
 
 @pytest.mark.slow
 async def test_it_is_sound(engine: SandboxEngine) -> None:
-    validator = Validator(lambda: fe.make("terminal", sandboxes=engine, wall_s=0.2), num_tasks=1)
+    validator = Validator(lambda: fe.make("terminal", sandboxes=engine), num_tasks=1)
     checks = [check async for check in validator.run()]
     assert [check.status for check in checks] == ["ok"] * len(checks), checks
 

@@ -131,6 +131,7 @@ def test_too_few_gpus(recipe: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capt
     wants = ["--trainer.with_gpus", "true", "--generator.with_gpus=true", "--generator.num_replicas", "2"]
     err = refused(lambda patch: patch.setattr(machine, "gpus", lambda: [gpu]), monkeypatch, capfd, *wants)
     assert "Insufficient GPU resources: this recipe needs 3 (generator 2, trainer 1), this machine has 1" in err
+    assert "use job.share_gpus=true, " in err
     assert "--generator.with_gpus false --trainer.with_gpus false" in err
     wants = ["--grpo.reference", "{source: initial, with_gpus: true}"]
     err = refused(lambda patch: patch.setattr(machine, "gpus", list), monkeypatch, capfd, *wants)
@@ -144,6 +145,10 @@ def test_training_packages_are_missing(recipe: Path, monkeypatch: pytest.MonkeyP
     err = capfd.readouterr().err
     assert "packages that aren't installed: vLLM" in err
     assert "pip install 'forge-env[train-cpu]'" in err
+    monkeypatch.setattr(machine, "missing_training_packages", list)
+    monkeypatch.setattr(machine, "missing_libraries", lambda: ["libnuma1"])
+    assert main(["train", "recipe.yaml", "method=grpo"]) == 1
+    assert "apt-get install libnuma1" in capfd.readouterr().err
 
 
 def test_a_logger_that_cannot_work(recipe: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:

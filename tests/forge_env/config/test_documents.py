@@ -87,6 +87,7 @@ CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
     "services.generator.with_gpus": ("false", {"generator.with_gpus": False}),
     "services.trainer.procs": ("4", {"trainer.procs": 4}),
     "services.trainer.with_gpus": ("false", {"trainer.with_gpus": False}),
+    "services.ref_model.procs": ("2", {"grpo.reference.procs": 2}),
     "services.ref_model.with_gpus": ("false", {"grpo.reference.with_gpus": False}),
 }
 FITTING = {
@@ -116,9 +117,7 @@ def test_every_key_acts_and_the_command_line_has_the_last_word(file: str, word: 
             assert found != changed(before, key)
 
 
-@pytest.mark.parametrize(
-    "word", ["services.trainer.num_replicas", "services.ref_model.num_replicas", "services.ref_model.procs"]
-)
+@pytest.mark.parametrize("word", ["services.trainer.num_replicas", "services.ref_model.num_replicas"])
 def test_what_there_is_one_of(file: str, word: str) -> None:
     with pytest.raises(ConfigError, match=rf"--{word}: should be 1, not 2"):
         load_config(file, [f"{word}=2"])

@@ -64,6 +64,21 @@ async def test_messages_and_tools_go_out_in_openai_format() -> None:
     assert reply.metadata["attempts"] == 1
 
 
+@pytest.mark.parametrize("tools", ["native", "text"])
+async def test_images_go_out_as_parts(tools: str) -> None:
+    seen = Message(role="user", content="What is it?", images=("data:image/png;base64,AA==",))
+    async with (
+        Server(lambda request, n: completion()) as server,
+        policy_for(server, tools=tools) as policy,
+    ):
+        session = policy.session([], seed=5)
+        await session.reply([seen])
+        await session.reply([Message(role="tool", content="more", tool_call_id="c", images=seen.images)])
+    [asked] = [message for message in server.requests[0]["messages"] if message["role"] == "user"]
+    assert asked["content"] == seen.parts
+    assert server.requests[1]["messages"][-1]["content"][-1] == seen.parts[-1]  # type: ignore[index]
+
+
 async def test_a_conversation_with_native_tool_calls() -> None:
     def behave(request: dict[str, Any], n: int) -> Any:
         return completion(None, calls=[tool_call("add", {"a": 3})]) if n == 0 else completion("4")

@@ -369,10 +369,10 @@ async def test_a_limit_that_ends_slow_answers_truncates(out: Path) -> None:
     """Every turn is answered after a fifth of the limit: none of them is the endpoint's silence."""
 
     async def slowly(request: dict[str, Any], n: int) -> Any:
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.3)
         return completion(None, calls=[tool_call("add", {"a": 1})])
 
     async with Server(slowly) as server:
-        result = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out, n=2, time_limit=0.5, **QUICK)
+        result = await fe.evaluate_async(Sums, "m", base_url=server.url, out=out, n=2, time_limit=1.5, **QUICK)
     item = result.summary.environments["Sums"]
     assert (item.samples, item.truncated, item.invalid) == (2, {"time": 2}, {})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -146,6 +148,135 @@ class SetupFirst(Sound):
         self.server.close()  # type: ignore[attr-defined]
 
 
+class TasksMapping(TasksGenerator):
+    def tasks(self, split: str) -> Any:
+        return {"a": 1}
+
+
+class TasksRows(TasksGenerator):
+    def tasks(self, split: str) -> Any:
+        return [{"prompt": "x"}]
+
+
+class CountText(Sound):
+    def num_tasks(self, split: str) -> Any:
+        return "3"
+
+
+class CountNegative(Sound):
+    def num_tasks(self, split: str) -> Any:
+        return -1
+
+
+class CountFraction(Sound):
+    def num_tasks(self, split: str) -> Any:
+        return 3.0
+
+
+class SplitsText(Sound):
+    splits = "train"  # type: ignore[assignment]
+
+
+class HighestText(Sound):
+    max_reward = "1"  # type: ignore[assignment]
+
+
+class FinalAsync(Sound):
+    async def is_final(self, message: fe.Message) -> Any:  # type: ignore[override]
+        return True
+
+
+class TaskNone(Sound):
+    def task(self, split: str, index: int) -> Any:
+        return None
+
+
+class TaskWithoutId(Sound):
+    def task(self, split: str, index: int) -> Any:
+        return fe.Task(prompt="x")  # type: ignore[call-arg]
+
+
+class TaskUnknownField(Sound):
+    def task(self, split: str, index: int) -> Any:
+        return fe.Task(id="1", prompt="x", answer="x")  # type: ignore[call-arg]
+
+
+class GoldNumber(Sound):
+    def task(self, split: str, index: int) -> Any:
+        return fe.Task(id="1", prompt="x", gold=3)  # type: ignore[arg-type]
+
+
+class RewardNan(Sound):
+    def reward(self) -> Any:
+        return float("nan")
+
+
+class RewardList(Sound):
+    def reward(self) -> Any:
+        return [1.0]
+
+
+class PromptNone(Sound):
+    def prompt(self, task: fe.Task) -> Any:
+        return None
+
+
+class PromptDictionaries(Sound):
+    def prompt(self, task: fe.Task) -> Any:
+        return [{"role": "user", "content": "x"}]
+
+
+class PromptRole(Sound):
+    def prompt(self, task: fe.Task) -> Any:
+        return [fe.Message(role="human", content="x")]  # type: ignore[arg-type]
+
+
+class RespondText(Sound):
+    def is_final(self, message: fe.Message) -> bool:
+        return False
+
+    async def respond(self, message: fe.Message) -> Any:
+        return "more"
+
+
+class ConfigChanged(Sound):
+    def task(self, split: str, index: int) -> Any:
+        self.config.seed = 3
+        return super().task(split, index)
+
+
+class ToolAnyArguments(ToolObject):
+    @fe.tool
+    def find(self, *args: str) -> Any:
+        """Find something."""
+
+
+class ToolAnyNames(ToolObject):
+    @fe.tool
+    def find(self, **options: str) -> Any:
+        """Find something."""
+
+
+class ToolUntyped(ToolObject):
+    @fe.tool
+    def find(self, what) -> Any:  # type: ignore[no-untyped-def]
+        """Find something."""
+
+
+class ToolTwice(ToolObject):
+    @fe.tool(name="find")
+    def search(self) -> str:
+        """Find something."""
+        return "x"
+
+
+class ToolCrash(ToolObject):
+    @fe.tool
+    def find(self) -> Any:
+        """Find something."""
+        return {}["x"]
+
+
 class ApiText(Sound):
     api_version = "1"  # type: ignore[assignment]
 
@@ -207,15 +338,38 @@ class Endless(Whole):
     ("cls", "said", "fix"),
     [
         (TaskDict, "TaskDict.task returned a dict", "return an fe.Task"),
-        (TaskAsync, "TaskAsync.task returned a coroutine", "not async"),
+        (TaskAsync, "TaskAsync.task is a coroutine function", "without `async`"),
         (TaskField, "id: should be a valid string, not 0 [", ""),
         (TaskCrash, "test_bad_environments.py:", ""),  # where the author's own code is, not the library's
         (TaskSignature, "TaskSignature.task: too many positional arguments", "write `def task(self, split, index)`"),
         (PromptHuge, "PromptHuge.prompt gave messages of 11,000,000 characters together", "keep them below 10,000,000"),
         (ToolObject, "tool 'find' returned a Sound, which a model can't read", "return text"),
         (TasksGenerator, "TasksGenerator.tasks returned a generator", "return a list"),
+        (TasksMapping, "TasksMapping.tasks returned a dict", "return a list"),
+        (TasksRows, "TasksRows.task returned a dict", "return an fe.Task"),
+        (CountText, "CountText.num_tasks returned '3'", "None: endless"),
+        (CountNegative, "CountNegative.num_tasks returned -1", "None: endless"),
+        (CountFraction, "CountFraction.num_tasks returned 3.0", "None: endless"),
+        (SplitsText, "splits is 'train'", '("train", "eval")'),
+        (HighestText, "max_reward is '1'", "a number"),
+        (FinalAsync, "FinalAsync.is_final is a coroutine function", "without `async`"),
+        (TaskNone, "TaskNone.task returned a NoneType", "return an fe.Task"),
+        (TaskWithoutId, "id: missing [", ""),
+        (TaskUnknownField, "answer: unknown key [", ""),
+        (GoldNumber, "gold: should be a valid string, not 3 [", ""),
+        (RewardNan, "reward function 'reward' returned 'nan'", "finite number"),
+        (RewardList, "reward function 'reward' returned '[1.0]'", "finite number"),
+        (PromptNone, "PromptNone.prompt gave a NoneType, None as messages", "give a list"),
+        (PromptDictionaries, "PromptDictionaries.prompt gave a list, [{'role'", "give a list"),
+        (PromptRole, "role: should be 'system', 'user', 'assistant' or 'tool', not 'human' [", ""),
+        (RespondText, "RespondText.respond gave a str, 'more' as messages", "give a list"),
+        (ConfigChanged, "seed: instance is frozen", ""),
+        (ToolAnyArguments, "tool 'find': *args: 'str' is not a named parameter", "name every parameter"),
+        (ToolAnyNames, "tool 'find': **options: 'str' is not a named parameter", "name every parameter"),
+        (ToolUntyped, "tool 'find': parameter 'what' has no type hint", "add one"),
+        (ToolTwice, "ToolTwice has two tools named 'find'", "rename one"),
+        (ToolCrash, "-0': 'x' [find, ", ""),  # which of the two tasks was played first is not said
         (NoTasks, "NoTasks has no tasks", "define `task"),
-        (NoReward, "NoReward has no rubric", "define `reward(self, task, answer)`, or set `rubric"),
         (RubricFunction, "RubricFunction.rubric is a builtin_function_or_method", "set `rubric"),
         (RewardNone, "reward function 'reward' returned 'None'", "finite number"),
         (RewardExits, "reward function 'reward' raised SystemExit on task 'train-0': no grader [", ""),
@@ -236,6 +390,7 @@ class Endless(Whole):
         (StepBoth, "StepBoth.step returned terminated and truncated together", "a limit's"),
         (StepInfo, "StepInfo.step gave a NoneType, None as info", "a dictionary"),
         (Endless, "has not ended after 1000 turns", "config.max_turns"),
+        (NoReward, "NoReward has no reward function", "define `reward(self, task, answer)`, or set `rubric"),
     ],
 )
 def test_a_mistake_is_named(cls: type, said: str, fix: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -278,6 +433,33 @@ def test_a_cleanup_that_fails_after_setup_hides_nothing(capsys: pytest.CaptureFi
 def test_wrong_arguments_are_named(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "tests.forge_env.environment.test_bad_environments:Sound", *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_server_that_is_down_is_no_episode_with_reward_0(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--url", "http://127.0.0.1:9", "--reconnects", "0"]
+    assert main(["info", "openenv", *options]) == 1
+    shown = capsys.readouterr()
+    assert "reward 0" not in shown.out
+    assert "the example episode could not be played: InfrastructureError: http://127.0.0.1:9" in shown.err
+    assert main(["info", "openenv", *options, "--no-example"]) == 0
+
+
+def test_a_model_that_looks_like_a_function_is_said_to_be_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = ["eval", "calculator", "--model", "nowhere:answer", "--base-url", "http://127.0.0.1:9/v1", "--retries", "0"]
+    assert main(asked) == 1
+    error = capsys.readouterr().err
+    assert "no connection to http://127.0.0.1:9/v1" in error
+    assert "where 'nowhere:answer' is a function: there is no module 'nowhere' here" in error
+
+
+def test_the_highest_reward_of_a_game_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--env_id", "CliffWalking-v1", "--env_options", "{}", "--max_turns", "2", "--tasks", "1"]
+    assert main(["validate", "gymnasium", *options, "--max_reward", "-3"]) == 1
+    assert re.search(r"scored \S+ of -3: set the option max_reward=\S+, or lower the reward", capsys.readouterr().out)
+    assert main(["validate", "gymnasium", *options]) == 0
 
 
 def test_no_tasks_at_all_are_no_success(capsys: pytest.CaptureFixture[str]) -> None:

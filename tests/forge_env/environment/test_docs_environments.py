@@ -14,13 +14,14 @@ import yaml
 
 import forge_env as fe
 from forge_env.cli.main import main
-from forge_env.config.recipe import TasksSection
+from forge_env.config.recipe import RunConfig, TasksSection
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import GoldPolicy, ReplayPolicy
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.tasks.datasets import load_tasks
 from forge_env.validation.checks import Validator
 from tests.sandboxes.conftest import require
+from tests.sandboxes.wheels import OPENAI, use_wheels
 
 PAGES = sorted((Path(__file__).parents[3] / "docs" / "environments").glob("*.md"))
 TEXT = "\n".join(page.read_text() for page in PAGES)
@@ -29,7 +30,7 @@ RECIPES = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
 (SERVER,) = re.findall(r"<!-- server -->\n```python\n(.*?)```", TEXT, re.DOTALL)
 
 
-ELSEWHERE = {"reverse", "safe", "countdown", "doubles"}
+ELSEWHERE = {"reverse", "safe", "countdown", "doubles", "hints", "writer"}
 """Those that other tests below run."""
 
 
@@ -49,13 +50,17 @@ def save(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_kind_is_there() -> None:
-    assert set(PROGRAMS) == {"reverse", "safe", "tally", "doubles", "chat", "countdown", "qa"}
+    assert set(PROGRAMS) == {
+        *("reverse", "safe", "tally", "doubles", "chat", "countdown", "hints", "qa", "repair", "writer", "race", "lake")
+    }
 
 
 @pytest.mark.slow
-async def test_programs_validate(program: str, tmp_path: Path) -> None:
-    if program == "tally":
+async def test_programs_validate(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if program in ("tally", "repair"):
         require("local")
+    if program == "repair":
+        use_wheels(tmp_path, monkeypatch)
     module = import_module(program)
     classes = [
         value for value in vars(module).values() if isinstance(value, type) and issubclass(value, fe.Environment)
@@ -76,6 +81,7 @@ async def test_programs_validate(program: str, tmp_path: Path) -> None:
     assert [check for check in checks if check.status == "failed"] == []
     notes = [check.name for check in checks if check.status == "note"]
     assert set(notes) <= {"hidden data can't be found with the tools"}
+    assert program != "repair" or not notes
 
 
 @pytest.mark.slow
@@ -93,7 +99,26 @@ async def test_the_tools_of_the_pages_server_are_used(tmp_path: Path, monkeypatc
     assert [message.content for message in wrong.turns[1].observation] == ["42"]
 
 
-@pytest.mark.parametrize("page", ["single-turn", "tools", "step"])
+@pytest.mark.slow
+async def test_the_pages_program_asks_with_the_real_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few episodes: in each of them the client is imported anew, so the many of a validation would take a minute."""
+    require("local")
+    use_wheels(tmp_path, monkeypatch, OPENAI)
+    save("writer", tmp_path, monkeypatch)
+    cls = import_module("writer").Writer
+    async with LazyEngine("local") as engine:
+        task = cls().task("train", 0)
+        for said, reward in [
+            (["def double(", *cls().gold_actions(task)], 1.0),
+            (["def double(x): return 2"], 0.0),
+            (["import os; os._exit(0)"], 0.0),
+        ]:
+            played = await run_episode(lambda: cls(sandboxes=engine), ReplayPolicy(said), task=task)
+            assert (played.error, played.reward, len(played.turns)) == (None, reward, len(said))
+            assert played.answer == "written"
+
+
+@pytest.mark.parametrize("page", ["single-turn", "tools", "step", "seats"])
 def test_the_command_that_a_page_gives_works(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,7 +138,8 @@ def test_the_command_that_a_page_gives_works(
 
 
 def test_the_recipes_are_valid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    dataset, tasks = [yaml.safe_load(recipe) for recipe in RECIPES]
+    seats, dataset, tasks = [yaml.safe_load(recipe) for recipe in RECIPES]
+    RunConfig.model_validate(seats)
     TasksSection.model_validate(tasks["tasks"])
     given = dataset["environment"]["options"]["dataset"]
     (tmp_path / "train.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')

@@ -154,3 +154,49 @@ async def test_without_an_engine_it_says_what_to_do() -> None:
 )
 async def test_what_the_agent_reads(result: dict[str, Any], text: str) -> None:
     assert as_text(ExecResult(**result)) == text
+
+
+class Repaired(fe.SandboxEnvironment):
+    """A file to repair, judged by hidden tests, twice."""
+
+    def task(self, split: str, index: int) -> fe.Task:
+        return fe.Task(id=str(index), prompt="Repair own.py.", split=split)
+
+    def files(self, task: fe.Task) -> dict[str, str | bytes]:
+        return {"own.py": "def f():\n    return 1\n", "conftest.py": "", "data.txt": "7"}
+
+    @fe.tool
+    async def bash(self, command: str) -> str:
+        """Run a command."""
+        return await self.run_bash(command)
+
+
+@pytest.mark.parametrize(("command", "shares"), [("true", (0.5, 0.0)), ("sed -i s/1/2/ own.py", (1.0, 1.0))])
+async def test_hidden_tests_judge_what_was_left_in_a_fresh_sandbox(
+    engine: SandboxEngine, command: str, shares: tuple[float, float]
+) -> None:
+    seen: list[float] = []
+
+    async def judged(env: Repaired) -> float:
+        test = "import unittest\nimport own\nclass T(unittest.TestCase):\n"
+        one = test + "    def test_f(self): self.assertEqual(own.f(), 2)\n"
+        both = (
+            one
+            + "    def test_data(self):\n        with open('data.txt') as file: self.assertEqual(file.read(), '7')\n"
+        )
+        seen.extend([(await env.run_hidden_tests({"test_own.py": text})).share for text in (both, one)])
+        with pytest.raises(UsageError, match="given back for a fresh one"):
+            await env.read_text("own.py")
+        return seen[0]
+
+    class Judged(Repaired):
+        rubric = fe.Rubric(judged)
+
+    env = Judged(sandboxes=engine)
+    for _ in range(2):  # an engine of one sandbox: the agent's own must have been given back
+        await env.reset(seed=0)
+        await env.step(fe.call_tool("bash", command=f"{command}; sleep 100 &"))
+        _, reward, terminated, _, _ = await env.step("Done.")
+        assert (reward, terminated) == (shares[0], True)
+    await env.close()
+    assert tuple(seen) == shares * 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -328,8 +329,8 @@ def test_scoring_twice_needs_another_folder(out: str, capsys: Any) -> None:
     assert "choose another --out, or remove it" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(find_spec("vllm") is None, reason="NOT RUN: vLLM is not installed")
 def test_vllm_needs_a_checkpoint(tmp_path: Path, capsys: Any) -> None:
-    pytest.importorskip("vllm")
     (tmp_path / "run" / "last").mkdir(parents=True)
     (tmp_path / "run" / "last" / "config.json").write_text("{}")
     for model, message in [

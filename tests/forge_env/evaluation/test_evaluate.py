@@ -71,6 +71,7 @@ def test_the_folder_holds_config_transcripts_summary_and_report(out: Path) -> No
     assert [trajectory.turns[0].message.content for trajectory in result.trajectories()] == ["1", "2", "3"]
     assert sorted(path.name for path in out.rglob("*") if path.is_file()) == [
         "config.yaml",
+        "eval.index.jsonl",
         "eval.jsonl",
         "report.md",
         "summary.json",
@@ -171,7 +172,7 @@ def test_lost_samples_are_no_zeros_and_are_played_again(out: Path) -> None:
 def test_a_bug_of_the_environment_costs_only_its_own_sample(out: Path) -> None:
     result = fe.evaluate(Broken, "gold", out=out)
     item = result.summary.environments["Broken"]
-    assert (item.samples, item.invalid) == (11, {"EnvironmentBugError": 1})
+    assert (item.samples, item.bugs, item.invalid) == (11, 1, {})
     (bad,) = [sample for sample in result.samples if not sample.valid]
     assert "no such picture" in (bad.error or "")
     assert "no such picture" in (out / "run.log").read_text()

@@ -51,6 +51,13 @@ def test_gpus_go_to_those_that_need_them_and_each_to_one() -> None:
     assert len(taken) == len(set(taken)) == 8
 
 
+def test_roles_that_share_gpus_have_the_same_ones() -> None:
+    places = planned([card(0, gpus=4)], {"share_gpus": True}, **GPU_RECIPE).places
+    assert places["generator0"].gpus[0] + places["generator1"].gpus[0] == places["trainer"].gpus[0]
+    with pytest.raises(UsageError, match="no room for generator1: it needs 2 GPUs"):
+        planned([card(0, gpus=3)], {"share_gpus": True}, **{**GPU_RECIPE, "trainer": {}})
+
+
 def test_roles_stay_where_the_recipe_wants_them_and_take_turns_there() -> None:
     wish = {"place": {"generator": [1, 2], "trainer": [0], "rollouts": [2]}}
     where = hosts(planned([card(0), card(1), card(2)], wish, generator={"num_replicas": 4}))

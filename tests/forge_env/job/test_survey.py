@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from forge_env.config import RunConfig
 from forge_env.errors import ForgeError
 from forge_env.job import card, survey
 from forge_env.job.addresses import Address
-from forge_env.job.card import Card, NoWorkerError, Question, ask, ask_all, serve_cards, write_card
+from forge_env.job.card import Card, NoWorkerError, Question, ask, ask_all, serve_cards, until_lost, write_card
 from forge_env.job.plan import Plan
 from forge_env.job.staging import stage
 from tests.trainers.actors.workers import certificates
@@ -200,6 +201,29 @@ async def test_strangers_and_noise_harm_nobody() -> None:
             assert await reader.read() == b""
             writer.close()
         assert (await ask(address)).monarch == "service"
+
+
+async def test_the_end_of_a_worker_is_noticed() -> None:
+    address = free_address()
+    with socket.create_server((address.host, address.port)) as listening:
+        losing = asyncio.ensure_future(until_lost(address))
+        listening.setblocking(False)
+        connection, _ = await asyncio.get_running_loop().sock_accept(listening)
+        reader, writer = await asyncio.open_connection(sock=connection)
+        assert json.loads(await reader.readline()) == asdict(Question())
+        writer.write(b"{}\n")
+        await writer.drain()
+        await asyncio.sleep(0)
+        assert not losing.done()
+        writer.close()
+        await losing
+    await until_lost(address)  # nobody is there
+    async with await serve_cards(address, "service"):
+        losing = asyncio.ensure_future(until_lost(address))
+        assert (await ask(address)).monarch == "service"
+        assert not losing.done(), "the connection is kept"
+        losing.cancel()
+        await asyncio.wait([losing])
 
 
 async def test_two_can_not_listen_at_one_address() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,18 @@ class TestWatchdog:
         await watchdog.look(1)  # type: ignore[attr-defined]
         clock.now += 1e6
         await watchdog.look(1)  # type: ignore[attr-defined]
+
+
+@given(ends=st.lists(st.floats(0, 1e5), min_size=2, max_size=20), start=st.floats(0, 1e6))
+def test_spans_of_a_track_never_overlap(
+    ends: list[float], start: float, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Perfetto drops those that do, be it by a nanosecond."""
+    path = tmp_path_factory.mktemp("timeline") / "timeline.json"
+    timeline, moments = Timeline(path, start), sorted(start + end for end in ends)
+    for begun, ended in pairwise(moments):
+        timeline.span("trainer", "train", begun, ended)
+    timeline.close()
+    spans = [event for event in json.loads(path.read_text()) if event["ph"] == "X"]
+    assert all(type(span["ts"]) is int and type(span["dur"]) is int and span["dur"] >= 0 for span in spans)
+    assert all(one["ts"] + one["dur"] == two["ts"] for one, two in pairwise(spans))

@@ -35,7 +35,8 @@ async def test_what_holds_it_up_is_named_when_it_turns_again(caplog: pytest.LogC
             hold_up()
             text = await told.get()
     assert "the event loop was held up for more than" in text
-    assert "threading.py" in text
+    assert "by hold_up (" in text
+    assert "test_held_up.py" in text
 
 
 async def test_one_that_never_turns_again_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

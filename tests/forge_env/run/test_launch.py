@@ -41,8 +41,13 @@ def test_success_leaves_a_complete_folder(config: RunConfig, folder: RunFolder) 
     for path in (folder.config, folder.metrics, folder.summary, folder.report, folder.reward_curve, folder.log):
         assert path.stat().st_size > 0
     assert list(folder.tensorboard.iterdir())
-    assert summary(folder)["exit"] == "success"
+    found = summary(folder)
+    assert found["exit"] == "success"
+    assert found["started"] <= found["finished"]
+    assert (found["model"], found["versions"]["forge-env"]) == (config.model.path, found["forge_env"])
+    assert found["machine"]["cpus"] >= 1
     page = folder.report.read_text()
+    assert "badge success" in page
     for part in ("0.400 → 0.700", "Loss", "Where the time went", "training reward", "name: coding_rlvr"):
         assert part in page
     assert "http://" not in page.replace("http://www.w3.org", "")

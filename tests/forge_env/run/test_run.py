@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import io
 import json
 import os
 import threading
@@ -14,37 +13,14 @@ from pathlib import Path
 import pytest
 
 from forge_env.config import RunConfig
-from forge_env.display.state import RunState, sparkline
-from forge_env.display.terminal import Display, LiveDisplay, PlainDisplay, duration, open_display
+from forge_env.display.state import RunState
 from forge_env.run import Run, RunFolder
-from forge_env.run.metrics import JSONLMetrics
+from forge_env.run.metrics import read_metrics
 from forge_env.run.outcome import read_summary, write_summary
 from forge_env.run.trajectories import MOST_OPEN, MOST_WAITING
 from forge_env.trajectory import Trajectory, TrajectoryWriter, read_trajectories
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def state(clock: Clock) -> RunState:
-    return RunState("first", max_staleness=2, clock=clock)
-
-
-def plain_run(config: RunConfig, folder: RunFolder, state: RunState) -> tuple[Run, io.StringIO]:
-    folder.create()
-    stream = io.StringIO()
-    sink = JSONLMetrics(folder.metrics, lambda: state.elapsed)
-    return Run(config, folder, state=state, display=Display(PlainDisplay(state, stream)), loggers=[sink]), stream
+from forge_env.trajectory_index import is_index
+from tests.forge_env.run.conftest import Clock, plain_run
 
 
 def test_the_summary_is_made_from_what_was_said(
@@ -95,87 +71,10 @@ def test_the_recipe_says_which_trajectories_are_kept(
     for kind in ("train", "eval"):
         run.trajectory(Trajectory(id="t", environment="e", task_id="k"), kind)
     run.close()
-    assert sorted(path.stem for path in folder.trajectories.iterdir()) == kinds
-    for path in folder.trajectories.iterdir():
+    kept = [path for path in folder.trajectories.iterdir() if not is_index(path)]
+    assert sorted(path.stem for path in kept) == kinds
+    for path in kept:
         assert Trajectory.from_dict(json.loads(path.read_text())).task_id == "k"
-
-
-def test_plain_lines_are_sparse(config: RunConfig, folder: RunFolder, state: RunState, clock: Clock) -> None:
-    run, stream = plain_run(config, folder, state)
-    run.stage("training", "60 steps")
-    run.status(staleness=1, tokens_per_s=3000.0, waiting={"trainer": "episodes", "generator": None})
-    for step in range(1, 61):
-        clock.now += 1
-        run.log(step, {"reward/mean": 0.5})
-        run.progress(step, 60)
-    run.evaluation(60, "eval", 0.75, 128, 0.04)
-    run.warn("something")
-    run.warn("something")
-    lines = stream.getvalue().splitlines()
-    assert len([line for line in lines if "training" in line]) == 5
-    progress = next(line for line in lines if "training 1" in line)
-    for part in ("reward 0.500", "staleness 1/2", "3,000 tokens/s", "trainer waits for episodes", "left"):
-        assert part in progress
-    assert sum("warning: something" in line for line in lines) == 1
-    assert any("held-out (eval) after step 60: 0.750 +- 0.040 (n=128)" in line for line in lines)
-
-
-def test_the_live_panel_shows_what_matters(config: RunConfig, folder: RunFolder, state: RunState, clock: Clock) -> None:
-    stream = io.StringIO()
-    display = Display(LiveDisplay(state, stream))
-    run = Run(config, folder, state=state, display=display)
-    run.stage("sandbox", "docker")
-    clock.now += 2
-    run.stage("training")
-    clock.now += 60
-    run.progress(10, 40)
-    run.log(10, {"reward/mean": 0.5})
-    run.evaluation(0, "eval", 0.4, 128, 0.04)
-    run.evaluation(10, "eval", 0.6, 128, 0.04)
-    run.status(staleness=1, tokens_per_s=3000.0, waiting={"trainer": "episodes"})
-    run.warn("one group was lost")
-    run.request_stop()
-    display.close()
-    text = stream.getvalue()
-    for part in (
-        "✓ sandbox 2.0s", "● training", "10/40", "3m00s left", "reward", "0.600 ± 0.040", "from 0.400", "staleness 1/2",
-        "3,000 tokens/s", "trainer waits for episodes", "! one group was lost", "Ctrl-C again stops now",
-    ):  # fmt: skip
-        assert part in text
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_a_terminal_that_is_gone_ends_no_run(
-    terminal: bool, config: RunConfig, folder: RunFolder, state: RunState, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Gone(io.StringIO):
-        def isatty(self) -> bool:
-            return terminal
-
-        def write(self, text: str) -> int:
-            raise OSError(errno.EIO, "Input/output error")
-
-    run = Run(config, folder, state=state, display=open_display(state, Gone()))
-    run.stage("training")
-    run.note("worth a line")
-    run.warn("careful")
-    run.evaluation(0, "eval", 0.4, 128, 0.04)
-    run.display.close()
-    assert [text for text in caplog.messages if "no longer drawn" in text] == [
-        "progress is no longer drawn: OSError: [Errno 5] Input/output error"
-    ]
-
-
-def test_sparkline_has_a_fixed_scale_and_width() -> None:
-    assert sparkline([]) == ""
-    assert sparkline([0.0, 1.0]) == "▁█"
-    assert len(sparkline([0.5] * 1000, width=40)) == 40
-    assert sparkline([-5.0, 5.0]) == "▁█"
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(8.31, "8.3s"), (125, "2m05s"), (3840, "1h04m")])
-def test_durations_read_well(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_a_summary_is_complete_or_absent(config: RunConfig, folder: RunFolder, state: RunState) -> None:
@@ -227,7 +126,7 @@ def test_few_files_are_open_however_many_kinds_there_are(config: RunConfig, fold
             run.trajectory(Trajectory(id=f"{name}{step}", environment="e", task_id="k"), "train")
     run._trajectories._writing[-1].result()
     links = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-    assert 0 < sum(str(folder.trajectories) in link for link in links) <= MOST_OPEN
+    assert 0 < sum(str(folder.trajectories) in link for link in links) <= 2 * MOST_OPEN  # each with its index
     run.close()
     for step in range(50):
         written = [item.id for item in read_trajectories(folder.trajectories / f"eval-{step:05d}.jsonl")]
@@ -298,3 +197,22 @@ def test_a_resumed_run_that_is_killed_at_once_keeps_its_counts(config: RunConfig
     finally:
         folder.release()
     assert [kept[name] for name in ("episodes", "tokens_generated", "name")] == [7, 5, folder.name]
+
+
+def test_a_score_says_which_versions_played_for_it(config: RunConfig, folder: RunFolder, state: RunState) -> None:
+    run, terminal = plain_run(config, folder, state)
+    run.evaluation(10, "eval", 0.5, 8, 0.1, {10: 600})
+    run.evaluation(20, "eval", 0.6, 8, 0.1, {20: 300, 21: 700})
+    run.evaluation(30, "eval", 0.6, 8, 0.1, {29: 700})
+    run.evaluation(40, "eval", 0.6, 8, 0.1)
+    run.close()
+    assert [score.played_by for score in run.state.evaluations] == [
+        "",
+        "played by versions 20 to 21, 70% by 21",
+        "played by version 29",
+        "",
+    ]
+    assert "0.600 ± 0.100 (standard error, n=8); played by versions 20 to 21, 70% by 21" in terminal.getvalue()
+    rows = list(read_metrics(folder.metrics))
+    found = [(row.get("eval/eval/oldest_version"), row.get("eval/eval/share_of_step")) for row in rows]
+    assert found == [(10.0, 1.0), (20.0, 0.3), (29.0, 0.0), (None, None)]

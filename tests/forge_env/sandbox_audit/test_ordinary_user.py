@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -54,10 +55,14 @@ class Nobody:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_whole_catalogue_as_an_ordinary_user(tmp_path: Path) -> None:
+def test_the_whole_catalogue_as_an_ordinary_user() -> None:
     if os.geteuid() != 0:
         pytest.skip("not root: test_attacks.py has run as an ordinary user already")
-    nobody = Nobody(tmp_path)
+    with tempfile.TemporaryDirectory() as folder:  # any other session of pytest closes pytest's own to others
+        _play(Nobody(Path(folder)))
+
+
+def _play(nobody: Nobody) -> None:
     probe = nobody.run("-c", "import forge_env.sandbox, sandboxes.local")
     if probe.returncode:
         pytest.skip(f"an ordinary user can't read this installation: {probe.stderr.strip()[-300:]}")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import forge_env as fe
+from environments import openenv
 from forge_env.errors import EnvironmentBugError, InfrastructureError
 from forge_env.rollout.episode import Retry, run_episode
 from forge_env.rollout.scripted import ReplayPolicy
@@ -210,6 +211,49 @@ async def test_sessions_end_by_themselves_and_make_room() -> None:
         await silent.socket.wait_closed()
         await until(lambda: len(sessions) == 0)
     assert Adder.opened == 0
+
+
+async def test_no_more_episodes_are_begun_than_the_server_has_room_for() -> None:
+    """Those that find no room wait for one of their own to end, and none is lost."""
+    seen = 0
+
+    async def episode(url: str, index: int) -> float:
+        nonlocal seen
+        env = fe.make(REMOTE, url=url, reconnects=0)
+        [asked], _ = await env.reset(seed=index)
+        seen = max(seen, Adder.opened)
+        _, reward, *_ = await env.step(str(int(asked.content.split()[0]) + 1))
+        await env.close()
+        return reward
+
+    async with serving(max_sessions=2, reconnect=0.05) as (url, sessions):
+        assert await asyncio.gather(*(episode(url, index) for index in range(8))) == [1.0] * 8
+        assert seen == 2
+        await until(lambda: len(sessions) == 0)
+
+        # others have taken all of it: there is nothing to wait for
+        strangers = [await Raw.connect(url) for _ in range(2)]
+        for stranger in strangers:
+            await stranger.ask("reset", {"seed": 1})
+        outcomes = await asyncio.gather(*(episode(url, 1) for _ in range(4)), return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [openenv.Full] * 4
+        for stranger in strangers:
+            await stranger.socket.close()
+        await until(lambda: len(sessions) == 0)
+
+        # who gives up waiting passes its place on
+        first, second = fe.make(REMOTE, url=url), fe.make(REMOTE, url=url)
+        await first.reset(seed=1)
+        await second.reset(seed=1)
+        impatient = asyncio.create_task(episode(url, 1))
+        patient = asyncio.create_task(episode(url, 2))
+        [waiting] = [each[url] for each in openenv._sessions.values() if url in each]
+        await until(lambda: len(waiting._waiting) == 2)
+        impatient.cancel()
+        await first.close()
+        assert await patient == 1.0
+        await second.close()
+        assert (waiting.live, waiting.asking) == (0, 0)
 
 
 async def test_lost_infrastructure_is_tried_again_and_bugs_are_told() -> None:

@@ -86,9 +86,40 @@ async def test_tools_of_a_server_are_the_agents(transport: str, tmp_path: Path) 
     assert env.tools == []
 
 
+@pytest.mark.slow
+async def test_a_server_without_state_is_one_process_for_many_episodes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "forge_env.tools.mcp")
+    talking = "import sys, os\nprint('started', file=sys.stderr, flush=True)\n" + SERVER
+    talking = talking.replace("return 2 * number", "return os.getpid() if number else os._exit(1)")
+    (tmp_path / "server.py").write_text(talking)
+    target = mcp.StdioServerParameters(command=sys.executable, args=[str(tmp_path / "server.py")])
+
+    async def answers(number: int, *, shared: bool = True) -> list[str]:
+        servers = [await McpServer.connect(target, shared=shared, timeout_s=100) for _ in range(2)]
+        try:
+            return [await server.call("double", {"number": number}) for server in servers]
+        finally:
+            for server in servers:
+                await server.close()
+
+    first = await answers(1)
+    assert first == await answers(1) == [first[0]] * 2
+    with pytest.raises(InfrastructureError, match="gone; it said: started"):
+        await answers(0)
+    second = await answers(1)  # a lost one is started again
+    assert second[0] != first[0]
+    assert len({*first, *second, *(await answers(1, shared=False))}) == 4
+    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records].count("started") == 4
+
+
 async def test_an_unreachable_server_is_infrastructure(tmp_path: Path) -> None:
     with pytest.raises(InfrastructureError, match="MCP server"):
         await McpServer.connect(mcp.StdioServerParameters(command=sys.executable, args=["-c", "pass"]), timeout_s=20)
+    failing = "raise SystemExit('no licence')"
+    with pytest.raises(InfrastructureError, match=r"MCP server.*it said: no licence"):
+        await McpServer.connect(mcp.StdioServerParameters(command=sys.executable, args=["-c", failing]), timeout_s=20)
     with pytest.raises(InfrastructureError, match="MCP server"):
         await McpServer.connect(mcp.StdioServerParameters(command=str(tmp_path / "none")), timeout_s=20)
 

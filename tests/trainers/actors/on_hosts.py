@@ -19,7 +19,7 @@ from trainers.actors.actor import endpoint  # noqa: E402
 from trainers.actors.hosts import Hosts  # noqa: E402
 from trainers.actors.processes import survive_deaths  # noqa: E402
 from trainers.actors.ranks import RankedActor  # noqa: E402
-from trainers.actors.remote import ActorDiedError, result  # noqa: E402
+from trainers.actors.remote import result  # noqa: E402
 
 
 class Sum(RankedActor):
@@ -38,6 +38,17 @@ class Sum(RankedActor):
         return socket.gethostname(), float(total)
 
 
+async def both_lost(hosts: Hosts) -> None:
+    """An actor on each host; both hosts are lost at once."""
+    actors = [
+        await Sum.options(mesh_name=role, ground=await hosts.ground(role)).launch()
+        for role in ("trainer", "generator0")
+    ]
+    watches = [Sum.watch(actor) for actor in actors]
+    print("BOTH", *[await result(actor.add.call_one()) for actor in actors], flush=True)
+    print("LOST", *await asyncio.gather(*watches, return_exceptions=True), sep="; ", flush=True)
+
+
 async def main() -> None:
     """Two ranks on two hosts; then one on the first, which is lost."""
     survive_deaths()
@@ -50,6 +61,9 @@ async def main() -> None:
     found.plan.place(Unit("reference", "wide", 2, 1, 0, 0.1))
     hosts = Hosts(run, found)
     await hosts.open()
+    if sys.argv[2:] == ["both"]:
+        await both_lost(hosts)
+        return
 
     wide = await Sum.options(procs=2, mesh_name="wide", ground=await hosts.ground("wide")).launch()
     print("WIDE", sorted((await result(wide.add.call())).values()), flush=True)
@@ -58,11 +72,9 @@ async def main() -> None:
     actor = await Sum.options(mesh_name="trainer", ground=await hosts.ground("trainer")).launch()
     watch = Sum.watch(actor)
     print("FIRST", await result(actor.add.call_one()), flush=True)
-    try:
-        await watch
-    except ActorDiedError as error:
-        print("LOST", error, flush=True)
-    await Sum.shutdown(actor, dead=True)
+    died = await asyncio.gather(watch, return_exceptions=True)
+    await Sum.shutdown(actor, dead=True)  # takes until nothing answers: only then may the host be back
+    print("LOST", *died, flush=True)
     actor = await Sum.options(mesh_name="trainer", ground=await hosts.ground("trainer")).launch()
     print("SECOND", await result(actor.add.call_one()), run.state.warnings, flush=True)
     await asyncio.to_thread(sys.stdin.readline)

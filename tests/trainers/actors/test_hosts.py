@@ -28,11 +28,11 @@ job: {{kind: hosts, workers: [{workers}], place: {{trainer: {trainer}}}, on_loss
 class Controller:
     """Of `on_hosts.py`."""
 
-    def __init__(self, hosts: list[Worker], folder: Path, environment: dict[str, str], **job: str) -> None:
+    def __init__(self, hosts: list[Worker], folder: Path, environment: dict[str, str], *how: str, **job: str) -> None:
         recipe = folder / "recipe.yaml"
         recipe.write_text(RECIPE.format(folder=folder, workers=", ".join(host.address for host in hosts), **job))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.trainers.actors.on_hosts", str(recipe)],
+            [sys.executable, "-m", "tests.trainers.actors.on_hosts", str(recipe), *how],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -108,3 +108,21 @@ def test_actors_live_on_hosts_and_move_or_wait_when_one_is_lost(
     assert len(second.family()) == 1, "the worker alone"
     second.interrupt()
     assert second.said.endswith("interrupted\n")
+
+
+@pytest.mark.parametrize("hosts", ["tcp"], indirect=True)
+def test_of_hosts_that_are_lost_together_all_are_told_also_where_monarch_tells_of_none(
+    hosts: tuple[list[Worker], dict[str, str]], tmp_path: Path
+) -> None:
+    both, environment = hosts
+    slow = {f"HYPERACTOR_MESH_GET_{what}_STATE_MAX_IDLE": "1h" for what in ("ACTOR", "PROC")}
+    job = {"on_loss": "wait", "trainer": "[0], generator: [1]"}
+    controller = Controller(both, tmp_path, environment | slow, "both", **job)
+    try:
+        controller.hear("BOTH")
+        for host in both:
+            host.kill()
+        assert controller.hear("LOST") == "; its host is lost; its host is lost"
+    finally:
+        controller.process.kill()
+        controller.process.wait()

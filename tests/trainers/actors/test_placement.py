@@ -19,15 +19,31 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def taken(placement: Placement, count: int) -> list[int]:
-    return [int(name.rpartition("-")[2]) for name in placement.take(count)["CUDA_VISIBLE_DEVICES"].split(",")]
+    given = placement.take(count, "generator")["CUDA_VISIBLE_DEVICES"]
+    return [int(name.rpartition("-")[2]) for name in given.split(",")]
 
 
 def test_gpus_are_given_once() -> None:
     placement = Placement()
     assert [taken(placement, count) for count in (1, 2)] == [[0], [1, 2]]
     with pytest.raises(ForgeError, match="1 GPUs are needed and 0 are left"):
-        placement.take(1)
+        placement.take(1, "trainer")
     placement.close()
+
+
+def test_roles_may_share_gpus() -> None:
+    """Each role has its own of them, and another run gets none."""
+    placement, other = Placement(shared=True), Placement()
+
+    def given(count: int, role: str) -> str:
+        return placement.take(count, role)["CUDA_VISIBLE_DEVICES"]
+
+    both, first, second = given(2, "trainer"), given(1, "generator"), given(1, "generator")
+    assert both == f"{first},{second}"
+    assert taken(other, 1) == [2]
+    placement.close()
+    assert len(machine.unclaimed_gpus()) == 2
+    other.close()
 
 
 def test_two_runs_share_no_gpu() -> None:
@@ -45,4 +61,4 @@ def test_two_runs_share_no_gpu() -> None:
 
 
 def test_who_wants_none_is_told_nothing() -> None:
-    assert Placement().take(0) == {}
+    assert Placement().take(0, "trainer") == {}

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -21,6 +22,7 @@ from tests.trainers.actors.counter import Counter, NotAllowedError
 from trainers.actors.remote import ActorDiedError, FurtherActorDiedError, RemoteError
 from trainers.actors.service import (
     Replica,
+    ReplicaMetrics,
     ReplicaState,
     Service,
     ServiceDownError,
@@ -279,4 +281,28 @@ async def test_a_stopped_process_is_replaced() -> None:
         os.kill(pid, signal.SIGSTOP)
         new, _ = await service.where.route()
         assert new != pid
-        assert not psutil.pid_exists(pid)
+
+        async def gone() -> bool:
+            return not psutil.pid_exists(pid)
+
+        await until(gone)
+
+
+async def test_one_death_is_no_more_than_one_failed_call() -> None:
+    """Whoever calls again at once would be answered by the same death again, as often as it may repeat its call."""
+
+    async def fail() -> None:
+        raise ActorDiedError("killed")
+
+    death = asyncio.get_running_loop().create_future()
+    actor = SimpleNamespace(answer=SimpleNamespace(call=fail))
+    replica = Replica(0, actor, death=death, metrics=ReplicaMetrics(ReplicaState.HEALTHY))
+    calling = asyncio.ensure_future(replica.call("answer"))
+    done, _ = await asyncio.wait([calling], timeout=0.05)
+    assert not done
+    assert replica.healthy, "the news of its death are still to come"
+    death.set_exception(ActorDiedError("killed"))
+    with pytest.raises(ActorDiedError):
+        await calling
+    assert not replica.healthy
+    assert death.exception()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+pytest.importorskip("safetensors")  # of the training stack; torch would cost every worker seconds
 
 from forge_env.config import load_config
 from forge_env.errors import ForgeError, PluginError
@@ -53,8 +54,10 @@ async def test_dropped_groups_make_room_and_are_counted_and_nothing_but_them_end
 
     buffer: LocalReplayBuffer[Any] = LocalReplayBuffer(BufferSettings(per_step=1, max_off_policy_steps=0))
     config = load_config("coding_rlvr", ["grpo.filter.name=with_signal", "grpo.groups_per_step=1"])
+    recorded: list[tuple[int, str, str]] = []
     system: Any = System.__new__(System)
     system.config, system.rollouts, system.buffer = config, Rollouts(), buffer
+    system.run = SimpleNamespace(not_trained=lambda index, fate, why: recorded.append((index, fate, why)))
     system._discarded_in_a_row = system._dropped_in_a_row = 0
     system._under_way, system._results, system._changed = set(), {}, asyncio.Event()
     algorithm = GRPO(system)
@@ -62,5 +65,6 @@ async def test_dropped_groups_make_room_and_are_counted_and_nothing_but_them_end
         await algorithm.roll_out(await buffer.admit())  # there is one place, which is free again each time
     assert Rollouts.totals.metrics()["groups/filtered"] == PATIENCE - 1
     assert Rollouts.totals.tokens_filtered == 4 * (PATIENCE - 1)
+    assert recorded == [(index, Fate.DROPPED, "") for index in range(PATIENCE - 1)]
     with pytest.raises(ForgeError, match=f"{PATIENCE} groups in a row were dropped by grpo.filter"):
         await algorithm.roll_out(await buffer.admit())

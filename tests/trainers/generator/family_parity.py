@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,10 @@ def _main(names: list[str], out: Path) -> None:
     prepare_process(with_gpus=False, threads=1, kv_cache_gb=1)
     found = {name: asyncio.run(observe(name, out / name)) for name in names}
     (out / "found.json").write_text(json.dumps(found))
+
+
+def _published(model: Any) -> list[tuple[str, Any]]:
+    return [(part.name, part.values) for part in model.published()]
 
 
 async def observe(name: str, folder: Path) -> dict[str, Any]:
@@ -78,8 +83,7 @@ async def observe(name: str, folder: Path) -> dict[str, Any]:
         with torch.no_grad():
             for parameter in model.module.parameters():
                 parameter.add_(0.02 * torch.randn_like(parameter))
-        weights = model.state_dict_hf()
-        await engine.load_weights(lambda weights=weights: list(weights.items()), version)  # type: ignore[misc]
+        await engine.load_weights(partial(_published, model), version)
     swapped = max(len(set(item.versions.tolist())) for item in await in_flight)
     found = {"before": before, "after": mismatch(await sample(40)), "moved": mismatch(first), "swapped": swapped}
     model = TitanModel(folder, max_length=256, device=device.torch, lora=LoRASection(targets=["q_proj", "o_proj"]))
@@ -91,8 +95,7 @@ async def observe(name: str, folder: Path) -> dict[str, Any]:
             for parameter in model.module.parameters():
                 if parameter.requires_grad:
                     parameter.add_(0.05 * torch.randn_like(parameter))
-        published = list(model.published_state().items())
-        await engine.load_weights(lambda published=published: published, version)  # type: ignore[misc]
+        await engine.load_weights(partial(_published, model), version)
     swapped = max(len(set(item.versions.tolist())) for item in await in_flight)
     found["adapted"] = {"after": mismatch(await sample(40)), "moved": mismatch(first), "swapped": swapped}
     await engine.close()

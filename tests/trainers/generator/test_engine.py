@@ -225,7 +225,7 @@ async def test_weights_that_the_store_has_dropped_are_told_from_a_store_that_fai
         def __init__(self, versions: set[int]) -> None:
             self._versions = versions
 
-        async def pull(self, version: int) -> None:
+        async def find(self, version: int) -> None:
             raise KeyError(version)
 
         async def versions(self) -> set[int]:
@@ -236,9 +236,9 @@ async def test_weights_that_the_store_has_dropped_are_told_from_a_store_that_fai
 
     actor: Any = SimpleNamespace(_store=Store({4}))
     with pytest.raises(WeightsDroppedError, match="version 3 are not in the store any more"):
-        await Generator._pull(actor, 3)
+        await Generator._pull(actor, 3, None)
     with pytest.raises(KeyError):
-        await Generator._pull(actor, 4)
+        await Generator._pull(actor, 4, None)
 
 
 async def test_arguments_that_vllm_refuses_are_named(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:

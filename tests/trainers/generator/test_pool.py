@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_env.errors import GeneratorError
+from tests.trainers.buffer import virtual_time
 from trainers.actors.remote import ActorDiedError
 from trainers.actors.service import ReplicaState, ServiceOptions
-from trainers.generator.client import REPEATS
+from trainers.generator.client import REPEATS, GeneratorClient
 from trainers.generator.hold import Hold
-from trainers.generator.pool import GeneratorPool, HeldWeights
+from trainers.generator.pool import PATIENCE_S, GeneratorPool, HeldWeights
 from trainers.generator.types import Completion, SamplingOptions, WeightsDroppedError, WeightsLostError
 
 
@@ -67,6 +68,7 @@ class Replica:
         self.go_on = asyncio.Event()
         self.go_on.set()
         self.updates: list[int] = []
+        self.told: list[Any] = []
         self.late_s = 0.0
         self.may_update = asyncio.Event()
         self.may_update.set()
@@ -80,7 +82,7 @@ class Replica:
         self.preload = self.setup = self.halt = Endpoint(self._nothing)
         self.abort = Endpoint(self.aborted.append)
         self.hold, self.release = Endpoint(self._hold), Endpoint(self._release)
-        self.quiet, self.get_stats = Endpoint(self.gate.quiet.wait), Endpoint(self._stats)
+        self.get_stats = Endpoint(self._stats)
 
     def die(self) -> None:
         """Calls under way fail, as Monarch has it, and so do later ones."""
@@ -104,19 +106,22 @@ class Replica:
     async def _stats(self) -> dict[str, float]:
         return {"tokens": float(len(self.asked)), "in_flight": 0.0}
 
-    async def _generate(self, prompt_ids: Any, options: dict[str, Any], request_id: str, held: bool) -> Completion:
-        with self.gate.request(held=held):
-            self.asked.append(options)
-            self.running.append(request_id)
-            began = self.version
-            await self._unless_dead(self.go_on)
-            return Completion(prompt_ids, [7], [-1.0], [began], "stop", self.version)
+    async def _generate(
+        self, prompt_ids: Any, options: dict[str, Any], request_id: str, held: bool, at_least: int
+    ) -> Completion:
+        self.gate.check(self.version, held=held, at_least=at_least)
+        self.asked.append(options)
+        self.running.append(request_id)
+        began = self.version
+        await self._unless_dead(self.go_on)
+        return Completion(prompt_ids, [7], [-1.0], [began], "stop", self.version)
 
-    async def _update(self, version: int) -> dict[str, float]:
+    async def _update(self, version: int, published: Any) -> dict[str, float]:
         await self._unless_dead(self.may_update)
         if self.failure is not None:
             raise self.failure
         self.updates.append(version)
+        self.told.append(published)
         self.version = version
         return {"pull_s": version + self.late_s}
 
@@ -177,8 +182,9 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def ask(pool: GeneratorPool | HeldWeights, session: object = None) -> asyncio.Future[Completion]:
-    return asyncio.ensure_future(pool.generate([next(prompts)], SamplingOptions(priority=-3), session))
+def ask(pool: GeneratorPool | HeldWeights, session: object = None, **options: int) -> asyncio.Future[Completion]:
+    client = pool.client if isinstance(pool, GeneratorPool) else pool
+    return asyncio.ensure_future(client.generate([next(prompts)], SamplingOptions(priority=-3), session, **options))
 
 
 async def test_one_replica_gets_new_weights_when_nobody_holds_the_old_ones() -> None:
@@ -234,6 +240,7 @@ async def test_of_several_the_least_busy_one_is_held_and_comes_back_up_to_date()
             replicas[0].go_on.set()
             await asyncio.gather(*(ask(pool, Conversation()) for _ in range(3)))
             assert len(replicas[0].asked) == only[0] + 3, "one replica is left for all others"
+    await settle()
     assert replicas[1].updates == [2]
     await busy
 
@@ -242,7 +249,8 @@ async def test_the_slowest_pull_counts_and_whose_it_was_is_told() -> None:
     replicas = [Replica(), Replica()]
     pool, _ = await pool_of(replicas)
     replicas[1].late_s = 2.0
-    assert await pool.update_weights(1) == {"pull_s": 3.0, "generator0/pull_s": 1.0, "generator1/pull_s": 3.0}
+    slowest = {"pull_s": 3.0, "generator0/pull_s": 1.0, "generator1/pull_s": 3.0, "behind": 0.0}
+    assert await pool.update_weights(1) == slowest
 
 
 async def test_while_it_catches_up_others_serve_and_a_cancelled_holder_does_not_stop_it() -> None:
@@ -270,7 +278,7 @@ async def test_while_it_catches_up_others_serve_and_a_cancelled_holder_does_not_
     assert (replicas[0].updates, len(replicas[0].asked)) == ([1], 1)
 
 
-async def test_new_weights_have_not_arrived_while_an_ordinary_request_samples_from_held_ones() -> None:
+async def test_requests_under_way_are_not_waited_for_and_end_where_they_are() -> None:
     replicas = [Replica(), Replica()]
     pool, _ = await pool_of(replicas)
     for replica in replicas:
@@ -278,14 +286,138 @@ async def test_new_weights_have_not_arrived_while_an_ordinary_request_samples_fr
     requests = [ask(pool), ask(pool)]
     await settle()
     async with pool.held():
+        assert await pool.update_weights(1) == {"pull_s": 1.0}
+        assert [replica.updates for replica in replicas] == [[], [1]]
+        for replica in replicas:
+            replica.go_on.set()
+        assert [completion.versions for completion in await asyncio.gather(*requests)] == [[0], [0]]
+
+
+# --- slow ones
+
+
+def test_a_replica_that_pulls_slowly_delays_only_itself() -> None:
+    async def run() -> None:
+        replicas = [Replica(), Replica(), Replica()]
+        pool, _ = await pool_of(replicas)
+        clock = asyncio.get_running_loop().time
+        slow = replicas[2]
+        slow.go_on.clear()
+        asked = [ask(pool) for _ in range(3)]
+        await settle()
+        assert len(slow.asked) == 1
+        slow.may_update.clear()
+        for version in (1, 2, 3):
+            began = clock()
+            assert (await pool.update_weights(version))["behind"] == 1.0
+            assert clock() - began == pytest.approx(PATIENCE_S)
+            for _ in range(6):
+                assert (await ask(pool, Conversation(), at_least=version)).versions == [version]
+            async with pool.held() as held:
+                assert held.version == version
+        assert [replica.updates for replica in replicas] == [[1, 2, 3], [1, 2, 3], []]
+        slow.go_on.set()
+        assert (await asked[-1]).versions == [0], "what it had under way ends there"
+        assert len(slow.asked) == 1, "and it is asked for nothing else"
+        slow.may_update.set()
+        await settle()
+        assert slow.updates == [1, 3], "it loads what it had begun with, then the newest"
+        began = clock()
+        assert (await pool.update_weights(4))["behind"] == 0.0
+        assert clock() == began
+        slow.go_on.clear()
+        last = asyncio.gather(*(ask(pool, Conversation(), at_least=4) for _ in range(6)))
+        await settle()
+        assert len(slow.asked) > 1
+        slow.go_on.set()
+        await last
+        await pool.stop()
+
+    virtual_time.run(run())
+
+
+async def test_the_first_replica_is_waited_for_and_so_is_one_alone() -> None:
+    for count in (1, 2):
+        replicas = [Replica() for _ in range(count)]
+        pool, _ = await pool_of(replicas)
+        for replica in replicas:
+            replica.may_update.clear()
         update = asyncio.ensure_future(pool.update_weights(1))
         await settle()
-        assert replicas[1].updates == [1]
         assert not update.done()
-        replicas[0].go_on.set()
-        assert await update == {"pull_s": 1.0}
-    replicas[1].go_on.set()
-    await asyncio.gather(*requests)
+        replicas[0].may_update.set()
+        await settle()
+        assert update.done() == (count == 1)
+        replicas[-1].may_update.set()
+        await update
+
+
+async def test_a_request_for_newer_weights_than_a_replica_has_goes_elsewhere() -> None:
+    replicas = [Replica(), Replica()]
+    pool, _ = await pool_of(replicas)
+    client, other = GeneratorClient(2), Conversation()
+    client.update(pool.members())  # and hears of no change
+    replicas[1].version = 1
+    for _ in range(4):
+        found = await client.generate([next(prompts)], SamplingOptions(), Conversation(), at_least=1)
+        assert found.versions == [1]
+    assert not replicas[0].asked
+    waiting = asyncio.ensure_future(client.generate([1], SamplingOptions(), other, at_least=2))
+    await settle()
+    assert not waiting.done()
+    replicas[0].version = 2
+    client.update(pool.members())
+    assert (await waiting).versions == [2]
+
+
+async def test_a_slow_replica_that_fails_ends_the_run() -> None:
+    replicas = [Replica(), Replica()]
+    pool, _ = await pool_of(replicas)
+    replicas[1].may_update.clear()
+    with patience(0.0):
+        await pool.update_weights(1)
+    replicas[1].failure = ValueError("no such tensor")
+    replicas[1].may_update.set()
+    await settle()
+    with pytest.raises(GeneratorError, match="generator 1: no such tensor"):
+        pool.check()
+    await pool.stop()
+
+
+async def test_a_slow_replica_that_dies_comes_back_at_the_target() -> None:
+    replicas = [Replica(), Replica()]
+    pool, known = await pool_of(replicas)
+    replicas[1].may_update.clear()
+    with patience(0.0):
+        await pool.update_weights(1)
+        await pool.update_weights(2)
+    replicas[1].die()
+    await settle()
+    assert known.lives[1][1].updates == [2]
+    assert pool.replicas[1].healthy
+
+
+async def test_setting_back_waits_for_all_so_that_no_version_is_mistaken_for_another() -> None:
+    replicas = [Replica(), Replica()]
+    pool, _ = await pool_of(replicas)
+    replicas[1].may_update.clear()
+    with patience(0.0):
+        await pool.update_weights(5)
+        back = asyncio.ensure_future(pool.set_back(2))
+        await settle()
+        assert not back.done()
+        assert [member.serving for member in pool.members()] == [True, False]
+        replicas[1].may_update.set()
+        await back
+    assert [replica.updates for replica in replicas] == [[5, 2], [5, 2]]
+
+
+@contextmanager
+def patience(seconds: float) -> Iterator[None]:
+    """Stragglers are given so long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainers.generator.pool.PATIENCE_S", seconds)
+        yield
 
 
 async def test_weights_dropped_meanwhile_are_left_for_the_newer_ones() -> None:
@@ -303,19 +435,36 @@ async def test_weights_dropped_meanwhile_are_left_for_the_newer_ones() -> None:
     assert len(replicas[0].asked) == 1
 
 
+@pytest.mark.parametrize("count", [1, 2])
+async def test_weights_that_go_with_their_trainer_do_not_keep_the_run_from_being_set_back(count: int) -> None:
+    replicas = [Replica() for _ in range(count)]
+    pool, _ = await pool_of(replicas)
+    for replica in replicas:
+        replica.failure = WeightsDroppedError("their trainer is gone")
+    lost = asyncio.ensure_future(pool.update_weights(2))
+    await settle()
+    assert not lost.done()
+    lost.cancel()
+    await asyncio.wait([lost])
+    for replica in replicas:
+        replica.failure = None
+    async with asyncio.timeout(10):
+        await pool.set_back(1)
+    assert [replica.updates for replica in replicas] == [[1]] * count
+    assert (await ask(pool)).versions == [1]
+
+
 async def test_a_replica_that_fails_to_catch_up_ends_the_run() -> None:
     replicas = [Replica(), Replica()]
     pool, _ = await pool_of(replicas)
-
-    async def hold() -> None:
-        async with pool.held():
-            await pool.update_weights(1)
-            replicas[0].failure = ValueError("no such tensor")
-
-    with pytest.raises(ValueError, match="no such tensor"):
-        await hold()
+    async with pool.held():
+        await pool.update_weights(1)
+        replicas[0].failure = ValueError("no such tensor")
+    await settle()
     with pytest.raises(GeneratorError, match="generator 0: no such tensor"):
         pool.check()
+    with pytest.raises(GeneratorError, match="generator 0: no such tensor"):
+        await pool.update_weights(2)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -327,6 +476,7 @@ async def test_an_error_inside_releases_the_weights(replicas: int) -> None:
             raise ZeroDivisionError
     with pytest.raises(GeneratorError, match="version 0 were released"):
         await ask(held)
+    await settle()
     await pool.update_weights(1)
     assert [actor.updates for actor in actors] == [[1]] * replicas
 
@@ -394,7 +544,7 @@ async def test_what_dies_while_it_is_updated_comes_back_at_the_target() -> None:
     update = asyncio.ensure_future(pool.update_weights(3))
     await settle()
     replicas[0].die()
-    assert await update == {"pull_s": 3.0}
+    assert await update == {"pull_s": 3.0, "behind": 0.0}
     await settle()
     assert known.lives[0][1].updates == [3]
     assert pool.replicas[0].healthy
@@ -409,11 +559,14 @@ async def test_a_replica_that_starts_while_weights_change_loads_until_it_has_the
     known.fresh = lambda: started
     replicas[0].die()
     await settle()
-    await pool.update_weights(2)
+    place: Any = "where version 2 lies"
+    await pool.update_weights(2, place)
     started.may_update.set()
     await settle()
     assert started.updates[-1] == 2
     assert pool.replicas[0].healthy
+    assert replicas[1].told == [None, place]
+    assert started.told[-1] == place, "it needs nobody else to find them"
 
 
 async def test_held_weights_that_die_are_gone_and_nothing_waits_for_them() -> None:
@@ -466,15 +619,15 @@ async def test_the_run_can_be_set_back() -> None:
 @given(st.integers(1, 3), st.randoms(use_true_random=False))
 @settings(max_examples=60, deadline=None)
 def test_no_request_samples_from_weights_older_than_those_that_have_arrived(count: int, dice: random.Random) -> None:
-    """Whatever dies and whatever is held: that is what bounds the age of a trained token."""
-    asyncio.run(deadly(count, dice))
+    """Whatever dies, is held or is slow: that is what bounds the age of a trained token."""
+    virtual_time.run(deadly(count, dice))
 
 
 async def deadly(count: int, dice: random.Random) -> None:
     known_at_first = [Replica() for _ in range(count)]
     pool, known = await pool_of(known_at_first)
     pool.options = ServiceOptions(backoff_s=0.0, max_deaths=10_000)
-    requests: list[asyncio.Future[Completion]] = []
+    requests: list[tuple[int, asyncio.Future[Completion]]] = []
     tasks: set[asyncio.Task[None]] = set()
     arrived, version = 0, 0
 
@@ -494,17 +647,12 @@ async def deadly(count: int, dice: random.Random) -> None:
     def living() -> list[Replica]:
         return [lives[-1] for lives in known.lives]
 
-    def check() -> None:
-        for replica in living():
-            if replica.gate._ordinary and not replica.death.done():
-                assert replica.version >= arrived
-
     for _ in range(60):
-        what = dice.choice(["ask", "ask", "end", "die", "update", "hold", "release", "rest"])
+        what = dice.choice(["ask", "ask", "end", "die", "update", "hold", "release", "rest", "slow", "quick", "wait"])
         replica = dice.choice(living())
         if what == "ask":
             replica.go_on.clear()
-            requests.append(ask(pool, Conversation()))
+            requests.append((arrived, ask(pool, Conversation(), at_least=arrived)))
         elif what == "end":
             replica.go_on.set()
         elif what == "die" and not replica.death.done():
@@ -517,21 +665,34 @@ async def deadly(count: int, dice: random.Random) -> None:
             tasks.add(asyncio.create_task(hold(ends[-1])))
         elif what == "release" and ends:
             ends.pop().set()
+        elif what == "slow":
+            replica.may_update.clear()
+        elif what == "quick":
+            replica.may_update.set()
+        elif what == "wait":
+            await asyncio.sleep(2 * PATIENCE_S)
         for _ in range(dice.randrange(8)):
             await asyncio.sleep(0)
-            check()
     for end in ends:
         end.set()
-    while not all(request.done() for request in requests):
+    for replica in living():
+        replica.may_update.set()
+    while not all(request.done() for _, request in requests):
         for replica in living():
             replica.go_on.set()
+            replica.may_update.set()
         await asyncio.sleep(0)
-        check()
     await asyncio.gather(*tasks, *([updating] if updating else []))
-    answers = await asyncio.gather(*requests, return_exceptions=True)
-    assert all("died with this request" in str(answer) for answer in answers if isinstance(answer, Exception))
+    for oldest, request in requests:
+        if (error := request.exception()) is not None:
+            assert "died with this request" in str(error)
+        else:
+            assert request.result().versions >= oldest
     assert arrived == version
     for replica in living():
         replica.go_on.set()
-    assert (await ask(pool)).versions == [version]
+        replica.may_update.set()
+    await asyncio.sleep(10 * PATIENCE_S)  # all that can happen does
+    assert (await ask(pool, at_least=version)).versions == [version]
+    assert {replica.version for replica in living()} == {version}, "the slow ones have caught up"
     await pool.stop()

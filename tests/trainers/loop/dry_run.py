@@ -35,6 +35,7 @@ from forge_env.run.metrics import open_loggers
 from forge_env.run.trainer import load_trainer
 from forge_env.sandbox import Sandbox, SandboxEngine, SandboxSpec
 from forge_env.tasks.order import Order
+from forge_env.trajectory_index import is_index
 from forge_env.types import Message
 from tests.trainers.buffer import virtual_time
 from tests.trainers.loop.stand_ins import STAND_INS, Actor, Actors, Buffer, Events, Store, Trace
@@ -270,6 +271,6 @@ def _look_at(run: Run, trace: Trace) -> None:
     for line in run.folder.metrics.read_text().splitlines():
         row = {key: value for key, value in json.loads(line).items() if not re.search(r"^time|_s$", key)}
         trace.add("metrics", row)
-    for file in sorted(run.folder.trajectories.iterdir()):
+    for file in sorted(path for path in run.folder.trajectories.iterdir() if not is_index(path)):
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         trace.add("episodes", file.name, [(row["id"], row["task_id"], row["reward"]) for row in rows])

@@ -84,6 +84,7 @@ QUICK_WARMUP = {"trainer.optimizer.warmup_steps": 2, "grpo.steps": 12}
 TWO = {"trainer.procs": 2}
 SHORT = "tests.trainers.loop.dry_run:ShortAnswers"
 BUGGY = {"environment.options": {"buggy": True}, "grpo.steps": 20}
+NIM = {"environment.name": "nim", "environment.options": {}}
 CURRICULUM = {**LONG_RUN, "tasks.order": "curriculum"}
 REUSE = {**LONG_RUN, "grpo.replay.max_uses": 2}
 FULL = {**LONG_RUN, "grpo.replay": {"max_uses": 3, "capacity": 1}, "grpo.groups_per_step": 3, "grpo.steps": 10}
@@ -98,6 +99,7 @@ KNOBS: dict[str, Change] = {
         {
             "name": Change("tests.trainers.loop.dry_run:Differences"),
             "options": Change({"shades": 5}),
+            "opponents": Change({"second": "environments.nim:Careless"}, NIM),
             "max_bug_rate": Change(0.0, BUGGY),
         },
     ),
@@ -237,6 +239,7 @@ KNOBS: dict[str, Change] = {
             "reference.source": Change("initial"),
             "reference.every": Change(2, {"grpo.reference": {"source": "lagging", "every": 1}}),
             "reference.path": Change("{root}/model", refused=True),
+            "reference.procs": Change(2, {"grpo.reference.source": "initial"}),
             "reference.with_gpus": Change(True, {"grpo.reference.source": "initial"}),
         },
     ),
@@ -260,6 +263,7 @@ KNOBS: dict[str, Change] = {
             "temperature": Change(0.3),
             "pinned": Change(False),
             "metric": Change("reward"),
+            "opponents": Change({"second": "environments.nim:Careless"}, NIM),
             "extra_splits": Change(["unseen"]),
             "extra_tasks": Change(2, {"evaluation.extra_splits": ["unseen"]}),
         },
@@ -301,6 +305,7 @@ KNOBS: dict[str, Change] = {
             "place": Change({"trainer": [1]}, HOSTS, PLACED),
             "on_loss": Change("wait", HOSTS, PLACED),
             "address": Change("127.0.0.9", HOSTS, PLACED),
+            "share_gpus": Change(True, {**GPU, "trainer.with_gpus": True}, SERVED),
         },
     ),
 }

@@ -93,7 +93,7 @@ class Actor:
         self.arguments = arguments
         self.options = options
         self._forge_all: Actor = self
-        self._forge_pids = ()
+        self._forge_pids = self._forge_lost = ()
         self._forge_named = "no process"
 
     def __getattr__(self, endpoint: str) -> Endpoint:
@@ -163,8 +163,8 @@ class TitanTrainer(Actor):
     async def do_logprobs(self, sequences: Sequence[Any]) -> list[Any]:
         return [np.full(int(sequence.mask[1:].sum()), -0.5, np.float32) for sequence in sequences]
 
-    async def do_begin_push(self, version: int) -> dict[str, float]:
-        return {"snapshot_s": 0.0}
+    async def do_begin_push(self, version: int) -> tuple[Any, dict[str, float]]:
+        return f"where version {version} lies", {"snapshot_s": 0.0}
 
     async def do_pushed(self) -> dict[str, float]:
         await asyncio.sleep(0.3)
@@ -200,13 +200,12 @@ class Generator(Actor):
     async def do_release(self) -> None:
         self._hold.end()
 
-    async def do_quiet(self) -> None:
-        await self._hold.quiet.wait()
-
-    async def do_generate(self, prompt_ids: Any, options: dict[str, Any], request_id: str, held: bool) -> Completion:
-        with self._hold.request(held=held):
-            async with self._places:
-                return await self._sample(prompt_ids, options)
+    async def do_generate(
+        self, prompt_ids: Any, options: dict[str, Any], request_id: str, held: bool, at_least: int
+    ) -> Completion:
+        self._hold.check(self._version, held=held, at_least=at_least)
+        async with self._places:
+            return await self._sample(prompt_ids, options)
 
     async def _sample(self, prompt_ids: Any, options: dict[str, Any]) -> Completion:
         prompt = tuple(prompt_ids.tolist())
@@ -221,7 +220,7 @@ class Generator(Actor):
         versions = sorted([first] * (count // 2) + [self._version] * (count - count // 2))
         return Completion(prompt_ids, ids, [-1.0] * count, versions, "stop", self._version)
 
-    async def do_update_weights(self, version: int) -> dict[str, float]:
+    async def do_update_weights(self, version: int, published: Any) -> dict[str, float]:
         await asyncio.sleep(0.1)
         self._version = version
         return {"pull_s": 0.1, "stall_s": 0.0}

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+pytest.importorskip("safetensors")  # of the training stack; torch would cost every worker seconds
 
 import httpx
-import torch
 from huggingface_hub.errors import GatedRepoError
-from safetensors.torch import load_file, save_file
 
 from forge_env.config import load_config
 from forge_env.config.recipe import ModelSection, TinyModel
@@ -25,7 +23,6 @@ from trainers.generator.arguments import engine_arguments
 from trainers.model.folder import INDEX, check_heads, from_hub
 from trainers.model.tiny import hf_config
 from trainers.model.tokenizer import save_tokenizer, train_tokenizer
-from trainers.titan.model import TitanModel
 
 
 class Fussy:
@@ -83,6 +80,12 @@ def test_arguments_of_vllm_are_passed_on() -> None:
             "raise evaluation.temperature",
         ),
         ("generator={with_gpus: true, kv_cache_gb: 2}", "it is for generators on a CPU", "kv_cache_gb=1"),
+        (
+            "generator={with_gpus: true, gpu_memory_utilization: 0.5} && trainer.with_gpus=true && job.share_gpus=true",
+            "those that share take kv_cache_gb",
+            "gpu_memory_utilization=0.9",
+        ),
+        ("job.share_gpus=true && trainer.with_gpus=true", "recipes with several roles on GPUs", "share_gpus=false"),
         ("generator={with_gpus: true, threads: 4}", "it is for generators on a CPU", "threads=1"),
         ("trainer={procs: 2, threads: 2}", "it is for a trainer of one process on a CPU", "trainer.threads=1"),
         ("trainer={with_gpus: true, threads: 2}", "it is for a trainer of one process on a CPU", "trainer.threads=1"),
@@ -158,6 +161,10 @@ def test_what_is_no_loss_is_refused(name: str) -> None:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sound checkpoint folder."""
+    import torch
+
+    from trainers.titan.model import TitanModel
+
     bare, folder = tmp_path_factory.mktemp("bare"), tmp_path_factory.mktemp("checkpoint") / "whole"
     shape = TinyModel(layers=1, dim=32, heads=2, kv_heads=1, hidden_dim=32, vocab_size=320)
     config = hf_config(ModelSection(tiny=shape, max_length=4096), 320, 2)
@@ -174,6 +181,7 @@ def sound(whole: Path, folder: Path, **changes: Any) -> Path:
     return folder
 
 
+@pytest.mark.stack
 @pytest.mark.parametrize(
     ("changes", "feature"),
     [
@@ -191,12 +199,16 @@ def test_a_checkpoint_that_the_trainer_would_compute_otherwise_is_refused(
         train.check(load_config("coding_rlvr", [f"model.path={sound(whole, tmp_path, **changes)}"]))
 
 
+@pytest.mark.stack
 def test_a_sound_folder_is_taken(whole: Path) -> None:
     train.check(load_config("coding_rlvr", [f"model.path={whole}"]))
 
 
 def spoil(folder: Path, how: str) -> None:
     """Change one thing in a sound checkpoint folder."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
     file = folder / "model.safetensors"
     tensors = load_file(file)
     if how == "lacks":
@@ -216,6 +228,7 @@ def spoil(folder: Path, how: str) -> None:
     save_file(tensors, file)
 
 
+@pytest.mark.stack
 @pytest.mark.parametrize(
     ("how", "message"),
     [
@@ -240,6 +253,7 @@ def test_experts_are_not_split_over_tensor_parallel_processes() -> None:
         check_heads(mixture, 2)
 
 
+@pytest.mark.stack
 def test_a_tokenizer_without_the_tokens_of_the_chat_format_is_refused(whole: Path) -> None:
     error = refusal(f"model.path={whole}", "model.renderer=llama-3")
     assert "can't write the chat format 'llama-3': Special token '<|begin_of_text|>' not found" in error.message
@@ -258,6 +272,7 @@ def test_a_gated_model_says_what_to_do(monkeypatch: pytest.MonkeyPatch, token: s
     assert "accept its licence at https://huggingface.co/meta-llama/Llama-3.1-8B" in (caught.value.fix or "")
 
 
+@pytest.mark.stack
 def test_a_hub_name_is_found_where_it_was_fetched_before(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,6 +287,7 @@ def test_a_hub_name_is_found_where_it_was_fetched_before(
         from_hub("someone/large")
 
 
+@pytest.mark.stack
 def test_an_unsound_folder_is_refused(whole: Path, tmp_path: Path) -> None:
     def refused() -> str:
         return str(refusal(f"model.path={tmp_path}"))

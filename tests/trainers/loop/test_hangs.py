@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import itertools
 import json
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+pytest.importorskip("safetensors")  # of the training stack; torch would cost every worker seconds
 
 import forge_env as fe
 from forge_env import machine
@@ -26,10 +27,11 @@ from forge_env.types import Message
 from tests.trainers.buffer import virtual_time
 from tests.trainers.loop.dry_run import Sums, dry_run
 from tests.trainers.loop.stand_ins import STAND_INS, Actors, Generator, TitanTrainer
+from trainers.generator.pool import PATIENCE_S
 from trainers.generator.types import Completion
 from trainers.loop.status import Status
+from trainers.rollout.local import Player
 from trainers.rollout.memory import MemoryGate
-from trainers.rollout.player import Player
 
 WATCHED = {"checkpoint.keep_best": 0, "watchdog.warn_s": 200.0, "watchdog.end_s": 300.0, "evaluation.temperature": 0.5}
 
@@ -41,12 +43,12 @@ def never(when: Callable[[Any, dict[str, Any]], bool]) -> Actors:
         asked = 0
 
         async def do_generate(
-            self, prompt_ids: Any, options: dict[str, Any], request_id: str, held: bool
+            self, prompt_ids: Any, options: dict[str, Any], request_id: str, held: bool, at_least: int
         ) -> Completion:
             self.asked += 1
             if when(self, options):
                 await asyncio.Event().wait()
-            return await super().do_generate(prompt_ids, options, request_id, held)
+            return await super().do_generate(prompt_ids, options, request_id, held, at_least)
 
     return {**STAND_INS, "Generator": Silent}
 
@@ -82,6 +84,37 @@ def test_an_evaluation_that_never_ends_is_diagnosed_and_costs_no_step(
     assert "episode eval-" in failure
     steps = list((tmp_path / "runs" / "run" / "checkpoints").glob("step-*/progress.json"))
     assert [json.loads(step.read_text())["step"] for step in steps] == saved
+
+
+def test_a_generator_that_pulls_slowly_delays_only_itself(tmp_path: Path) -> None:
+    class Slow(Generator):
+        quick = False
+
+        async def do_update_weights(self, version: int, published: Any) -> dict[str, float]:
+            if self.name == "generator1" and not self.quick:
+                await asyncio.sleep(100.0)
+            return await super().do_update_weights(version, published)
+
+        async def _sample(self, prompt_ids: Any, options: dict[str, Any]) -> Completion:
+            await asyncio.sleep(0.1)
+            return Completion(prompt_ids, [20] * 4, [-1.0] * 4, [self._version] * 4, "stop", self._version)
+
+    class Quick(Slow):
+        quick = True
+
+    recipe = {"generator.num_replicas": 2, "grpo.max_off_policy_steps": 1, "evaluation.every": 0}
+    ends = {}
+    for generator in (Slow, Quick):
+        events = dry_run(recipe, tmp_path / generator.__name__, {**STAND_INS, "Generator": generator})
+        assert failures(events) == []
+        rows = [ast.literal_eval(details)[0] for _, what, details in events if what == "metrics"]
+        ages = [row["staleness/max"] for row in rows if "staleness/max" in row]
+        assert len(ages) == 5
+        assert max(ages) <= 1.0, "the bound holds"
+        assert {row["weights/behind"] for row in rows if "weights/behind" in row} == {float(generator is Slow)}
+        pushes = [when for when, what, _ in events if what == "trainer.begin_push"]
+        ends[generator] = pushes[-1] - pushes[0]
+    assert ends[Slow] - ends[Quick] < 5 * (PATIENCE_S + 0.5), "every version has been given its time, and no more"
 
 
 def test_a_warm_up_that_stands_still_is_diagnosed(tmp_path: Path) -> None:
@@ -209,8 +242,8 @@ def played(make: Callable[[], fe.Environment], policy: Any, groups: int = 1) -> 
     config = load_config("coding_rlvr", ["grpo.group_size=4", "grpo.group_timeout_s=20"])
 
     async def play() -> tuple[list[int], float]:
-        player = Player(config, make, policy(), warn=lambda text: None)
-        found = await asyncio.gather(*(player.group(index, index) for index in range(groups)))
+        player, plays = Player(config, make, warn=lambda text: None), policy()
+        found = await asyncio.gather(*(player.group(index, index, plays) for index in range(groups)))
         return [len(group.episodes) for group in found], asyncio.get_running_loop().time()
 
     return virtual_time.run(play())

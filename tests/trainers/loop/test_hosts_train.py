@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("vllm")
-pytest.importorskip("torchtitan")
+pytest.importorskip("monarch")
 
 from tests.trainers.actors.workers import workers
 from trainers.loop.stack import PROCESS_ENVIRONMENT

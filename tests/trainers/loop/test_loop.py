@@ -13,10 +13,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+pytest.importorskip("safetensors")  # of the training stack; torch would cost every worker seconds
 
-import torch
-from safetensors.torch import save_file
 
 import forge_env as fe
 from forge_env.config import RunConfig, load_config
@@ -24,6 +22,7 @@ from forge_env.errors import ForgeError
 from forge_env.run import Run, RunFolder
 from forge_env.tasks.curriculum import Curriculum
 from forge_env.trajectory import Trajectory
+from tests.trainers.loop.stand_ins import add_weights
 from trainers.algorithms.grpo import train
 from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.types import BufferSettings
@@ -48,6 +47,13 @@ def config() -> RunConfig:
 @pytest.fixture
 def run(config: RunConfig, tmp_path: Path) -> Run:
     return Run(config, RunFolder(tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A built model without weights; its tokenizer is trained on the environment, which takes seconds."""
+    model = load_config("coding_rlvr").model
+    return build_tiny_folder(model, fe.make("coding_rlvr"), 0, tmp_path_factory.mktemp("built") / "tiny")
 
 
 class Lost:
@@ -126,11 +132,11 @@ def test_the_reference_of_the_start_needs_the_model_of_the_start(tmp_path: Path)
     assert resumed_model(checkpointed(config, tmp_path)) is None
 
 
-def test_a_damaged_model_in_the_cache_is_removed_and_told(run: Run, tmp_path: Path) -> None:
-    warm = build_tiny_folder(run.config.model, fe.make("coding_rlvr"), 0, tmp_path / "warm")
+def test_a_damaged_model_in_the_cache_is_removed_and_told(run: Run, tiny: Path, tmp_path: Path) -> None:
+    warm = shutil.copytree(tiny, tmp_path / "warm")
     assert _cached(run, warm) is None
     assert warm.exists()
-    save_file({"weight": torch.zeros(4)}, warm / "model.safetensors")
+    add_weights(warm)
     assert _cached(run, warm) == warm
     (warm / "model.safetensors").write_bytes(b"\x10")
     assert _cached(run, warm) is None
@@ -148,10 +154,10 @@ async def test_a_finished_run_is_not_started_again(config: RunConfig, tmp_path: 
     assert [stage.name for stage in run.state.stages] == []
 
 
-async def test_a_prompt_that_fills_the_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
+async def test_a_prompt_that_fills_the_model_is_refused_before_anything_starts(tiny: Path) -> None:
     config = load_config("coding_rlvr", ["model.max_length=16"])
     environment = fe.make("coding_rlvr")
-    chat = Chat(FolderTokenizer(build_tiny_folder(config.model, environment, 0, tmp_path / "tiny")), "qwen3")
+    chat = Chat(FolderTokenizer(tiny), "qwen3")
     with pytest.raises(ForgeError, match=r"max_length=16 leaves no room for a reply.* have \d+ to \d+ tokens"):
         await check_prompts(config, environment, chat)
     await check_prompts(load_config("coding_rlvr"), environment, chat)

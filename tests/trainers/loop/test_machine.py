@@ -29,7 +29,7 @@ RECIPE: dict[str, Any] = {
     "evaluation": {"every": 0, "num_tasks": 2},
     "checkpoint": {"every": 2},
     "generator": {"spare": False},
-    "watchdog": {"warn_s": 60.0, "end_s": 120.0},
+    "watchdog": {"warn_s": 300.0, "end_s": 600.0},
     "logging": {"tensorboard": False},
 }
 ROLES = ("trainer", "generator0", "buffer", "weights", "rollouts0")

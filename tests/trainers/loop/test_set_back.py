@@ -97,9 +97,9 @@ class World:
         return found
 
     @property
-    def weights(self) -> dict[int, Lineage]:
-        """What the store holds, by version."""
-        held: dict[int, Lineage] = self._alive("weights").held
+    def weights(self) -> dict[int, tuple[Trainer, Lineage]]:
+        """By version, what the store has the index of, and whose memory that is in."""
+        held: dict[int, tuple[Trainer, Lineage]] = self._alive("weights").held
         return held
 
     def sample(self, most: int) -> list[int]:
@@ -177,6 +177,7 @@ class Trainer(Mortal, TitanTrainer):
         super().__init__(*args)
         self.lineage: Lineage = ()
         self._snapshot: tuple[int, Lineage] = (0, ())
+        self._first = True
 
     async def do_train_on(self, buffer: GroupBuffer[Any], step: int) -> dict[str, float]:
         batch = await buffer.fetch(step)
@@ -190,20 +191,17 @@ class Trainer(Mortal, TitanTrainer):
         self.lineage = (*self.lineage, tuple(own))
         return {"loss": 0.0, "entropy": 1.0, "tokens_per_s": 100.0}
 
-    async def do_begin_push(self, version: int) -> dict[str, float]:
+    async def do_begin_push(self, version: int) -> tuple[Any, dict[str, float]]:
         assert version == len(self.lineage)
         self._snapshot = version, self.lineage
-        return {"snapshot_s": 0.0}
+        first, self._first = self._first, False
+        return (self, self.lineage, first), {"snapshot_s": 0.0}
 
     async def do_pushed(self) -> dict[str, float]:
         version, lineage = self._snapshot
         await asyncio.sleep(self.world.dice.uniform(0.0, 1.0))
-        self.world.weights[version] = lineage
+        self.world.weights[version] = self, lineage
         return {"push_s": 0.3, "bytes": 8.0}
-
-    async def do_push_weights(self, version: int) -> dict[str, float]:
-        await self.do_begin_push(version)
-        return await self.do_pushed()
 
     async def do_begin_save(self, folder: str) -> dict[str, float]:
         self._note_in(Path(folder, LINEAGE))
@@ -225,6 +223,16 @@ class Sampler(Mortal, Generator):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._lineage: Lineage = ()
+        self._layouts_of: Trainer | None = None
+
+    def _ask_for_layouts(self, trainer: Trainer) -> None:
+        """One that starts later does, which are in the store with the first version."""
+        try:
+            known = any(trainer is each for each, _ in self.world.weights.values())
+        except ActorDiedError as error:
+            raise WeightsDroppedError("the store is gone") from error
+        if not known:
+            raise WeightsDroppedError("the store is another one, and has no layouts yet")
 
     async def _sample(self, prompt_ids: Any, options: dict[str, Any]) -> Completion:
         first, version = self._lineage, self._version
@@ -235,12 +243,14 @@ class Sampler(Mortal, Generator):
         versions = [version] * half + [self._version] * (len(ids) - half)
         return Completion(prompt_ids, ids, [-1.0] * len(ids), versions, "stop", self._version)
 
-    async def do_update_weights(self, version: int) -> dict[str, float]:
+    async def do_update_weights(self, version: int, published: tuple[Trainer, Lineage, bool]) -> dict[str, float]:
         await asyncio.sleep(self.world.dice.uniform(0.0, 0.5))
-        try:
-            lineage = self.world.weights[version]
-        except (KeyError, ActorDiedError) as error:
-            raise WeightsDroppedError(f"version {version} is not in the store any more") from error
+        trainer, lineage, has_layouts = published
+        if not has_layouts and trainer is not self._layouts_of:
+            self._ask_for_layouts(trainer)
+        self._layouts_of = trainer
+        if trainer.gone.is_set():
+            raise WeightsDroppedError(f"version {version} went with its trainer")
         self._version, self._lineage = version, lineage
         return {"pull_s": 0.1, "stall_s": 0.0, "total_s": 0.1}
 

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("vllm")
-pytest.importorskip("torchtitan")
+pytest.importorskip("monarch")
 
 pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[3]

@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -98,8 +98,6 @@ class Sampler:
 class Trainer(Actor):
     """The real engine; an update takes a second, and so does the way to the generators."""
 
-    published: ClassVar[dict[int, dict[str, torch.Tensor]]] = {}
-
     async def do_setup(self) -> None:
         self._model = model(self.arguments[0])
 
@@ -116,12 +114,10 @@ class Trainer(Actor):
         share = self._engine.share(sizes, self._minibatches)
         return self._engine.train_share(share, await buffer.sequences(step, sizes.numbers.tolist()), self._loss)
 
-    async def do_begin_push(self, version: int) -> dict[str, float]:
-        self.published[version] = {name: tensor.clone() for name, tensor in self._model.state_dict_hf().items()}
-        return {}
+    async def do_begin_push(self, version: int) -> tuple[Any, dict[str, float]]:
+        return {name: tensor.clone() for name, tensor in self._model.state_dict_hf().items()}, {}
 
     async def do_pushed(self) -> dict[str, float]:
-        await asyncio.sleep(1.0)
         return {}
 
     async def do_begin_save(self, folder: str) -> dict[str, float]:
@@ -138,7 +134,9 @@ class Generator(Actor):
     async def do_setup(self) -> None:
         self._sampler = Sampler(self.arguments[0]["model"])
 
-    async def do_generate(self, prompt_ids: Any, options: dict[str, Any], request_id: str, held: bool) -> Completion:
+    async def do_generate(
+        self, prompt_ids: Any, options: dict[str, Any], request_id: str, held: bool, at_least: int
+    ) -> Completion:
         prompt = prompt_ids.tolist()
         sampler, dice = self._sampler, self._sampler.dice(prompt)
         ids: list[int] = []
@@ -152,8 +150,9 @@ class Generator(Actor):
             await asyncio.sleep(0.1)
         return Completion(prompt_ids, ids, logprobs, versions, "length", 0)
 
-    async def do_update_weights(self, version: int) -> dict[str, float]:
-        self._sampler.load(Trainer.published.pop(version), version)
+    async def do_update_weights(self, version: int, published: dict[str, torch.Tensor]) -> dict[str, float]:
+        await asyncio.sleep(1.0)
+        self._sampler.load(published, version)
         self.trace.add("arrived", version)
         return {"pull_s": 0.0, "stall_s": 0.0}
 

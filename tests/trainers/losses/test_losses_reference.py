@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,12 +72,13 @@ async def step(trainer: TrainerHandle, buffer: Buffer, version: int) -> tuple[di
     return metrics, np.concatenate([values[1:] for values in found if values is not None]).tolist()
 
 
-async def test_a_reference_is_the_policy_of_the_start_or_of_its_last_renewal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("procs", [1, 2])
+async def test_a_reference_is_the_policy_of_the_start_or_of_its_last_renewal(tmp_path: Path, procs: int) -> None:
     prepare_controller()
     section = GRPOSection(
         groups_per_step=1,
         loss=LossSection(options={"beta": 0.1}),
-        reference=ReferenceSection(source="lagging", every=2),
+        reference=ReferenceSection(source="lagging", every=2, procs=procs),
     )
     config = RunConfig(environment=EnvironmentSection(name="coding_rlvr"), grpo=section)
     folder = build_tiny_folder(config.model, fe.make("coding_rlvr"), 0, tmp_path / "tiny")
@@ -104,5 +106,13 @@ async def test_a_reference_is_the_policy_of_the_start_or_of_its_last_renewal(tmp
         assert reference == pytest.approx(moved, abs=1e-5)
 
         tokens = torch.from_numpy(sequences()[0].token_ids)[None]
-        direct = await trainer.reference.actor.forward.call_one(tokens)
+        actor = trainer.reference.actor
+        assert actor is not None
+        direct = await actor.forward.call_one(tokens)
         assert direct[0].tolist() == pytest.approx(moved[: tokens.shape[1] - 1], abs=1e-5)
+
+        # its processes do what several callers want in one order
+        found = await asyncio.gather(*(actor.logprobs.call_one(sequences()[:count]) for count in (3, 1, 2, 3, 1)))
+        assert [len(each) for each in found] == [3, 1, 2, 3, 1]
+        for each in found:
+            assert np.concatenate(each).tolist() == pytest.approx(moved[: sum(map(len, each))], abs=1e-5)

@@ -66,6 +66,11 @@ def test_a_demonstration_is_the_prompt_then_what_the_model_would_sample(chat: Ch
         assert mask[len(prompt)]
 
 
+def test_images_are_refused(chat: Chat) -> None:
+    with pytest.raises(UsageError, match="a message of the user has images, and this model reads text only"):
+        chat.render([Message(role="user", content="What is it?", images=("data:image/png;base64,AA==",))], [])
+
+
 def test_turns_extend_the_tokens_before_them(chat: Chat, environment: Environment) -> None:
     """Played back turn by turn, a demonstration gives the same tokens as rendered at once: no drift, no fork."""
     for messages in demonstrations(environment, 20):

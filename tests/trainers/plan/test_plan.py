@@ -108,7 +108,7 @@ def test_more_of_what_is_waited_for_makes_a_step_shorter() -> None:
     assert synchronous.seconds > base.step.seconds
     assert synchronous.sync is not None
     assert synchronous.seconds == pytest.approx(
-        synchronous.generation_s + synchronous.learning_s + synchronous.sync.seconds - synchronous.sync.gather
+        synchronous.generation_s + synchronous.learning_s + synchronous.sync.seconds - synchronous.sync.copy
     )
 
 
@@ -170,6 +170,18 @@ def test_generators_have_room_for_keys_and_values() -> None:
     assert holder.memory.peak == pytest.approx(0.9 * 79.6 * GIB)
     assert holder.memory.parts["weights"] == pytest.approx(2 * 8.19e9, rel=0.01)
     assert forecast("grpo/qwen3_8b", "generator.gpu_memory_utilization=0.3").batch < forecast("grpo/qwen3_8b").batch
+
+
+def test_roles_that_share_gpus_share_their_memory_and_their_time(plan: Plan) -> None:
+    apart = forecast("grpo/qwen3_0_6b", "job.share_gpus=false", "generator.kv_cache_gb=1")
+    shared = forecast("grpo/qwen3_0_6b", gpus="1xH100")
+    trainer, generator = shared.holders
+    assert (apart.needed, shared.needed) == (2, 1)
+    assert generator.memory.parts["keys and values"] == 16 * GIB
+    assert trainer.room == pytest.approx((79.6 - 2) * GIB - generator.memory.peak, rel=0.01)
+    assert shared.step.seconds == pytest.approx(shared.step.generation_s + shared.step.learning_s)
+    assert "generation and training share GPUs" in plan("grpo/qwen3_0_6b", "--gpus", "1xH100")
+    assert "it will not run: trainer:" in plan("grpo/qwen3_0_6b", "--gpus", "1xH100", "--generator.kv_cache_gb", "60")
 
 
 def test_constants_say_where_they_are_from() -> None:

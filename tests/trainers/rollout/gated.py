@@ -26,7 +26,7 @@ class GatedGenerator(ForgeActor):
 
     @concurrent_endpoint
     async def generate(
-        self, prompt_ids: Any, options: dict[str, Any], request_id: str, held: bool = False
+        self, prompt_ids: Any, options: dict[str, Any], request_id: str, held: bool = False, at_least: int = 0
     ) -> Completion:
         """Wait, and answer."""
         self._waiting.add(request_id)

@@ -35,7 +35,7 @@ class PlayedHere(LocalWorker):
     def _maker(self) -> MakeEnvironment:
         return self._make_env
 
-    def _policy(self) -> Policy:
+    def _policy(self, version: int) -> Policy:
         return self._plays
 
     def _held_out_policy(self, held: tuple[int, int] | None) -> Policy:

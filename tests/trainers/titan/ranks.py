@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import random
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +16,27 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch.distributed.tensor import DTensor
 
 from forge_env.config.recipe import LoRASection, OptimizerSection, ParallelismSection
 from forge_env.trajectory import Segment
+from trainers.actors.processes import ADDRESS
 from trainers.actors.ranks import join, leave
 from trainers.losses.grpo import GSPOLoss
 from trainers.losses.sft import SFTLoss
 from trainers.losses.types import Loss, LossOutput, TokenBatch
+from trainers.model.export import read_weights
 from trainers.titan.checkpoint import write
 from trainers.titan.device import use_device
 from trainers.titan.engine import TitanEngine
 from trainers.titan.head import logprobs_and_entropy
 from trainers.titan.model import TitanModel
 from trainers.titan.parallel import Sharding, whole
+from trainers.weights.flat import Flat, Layout
+from trainers.weights.store import WeightStore
 
+See = Callable[[dict[str, Path], Path], dict[str, Any]]
+"""What a rank does with folders of models and a folder to write to."""
 VOCABULARY = 320
 STEPS = 3
 FSDP = {"data_parallel_shard_degree": 2}
@@ -89,19 +99,36 @@ def check_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) 
     assert float(error.abs().max()) < 1e-4
 
 
-def rank_main(rank: int, size: int, folders: dict[str, Path], out: Path) -> None:
-    """All that is asked of one of two or four ranks; the first writes what it saw."""
+def rank_main(rank: int, size: int, folders: dict[str, Path], out: Path, see: See) -> None:
+    """What is asked of one of two or four ranks; the first writes what it saw."""
     logging.disable(logging.INFO)
     store = dist.FileStore(str(out / "store"), size)  # type: ignore[attr-defined]
     use_device(with_gpus=False)
     join(store, rank, size, with_gpus=False)
-    seen = _two(folders, out) if size == 2 else _four(folders["tied"])
+    seen = see(folders, out)
     if rank == 0:
         torch.save(seen, out / "seen.pt")
     leave()
 
 
-def _two(folders: dict[str, Path], out: Path) -> dict[str, Any]:
+def offer(rank: int, size: int, folder: Path, dims: dict[str, int], meet: Path, connection: Connection) -> None:
+    """A rank on a host of its own: twice the weights of before, and where its shards of them lie, as often as asked."""
+    logging.disable(logging.INFO)
+    os.environ[ADDRESS] = f"tcp://127.0.0.{2 + rank}:26700"
+    join(dist.FileStore(str(meet), size), rank, size, with_gpus=False)  # type: ignore[attr-defined]
+    sharding = Sharding(ParallelismSection(**dims))
+    model = TitanModel(folder, max_length=128, device=use_device(with_gpus=False).torch, sharding=sharding)
+    store = WeightStore()
+    while connection.recv():
+        with torch.no_grad():
+            for parameter in model.module.parameters():
+                parameter.mul_(2.0)
+        connection.send(store.snapshot(model.published()))
+    leave()
+
+
+def two(folders: dict[str, Path], out: Path) -> dict[str, Any]:
+    """All that is asked of two ranks."""
     seen: dict[str, Any] = {}
     tied = folders["tied"]
     for kind, folder in folders.items():
@@ -124,7 +151,9 @@ def _two(folders: dict[str, Path], out: Path) -> dict[str, Any]:
     return seen
 
 
-def _four(folder: Path) -> dict[str, Any]:
+def four(folders: dict[str, Path], out: Path) -> dict[str, Any]:
+    """All that is asked of four."""
+    folder = folders["tied"]
     return {
         "fsdp and tensor": observe(engine(folder, TENSOR)),
         "fsdp and context": observe(engine(folder, CONTEXT)),
@@ -189,6 +218,7 @@ def _save_adapters(folder: Path, out: Path) -> list[NDArray[np.float32]]:
     trained, resumed = (engine(folder, lora=LoRASection()) for _ in range(2))
     trained.train(sequences(), SFTLoss(), minibatches=2)
     trained.save(out / "adapters-by-two")
+    trained.model.save_hf(out / "merged-by-two")
     resumed.load(out / "adapters-by-two")
     with resumed.model.base():
         return [*resumed.logprobs(sequences(3)), *engine(folder).logprobs(sequences(3))]
@@ -202,6 +232,7 @@ def _save_and_resume(folder: Path, out: Path) -> dict[str, Any]:
     resumed = engine(folder)
     resumed.load(out / "by-one")
     metrics = resumed.train(sequences(), SFTLoss(), minibatches=2)
+    resumed.save(out / "by-one-then-two")
     return {"metrics": metrics, "weights": weights(resumed), "updates": resumed.updates}
 
 
@@ -237,10 +268,51 @@ def _fill_the_disk(folder: Path, out: Path) -> list[list[bool]]:
     return seen
 
 
-def run_ranks(size: int, folders: dict[str, Path], out: Path) -> dict[str, Any]:
-    """Run `rank_main` in `size` processes; what the first saw."""
+def published(folders: dict[str, Path], out: Path) -> dict[str, Any]:
+    """What the ranks publish and write of every model, and what each of them has of it, against what they have read.
+
+    The dims of a layout are part of a folder's name, so that each model is sharded in one way.
+    """
+    seen: dict[str, Any] = {}
+    for name, folder in folders.items():
+        kind = name.split(":")[0]
+        degrees = {"fsdp": {}, "tensor": TENSOR, "context": CONTEXT}[kind]
+        model = TitanModel(
+            folder,
+            max_length=128,
+            device=use_device(with_gpus=False).torch,
+            sharding=Sharding(ParallelismSection(**degrees)),
+        )
+        gather, DTensor.full_tensor = DTensor.full_tensor, _never  # type: ignore[method-assign,assignment]
+        try:
+            parts = model.published()
+            model.save_hf(out / name)
+        finally:
+            DTensor.full_tensor = gather  # type: ignore[method-assign]
+        layout = Layout.of(parts)
+        packed = {dtype: tensor.clone() for dtype, tensor in layout.pack(parts).items()}
+        layouts, buffers = zip(*model.ranks.gather((layout, packed)), strict=True)
+        whole = model.state_dict_hf()
+        if model.ranks.first:
+            put_together = dict(Flat(layouts, buffers))
+            assert put_together.keys() == whole.keys(), name
+            others = put_together, read_weights(out / name), read_weights(folder)
+            different = [
+                key for key, tensor in whole.items() if not all(torch.equal(tensor, each[key]) for each in others)
+            ]
+            sizes = [sum(tensor.nbytes for tensor in each.values()) for each in buffers]
+            seen[name] = different, sizes, sum(tensor.nbytes for tensor in whole.values())
+    return seen
+
+
+def _never(*args: Any, **kwargs: Any) -> torch.Tensor:
+    raise AssertionError("a tensor was gathered")
+
+
+def run_ranks(size: int, folders: dict[str, Path], out: Path, see: See) -> dict[str, Any]:
+    """Run `see` in `size` processes, the ranks of one trainer; what the first saw."""
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=rank_main, args=(rank, size, folders, out)) for rank in range(size)]
+    processes = [context.Process(target=rank_main, args=(rank, size, folders, out, see)) for rank in range(size)]
     for process in processes:
         process.start()
     for process in processes:

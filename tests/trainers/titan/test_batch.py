@@ -17,7 +17,6 @@ from trainers.buffer.sequences import targets  # noqa: E402
 from trainers.titan.batch import collate  # noqa: E402
 from trainers.titan.layout import PackedLayout  # noqa: E402
 from trainers.titan.packing import ATTENTION_GRID, Budget, cost, plan, shares, split  # noqa: E402
-from trainers.weights.flat import Layout  # noqa: E402
 
 pytestmark = pytest.mark.stack
 CPU = torch.device("cpu")
@@ -96,12 +95,3 @@ def test_a_split_is_a_partition(count: int, parts: int) -> None:
     pieces = split(count, parts, random.Random(0))
     assert all(pieces)
     assert sorted(number for piece in pieces for number in piece) == list(range(count))
-
-
-def test_flat_buffers_give_back_every_tensor() -> None:
-    state = {"a": torch.randn(3, 4), "b": torch.arange(5), "c": torch.randn(2)}
-    layout = Layout.of(state)
-    buffers = layout.pack(state)
-    assert len(buffers) == 2
-    for name, tensor in layout.unpack(buffers):
-        assert torch.equal(tensor, state[name])

@@ -18,15 +18,18 @@ from tests.trainers.titan.ranks import (
     VOCABULARY,
     check_weights,
     engine,
+    four,
     head_inputs,
     head_outputs,
     observe,
     run_ranks,
     sequences,
+    two,
     weights,
 )
 from trainers.losses.grpo import GSPOLoss
 from trainers.losses.sft import SFTLoss
+from trainers.model.export import read_weights
 from trainers.model.tiny import hf_config
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -65,7 +68,7 @@ def work(tmp_path_factory: pytest.TempPathFactory, folders: dict[str, Path]) -> 
 @pytest.fixture(scope="module")
 def seen(folders: dict[str, Path], work: Path) -> dict[str, Any]:
     """What two ranks saw."""
-    return run_ranks(2, folders, work)
+    return run_ranks(2, folders, work, two)
 
 
 def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
@@ -121,6 +124,7 @@ def test_ranks_save_adapters_and_compute_without_them(work: Path, seen: dict[str
     again = engine(work / "llama", lora=LoRASection())
     again.train(sequences(), SFTLoss(), minibatches=2)
     check_weights(weights(alone), weights(again))
+    check_weights(weights(alone), read_weights(work / "merged-by-two"))
 
 
 def test_a_loss_of_whole_sequences_has_them_whole_where_ranks_split_them(
@@ -131,7 +135,7 @@ def test_a_loss_of_whole_sequences_has_them_whole_where_ranks_split_them(
 
 def test_four_ranks_combine_parallelisms(folders: dict[str, Path], tmp_path: Path) -> None:
     expected = observe(engine(folders["tied"]))
-    for name, observed in run_ranks(4, folders, tmp_path).items():
+    for name, observed in run_ranks(4, folders, tmp_path, four).items():
         assert largest_difference(expected["gradients"], observed["gradients"]) < GRADIENT_ERROR, name
         check_alike(expected, observed)
 
@@ -168,6 +172,16 @@ def test_one_rank_goes_on_where_two_left_off(folders: dict[str, Path], seen: dic
     metrics = resumed.train(sequences(), SFTLoss(), minibatches=2)
     assert metrics["loss"] == pytest.approx(seen["resumed"]["metrics"]["loss"], rel=1e-5)
     check_weights(weights(resumed), seen["resumed"]["weights"])
+
+
+def test_one_rank_goes_on_where_two_went_on_from_one(folders: dict[str, Path], work: Path, seen: Any) -> None:
+    undisturbed, resumed = engine(folders["tied"]), engine(folders["tied"])
+    resumed.load(work / "by-one-then-two")
+    for trained, steps in ((undisturbed, 3), (resumed, 1)):
+        for _ in range(steps):
+            trained.train(sequences(), SFTLoss(), minibatches=2)
+    assert resumed.updates == undisturbed.updates == 6
+    check_weights(weights(resumed), weights(undisturbed))
 
 
 def test_ranks_train_on_while_a_checkpoint_is_written(

@@ -1,14 +1,15 @@
-"""Tensors in memory that several processes map."""
+"""Tensors in memory that several processes map, and weights that lie in it."""
 
 from __future__ import annotations
 
 import gc
 import multiprocessing
 import os
-import pickle
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,20 +18,18 @@ pytest.importorskip("torchstore")
 import torch
 
 from tests.trainers.actors.workers import certificates
+from tests.trainers.weights import processes
 from trainers.actors.processes import ADDRESS
-from trainers.weights import network, shared
-from trainers.weights.compat import SharedTransportBuffer
-from trainers.weights.flat import Layout
-from trainers.weights.store import WeightStore
+from trainers.weights import compat, network, shared
+from trainers.weights.flat import Flat, Layout, Part
+from trainers.weights.store import LAYOUT_KEY, Offer, Published, WeightStore
+
+pytestmark = pytest.mark.stack
 
 
 def descriptors() -> int:
+    gc.collect()
     return len(os.listdir("/proc/self/fd"))
-
-
-def negate(handles: list[shared.Handle]) -> None:
-    for handle in handles:
-        shared.attach(handle).neg_()
 
 
 @pytest.mark.slow
@@ -38,7 +37,7 @@ def test_another_process_has_the_same_memory() -> None:
     dtypes = [torch.float32, torch.bfloat16, torch.int64]
     tensors = [shared.empty(100, dtype).copy_(torch.arange(100)) for dtype in dtypes]
     handles = [shared.handle(tensor) for tensor in tensors]
-    process = multiprocessing.get_context("spawn").Process(target=negate, args=(handles,))
+    process = multiprocessing.get_context("spawn").Process(target=processes.negate, args=(handles,))
     process.start()
     process.join()
     assert process.exitcode == 0
@@ -49,10 +48,8 @@ def test_nothing_is_left() -> None:
     before = descriptors()
     tensor = shared.empty(1000, torch.float32)
     handle = shared.handle(tensor)
-    assert handle is not None
     assert handle.source is None  # there are no other hosts
     view = shared.attach(handle)[10:20]
-    assert shared.borrowed(shared.attach(handle))
     del tensor
     view.fill_(1.0)  # a view of an attached tensor keeps it mapped
     del view
@@ -67,34 +64,62 @@ def test_a_descriptor_that_is_another_by_now_is_noticed() -> None:
     handle = shared.handle(tensor)
     del tensor
     other = shared.empty(8, torch.float32)
-    assert handle is not None
     assert shared.handle(other) != handle
     with pytest.raises(FileNotFoundError):
         shared.attach(handle)
 
 
-def test_only_whole_blocks_have_handles() -> None:
-    assert shared.handle(torch.zeros(8)) is None
-    assert shared.handle(shared.empty(8, torch.float32)[:4]) is None
-    assert shared.handle(shared.empty(0, torch.float32)) is None
+@pytest.mark.parametrize("tensor", [torch.zeros(8), shared.empty(8, torch.float32)[:4], torch.zeros(0)])
+def test_only_whole_blocks_have_handles(tensor: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="not the whole of a block"):
+        shared.handle(tensor)
 
 
-@pytest.mark.parametrize("whole", [True, False])
-async def test_the_transport_brings_tensors_across(whole: bool) -> None:
-    tensor = shared.empty(9, torch.float32).copy_(torch.arange(9.0))
-    sent = SharedTransportBuffer()
-    await sent.write_from(tensor if whole else tensor[1:])
-    message = pickle.dumps(sent)
-    received: SharedTransportBuffer = pickle.loads(message)
-    got = await received.read_into()
-    assert torch.equal(got, tensor if whole else tensor[1:])
-    assert got.data_ptr() != tensor.data_ptr()
-    assert (shared.handle(got) is None) != whole
-    into = torch.zeros(9 if whole else 8)
-    assert await received.read_into(into) is into
-    assert torch.equal(into, got)
-    await sent.drop()
-    assert sent.tensor is None
+def test_memory_is_filled_anew_only_when_nobody_reads_it() -> None:
+    tensor = shared.empty(8, torch.bfloat16)
+    handle = shared.handle(tensor)
+    reading = shared.attach(handle)
+    assert not shared.reuse(tensor)
+    assert torch.equal(shared.attach(handle), reading), "one more may read it"
+    del reading
+    gc.collect()
+    assert shared.reuse(tensor)
+    with pytest.raises(FileNotFoundError, match="dropped"):
+        shared.attach(handle)
+    assert shared.attach(shared.handle(tensor)).data_ptr() != tensor.data_ptr()
+
+
+@pytest.mark.slow
+def test_who_dies_leaves_no_memory_and_readers_keep_what_they_read() -> None:
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=processes.offer, args=(theirs,))
+    process.start()
+    handle = mine.recv()
+    reading = shared.attach(handle)
+    assert process.pid is not None
+    link = os.readlink(f"/proc/{process.pid}/fd/{handle.descriptor}")
+    assert link == "/memfd:weights (deleted)", "it has no name that could be left behind"
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert torch.equal(reading, torch.arange(1000.0))
+    with pytest.raises(OSError, match="No such file"):
+        shared.attach(handle)
+
+
+@pytest.mark.slow
+def test_who_dies_while_it_reads_does_not_keep_the_memory() -> None:
+    tensor = shared.empty(8, torch.float32)
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=processes.read, args=(theirs, shared.handle(tensor)))
+    process.start()
+    mine.recv()
+    assert not shared.reuse(tensor)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert shared.reuse(tensor)
 
 
 @pytest.fixture(params=["tcp", "tls"])
@@ -109,35 +134,34 @@ def elsewhere(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
     network.serve.cache_clear()
 
 
-def offered(tensor: torch.Tensor) -> shared.Handle:
-    """What a process of another host gets of a tensor."""
-    handle = shared.handle(tensor)
-    assert handle is not None
+def elsewhere_is(handle: shared.Handle) -> shared.Handle:
+    """What a process of another host gets of a handle."""
     return replace(handle, host="another")
 
 
 @pytest.mark.usefixtures("elsewhere")
 async def test_another_host_fetches_the_bytes() -> None:
     tensor = shared.empty(3_000_000, torch.bfloat16).copy_(torch.arange(3_000_000) % 251).view(3, 1_000_000)
-    received = SharedTransportBuffer()
-    received.handle = offered(tensor)
-    got = await received.read_into()
+    got = await shared.fetch(elsewhere_is(shared.handle(tensor)))
     assert torch.equal(got, tensor)
-    assert not shared.borrowed(got)
-    assert shared.handle(got) is not None  # so that it can be handed on
+    assert shared.attach(shared.handle(got)).shape == (3, 1_000_000), "it can be handed on"
     tensor.fill_(1)
-    assert await received.read_into(got) is got
+    assert await shared.fetch(elsewhere_is(shared.handle(tensor)), got) is got
     assert torch.equal(got, tensor)
 
 
 @pytest.mark.usefixtures("elsewhere")
 async def test_nobody_fetches_what_was_dropped_or_without_the_secret() -> None:
     kept = shared.empty(9, torch.float32)
-    handle = offered(kept)
+    handle = elsewhere_is(shared.handle(kept))
     assert handle.source is not None
     stranger = replace(handle, source=replace(handle.source, secret=bytes(network.SECRET)))
     with pytest.raises(FileNotFoundError):
         await shared.fetch(stranger)
+    assert shared.reuse(kept)
+    with pytest.raises(FileNotFoundError):
+        await shared.fetch(handle)
+    assert len(await shared.fetch(elsewhere_is(shared.handle(kept)))) == 9
     del kept
     gc.collect()
     with pytest.raises(FileNotFoundError):
@@ -146,19 +170,145 @@ async def test_nobody_fetches_what_was_dropped_or_without_the_secret() -> None:
         await shared.fetch(replace(handle, source=None))
 
 
-def test_packed_weights_are_shared() -> None:
-    state = {"a": torch.ones(2, 3), "b": torch.zeros(4, dtype=torch.int64), "c": torch.full((5,), 2.0)}
-    layout = Layout.of(state)
-    buffers = layout.pack(state)
-    assert all(shared.handle(buffer) for buffer in buffers.values())
-    for name, tensor in layout.unpack(buffers):
-        assert torch.equal(tensor, state[name])
+@pytest.mark.usefixtures("elsewhere")
+def test_what_is_sent_is_not_filled_anew() -> None:
+    tensor = shared.empty(9, torch.float32)
+    handle = shared.handle(tensor)
+    sending = shared._find(handle.inode, handle.stamp)
+    assert not shared.reuse(tensor)
+    del sending
+    gc.collect()
+    assert shared.reuse(tensor)
+
+
+# --- weights
+
+
+def thirds(whole: torch.Tensor) -> list[Part]:
+    """A matrix in three boxes: two above each other, one beside them."""
+    shape = tuple(whole.shape)
+    return [
+        Part("matrix", (0, 0), shape, whole[:2, :4]),
+        Part("matrix", (2, 0), shape, whole[:, :4], torch.tensor([2, 3])),
+        Part("matrix", (0, 4), shape, whole[:, 4:]),
+    ]
+
+
+def test_weights_come_out_as_they_went_in() -> None:
+    state = {"a": torch.randn(2, 3), "b": torch.arange(4), "c": torch.randn(5), "d": torch.tensor(2.0)}
+    flat = Flat.of(state)
+    assert len(flat.buffers[0]) == 2
+    found = dict(flat)
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+
+
+def test_boxes_of_several_processes_make_one_tensor() -> None:
+    whole = torch.randn(4, 6)
+    one, other, third = thirds(whole)
+    parts = [[one, Part("norm", (0,), (3,), torch.ones(3))], [other], [third]]
+    layouts = [Layout.of(own) for own in parts]
+    found = dict(Flat(layouts, [layout.pack(own) for layout, own in zip(layouts, parts, strict=True)]))
+    assert torch.equal(found["matrix"], whole)
+    assert torch.equal(found["norm"], torch.ones(3))
+    with pytest.raises(ValueError, match="24 elements, of which 16"):
+        dict(Flat(layouts[:2], [layout.pack(own) for layout, own in zip(layouts[:2], parts, strict=False)]))
 
 
 def test_weights_leave_in_the_precision_that_generators_compute_with() -> None:
     state = {"matrix": torch.randn(3, 4), "counter": torch.arange(3)}
-    snapshot = WeightStore(torch.bfloat16).snapshot(state)
-    received = dict(Layout.of(state, torch.bfloat16).unpack(snapshot))
+    store = WeightStore(torch.bfloat16)
+    offer = store.snapshot(Part.all_of(state))
+    assert offer.layout is not None
+    buffers = {dtype: shared.attach(handle) for dtype, handle in offer.handles.items()}
+    received = dict(Flat([offer.layout], [buffers]))
     assert {tensor.dtype for tensor in received.values()} == {torch.bfloat16, torch.int64}
     assert torch.equal(received["matrix"], state["matrix"].bfloat16())
-    assert sum(tensor.nbytes for tensor in snapshot.values()) == 2 * 12 + 8 * 3
+    assert sum(handle.nbytes for handle in offer.handles.values()) == 2 * 12 + 8 * 3
+
+
+def reader(monkeypatch: pytest.MonkeyPatch, *layouts: Layout | None) -> WeightStore:
+    """A store whose index has these layouts."""
+
+    async def get(key: str) -> Any:
+        return "theirs", layouts
+
+    monkeypatch.setattr(compat, "get", get)
+    return WeightStore()
+
+
+Make = Callable[[Offer], Published]
+
+
+@pytest.fixture(params=["here", "elsewhere"])
+def published(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Makes of an offer what a process of the same host, or of another, finds in the index."""
+    monkeypatch.setenv(ADDRESS, "tcp://127.0.0.1:26700")
+    network.serve.cache_clear()
+
+    def make(*offers: Offer) -> Published:
+        seen = elsewhere_is if request.param == "elsewhere" else replace
+        return Published("theirs", [{dtype: seen(each) for dtype, each in one.handles.items()} for one in offers])
+
+    yield make
+    network.serve.cache_clear()
+
+
+async def test_a_slow_reader_has_whole_versions_and_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch, published: Callable[..., Published]
+) -> None:
+    ranks = [WeightStore(), WeightStore()]
+
+    def push(version: int) -> list[Offer]:
+        halves = [Part("layer", (2 * rank,), (4,), torch.full((2,), float(version))) for rank in (0, 1)]
+        return [store.snapshot([half]) for store, half in zip(ranks, halves, strict=True)]
+
+    offers = push(1)
+    store = reader(monkeypatch, *(offer.layout for offer in offers))
+    first = published(*offers)
+    slow = await store.take(first)
+    later = [push(version) for version in range(2, 6)]
+    assert dict(slow)["layer"].tolist() == [1.0] * 4, "it reads on what it has begun to read"
+    with pytest.raises(OSError, match=r"dropped|No such file"):
+        await WeightStore.take(reader(monkeypatch, *(offer.layout for offer in offers)), published(*later[0]))
+    assert dict(await store.take(published(*later[-1])))["layer"].tolist() == [5.0] * 4
+
+
+async def test_whoever_is_told_where_a_version_lies_needs_no_index(
+    monkeypatch: pytest.MonkeyPatch, published: Callable[..., Published]
+) -> None:
+    trainer, generator, asked = WeightStore(), WeightStore(), []
+
+    def publish(version: int) -> Published:
+        offer = trainer.snapshot(Part.all_of({"layer": torch.full((9,), float(version))}))
+        return replace(trainer.publish([offer]), handles=published(offer).handles)
+
+    async def get(key: str) -> Any:
+        asked.append(key)
+        return trainer._layouts
+
+    monkeypatch.setattr(compat, "get", get)
+    for version in (1, 2, 3):
+        assert dict(await generator.take(publish(version)))["layer"][0] == version
+    assert asked == []
+    late = WeightStore()
+    for version in (4, 5):
+        assert dict(await late.take(publish(version)))["layer"][0] == version
+    assert asked == [LAYOUT_KEY], "layouts are told with the first version only"
+    another = WeightStore()
+    offer = another.snapshot(Part.all_of({"other": torch.ones(3)}))
+    assert dict(await late.take(another.publish([offer]))).keys() == {"other"}
+    assert asked == [LAYOUT_KEY]
+
+
+async def test_memory_goes_from_version_to_version() -> None:
+    before, inodes = descriptors(), []
+    store = WeightStore()
+    for version in range(6):
+        offer = store.snapshot(Part.all_of({"layer": torch.full((9,), float(version))}))
+        inodes.append(offer.handles[torch.float32].inode)
+    assert inodes[2:] == inodes[:2] * 2
+    assert offer.layout is None, "it was told with the first"
+    del store
+    gc.collect()
+    assert descriptors() == before

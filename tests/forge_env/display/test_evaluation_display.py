@@ -5,19 +5,25 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import re
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from forge_env.config.evaluation import EvaluationConfig
 from forge_env.display import terminal as displays
 from forge_env.display.terminal import LiveDisplay, PlainDisplay
+from forge_env.evaluation.estimates import Estimate
 from forge_env.evaluation.evaluation import Evaluation
-from forge_env.evaluation.tables import Table, print_tables
+from forge_env.evaluation.progress import EvaluationProgress
+from forge_env.evaluation.summary import GroupSummary, summarize
+from forge_env.evaluation.tables import Table, print_tables, tables
 from forge_env.rollout.scripted import FunctionPolicy
 from tests.forge_env.endpoint.server import Server, http
 
@@ -145,3 +151,42 @@ def test_a_note_is_not_broken_in_two() -> None:
     stream, path = io.StringIO(), "/" + "long/" * 60
     print_tables([], [f"results: {path}"], stream)
     assert f"results: {path}" in stream.getvalue()
+
+
+class Narrow(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+COLUMNS = ["environment", "tasks", "samples", "solved", "95 % interval", "lost"]
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 160])
+def test_no_table_is_wider_than_the_terminal_and_the_result_is_last(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    row = ["coding_rlvr/repository (eval)", "128", "512", "0.812 ± 0.013", "0.786 to 0.836", "0"]
+    result = Table("model", COLUMNS, [row], ["lost", "tasks", "samples", "95 % interval"])
+    tags = Table("by tag", ["tag", "score"], [[f"tag {number}", "0.5"] for number in range(60)])
+    stream = Narrow()
+    print_tables([result, tags], ["a note"], stream)
+    shown = re.sub(r"\x1b\[[\d;]*m", "", stream.getvalue())
+    assert max(cell_len(line) for line in shown.splitlines() if "no room" not in line) <= width
+    assert shown.index("a note") < shown.index("by tag") < shown.index("0.812 ± 0.013")
+    assert "... 48 more" in shown
+    assert ("no room for" in shown) == (width < 80)
+    assert "lost" not in shown.partition("no room for")[2]
+
+
+def test_tags_of_one_task_are_folded() -> None:
+    def group(tasks: int, solved: float) -> GroupSummary:
+        return GroupSummary(tasks, tasks, Estimate(solved, 0.1, 0.0, 1.0), solved)
+
+    tags = {"loops": group(4, 0.5), **{f"only {number}": group(1, float(number % 2)) for number in range(6)}}
+    config = EvaluationConfig.model_validate({"environments": "toy", "model": "m"})
+    summary = summarize(config, [], {"toy": ("eval", 1)}, EvaluationProgress("name", "m"))
+    summary.environments["toy"] = replace(summary.environments["toy"], by_tag=tags)
+    (table,) = [table for table in tables(summary) if "by tag" in table.title]
+    assert [row[0] for row in table.rows] == ["loops", "6 tags of one task each"]
+    assert table.rows[-1][1:] == ["6", "6", "", "0.500"]

@@ -1,0 +1,172 @@
+"""What the gateway adds to a request: CPU with few and with many requests open, and latency where it is saturated.
+
+    python -m benchmarks.gateway [--requests 1000] [--repeats 3] [--record]
+
+A process of its own asks; the model answers after as long as keeps that many requests open at 300 a second. The floor
+is a Starlette application that reads the same body and answers a constant, served by the same uvicorn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from multiprocessing.connection import Connection
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from benchmarks.report import record, spread, table
+from forge_env.gateway.request import ModelRequest
+from forge_env.gateway.server import Gateway
+from forge_env.serve.server import serve
+from forge_env.types import Message
+
+RATE = 300.0
+"""Requests a second."""
+OPEN = (1, 100, 1000)
+SATURATING = 32
+"""Clients that ask again at once."""
+ABOUT = (
+    "Median (smallest to largest) of the repeats. CPU is of the gateway's process alone, at 300 requests a second. "
+    "Aims: 1 ms of CPU a request with 1,000 open, no growth with their number, 50 ms at the 99th percentile added "
+    "where two cores are saturated (the client needs one of them)."
+)
+MESSAGES = [
+    {"role": "system", "content": "You repair programs. " * 40},
+    {"role": "user", "content": "The test fails. " * 100},
+    *(
+        message
+        for number in range(8)
+        for message in (
+            {
+                "role": "assistant",
+                "content": "I look.",
+                "tool_calls": [
+                    {"id": f"c{number}", "type": "function", "function": {"name": "bash", "arguments": '{"c": "ls"}'}}
+                ],
+            },
+            {"role": "tool", "tool_call_id": f"c{number}", "content": "a file\n" * 100},
+        )
+    ),
+]
+BODY = json.dumps({"model": "m", "messages": MESSAGES}).encode()
+"""Of 17 messages, 9 kB."""
+
+
+def ask(port: int, key: str, clients: int, requests: int, told: Connection) -> None:
+    """In a process of its own: so many requests, by so many clients one after the other; seconds of each."""
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(BODY)}\r\n\r\n"
+    ).encode()
+
+    async def client(count: int) -> list[float]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        took = []
+        for _ in range(count):
+            began = time.perf_counter()
+            writer.write(head + BODY)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 200"), answer
+            length = next(line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length"))
+            await reader.readexactly(int(length.split(b":")[1]))
+            took.append(time.perf_counter() - began)
+        writer.close()
+        return took
+
+    async def run() -> list[float]:
+        shares = [requests // clients + (number < requests % clients) for number in range(clients)]
+        return [each for took in await asyncio.gather(*map(client, shares)) for each in took]
+
+    told.send(asyncio.run(run()))
+
+
+async def measured(port: int, key: str, clients: int, requests: int) -> tuple[float, list[float]]:
+    """`(CPU seconds of this process, seconds of each request)`."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=ask, args=(port, key, clients, requests, theirs))
+    process.start()
+    began = time.process_time()
+    took = await asyncio.to_thread(ours.recv)
+    cpu = time.process_time() - began
+    await asyncio.to_thread(process.join)
+    return cpu, took
+
+
+def answering(delay_s: float) -> Callable[[ModelRequest], Awaitable[Message]]:
+    async def answer(request: ModelRequest) -> Message:
+        await asyncio.sleep(delay_s)
+        return Message(role="assistant", content="I have repaired it.")
+
+    return answer
+
+
+def floor(delay_s: float) -> Starlette:
+    async def constant(request: Request) -> JSONResponse:
+        await request.json()
+        await asyncio.sleep(delay_s)
+        return JSONResponse({"choices": [{"message": {"content": "I have repaired it."}}]})
+
+    return Starlette(routes=[Route("/v1/chat/completions", constant, methods=["POST"])])
+
+
+async def through_gateway(clients: int, requests: int, delay_s: float) -> tuple[float, list[float]]:
+    async with Gateway() as gateway:
+        with gateway.open(answering(delay_s), most_open=clients) as access:
+            return await measured(gateway.port, access.key, clients, requests)
+
+
+async def through_floor(clients: int, requests: int, delay_s: float) -> tuple[float, list[float]]:
+    ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    async with AsyncExitStack() as stack:
+        serving = asyncio.create_task(serve(floor(delay_s), "127.0.0.1", 0, ready=ready.set_result, lifespan=False))
+        stack.callback(serving.cancel)
+        return await measured(await ready, "none", clients, requests)
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--record", action="store_true", help="write the tables to docs/benchmarks.md")
+    args = parser.parse_args()
+    rows: list[list[Any]] = []
+    for clients in OPEN:
+        requests = max(args.requests, 3 * clients)
+        ways: dict[str, list[float]] = {"gateway": [], "floor": []}
+        for _ in range(args.repeats):
+            for name, way in (("gateway", through_gateway), ("floor", through_floor)):
+                cpu, took = asyncio.run(way(clients, requests, clients / RATE))
+                ways[name].append(1e3 * cpu / len(took))
+        ratio = statistics.median(ways["gateway"]) / statistics.median(ways["floor"])
+        rows.append([f"{clients:,} open", spread(ways["gateway"]), spread(ways["floor"]), f"{ratio:.1f}x"])
+    tails: dict[str, list[float]] = {"gateway": [], "floor": []}
+    for _ in range(args.repeats):
+        for name, way in (("gateway", through_gateway), ("floor", through_floor)):
+            _, took = asyncio.run(way(SATURATING, args.requests, 0.0))
+            tails[name].append(1e3 * percentile(took, 0.99))
+    added = statistics.median(tails["gateway"]) - statistics.median(tails["floor"])
+    rows.append(
+        [f"p99 of {SATURATING} clients, ms", spread(tails["gateway"]), spread(tails["floor"]), f"+{added:.0f} ms"]
+    )
+    lines = table(["CPU, ms a request", "gateway", "Starlette alone", "gateway / floor"], rows)
+    print("\n".join(lines))
+    if args.record:
+        record("gateway", "The gateway", "make bench ARGS='gateway --record'", [*lines, "", ABOUT])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""The tasks of `coding_rlvr`, solved by a program of its own (`agent.py`, written against the `openai` package)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from pydantic import Field
+
+import forge_env as fe
+from environments.coding_rlvr.conversation import passed
+from environments.coding_rlvr.judging import Test
+from environments.coding_rlvr.rows import run_checks
+from environments.coding_rlvr.tasks import SPLITS, make_task, select_families
+from forge_env.environment.program_environment import ProgramEnvironmentConfig
+from forge_env.sandbox import Limits
+
+PRELOAD = (
+    *("openai", "openai.resources.chat.chat", "openai.resources.chat.completions.completions"),
+    *("httpcore2", "anyio.streams.tls", "encodings.idna"),
+)
+"""What the agent imports, also later: openai imports most of itself when it is first asked."""
+JUDGING = Limits(wall_s=5.0, cpu_s=2.0, memory_mb=256)
+
+
+class CodingProgramConfig(ProgramEnvironmentConfig):
+    """Which tasks."""
+
+    levels: list[int] = Field(default_factory=lambda: [1, 2], min_length=1)
+    """Difficulty levels, 1 to 4, drawn evenly."""
+    families: list[str] = Field(default_factory=list)
+    """Only families whose name begins with one of these; empty: all."""
+
+
+async def solved(env: CodingProgram, task: fe.Task) -> float:
+    """Whether the function that the program left passes every hidden test, where the program never was."""
+    code, tests = await env.read_text("solution.py"), task.data["hidden"]
+    if code is None:
+        return 0.0
+    async with env.fresh_sandbox() as fresh:
+        outcomes = (await run_checks(fresh, code, tests, JUDGING)).outcomes
+    return float(len(outcomes) == len(tests) and all(map(passed, tests, outcomes)))
+
+
+class CodingProgram(fe.ProgramEnvironment):
+    """Short Python tasks, solved by an agent that is a program; the splits are those of `coding_rlvr`."""
+
+    api_version = 1
+    config_class = CodingProgramConfig
+    splits = SPLITS
+    command = ("python", "agent.py", "{instruction}")
+    rubric = fe.Rubric(solved)
+    sandbox_spec = fe.SandboxSpec(packages=("openai",), preload=PRELOAD)
+    config: CodingProgramConfig
+
+    def __init__(self, config: CodingProgramConfig | None = None, **context: object) -> None:
+        super().__init__(config, **context)
+        select_families(tuple(self.config.levels), tuple(self.config.families))  # an empty choice fails here
+
+    def task(self, split: str, index: int) -> fe.Task:
+        """Task `index` of `split`, as in `coding_rlvr`."""
+        return make_task(self.config.seed, split, index, self.config.levels, self.config.families)
+
+    def files(self, task: fe.Task) -> Mapping[str, str | bytes]:
+        """The agent, and the tests that it is shown."""
+        public: list[Test] = task.data["public"]
+        return {"agent.py": _agent(), "tests.json": json.dumps(public)}
+
+
+@cache
+def _agent() -> str:
+    return Path(__file__).with_name("agent.py").read_text(encoding="utf-8")

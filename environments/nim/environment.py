@@ -1,0 +1,138 @@
+"""The environment: two seats take turns; whoever takes the last stick wins."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+import forge_env as fe
+from environments.nim.game import (
+    NAMES,
+    Move,
+    Piles,
+    after,
+    careless_move,
+    moves,
+    nim_sum,
+    perfect_move,
+    read_move,
+    said,
+    written,
+)
+from forge_env.environment.base import EnvironmentConfig
+from forge_env.errors import UsageError
+from forge_env.types import Action, Message, ResetResult, StepResult, Task, as_message
+
+LEVELS = {1: (1, 3, (5, 15)), 2: (2, 7, (1, 7)), 3: (3, 7, (1, 7))}
+"""Piles, the most that may be taken at once, and the fewest and most sticks of a pile; by level."""
+Level = Annotated[int, Field(ge=1, le=len(LEVELS))]
+
+
+class NimConfig(EnvironmentConfig):
+    """Which games, and how the demonstrator plays."""
+
+    levels: list[Level] = Field(default_factory=lambda: sorted(LEVELS), min_length=1)
+    """1: one pile, take 1 to 3; 2 and 3: two and three piles, take any number from one. Drawn evenly."""
+    max_turns: int = Field(40, ge=1)
+    """Moves of both seats together; no game of legal ones is longer."""
+    demo_skill: float = Field(0.0, ge=0.0, le=1.0)
+    """How likely a move of a demonstration is the perfect one, and not just any legal one."""
+
+
+class Nim(fe.Environment):
+    """Nim, for two: whoever takes the last stick wins."""
+
+    api_version = 1
+    config_class: ClassVar[type[EnvironmentConfig]] = NimConfig
+    config: NimConfig
+    seats = ("first", "second")
+
+    def task(self, split: str, index: int) -> Task:
+        """Piles from which `first` can force a win."""
+        rng = Random(f"nim/{self.config.seed}/{split}/{index}")
+        level = rng.choice(self.config.levels)
+        count, most, (fewest, largest) = LEVELS[level]
+        while not nim_sum(piles := tuple(rng.randint(fewest, largest) for _ in range(count)), most):
+            pass
+        return Task(
+            id=f"{split}-{self.config.seed}-{index}",
+            prompt=f"Piles: {written(piles)}.",
+            data={"piles": list(piles), "most": most},
+            difficulty=level,
+            split=split,
+        )
+
+    def gold_actions(self, task: Task) -> list[Action]:
+        """Both seats play perfectly, so `first` wins."""
+        return [said(move) for move in _game(task, lambda piles, most: perfect_move(piles, most))]
+
+    def demonstrate(self, task: Task, rng: Random) -> list[Message]:
+        """What one of the seats saw and said in a game of mostly random moves."""
+        skill = self.config.demo_skill
+
+        def choose(piles: Piles, most: int) -> Move:
+            return perfect_move(piles, most) if rng.random() < skill else careless_move(piles, most, rng)
+
+        played = _game(task, choose)
+        seat = rng.randrange(min(len(played), 2))
+        piles, messages = tuple(task.data["piles"]), list[Message]()
+        for number, move in enumerate(played):
+            if number % 2 == seat:
+                before = played[number - 1] if number else None
+                messages += [*self._shown(task, piles, before, number < 2), as_message(said(move))]
+            piles = after(piles, move)
+        return messages
+
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
+        """Set up the piles; `first` begins."""
+        self._task = task = self.resolve_task(seed, options)
+        self._piles: Piles = tuple(task.data["piles"])
+        self._turns = 0
+        self._running = True
+        return self._shown(task, self._piles, None, True), {"seat": "first", "task_id": task.id, "split": task.split}
+
+    async def step(self, action: Action) -> StepResult:
+        """Make a move. What is no legal move loses the game."""
+        if not getattr(self, "_running", False):
+            raise UsageError("step() without a running game", fix="call reset() first")
+        seat, other = self.seats[self._turns % 2], self.seats[(self._turns + 1) % 2]
+        self._turns += 1
+        move = read_move(as_message(action).content)
+        legal = move is not None and move in moves(self._piles, self._task.data["most"])
+        if move is not None and legal:
+            self._piles = after(self._piles, move)
+            if any(self._piles):
+                if self._turns >= self.config.max_turns:
+                    self._running = False
+                    return [], 0.0, False, True, {"truncation": "turns", "seat": other, "metrics": self._metrics(True)}
+                shown = self._shown(self._task, self._piles, move, self._turns == 1)
+                return shown, 0.0, False, False, {"seat": other}
+        self._running = False
+        won = seat if legal else other
+        text = f"{won} has taken the last stick and wins." if legal else f"That is no legal move: {other} wins."
+        info = {"seat": other, "rewards": {other: float(not legal)}, "metrics": self._metrics(legal)}
+        return [Message(role="user", content=text)], float(legal), True, False, info
+
+    def _metrics(self, legal: bool) -> dict[str, float]:
+        return {"turns": float(self._turns), "legal": float(legal)}
+
+    def _shown(self, task: Task, piles: Piles, move: Move | None, new: bool) -> list[Message]:
+        """What the seat that moves next is told: the rules at its first turn, what the other took, the piles."""
+        rules = (
+            f"Nim. A move takes sticks from one pile, at most {task.data['most']}; who takes the last stick wins. "
+            f"Answer with a pile and a number, such as {NAMES[0]} 1.\n"
+        )
+        told = "" if move is None else f"The other takes {said(move)}.\n"
+        return [Message(role="user", content=f"{rules if new else ''}{told}Piles: {written(piles)}.")]
+
+
+def _game(task: Task, choose: Any) -> list[Move]:
+    """The moves of a whole game."""
+    piles: Piles = tuple(task.data["piles"])
+    played: list[Move] = []
+    while any(piles):
+        played.append(choose(piles, task.data["most"]))
+        piles = after(piles, played[-1])
+    return played

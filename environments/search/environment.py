@@ -1,0 +1,134 @@
+"""The environment: tools to search and to read, and a question whose answer takes one to three pages."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+import forge_env as fe
+from environments.search.corpus import BLURB, RELATIONS, draw_corpus
+from environments.seeds import draw_seed
+from forge_env.environment.base import EnvironmentConfig
+from forge_env.environment.tool_environment import ToolEnvironmentConfig
+from forge_env.rewards.spans import last_between
+from forge_env.types import Action, Task
+
+Level = Literal[1, 2, 3]
+MOST_FOUND = 5
+
+
+class SearchConfig(ToolEnvironmentConfig):
+    """Which questions."""
+
+    max_turns: int = Field(12, ge=1)
+    """Assistant messages in one episode before it is truncated."""
+    levels: list[Level] = Field([1, 2, 3], min_length=1)
+    """How many facts, each on a page of its own, have to be joined."""
+
+
+class Search(fe.ToolEnvironment):
+    """Questions over a corpus of made-up facts; up to three have to be found and joined."""
+
+    api_version = 1
+    config_class: ClassVar[type[EnvironmentConfig]] = SearchConfig
+    system_prompt: ClassVar[str | None] = (
+        "Answer the question from the pages of a small encyclopedia, with the tools search and read. All names are "
+        "made up. End with <answer>...</answer>, a name or a year alone."
+    )
+    config: SearchConfig
+
+    def __init__(self, config: SearchConfig | None = None, **context: object) -> None:
+        self.rubric = fe.Rubric([correct], metrics=[answered, pages_read])
+        self.read_titles: set[str] = set()
+        super().__init__(config, **context)
+
+    def task(self, split: str, index: int) -> Task:
+        """The `index`-th question of `split`, over a corpus of its own; one corpus in five belongs to `eval`."""
+        rng = Random(f"search/{self.config.seed}/{split}/{index}")
+        level = rng.choice(self.config.levels)
+        seed = draw_seed(rng, split)
+        phrase, pages, answer = draw_chain(rng, seed, level)
+        return Task(
+            id=f"{split}-{self.config.seed}-{index}",
+            prompt=f"Find {phrase}.",
+            data={"public_corpus": seed, "pages": pages, "answer": answer},
+            gold=f"<answer>{answer}</answer>",
+            difficulty=level,
+            tags=[f"{level}_hop"],
+            split=split,
+        )
+
+    def gold_actions(self, task: Task) -> list[Action] | None:
+        """Each page searched for and read, then the answer."""
+        calls: list[Action] = []
+        for title in task.data["pages"]:
+            calls += [fe.call_tool("search", query=title), fe.call_tool("read", title=title)]
+        return None if task.gold is None else [*calls, task.gold]
+
+    async def setup(self, task: Task) -> None:
+        """No page has been read yet."""
+        self.read_titles = set()
+
+    @fe.tool(thread=False)
+    def search(self, query: str) -> str:
+        """Find pages by words; shows titles and how each page begins.
+
+        Args:
+            query: a few words.
+        """
+        corpus = draw_corpus(self.current_task.data["public_corpus"])
+        found = corpus.search(query, MOST_FOUND)
+        return "\n".join(f"{title}: {corpus.pages[title][:BLURB]}..." for title in found) or "[nothing found]"
+
+    @fe.tool(thread=False)
+    def read(self, title: str) -> str:
+        """Read a page.
+
+        Args:
+            title: its title, as search shows it.
+        """
+        page = draw_corpus(self.current_task.data["public_corpus"]).pages.get(title.strip())
+        if page is None:
+            raise fe.ToolError("there is no page with this title; use search to find titles")
+        self.read_titles.add(title.strip())
+        return page
+
+
+def draw_chain(rng: Random, seed: str, hops: int) -> tuple[str, list[str], str]:
+    """A question's phrase, the pages that lead to its answer, in order, and the answer; no entity comes twice."""
+    facts = draw_corpus(seed).facts
+    while True:
+        here = rng.choice(sorted(facts))
+        phrase, seen = here, {here}
+        pages: list[str] = []
+        while len(pages) < hops and here in facts:
+            pages.append(here)
+            key = rng.choice(sorted(facts[here]))
+            phrase, here = RELATIONS[key].phrase.format(phrase), facts[here][key]
+            seen.add(here)
+        if len(pages) == hops and len(seen) == hops + 1:
+            return phrase, pages, here
+
+
+def given_answer(text: str) -> str | None:
+    """What the last answer tag holds."""
+    found = last_between(text, "<answer>", "</answer>")
+    return None if found is None else found.strip()
+
+
+def correct(task: Task, answer: str) -> float:
+    """Whether the answer is the right name or year."""
+    given = given_answer(answer)
+    return float(given is not None and given.casefold() == task.data["answer"].casefold())
+
+
+def answered(answer: str) -> float:
+    """Whether there is an answer tag."""
+    return float(given_answer(answer) is not None)
+
+
+def pages_read(env: Search) -> float:
+    """How many different pages were read."""
+    return float(len(env.read_titles))

@@ -1,0 +1,126 @@
+"""The environment: a command a message, answered by what the player sees, until everything is in its place."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+import forge_env as fe
+from environments.seeds import draw_seed
+from environments.text_world.world import draw_world
+from forge_env.environment.base import EnvironmentConfig
+from forge_env.environment.tool_environment import ToolEnvironmentConfig
+from forge_env.rewards.spans import last_between
+from forge_env.types import Action, Message, Observation, Task
+
+Level = Literal[1, 2, 3, 4]
+
+
+class TextWorldConfig(ToolEnvironmentConfig):
+    """Which worlds, and how long a game is."""
+
+    max_turns: int = Field(80, ge=1)
+    """Commands; a message that is not one counts too."""
+    max_tool_calls: int = Field(0, ge=0, le=0)
+    """Always 0: there are no tools."""
+    levels: list[Level] = Field([1, 2, 3, 4], min_length=1)
+    """1: four rooms; 2: seven and a locked door; 3: eleven and two; 4: fifteen, three doors and two things."""
+
+
+class TextWorld(fe.ToolEnvironment):
+    """Find things in a house of up to fifteen rooms with locked doors, and bring them where they belong."""
+
+    api_version = 1
+    config_class: ClassVar[type[EnvironmentConfig]] = TextWorldConfig
+    system_prompt: ClassVar[str | None] = (
+        "You are in a house of many rooms. Each message is one command: <action>go north</action>, "
+        "<action>take lamp</action>, <action>drop lamp</action>, <action>unlock east</action> (with the key of the "
+        "door's color) or <action>look</action>. You can carry everything at once."
+    )
+    config: TextWorldConfig
+
+    def __init__(self, config: TextWorldConfig | None = None, **context: object) -> None:
+        self.rubric = fe.Rubric([done], metrics=[rooms_seen, not_possible])
+        super().__init__(config, **context)
+
+    def task(self, split: str, index: int) -> Task:
+        """The `index`-th world of `split`; one in five belongs to `eval`."""
+        rng = Random(f"text_world/{self.config.seed}/{split}/{index}")
+        level = rng.choice(self.config.levels)
+        seed = draw_seed(rng, split)
+        world = draw_world(seed, level)
+        things = " and ".join(f"the {name}" for name in world.wanted)
+        return Task(
+            id=f"{split}-{self.config.seed}-{index}",
+            prompt=f"Bring {things} to the {world.target} and drop what you brought there.",
+            data={"public_world": seed},
+            difficulty=level,
+            tags=[f"{len(world.exits)}_rooms"],
+            split=split,
+        )
+
+    def gold_actions(self, task: Task) -> list[Action] | None:
+        """The shortest plan."""
+        plan = draw_world(*_drawn_from(task)).plan()
+        return None if plan is None else [f"<action>{command}</action>" for command in plan]
+
+    def prompt(self, task: Task) -> Observation:
+        """The job, and the first room."""
+        world = draw_world(*_drawn_from(task))
+        *system, job = super().prompt(task)
+        return [*system, Message(role="user", content=f"{job.content}\n{world.describe(world.start)}")]
+
+    async def setup(self, task: Task) -> None:
+        """Everything as it was at first."""
+        self.world = draw_world(*_drawn_from(task))
+        self.state = self.world.start
+        self.seen = {self.state.room}
+        self.refused = 0
+
+    def is_final(self, message: Message) -> bool:
+        """Never by itself: the game ends when everything is in its place, or with the last turn."""
+        return False
+
+    async def respond(self, message: Message) -> Observation:
+        """What the player sees after a command, or that it is not possible."""
+        command = command_of(message.content)
+        if command in self.world.commands(self.state):
+            self.state = self.world.after(self.state, command)
+            self.seen.add(self.state.room)
+            if self.world.done(self.state):
+                self.submit(command)
+                return []
+            said = ""
+        elif command == "look":
+            said = ""
+        else:
+            self.refused += 1
+            said = f"You can't do that: {command[:40]!r}. "
+        return [Message(role="user", content=said + self.world.describe(self.state))]
+
+
+def _drawn_from(task: Task) -> tuple[str, int]:
+    return task.data["public_world"], task.difficulty
+
+
+def command_of(text: str) -> str:
+    """The last tagged command of a message, or the whole of it."""
+    tagged = last_between(text, "<action>", "</action>")
+    return " ".join((text if tagged is None else tagged)[:200].lower().split())
+
+
+def done(env: TextWorld) -> float:
+    """Whether everything is in its place."""
+    return float(env.world.done(env.state))
+
+
+def rooms_seen(env: TextWorld) -> float:
+    """How many different rooms the player was in."""
+    return float(len(env.seen))
+
+
+def not_possible(env: TextWorld) -> float:
+    """How many messages were no possible command."""
+    return float(env.refused)

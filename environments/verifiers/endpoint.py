@@ -1,0 +1,88 @@
+"""The model that verifiers asks: an endpoint on the loopback interface whose answers are given by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+from forge_env.types import Message, ToolSpec
+
+MODEL = "forge-env"
+
+
+class Request:
+    """One question to the model, waiting for its answer."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        self.messages = [_message(item) for item in body.get("messages", [])]
+        self.tools = [ToolSpec.model_validate(item["function"]) for item in body.get("tools") or []]
+        self.answered: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+
+    def answer(self, message: Message) -> None:
+        """Reply with an assistant message; dropped when nobody waits any more."""
+        if self.answered.done():
+            return
+        said = message.to_openai()
+        choice = {"index": 0, "message": said, "finish_reason": "tool_calls" if message.tool_calls else "stop"}
+        usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+        head = {"id": "forge-env", "object": "chat.completion", "created": int(time.time()), "model": MODEL}
+        self.answered.set_result({**head, "choices": [choice], "usage": usage})
+
+
+def as_stream(reply: dict[str, Any]) -> str:
+    """A completion as server-sent events: the whole message at once, the end, the usage."""
+    [choice] = reply["choices"]
+    calls = [{"index": number, **call} for number, call in enumerate(choice["message"].get("tool_calls", []))]
+    delta = {**choice["message"], **({"tool_calls": calls} if calls else {})}
+    head = {key: reply[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+    chunks = [
+        {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+        {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]},
+        {**head, "choices": [], "usage": reply["usage"]},
+    ]
+    return "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+
+
+def _message(item: dict[str, Any]) -> Message:
+    content = item.get("content") or ""
+    if isinstance(content, list):
+        content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    known = {key: item.get(key) for key in ("tool_call_id", "name")}
+    role = "system" if item["role"] == "developer" else item["role"]
+    data = {"role": role, "content": content, "tool_calls": item.get("tool_calls") or [], **known}
+    return Message.model_validate(data)
+
+
+class Endpoint:
+    """A model endpoint on the loopback interface whose answers are given by hand."""
+
+    def __init__(self) -> None:
+        self.requests: asyncio.Queue[Request] = asyncio.Queue()
+        self.url = ""
+        self._runner: Any = None
+
+    async def start(self) -> None:
+        """Listen on a free port."""
+        from aiohttp import web
+
+        async def complete(request: web.Request) -> web.Response:
+            body = await request.json()
+            asked = Request(body)
+            await self.requests.put(asked)
+            reply = await asked.answered
+            if body.get("stream"):
+                return web.Response(text=as_stream(reply), content_type="text/event-stream")
+            return web.json_response(reply)
+
+        app = web.Application(client_max_size=256 * 1024 * 1024)
+        app.router.add_post("/v1/chat/completions", complete)
+        self._runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=1.0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
+
+    async def stop(self) -> None:
+        """Stop listening; requests that wait are dropped."""
+        await self._runner.cleanup()

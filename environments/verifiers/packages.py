@@ -1,0 +1,256 @@
+"""What is played: a taskset of verifiers 0.4, or a package for its releases up to 0.2, which has `load_environment`."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
+from typing import Any, TypeAlias
+
+from pydantic import Field
+
+from environments.verifiers.endpoint import MODEL
+from forge_env.environment.base import EnvironmentConfig
+from forge_env.errors import UsageError
+from forge_env.sharing import Shared
+from forge_env.tasks.datasets import Stream
+
+OWN_ENVIRONMENT = "in a virtual environment of its own"
+NO_KEY = "FORGE_ENV_NO_KEY"
+"""A variable that nobody sets: the endpoint asks for no key."""
+
+
+class VerifiersConfig(EnvironmentConfig):
+    """Which environment, and how its program runs."""
+
+    taskset: str
+    """Name of the installed taskset, as verifiers knows it; or of a package with `load_environment`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the taskset."""
+    seat: str = ""
+    """The seat that the agent has, where the taskset has several."""
+    others: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Who has the other seats, by their name, as verifiers configures them: `{model: ..., client: {base_url: ...}}`."""
+    harness: str = "null"
+    """The program that talks to the model; null is a plain conversation with the taskset's tools."""
+    runtime: str = "subprocess"
+    """Where that program runs: subprocess, docker, ..."""
+    max_tasks: int | None = Field(None, ge=1)
+    """Most tasks read. Unset: as many as are asked for, from the first again after the last."""
+    max_turns: int = Field(32, ge=1)
+    """Assistant messages in one episode before it is truncated."""
+    answer_s: float = Field(600.0, gt=0)
+    """Seconds for what happens between two messages."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One task, and the object that stands for it in verifiers."""
+
+    id: str
+    prompt: str
+    theirs: Any
+
+
+@dataclass(frozen=True)
+class Played:
+    """How an episode ended, as verifiers says it."""
+
+    reward: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    limited: bool = False
+    """One of its limits ended it."""
+    failure: str = ""
+
+
+Play: TypeAlias = Callable[[Row, str], Awaitable[Played]]
+"""Play a row; its model is at the URL."""
+
+
+class Package(ABC):
+    """An environment of verifiers: its tasks, read once a process and only as far as they are asked for."""
+
+    def __init__(self, max_tasks: int | None) -> None:
+        self.max_tasks = max_tasks
+        self.rows = Stream(lambda: islice(self.read(), max_tasks))
+
+    @abstractmethod
+    def read(self) -> Iterator[Row]:
+        """All tasks, in order."""
+
+    @abstractmethod
+    def open(self) -> Any:
+        """An async context manager that gives a `Play` for many episodes at once."""
+
+
+class Taskset(Package):
+    """A taskset of verifiers 0.4; `max_turns`, harness and runtime are those of the seat that the agent has."""
+
+    def __init__(self, settings: Any, seat: str, max_tasks: int | None) -> None:
+        from verifiers.v1.utils.loaders import load_environment
+
+        self._load: Callable[[], Any] = lambda: load_environment(settings)
+        self._taskset = self._load().taskset
+        self._seat = seat
+        super().__init__(max_tasks)
+
+    def read(self) -> Iterator[Row]:
+        """As the taskset yields them."""
+        for index, task in enumerate(self._taskset):
+            data = task.data
+            yield Row(str(data.id or data.name or index), data.prompt_text or data.name or f"task {index}", task)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Play]:
+        """With one set of the taskset's own servers for all episodes, as verifiers itself serves them."""
+        import verifiers.v1 as vf
+        from verifiers.v1.clients import ModelContext
+
+        theirs = self._load()
+
+        async def play(row: Row, url: str) -> Played:
+            client = vf.EvalClientConfig(base_url=url, api_key_var=NO_KEY)
+            return self._result(await theirs.run_episode(row.theirs, ModelContext(model=MODEL, client=client)))
+
+        async with theirs.serving():
+            yield play
+
+    def _result(self, episode: Any) -> Played:
+        if not episode.ok or not episode.traces:
+            errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+            failure = f"{errors[-1].type}: {errors[-1].message}" if errors else "it ended without a word"
+            return Played(failure=failure)
+        trace = next((t for t in reversed(episode.traces) if t.agent.name == self._seat), episode.traces[-1])
+        metrics = {name: float(value) for name, value in trace.metrics.items() if value is not None}
+        metrics |= {name: float(item.value) for name, item in trace.rewards.items() if item is not None}
+        return Played(float(trace.reward), metrics, trace.stop_condition is not None)
+
+
+class OldPackage(Package):
+    """A package with `load_environment`, of verifiers' releases up to 0.2."""
+
+    def __init__(self, theirs: Any, max_tasks: int | None) -> None:
+        self._theirs = theirs
+        super().__init__(max_tasks)
+
+    def read(self) -> Iterator[Row]:
+        """Rows of its dataset: of the training one, where it has one."""
+        theirs = self._theirs
+        rows = theirs.get_dataset() if theirs.build_dataset() is not None else theirs.get_eval_dataset()
+        for index, row in enumerate(rows):
+            said = row["prompt"] if isinstance(row["prompt"], str) else row["prompt"][-1]["content"]
+            yield Row(str(row.get("example_id", index)), str(said), row)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Play]:
+        """It has nothing to open."""
+        from verifiers.types import ClientConfig
+
+        async def play(row: Row, url: str) -> Played:
+            client = ClientConfig(api_base_url=url, api_key_var=NO_KEY, max_retries=0)
+            output = await self._theirs.run_rollout(row.theirs, client, MODEL, {})
+            if output.get("error") is not None:
+                error = output["error"]
+                return Played(failure=str(error.get("error_chain_str") if isinstance(error, dict) else error))
+            metrics = {name: float(value) for name, value in (output.get("metrics") or {}).items()}
+            limited = output.get("stop_condition") == "max_turns_reached" or bool(output.get("is_truncated"))
+            return Played(float(output.get("reward") or 0.0), metrics, limited)
+
+        yield play
+
+
+@lru_cache(maxsize=16)
+def load(config_json: str) -> Package:
+    """The package that a `VerifiersConfig` names, once a process.
+
+    Raises:
+        UsageError: verifiers is missing, of a release for other packages, or can't load it; or it would run code of
+            the model unprotected.
+    """
+    config = VerifiersConfig.model_validate_json(config_json)
+    name = config.taskset
+    try:
+        release = version("verifiers")
+    except PackageNotFoundError as error:
+        fix = f'pip install "forge-env[verifiers]" {OWN_ENVIRONMENT}'
+        raise UsageError("the package verifiers is not installed", fix=fix) from error
+    try:
+        if hasattr(_module(name), "load_environment"):
+            return _old(config, release)
+        return _taskset(config, release)
+    except (ImportError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+        fix = f"is it installed, and made for verifiers {release}?"
+        raise UsageError(f"verifiers can't load {name!r}: {str(error)[:500]}", fix=fix) from error
+
+
+def _module(taskset: str) -> Any:
+    """What verifiers would import for this name; None: it is one of its own tasksets, or there is none."""
+    name = taskset.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        return None
+
+
+def _old(config: VerifiersConfig, release: str) -> Package:
+    import verifiers
+
+    if not hasattr(verifiers, "load_environment"):
+        raise UsageError(
+            f"{config.taskset!r} is made for verifiers up to 0.2, this is {release}",
+            fix=f'pip install "verifiers<0.3" {OWN_ENVIRONMENT}',
+        )
+    theirs = verifiers.load_environment(config.taskset, **config.options)
+    if (limit := getattr(theirs, "max_turns", 0)) == -1 or limit > config.max_turns:
+        theirs.max_turns = config.max_turns
+    return OldPackage(theirs, config.max_tasks)
+
+
+def _taskset(config: VerifiersConfig, release: str) -> Package:
+    try:
+        from verifiers.v1.configs.agent import AgentConfig
+        from verifiers.v1.utils.loaders import env_config_type, resolve_env_config
+    except ImportError as error:
+        raise UsageError(
+            f"tasksets need verifiers 0.4, this is {release} ({error})",
+            fix=f'pip install "verifiers==0.4.0" {OWN_ENVIRONMENT}',
+        ) from error
+    fields = env_config_type(config.taskset).model_fields
+    seats = {name: field.default for name, field in fields.items() if isinstance(field.default, AgentConfig)}
+    seat = config.seat or (next(iter(seats)) if len(seats) == 1 else "")
+    if seat not in seats:
+        has = f"{config.taskset!r} has the seats {', '.join(seats)}"
+        raise UsageError(has if not seat else f"{has}, not {seat!r}", fix="seat=NAME says which one the agent has")
+    program = {"harness": {"id": config.harness}, "runtime": {"type": config.runtime}}
+    given: dict[str, Any] = {seat: {**program, "max_turns": config.max_turns}}
+    for name, default in seats.items():
+        if name == seat:
+            continue
+        given[name] = {**program, **config.others.get(name, {})}
+        if client := given[name].get("client"):
+            given[name]["client"] = {"type": "eval", **client}
+        elif default.client is None:
+            fix = f"others={{{name}: {{model: NAME, client: {{base_url: URL}}}}}}"
+            raise UsageError(f"{config.taskset!r}: nobody has the seat {name!r}", fix=fix)
+    settings = resolve_env_config({"taskset": {"id": config.taskset, **config.options}, **given})
+    for name in seats:
+        _check_runtime(getattr(settings, name))
+    return Taskset(settings, seat, config.max_tasks)
+
+
+def _check_runtime(seat: Any) -> None:
+    from verifiers.v1.utils.loaders import harness_class
+
+    if harness_class(seat.harness.id).EXECUTES_CODE and seat.runtime.type == "subprocess":
+        raise UsageError(f"harness {seat.harness.id!r} runs code of the model", fix="give runtime=docker")
+
+
+PLAYERS: Shared[str, Play] = Shared(lambda config_json: load(config_json).open())
+"""By the configuration, as JSON."""

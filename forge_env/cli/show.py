@@ -1,0 +1,138 @@
+"""`forge-env show`: the four answers about a run, in words."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge_env.cli.command import Parser
+from forge_env.errors import UsageError
+from forge_env.machine import cache_dir, user_path
+from forge_env.visible import one_line, visible
+
+if TYPE_CHECKING:
+    from forge_env.display.digest import Digest
+
+WIDEST = 100
+"""Columns that are used at most: longer lines are hard to read."""
+SHOWN_REASONS = 4
+BAR = 20
+
+
+def add_arguments(parser: Parser) -> None:
+    """Describe the command."""
+    parser.description = (
+        "Did it learn? What does a typical failure look like? Why did the reward move? What limited the speed? "
+        "The answers come from the files of the run, finished or not; of an evaluation, score and failures are shown."
+    )
+    parser.add_argument("run_folder", metavar="RUN", help="folder of a run or an evaluation")
+    parser.add_argument("--json", action="store_true", help="machine-readable")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the answers; the result stands last."""
+    from dataclasses import asdict
+
+    from forge_env.display.digest import digest
+
+    found = digest(folder_of_run(args.run_folder), cache=cache_dir())
+    if args.json:
+        answers = {
+            "name": found.name,
+            "state": found.state,
+            "episodes": found.episodes,
+            "failures": [asdict(failure) for failure in found.failures],
+            "learned": asdict(found.learned),
+            "reasons": asdict(found.reasons),
+            "limit": asdict(found.limit),
+        }
+        print(json.dumps(answers, indent=2, default=str))
+        return 0
+    width = min(shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDEST, WIDEST)
+    for line in lines(found, width):
+        print(line)
+    return 0
+
+
+def folder_of_run(text: str) -> Path:
+    """The folder that a person named, or `runs/NAME`.
+
+    Raises:
+        UsageError: it holds neither a run nor an evaluation.
+    """
+    from forge_env.view.runs import is_run
+
+    for path in (user_path(text), Path("runs") / text):
+        if path.is_dir() and is_run(path):
+            return path.absolute()
+    raise UsageError(
+        f"{one_line(text)} holds no run and no evaluation", fix="give the folder that forge-env train or eval wrote"
+    )
+
+
+def lines(found: Digest, width: int) -> Iterator[str]:
+    """The answers in at most so many columns."""
+    yield from _wrapped(f"{found.name} · {found.headline}", width)
+    if not found.is_evaluation:
+        yield from _answer("What limited the speed?", [found.limit.words, found.limit.detail], width)
+        for key, what in found.limit.advice[:2]:
+            yield from _wrapped(f"{key}: {what}", width, "    ")
+        yield from _answer("Why did the reward move?", [found.reasons.words, *found.reasons.warnings], width)
+        yield from _moved(found, width)
+    yield from _answer("What does a typical failure look like?", [found.failure_words], width)
+    yield from _failures(found, width)
+    if found.is_evaluation:
+        yield from _answer("What came of it?", [*_scores(found.summary)], width)
+    else:
+        yield from _answer("Did it learn?", [found.learned.words, *found.learned.further], width)
+        if found.learned.start is not None and found.learned.end is not None:
+            yield f"  {found.learned.start:.3f} → {found.learned.end:.3f}"
+
+
+def _answer(question: str, words: Sequence[str], width: int) -> Iterator[str]:
+    yield ""
+    yield question
+    for sentence in words:
+        if sentence:
+            yield from _wrapped(sentence, width, "  ")
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> Iterator[str]:
+    yield from textwrap.wrap(
+        " ".join(visible(text).split()), max(width, 20), initial_indent=indent, subsequent_indent=indent
+    )
+
+
+def _moved(found: Digest, width: int) -> Iterator[str]:
+    largest = [*found.reasons.difficulties, *found.reasons.components, *found.reasons.endings]
+    for item in largest[:SHOWN_REASONS]:
+        figures = f"{item.before:.2f} → {item.after:.2f}"
+        yield f"    {one_line(item.name, width - len(figures) - 7):<24} {figures}"
+
+
+def _failures(found: Digest, width: int) -> Iterator[str]:
+    from forge_env.display.digest import MOST_CLASSES
+
+    most = max((failure.count for failure in found.failures), default=1)
+    for failure in found.failures[:MOST_CLASSES]:
+        name = one_line(failure.name, max(width - BAR - 14, 10))
+        yield f"    {failure.count:>7,}  {name:<24} {'█' * max(1, round(BAR * failure.count / most))}"
+    if found.failures and (typical := found.failures[0].typical) is not None:
+        yield visible(f"    read one: forge-env trajectory {found.root} {typical['id']}")  # whole, to be copied
+
+
+def _scores(summary: Mapping[str, Any]) -> Iterator[str]:
+    environments = summary.get("environments")
+    for label, item in environments.items() if isinstance(environments, dict) else ():
+        score = item.get("score") if isinstance(item, dict) else None
+        if isinstance(score, dict):
+            yield (
+                f"{label}: {score['value']:.3f} ± {score['stderr']:.3f} (standard error; {item.get('tasks')} tasks, "
+                f"{item.get('samples')} samples)"
+            )

@@ -1,0 +1,183 @@
+"""`forge-env tail`: a run line by line, while it goes on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from forge_env.cli.command import Parser
+from forge_env.cli.show import folder_of_run
+from forge_env.display.curves import REWARD, evaluation_splits
+from forge_env.display.terminal import duration
+from forge_env.evaluation.tables import counted
+from forge_env.interrupts import run_until_interrupted
+from forge_env.trajectory_index import IndexReader, is_index
+from forge_env.visible import one_line
+
+LINES = 10
+PROBLEM = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b")
+
+
+def add_arguments(parser: Parser) -> None:
+    """Describe the command."""
+    parser.description = (
+        "Follow a run or an evaluation: a line for each training step, each held-out score, each warning, and for how "
+        "many samples are done. It ends when the run does; Ctrl-C ends it before, and leaves the run alone."
+    )
+    parser.add_argument("run_folder", metavar="RUN", help="folder of a run or an evaluation")
+    parser.add_argument("-n", "--lines", type=int, default=LINES, metavar="N", help="begin with the last N lines")
+    parser.add_argument("--no-follow", action="store_true", help="print these and end")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what there is, then what comes."""
+    root = folder_of_run(args.run_folder)
+    news = News(root)
+    for line in deque(news.lines(), max(args.lines, 0)):
+        print(line, flush=True)
+    if not args.no_follow:
+        run_until_interrupted(_follow(root, news))
+    print(ending(root))
+    return 0
+
+
+async def _follow(root: Path, news: News) -> None:
+    from forge_env.view.runs import is_held
+    from forge_env.watching import changes
+
+    async with aclosing(changes([root, root / "trajectories"])) as told:
+        async for _ in told:
+            held = is_held(root)  # asked first: what it wrote before it ended is read
+            for line in news.lines():
+                print(line, flush=True)
+            if not held:
+                return
+
+
+def ending(root: Path) -> str:
+    """How it stands, in a line."""
+    from forge_env.view.runs import RunView
+
+    found = RunView(root)
+    summary = found.summary
+    parts = [f"{root.name}: {found.state}"]
+    start, end = summary.get("heldout_start"), summary.get("heldout_end")
+    if isinstance(start, float) and isinstance(end, float):
+        parts.append(f"held-out {start:.3f} → {end:.3f}")
+    if error := summary.get("error"):
+        parts.append(one_line(str(error)))
+    return "  ".join(parts)
+
+
+class News:
+    """What the files of a run tell, each thing once.
+
+    Args:
+        root: its folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._metrics = Lines(root / "metrics.jsonl")
+        self._log = Lines(root / "run.log")
+        self._folder = root / "trajectories"
+        self._samples: dict[Path, IndexReader] = {}
+        self._counts: dict[str, int] = {}
+        self._reward = 0.0
+
+    def lines(self) -> Iterator[str]:
+        """What is new since the last call."""
+        for text in self._log.new():
+            if PROBLEM.search(text[:200]):
+                yield f"! {one_line(text)}"
+        for text in self._metrics.new():
+            try:
+                row = json.loads(text)
+            except ValueError:
+                continue
+            if isinstance(row, dict) and isinstance(row.get("step"), int):
+                yield from row_in_words(row)
+        yield from self._evaluated()
+
+    def _evaluated(self) -> Iterator[str]:
+        """Samples of an evaluation, counted by how they ended; a training run tells of steps instead."""
+        if self._metrics.path.exists():
+            return
+        before = sum(self._counts.values())
+        for path in sorted(self._folder.glob("*.jsonl")):
+            if is_index(path):
+                continue
+            for row in self._samples.setdefault(path, IndexReader(path)).news():
+                self._counts[row.outcome] = self._counts.get(row.outcome, 0) + 1
+                self._reward += row.reward if row.outcome in ("ended", "limit") and row.reward == row.reward else 0.0
+        total = sum(self._counts.values())
+        if total > before:
+            valid = self._counts.get("ended", 0) + self._counts.get("limit", 0)
+            ends = [f"{number} by a limit" for name, number in self._counts.items() if name == "limit"]
+            ends += [f"{number} lost" for name, number in self._counts.items() if name == "lost"]
+            mean = f", mean reward {self._reward / valid:.3f}" if valid else ""
+            yield ", ".join([f"{counted(total, 'sample')} done{mean}", *ends])
+
+
+def row_in_words(row: Mapping[str, Any]) -> Iterator[str]:
+    """A row of metrics.jsonl in a line or two."""
+    step, time = row["step"], row.get("time")
+    when = f"[{duration(float(time)):>7}] " if isinstance(time, int | float) else ""
+    for split in evaluation_splits([row]):
+        prefix = f"eval/{split}"
+        score, error, n = (row.get(f"{prefix}/{name}") for name in ("score", "stderr", "n"))
+        if isinstance(score, float) and isinstance(error, float) and isinstance(n, float):
+            share = row.get(f"{prefix}/share_of_step")
+            mixed = f", {1 - share:.0%} by other versions" if isinstance(share, float) and share < 1 else ""
+            figure = f"{score:.3f} ± {error:.3f} (n={n:.0f}{mixed})"
+            yield f"{when}held-out ({one_line(split, 40)}) after step {step}: {figure}"
+    known = {
+        "reward": (REWARD, "{:.3f}"),
+        "truncated": ("episode/truncated", "{:.0%}"),
+        "staleness": ("staleness/max", "{:.0f}"),
+        "entropy": ("grpo_loss/entropy", "{:.3f}"),
+        "tokens/s": ("generator/tokens_per_s", "{:,.0f}"),
+        "loss": ("sft/loss", "{:.4f}"),
+    }
+    figures = [
+        f"{name} {form.format(row[key])}"
+        for name, (key, form) in known.items()
+        if isinstance(row.get(key), int | float)
+    ]
+    if figures:
+        yield f"{when}step {step}  {'  '.join(figures)}"
+
+
+class Lines:
+    """The whole lines of a file that others append to, each once.
+
+    Args:
+        path: it may come later, and may be replaced by another.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._read = 0
+        self._inode = 0
+
+    def new(self) -> Iterator[str]:
+        """Lines since the last call."""
+        try:
+            file = self.path.open("rb")
+        except OSError:
+            return
+        with file:
+            found = self.path.stat()
+            if found.st_ino != self._inode or found.st_size < self._read:
+                self._read, self._inode = 0, found.st_ino
+            file.seek(self._read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._read += len(line)
+                yield line.decode("utf-8", "replace").rstrip("\n")

@@ -1,0 +1,52 @@
+"""`forge-env view`: runs and evaluations in the browser."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import webbrowser
+from pathlib import Path
+
+from forge_env.cli.command import Parser
+from forge_env.errors import UsageError
+from forge_env.interrupts import run_until_interrupted
+from forge_env.machine import user_path
+
+PORT = 7331
+
+
+def add_arguments(parser: Parser) -> None:
+    """Describe the command."""
+    parser.description = (
+        "Runs and evaluations in the browser: what the agents did, why the reward moved, where the time went. "
+        "The pages are served to this machine only, work offline, and change nothing in the folder."
+    )
+    parser.add_argument("folder", metavar="FOLDER", nargs="?", default="runs", help="of runs, or one run; unset: runs")
+    parser.add_argument("--port", type=int, metavar="P", help=f"port to serve at (default: {PORT}, or a free one)")
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until interrupted."""
+    folder = user_path(args.folder).absolute()
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}", fix="give the folder that holds your runs, or one of them")
+    if args.port is not None and not 0 <= args.port < 65536:
+        raise UsageError(f"{args.port} is no port", fix="choose one from 1 to 65535")
+    run_until_interrupted(_serve(folder, args.port, browser=not args.no_browser))
+    return 0
+
+
+async def _serve(folder: Path, port: int | None, *, browser: bool) -> None:
+    from forge_env.view.app import Pages
+    from forge_env.view.runs import Runs
+    from forge_env.view.serving import free_port, serve_pages
+
+    def ready(address: str) -> None:
+        print(f"{folder} is shown at {address}; Ctrl-C stops", flush=True)
+        if browser and sys.stdout.isatty():
+            asyncio.get_running_loop().run_in_executor(None, webbrowser.open, address)
+
+    chosen = free_port(PORT) if port is None else port
+    await serve_pages(Pages(Runs(folder)), chosen, ready=ready)

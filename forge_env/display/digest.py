@@ -1,0 +1,187 @@
+"""What a person wants to know of a run, in one object: the four answers, its failures and successes, its facts.
+
+`forge-env show`, the report in its three forms and the pages say the same, because they take it from the same place
+(`forge_env.view.answers`).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forge_env.display.terminal import duration
+from forge_env.trajectory import Trajectory
+from forge_env.view.answers import Learned, Limit, Reasons, learned, limit, reasons
+from forge_env.view.queries import TRAIN
+from forge_env.view.records import UnreadableError, read
+from forge_env.view.runs import RunView
+
+EXAMPLES = 3
+"""Failures, and successes, that are shown."""
+MOST_CLASSES = 6
+"""Classes of failures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A class of episodes that did not earn all they could."""
+
+    name: str
+    """How they ended: "limit: tool_calls", "lost: SandboxError", "never used a tool", "finished, wrong answer", ..."""
+    count: int
+    share: float
+    """Of all episodes that are looked at."""
+    typical: Mapping[str, Any] | None
+    """Row of one of median length, as `RunIndex` has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One episode to be read."""
+
+    kind: str
+    """Name of the file that it is in, without its ending."""
+    why: str
+    """What it is an example of."""
+    episode: Trajectory
+
+
+@dataclass(slots=True)
+class Digest:
+    """A run or an evaluation in a few answers."""
+
+    name: str
+    root: Path
+    state: str
+    """As `RunView.state`."""
+    is_evaluation: bool
+    summary: Mapping[str, Any]
+    recipe: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+    """Of metrics.jsonl, one a step."""
+    episodes: int
+    """Those that `failures` are of: of training, or of the evaluation."""
+    failures: list[Failure] = field(default_factory=list)
+    learned: Learned = field(default_factory=Learned)
+    reasons: Reasons = field(default_factory=Reasons)
+    limit: Limit = field(default_factory=Limit)
+    examples: list[Example] = field(default_factory=list)
+
+    @property
+    def fallen_short(self) -> int:
+        """Episodes that did not earn all they could."""
+        return sum(failure.count for failure in self.failures)
+
+    @property
+    def failure_words(self) -> str:
+        """The typical failure in a sentence."""
+        what = "samples" if self.is_evaluation else "training episodes"
+        if not self.episodes:
+            return "No episodes are recorded."
+        if not self.failures:
+            return f"None of {self.episodes:,} {what} fell short."
+        first = self.failures[0]
+        return (
+            f"{self.fallen_short:,} of {self.episodes:,} {what} did not earn all they could; "
+            f"most of them: {first.name} ({first.count:,})."
+        )
+
+    @property
+    def headline(self) -> str:
+        """Environment, model, steps and time in a line."""
+        environment = self.recipe.get("environment")
+        named = environment.get("name") if isinstance(environment, dict) else None
+        model = self.summary.get("model") or self.recipe.get("model")
+        model = model.get("path") if isinstance(model, dict) else model
+        steps = self.rows[-1]["step"] if self.rows else None
+        parts = [
+            str(named or self.summary.get("environment") or ", ".join(self.summary.get("environments") or {}) or ""),
+            Path(str(model)).name if model else "",
+            f"{steps} steps" if steps else "",
+            duration(float(self.summary.get("wall_s") or 0.0)) if self.summary.get("wall_s") else "",
+            self.state,
+        ]
+        return " · ".join(part for part in parts if part)
+
+
+def digest(root: Path, *, examples: int = 0, cache: Path | None = None) -> Digest:
+    """Read a run or an evaluation, finished or not.
+
+    Args:
+        root: its folder.
+        examples: so many failures, and so many successes, are read in full.
+        cache: where the index of its trajectories is kept; None: nowhere, nothing is left behind.
+
+    Raises:
+        OSError: the folder can't be read.
+    """
+    with _opened(root, cache) as run:
+        kind = "" if run.is_evaluation else "train"
+        ended = str(run.summary.get("exit") or "")
+        found = Digest(
+            name=root.name,
+            root=root,
+            state=run.state if ended in ("", "running") else ended,  # the run itself writes its report, at its end
+            is_evaluation=run.is_evaluation,
+            summary=run.summary,
+            recipe=run.config,
+            rows=run.metrics,
+            episodes=_count(run, kind),
+        )
+        for name, count, typical in run.queries.failures(kind):
+            found.failures.append(Failure(name, count, count / max(found.episodes, 1), typical))
+        if not run.is_evaluation:
+            found.learned, found.reasons, found.limit = learned(run), reasons(run), limit(run)
+        found.examples = [*_examples(run, found.failures, kind, examples)]
+        return found
+
+
+@contextmanager
+def _opened(root: Path, cache: Path | None) -> Iterator[RunView]:
+    with ExitStack() as stack:
+        place = cache or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="forge-env-")))
+        run = RunView(root, place)
+        run.index.update()
+        try:
+            yield run
+        finally:
+            run.index.connection().close()
+
+
+def _where(kind: str) -> str:
+    return f"({TRAIN})" if kind else "1"
+
+
+def _count(run: RunView, kind: str) -> int:
+    return int(run.queries.rows(f"select count(*) as n from t where {_where(kind)}")[0]["n"])
+
+
+def _examples(run: RunView, failures: Sequence[Failure], kind: str, most: int) -> Iterator[Example]:
+    """A typical failure of each of the largest classes, then the best of median length among the newest."""
+    wanted: list[tuple[str, Mapping[str, Any]]] = [
+        (failure.name, failure.typical) for failure in failures if failure.typical is not None
+    ][:most]
+    if most:
+        good = run.queries.rows(
+            f"select * from t where {_where(kind)} and outcome = 'ended' and reward > (select min(reward) from t) "
+            f"and reward >= (select max(reward) from t where {_where(kind)} and outcome = 'ended') "
+            "order by key desc limit 101"
+        )
+        by_length = sorted(map(dict, good), key=lambda row: (row["tokens"], row["turns"]))
+        tasks: set[str] = set()
+        middle = len(by_length) // 2
+        for place in sorted(range(len(by_length)), key=lambda place: abs(place - middle)):
+            best = by_length[place]
+            if best["task"] not in tasks and len(tasks) < most:
+                tasks.add(best["task"])
+                wanted.append((f"earned {best['reward']:g} of {best['best']:g}", best))
+    for why, row in wanted:
+        try:
+            episode, _ = read(run.index, row)
+        except UnreadableError:
+            continue
+        yield Example(str(row["kind"]), why, episode)

@@ -1,0 +1,77 @@
+"""What an author's class may get wrong before anything of it runs."""
+
+from __future__ import annotations
+
+import inspect
+from types import FunctionType
+from typing import Any
+
+from forge_env.errors import PluginError
+
+CALLED = (
+    *("task", "tasks", "num_tasks", "prompt", "setup", "cleanup", "is_final", "respond", "reset", "step", "truncate"),
+    *("close", "given_answer", "score_group", "gold_actions", "gold_files", "hand_in", "demonstrate", "files"),
+    *("argv", "environment", "run"),
+)
+"""What an author may override, and the platform calls."""
+EITHER = ("prompt",)
+"""May be async, though the platform's own isn't."""
+_MADE = ("bash", "python", "files", "submit")
+"""What makes a tool and, without its parentheses, is none."""
+READY_MADE = "forge_env.tools.ready_made"
+
+
+def check_definition(cls: type) -> None:
+    """`PluginError` where a method of an environment's class can't be called, or an attribute is of another kind."""
+    for name in CALLED:
+        _check_method(cls, name)
+    for name, attribute in vars(cls).items():
+        if not isinstance(attribute, FunctionType) or attribute.__module__ != READY_MADE:
+            continue
+        if (made := attribute.__qualname__) in _MADE:
+            raise PluginError(f"{cls.__name__}.{name} is not a tool yet", fix=f"write `{name} = fe.tools.{made}()`")
+    for name in ("splits", "seats"):
+        value: Any = inspect.getattr_static(cls, name)
+        texts = isinstance(value, tuple | list) and all(isinstance(item, str) for item in value)
+        if not (texts or isinstance(value, property)) or (name == "splits" and not value):
+            example = '("train", "eval")' if name == "splits" else '("first", "second")'
+            raise PluginError(f"{cls.__name__}.{name} is {value!r}", fix=f"write {example}")
+    prompt = inspect.getattr_static(cls, "system_prompt", None)
+    if not (prompt is None or isinstance(prompt, str | property)):
+        raise PluginError(f"{cls.__name__}.system_prompt is {prompt!r}", fix="write a text")
+
+
+def _check_method(cls: type, name: str) -> None:
+    ours = next((vars(base)[name] for base in reversed(cls.__mro__) if name in vars(base) and _is_ours(base)), None)
+    given = inspect.getattr_static(cls, name, None)
+    if ours is None or given is None or not isinstance(ours, FunctionType):
+        return
+    what = f"{cls.__name__}.{name}"
+    signature = inspect.signature(ours)
+    head = "async def" if inspect.iscoroutinefunction(ours) else "def"
+    shown = ", ".join(_shown(parameter) for parameter in signature.parameters.values())
+    fix = f"write `{head} {name}({shown})`"
+    plain = given.__func__ if isinstance(given, staticmethod | classmethod) else given
+    if not callable(plain):
+        raise PluginError(f"{what} is a {type(given).__name__}", fix=fix)
+    if inspect.iscoroutinefunction(plain) and head == "def" and name not in EITHER:
+        raise PluginError(f"{what} is a coroutine function", fix=f"{fix}, without `async`")
+    if not isinstance(plain, FunctionType):
+        return  # an object that is called, or something in C
+    parameters = list(signature.parameters.values())
+    positional = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+    named = {one.name: None for one in parameters if one.kind is one.KEYWORD_ONLY}
+    try:
+        inspect.signature(plain).bind(*positional[isinstance(given, staticmethod) :], **named)
+    except TypeError as error:
+        raise PluginError(f"{what}: {error}", fix=fix) from error
+
+
+def _shown(parameter: inspect.Parameter) -> str:
+    default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
+    star = "*, " if parameter.name == "seed" else ""  # the first that is given by name, in `reset`
+    return f"{star}{parameter.name}{default}"
+
+
+def _is_ours(base: type) -> bool:
+    return base.__module__.startswith("forge_env.")

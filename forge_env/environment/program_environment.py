@@ -1,0 +1,303 @@
+"""Environments whose agent is a program with its own loop: the model behind it is the policy.
+
+    class Repair(fe.ProgramEnvironment):
+        command = ("python", "agent.py", "{instruction}")
+        rubric = fe.Rubric(hidden_tests_pass)
+
+        def files(self, task):
+            return {"agent.py": AGENT, "broken.py": task.data["public_code"]}
+
+The program runs unchanged in the episode's sandbox, which has no network. It asks the model at OPENAI_BASE_URL or
+ANTHROPIC_BASE_URL (`forge_env.gateway`): the only address that answers. What it asks is the observation, and what the
+policy says is its answer. When it ends, the rubric scores what it left, where none of its processes is left to meddle:
+
+    reset()       starts the program, waits for its first request
+    step(action)  answers the request, waits for the next one, or for the program's end
+
+A program may rewrite its history, ask side by side and have sub-agents: requests that don't go on with what was said
+begin a conversation of their own (`forge_env.gateway.conversations`), named in `info["seat"]`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import FIRST_COMPLETED
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from forge_env.concurrency import to_its_end
+from forge_env.environment.base import EnvironmentConfig
+from forge_env.environment.sandbox_environment import SandboxEnvironment, SandboxEnvironmentConfig, as_text
+from forge_env.errors import EnvironmentBugError, InfrastructureError, UsageError
+from forge_env.gateway.conversations import Conversation, Conversations
+from forge_env.gateway.request import Answer, ModelRequest
+from forge_env.gateway.server import Access, shared_gateway
+from forge_env.rollout.working_time import limited_elsewhere
+from forge_env.sandbox import ExecResult, Limits
+from forge_env.sandbox.protocol import ORIGIN_URL
+from forge_env.types import Action, Branch, Message, Observation, ResetResult, StepResult, Task, ToolSpec, as_message
+
+KILL_S = 2.0
+"""How long a program may take to end once it was told that it gets no more answers."""
+
+
+class ProgramEnvironmentConfig(SandboxEnvironmentConfig):
+    """Limits of a program."""
+
+    max_turns: int = Field(50, ge=1)
+    """Requests to the model in one episode before it is truncated."""
+    wall_s: float = Field(120.0, gt=0)
+    """Seconds that the program may take from one request to the next, or to its end; the model's own don't count."""
+    lifetime_s: float = Field(3600.0, gt=0)
+    """Seconds that the program may take in all, the model's included."""
+    memory_mb: int = Field(512, ge=32)
+    """Memory of each of its processes, MiB."""
+    output_chars: int = Field(4096, ge=0)
+    """Of its output, how much is kept in the record: head and tail."""
+
+
+@dataclass(eq=False, slots=True)
+class _Asked:
+    """A request that waits for its answer."""
+
+    request: ModelRequest
+    answer: asyncio.Future[Message]
+
+
+class ProgramEnvironment(SandboxEnvironment):
+    """An environment around a program; see the module."""
+
+    config_class: ClassVar[type[EnvironmentConfig]] = ProgramEnvironmentConfig
+    command: ClassVar[Sequence[str]] = ()
+    """The program and its arguments, in the work folder; `{instruction}` in them stands for the task's prompt."""
+
+    ended: ExecResult | None = None
+    """How the program ended, for reward functions; None: it still runs."""
+
+    def __init__(self, config: EnvironmentConfig | None = None, **context: Any) -> None:
+        super().__init__(config, **context)
+        self._access: Access | None = None
+        self._program: asyncio.Task[ExecResult] | None = None
+        self._asked: asyncio.Queue[_Asked] = asyncio.Queue()
+        self._current: tuple[_Asked, Conversation] | None = None
+        self._branch: Branch | None = None
+        self._conversations = Conversations()
+        self._overdue = False
+
+    # What an author may override.
+
+    def argv(self, task: Task) -> Sequence[str]:
+        """The program and its arguments for a task: `command` by default."""
+        if not self.command:
+            raise UsageError(f"{type(self).__name__} has no command", fix='set `command = ("python", "agent.py")`')
+        return [part.replace("{instruction}", task.prompt) for part in self.command]
+
+    def environment(self, task: Task) -> dict[str, str]:
+        """Variables of the program, besides those by which it finds the model."""
+        return {}
+
+    async def run(self, task: Task, access: Access) -> ExecResult:
+        """Run the program to its end, in the sandbox. Override it for one that runs elsewhere, if you trust it.
+
+        Args:
+            task: to be solved.
+            access: to the model. It is cancelled where the program is to end early.
+        """
+        process = await self.sandbox.spawn(
+            list(self.argv(task)), env={**access.environment, **self.environment(task)}, limits=self.limits
+        )
+        try:
+            result = await process.wait(self.config.lifetime_s)
+            return ExecResult(exit_code=None, timed_out=True) if result is None else result
+        except asyncio.CancelledError:
+            said = await to_its_end(asyncio.ensure_future(process.read()))
+            self.ended = ExecResult(exit_code=None, stdout=said[0], stderr=said[1], timed_out=self._overdue)
+            raise
+        finally:
+            await to_its_end(asyncio.ensure_future(process.kill()))
+
+    # What is here.
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of the config."""
+        return replace(super().limits, wall_s=self.config.lifetime_s)
+
+    @property
+    def tools(self) -> list[ToolSpec]:
+        """Those that the request offers which is to be answered."""
+        return [] if self._current is None else self._current[1].tools
+
+    @property
+    def answer(self) -> str:
+        """What the program has printed."""
+        return "" if self.ended is None else self.ended.stdout.strip()
+
+    def prompt(self, task: Task) -> Observation:
+        """Nothing: the program says what the model is told."""
+        return []
+
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
+        """Start the program and wait for its first request.
+
+        Raises:
+            EnvironmentBugError: it ended, or its time did, before it asked anything.
+        """
+        _, info = await super().reset(seed=seed, options=options)
+        self._access = await self._open()
+        self._program = asyncio.create_task(self.run(self.current_task, self._access))
+        observation = await self._next()
+        if observation is None:
+            await self._finish("it never asked")
+            raise EnvironmentBugError(
+                f"the program of task {self.current_task.id!r} never asked the model: {self._told()}",
+                fix="see that it asks at OPENAI_BASE_URL or ANTHROPIC_BASE_URL",
+            )
+        return observation, {**info, **self._whose()}
+
+    async def step(self, action: Action) -> StepResult:
+        """Answer the request; the next one, or the end."""
+        if self._state != "running" or self._current is None:
+            raise UsageError("step() without a running episode", fix="call reset() first")
+        self.turns += 1
+        self._reply(as_message(action))
+        observation = await self._next()
+        if observation is not None and self.turns < self.config.max_turns:
+            return observation, 0.0, False, False, self._whose()
+        if observation is not None:
+            truncation: str | None = "turns"
+            await self._finish(f"all {self.config.max_turns} requests of this episode are used up")
+        else:
+            truncation = "program_time" if self._overdue else None
+            await self._finish("the episode has ended")
+        result = await self.score()
+        self._state = "ended"  # only now: a time limit that interrupts scoring has it done again
+        info: dict[str, Any] = {"metrics": {**result.metrics, **self.counters()}}
+        if truncation is not None:
+            info["truncation"] = truncation
+        return self._last_words(), result.reward, truncation is None, truncation is not None, info
+
+    async def truncate(self, reason: str) -> tuple[float, dict[str, float]]:
+        """A limit outside has ended the episode: the program gets no more answers, and may come to its own end."""
+        if self._state == "running":
+            await self._finish(f"the episode has ended: its limit of {reason} is reached")
+        return await super().truncate(reason)
+
+    def counters(self) -> dict[str, float]:
+        """Metrics of every episode, besides the rubric's."""
+        ended = self.ended
+        counts = {
+            "turns": float(self.turns),
+            "conversations": float(len(self._conversations)),
+            **self._conversations.reasons(),
+        }
+        if ended is not None:
+            counts["exit_code"] = float(-1 if ended.exit_code is None else ended.exit_code)
+        return counts
+
+    # --- the program
+
+    async def _open(self) -> Access:
+        gateway = await shared_gateway()
+        return gateway.open(self._ask, url=ORIGIN_URL if self._sandboxed else None)
+
+    @property
+    def _sandboxed(self) -> bool:
+        return type(self).run is ProgramEnvironment.run
+
+    async def _begin(self, task: Task) -> None:
+        gateway = await shared_gateway()
+        if self._sandboxed:
+            self.sandbox_spec = replace(type(self).sandbox_spec, origin=f"127.0.0.1:{gateway.port}")  # type: ignore[misc]
+        self.ended = self._current = None
+        self._asked = asyncio.Queue()
+        self._conversations = Conversations()
+        self._overdue = False
+        await super()._begin(task)
+
+    async def _end(self) -> None:
+        try:
+            await self._finish("the episode has ended")
+        finally:
+            await super()._end()
+
+    async def _ask(self, request: ModelRequest) -> Message:
+        """Have a request answered: one after the other."""
+        asked = _Asked(request, asyncio.get_running_loop().create_future())
+        self._asked.put_nowait(asked)
+        return await asked.answer
+
+    async def _next(self) -> Observation | None:
+        """What the next request says that is new in its conversation; None: the program has ended, or its time."""
+        assert self._program is not None
+        self._current = None
+        asking = asyncio.ensure_future(self._asked.get())
+        try:
+            with limited_elsewhere():
+                async with asyncio.timeout(self.config.wall_s):
+                    while True:
+                        await asyncio.wait([asking, self._program], return_when=FIRST_COMPLETED)
+                        if not asking.done():
+                            return None
+                        asked = asking.result()
+                        if not asked.answer.done():
+                            break
+                        asking = asyncio.ensure_future(self._asked.get())  # who asked has hung up
+        except TimeoutError:
+            self._overdue = True
+            return None
+        finally:
+            asking.cancel()
+        conversation, news, self._branch = self._conversations.place(asked.request.messages, asked.request.tools)
+        self._current = asked, conversation
+        self.messages += news
+        return news
+
+    def _whose(self) -> dict[str, Any]:
+        """Of `info`: the conversation that goes on, and how it began."""
+        assert self._current is not None
+        began = {} if self._branch is None else {"branch": self._branch.model_dump()}
+        return {"seat": self._current[1].name, **began}
+
+    def _reply(self, message: Message) -> None:
+        assert self._current is not None
+        asked, conversation = self._current
+        self.messages.append(message)
+        answer = Answer.of(message, asked.request.stop).message
+        shown = self._conversations.answered(conversation, answer, cut=answer is not message)
+        if not asked.answer.done():
+            asked.answer.set_result(shown)
+
+    async def _finish(self, reason: str) -> None:
+        """Give no more answers, and see to it that the program has ended."""
+        self._current = None
+        if self._access is not None:
+            self._access.close(reason)
+            self._access = None
+        program, self._program = self._program, None
+        if program is None:
+            return
+        try:
+            with limited_elsewhere():
+                await asyncio.wait([program], timeout=0.0 if self._overdue else KILL_S)
+        finally:
+            program.cancel()
+            await to_its_end(asyncio.ensure_future(asyncio.wait([program])))
+        if program.cancelled():
+            self.ended = self.ended or ExecResult(exit_code=None, timed_out=self._overdue)
+        elif (error := program.exception()) is None:
+            self.ended = program.result()
+        elif isinstance(error, InfrastructureError | EnvironmentBugError | UsageError):
+            raise error
+        else:  # a program that is a Python function of the author's
+            self.ended = ExecResult(exit_code=1, stderr=f"{type(error).__name__}: {error}")
+
+    def _told(self) -> str:
+        return "it still ran" if self.ended is None else as_text(self.ended)[-self.config.output_chars :]
+
+    def _last_words(self) -> Observation:
+        """The program's output and end, for the record: nobody answers them."""
+        return [Message(role="user", content=f"[the program has ended]\n{self._told()}")]

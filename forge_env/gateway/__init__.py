@@ -1,0 +1,1 @@
+"""The model behind an address of its own, for programs that bring their own loop (`server`)."""

@@ -1,0 +1,152 @@
+"""OpenAI's chat completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from forge_env.gateway.request import (
+    Answer,
+    ModelRequest,
+    Part,
+    RefusedRequestError,
+    Wire,
+    call_of,
+    event,
+    new_id,
+    now,
+    read,
+    said,
+)
+from forge_env.types import Message, ToolSpec
+
+MOST_ANSWERS = 64
+"""Of one request."""
+
+
+class _Function(Wire):
+    name: str
+    arguments: str = "{}"
+
+
+class _Call(Wire):
+    id: str
+    type: Literal["function"] = "function"
+    function: _Function
+
+
+class _Message(Wire):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+
+    def message(self) -> Message:
+        calls = [call_of(call.id, call.function.name, call.function.arguments) for call in self.tool_calls or ()]
+        more = {"tool_calls": calls, "tool_call_id": self.tool_call_id, "name": self.name}
+        return said(
+            "system" if self.role == "developer" else self.role,
+            self.content,
+            reasoning_content=self.reasoning_content,
+            **more,
+        )
+
+
+class _Tool(Wire):
+    type: Literal["function"]
+    function: ToolSpec
+
+
+class _StreamOptions(Wire):
+    include_usage: bool = False
+
+
+class ChatRequest(Wire):
+    """The body of a request."""
+
+    messages: list[_Message] = Field(min_length=1)
+    model: str = ""
+    tools: list[_Tool] | None = None
+    tool_choice: Any = None
+    functions: Any = None
+    stop: str | list[str] | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    n: int | None = Field(None, ge=1, le=MOST_ANSWERS)
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+
+
+def read_chat(data: object) -> ModelRequest:
+    """A request. `RefusedRequestError`: it can't be answered."""
+    body = read(ChatRequest, data)
+    if body.functions:
+        raise RefusedRequestError("functions are the form of 2023: send `tools`")
+    offered = [] if body.tool_choice == "none" else body.tools or []
+    return ModelRequest(
+        messages=[message.message() for message in body.messages],
+        tools=[tool.function for tool in offered],
+        stop=[body.stop] if isinstance(body.stop, str) else body.stop or [],
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        count=body.n or 1,
+        model=body.model,
+        stream=bool(body.stream),
+    )
+
+
+def chat_completion(request: ModelRequest, answers: Sequence[Answer]) -> dict[str, Any]:
+    """The response."""
+    choices = [
+        {
+            "index": index,
+            "message": _said(answer.message),
+            "finish_reason": answer.finish,
+            "logprobs": None,
+        }
+        for index, answer in enumerate(answers)
+    ]
+    return {**_head(request, "chat.completion"), "choices": choices, "usage": _usage(request, answers)}
+
+
+def chat_events(request: ModelRequest, answers: Sequence[Answer], data: Any) -> Iterator[bytes]:
+    """The response as events."""
+    head = _head(request, "chat.completion.chunk")
+    for index, answer in enumerate(answers):
+        delta = _said(answer.message)
+        for number, call in enumerate(delta.get("tool_calls", [])):
+            call["index"] = number
+        for part, finish in ((delta, None), ({}, answer.finish)):
+            yield event({**head, "choices": [{"index": index, "delta": part, "finish_reason": finish}]})
+    if ((data.get("stream_options") or {}) if isinstance(data, dict) else {}).get("include_usage"):
+        yield event({**head, "choices": [], "usage": _usage(request, answers)})
+    yield b"data: [DONE]\n\n"
+
+
+def _head(request: ModelRequest, kind: str) -> dict[str, Any]:
+    return {"id": new_id("chatcmpl-"), "object": kind, "created": now(), "model": request.model}
+
+
+def _said(message: Message) -> dict[str, Any]:
+    said: dict[str, Any] = {"role": "assistant", "content": message.content or None, "refusal": None}
+    if message.tool_calls:
+        said["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+    else:
+        said["content"] = message.content
+    if message.reasoning_content:
+        said["reasoning_content"] = message.reasoning_content
+    return said
+
+
+def _usage(request: ModelRequest, answers: Sequence[Answer]) -> dict[str, int]:
+    prompt, completion = request.prompt_tokens, sum(answer.tokens for answer in answers)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def openai_error(error: RefusedRequestError) -> dict[str, Any]:
+    """The body of a refusal, as OpenAI has it."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    return {"error": {"message": error.message, "type": kind, "param": None, "code": error.code}}

@@ -1,0 +1,170 @@
+"""Anthropic's messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from forge_env.gateway.request import (
+    Answer,
+    ModelRequest,
+    Part,
+    RefusedRequestError,
+    Wire,
+    call_of,
+    compact,
+    event,
+    new_id,
+    read,
+    said,
+    text_of,
+)
+from forge_env.types import Message, ToolSpec
+
+_STOP = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
+
+
+class _Block(Part):
+    id: str = ""
+    name: str = ""
+    input: Any = None
+    tool_use_id: str = ""
+    content: str | list[Part] | None = None
+    thinking: str = ""
+
+
+class _Message(Wire):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[_Block]
+
+    def messages(self) -> Iterator[Message]:
+        blocks = [_Block(text=self.content)] if isinstance(self.content, str) else self.content
+        for block in (block for block in blocks if block.type == "tool_result"):
+            yield said("tool", block.content, tool_call_id=block.tool_use_id)
+        calls = [block for block in blocks if block.type == "tool_use"]
+        thoughts = "".join(block.thinking for block in blocks if block.type == "thinking")
+        rest = [block for block in blocks if block.type not in ("tool_result", "tool_use", "thinking")]
+        if rest or calls or len(blocks) == 0:
+            yield said(
+                self.role,
+                rest,
+                tool_calls=[call_of(each.id, each.name, json.dumps(each.input or {})) for each in calls],
+                reasoning_content=thoughts or None,
+            )
+
+
+class _Tool(Wire):
+    type: str | None = None
+    name: str
+    description: str = ""
+    input_schema: dict[str, Any] | None = None
+
+
+class _Choice(Wire):
+    type: str = "auto"
+
+
+class MessagesRequest(Wire):
+    """The body of a request."""
+
+    messages: list[_Message] = Field(min_length=1)
+    model: str = ""
+    system: str | list[Part] | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: _Choice | None = None
+    stop_sequences: list[str] | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    stream: bool | None = None
+
+
+def read_messages(data: object) -> ModelRequest:
+    """A request. `RefusedRequestError`: it can't be answered."""
+    body = read(MessagesRequest, data)
+    system = text_of(body.system, "the system prompt")
+    offered = [] if body.tool_choice and body.tool_choice.type == "none" else body.tools or []
+    return ModelRequest(
+        messages=[
+            *([Message(role="system", content=system)] if system else []),
+            *(each for message in body.messages for each in message.messages()),
+        ],
+        tools=[_tool(tool) for tool in offered],
+        stop=body.stop_sequences or [],
+        max_tokens=body.max_tokens,
+        model=body.model,
+        stream=bool(body.stream),
+    )
+
+
+def _tool(tool: _Tool) -> ToolSpec:
+    if tool.input_schema is None:
+        raise RefusedRequestError(f"the tool {tool.name!r} ({tool.type}) runs at Anthropic: give one with input_schema")
+    return ToolSpec(name=tool.name, description=tool.description, parameters=tool.input_schema)
+
+
+def message_response(request: ModelRequest, answers: Sequence[Answer]) -> dict[str, Any]:
+    """The response."""
+    [answer] = answers
+    return {
+        "id": new_id("msg_"),
+        "type": "message",
+        "role": "assistant",
+        "model": request.model,
+        "content": _blocks(answer.message),
+        "stop_reason": _STOP[answer.finish],
+        "stop_sequence": None,
+        "usage": {"input_tokens": request.prompt_tokens, "output_tokens": answer.tokens},
+    }
+
+
+def message_events(whole: dict[str, Any]) -> Iterator[bytes]:
+    """The response as events."""
+    blocks, reason, usage = whole["content"], whole["stop_reason"], whole["usage"]
+    begun = {**whole, "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 0}}
+    yield event({"type": "message_start", "message": begun}, "message_start")
+    for index, block in enumerate(blocks):
+        empty, delta = _in_pieces(block)
+        for name, part in (("start", {"content_block": empty}), ("delta", {"delta": delta}), ("stop", {})):
+            kind = f"content_block_{name}"
+            yield event({"type": kind, "index": index, **part}, kind)
+    delta = {"stop_reason": reason, "stop_sequence": None}
+    ended = {"type": "message_delta", "delta": delta, "usage": {"output_tokens": usage["output_tokens"]}}
+    yield event(ended, "message_delta")
+    yield event({"type": "message_stop"}, "message_stop")
+
+
+def _in_pieces(block: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    if block["type"] == "tool_use":
+        return {**block, "input": {}}, {"type": "input_json_delta", "partial_json": compact(block["input"])}
+    kind = block["type"]
+    return {**block, kind: ""}, {"type": f"{kind}_delta", kind: block[kind]}
+
+
+def _blocks(message: Message) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if message.reasoning_content:
+        blocks.append({"type": "thinking", "thinking": message.reasoning_content, "signature": ""})
+    if message.content or not message.tool_calls:
+        blocks.append({"type": "text", "text": message.content})
+    return blocks + [
+        {"type": "tool_use", "id": call.id, "name": call.function.name, "input": _object(call.function.arguments)}
+        for call in message.tool_calls
+    ]
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """A call's arguments, which this API sends parsed; what is not an object is wrapped, for the program to refuse."""
+    try:
+        found = json.loads(arguments)
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {"arguments": arguments}
+
+
+def anthropic_error(error: RefusedRequestError) -> dict[str, Any]:
+    """The body of a refusal, as Anthropic has it."""
+    kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message}}

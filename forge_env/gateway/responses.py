@@ -1,0 +1,196 @@
+"""OpenAI's responses."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from forge_env.gateway.request import (
+    Answer,
+    ModelRequest,
+    Part,
+    RefusedRequestError,
+    Wire,
+    call_of,
+    event,
+    merged,
+    new_id,
+    now,
+    read,
+    said,
+)
+from forge_env.types import Message, ToolSpec
+
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+class _Item(Wire):
+    type: str = "message"
+    role: Literal["system", "developer", "user", "assistant"] = "user"
+    content: str | list[Part] | None = None
+    call_id: str = ""
+    name: str = ""
+    arguments: str = "{}"
+    output: str | list[Part] | None = None
+    summary: list[Part] = []
+
+    def message(self) -> Message:
+        if self.type == "function_call":
+            return Message(role="assistant", tool_calls=[call_of(self.call_id, self.name, self.arguments)])
+        if self.type == "function_call_output":
+            return said("tool", self.output, tool_call_id=self.call_id)
+        if self.type == "reasoning":
+            thoughts = "".join(part.text or "" for part in self.summary)
+            return Message(role="assistant", reasoning_content=thoughts or None)
+        if self.type != "message":
+            raise RefusedRequestError(f"the input has an item of the type {self.type!r}, which this model can't read")
+        return said("system" if self.role == "developer" else self.role, self.content)
+
+
+class _Tool(Wire):
+    type: str
+    name: str = ""
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ResponsesRequest(Wire):
+    """The body of a request."""
+
+    input: str | list[_Item]
+    model: str = ""
+    instructions: str | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: Any = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    previous_response_id: str | None = None
+    stream: bool | None = None
+    background: bool | None = None
+
+
+def read_responses(data: object, earlier: dict[str, list[Message]]) -> ModelRequest:
+    """A request.
+
+    Args:
+        data: its body.
+        earlier: the conversations that earlier responses ended with, without instructions, by their ids.
+
+    Raises:
+        RefusedRequestError: it can't be answered.
+    """
+    body = read(ResponsesRequest, data)
+    if body.background:
+        raise RefusedRequestError("background: this model answers at once")
+    before: list[Message] = []
+    if body.previous_response_id:
+        if body.previous_response_id not in earlier:
+            raise RefusedRequestError(f"there is no response {body.previous_response_id!r}", status=404)
+        before = earlier[body.previous_response_id]
+    items = [_Item(content=body.input)] if isinstance(body.input, str) else body.input
+    system = [Message(role="system", content=body.instructions)] if body.instructions else []
+    offered = [] if body.tool_choice == "none" else body.tools or []
+    return ModelRequest(
+        messages=[*system, *before, *merged(item.message() for item in items)],
+        tools=[_tool(tool) for tool in offered],
+        max_tokens=body.max_output_tokens,
+        model=body.model,
+        stream=bool(body.stream),
+    )
+
+
+def _tool(tool: _Tool) -> ToolSpec:
+    if tool.type != "function":
+        raise RefusedRequestError(f"a tool of the type {tool.type!r} runs at OpenAI: give a function")
+    parameters = tool.parameters or {"type": "object", "properties": {}}
+    return ToolSpec(name=tool.name, description=tool.description or "", parameters=parameters)
+
+
+def response(request: ModelRequest, answers: Sequence[Answer], data: Any) -> dict[str, Any]:
+    """The response; its id names the conversation."""
+    [answer] = answers
+    given = data if isinstance(data, dict) else {}
+    prompt, completion = request.prompt_tokens, answer.tokens
+    incomplete = _INCOMPLETE.get(answer.finish)
+    return {
+        "id": new_id("resp_"),
+        "object": "response",
+        "created_at": now(),
+        "status": "completed" if incomplete is None else "incomplete",
+        "error": None,
+        "incomplete_details": None if incomplete is None else {"reason": incomplete},
+        "instructions": given.get("instructions"),
+        "metadata": given.get("metadata") or {},
+        "model": request.model,
+        "output": list(_items(answer.message)),
+        "parallel_tool_calls": True,
+        "previous_response_id": given.get("previous_response_id"),
+        "temperature": given.get("temperature"),
+        "top_p": given.get("top_p"),
+        "tool_choice": given.get("tool_choice") or "auto",
+        "tools": given.get("tools") or [],
+        "usage": {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": completion,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": prompt + completion,
+        },
+    }
+
+
+def _items(message: Message) -> Iterator[dict[str, Any]]:
+    if message.reasoning_content:
+        summary = [{"type": "summary_text", "text": message.reasoning_content}]
+        yield {"type": "reasoning", "id": new_id("rs_"), "summary": summary}
+    if message.content or not message.tool_calls:
+        text = {"type": "output_text", "text": message.content, "annotations": [], "logprobs": []}
+        yield {
+            "type": "message",
+            "id": new_id("msg_"),
+            "role": "assistant",
+            "status": "completed",
+            "content": [text],
+        }
+    for call in message.tool_calls:
+        yield {
+            "type": "function_call",
+            "id": new_id("fc_"),
+            "call_id": call.id,
+            "name": call.function.name,
+            "arguments": call.function.arguments,
+            "status": "completed",
+        }
+
+
+def response_events(whole: dict[str, Any]) -> Iterator[bytes]:
+    """The response as events."""
+    numbers = itertools.count()
+
+    def told(kind: str, **fields: Any) -> bytes:
+        return event({"type": kind, "sequence_number": next(numbers), **fields}, kind)
+
+    begun = {**whole, "status": "in_progress", "output": [], "usage": None}
+    yield told("response.created", response=begun)
+    yield told("response.in_progress", response=begun)
+    for index, item in enumerate(whole["output"]):
+        place = {"output_index": index, "item_id": item["id"]}
+        if item["type"] == "message":
+            [part] = item["content"]
+            text, at = part["text"], {**place, "content_index": 0}
+            yield told("response.output_item.added", output_index=index, item={**item, "content": []})
+            yield told("response.content_part.added", **at, part={**part, "text": ""})
+            yield told("response.output_text.delta", **at, delta=text, logprobs=[])
+            yield told("response.output_text.done", **at, text=text, logprobs=[])
+            yield told("response.content_part.done", **at, part=part)
+        elif item["type"] == "function_call":
+            arguments = item["arguments"]
+            yield told("response.output_item.added", output_index=index, item={**item, "arguments": ""})
+            yield told("response.function_call_arguments.delta", **place, delta=arguments)
+            yield told("response.function_call_arguments.done", **place, name=item["name"], arguments=arguments)
+        else:
+            yield told("response.output_item.added", output_index=index, item=item)
+        yield told("response.output_item.done", output_index=index, item=item)
+    yield told(f"response.{whole['status']}", response=whole)

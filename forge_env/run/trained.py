@@ -1,0 +1,87 @@
+"""trained.jsonl: what every step was trained on. `Run.trained` and `Run.not_trained` write it; this reads it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from forge_env.schema import without_schema
+
+
+class TrainedEpisode(NamedTuple):
+    """One episode that was trained on."""
+
+    member: str
+    """Which of its group: "0", with a seat "0/white"; empty in runs from before it was kept."""
+    reward: float
+    advantage: float
+    """Mean over its sampled tokens."""
+    tokens: int
+    """That the policy sampled."""
+    turns: int
+    truncated: int
+    """1: a limit ended it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedGroup:
+    """A group that a step was trained on."""
+
+    group: int
+    """Its position in the order of tasks."""
+    task: str
+    version: int
+    """Of its oldest token."""
+    staleness: int
+    """Age of that token when it was trained on, in policy updates."""
+    uses: int
+    """How often it was trained on by then, this time included."""
+    episodes: list[TrainedEpisode]
+
+
+@dataclass(slots=True)
+class Trained:
+    """What became of the groups of a run."""
+
+    steps: dict[int, list[TrainedGroup]] = field(default_factory=dict)
+    """By training step, as far as the run has not gone back behind it."""
+    fates: dict[int, str] = field(default_factory=dict)
+    """Groups that no step is trained on: "dropped", "lost", "stale"."""
+
+    def add(self, line: bytes | str) -> None:
+        """Read one line; what is no row of a known version is left out."""
+        try:
+            row = without_schema(json.loads(line), "trained.jsonl")
+            if "fate" in row:
+                self.fates[int(row["group"])] = str(row["fate"])
+                return
+            step, groups = int(row["step"]), [_group(item) for item in row["groups"]]
+        except (ValueError, TypeError, LookupError, AttributeError):
+            return
+        for later in [other for other in self.steps if other >= step]:
+            del self.steps[later]
+        self.steps[step] = groups
+        for group in groups:
+            self.fates.pop(group.group, None)
+
+
+def _group(item: dict[str, Any]) -> TrainedGroup:
+    episodes = [TrainedEpisode(*values) for values in item["episodes"]]
+    return TrainedGroup(item["group"], item["task"], item["version"], item["staleness"], item.get("uses", 1), episodes)
+
+
+def read_trained(path: Path) -> Trained:
+    """The file of a run; empty for a run from before it was written.
+
+    Raises:
+        UsageError: a line is of a newer version than this forge-env reads.
+    """
+    trained = Trained()
+    if path.exists():
+        with path.open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    trained.add(line)
+    return trained

@@ -1,0 +1,713 @@
+"""The pages: what an address shows. Each is made on the server from a run's files, whole and readable by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache, cached_property
+from hashlib import blake2b
+from importlib.resources import files
+from itertools import count as counting
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from forge_env.config.evaluation import CONFIDENCE
+from forge_env.errors import ForgeError
+from forge_env.view import answers, charts, evaluations, records, text, timeline
+from forge_env.view.queries import Filter, is_training
+from forge_env.view.runs import Runs, RunView
+
+NAV = (
+    ("", "Overview"),
+    ("trajectories", "Trajectories"),
+    ("time", "Time"),
+    ("evaluations", "Evaluations"),
+    ("recipe", "Recipe"),
+    ("log", "Log"),
+)
+EVALUATION_NAV = (("", "Overview"), ("trajectories", "Trajectories"), ("recipe", "Recipe"), ("log", "Log"))
+SAFE = re.compile(r"[\w][\w .:@+=,-]*(?:/[\w][\w .:@+=,-]*)*")
+"""Ids that can stand in an address as they are; others are told by the place of their record."""
+LOOK_S = 1.0
+"""Seconds between two looks at the files of a run that somebody watches. A live run writes many times a second, and
+file systems that machines share tell of nothing, so the kernel's events (`forge_env.watching`) would spare no look."""
+QUIET_LOOKS = 15
+"""Looks without news after which a sign of life is sent."""
+LOG_BYTES = 200_000
+PART = 32 << 20
+"""Bytes of records without rows that are read before other runs have their turn."""
+MOST_COMPARED = 8
+TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".txt": "text/plain"}
+
+
+class Indexer:
+    """Keeps the indexes of the runs that were looked at up to date, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[str, RunView] = {}
+        self._wake = threading.Condition()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def want(self, run: RunView) -> None:
+        """Read what is new of a run: what has rows at once, the rest a part at a time in the background."""
+        run.index.update(budget=records_at_once(run))
+        if run.index.progress().whole:
+            return
+        with self._wake:
+            self._wanted[run.name] = run
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="forge-env-view-index", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Stop after the part under way."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                while not self._wanted and not self._closed:
+                    self._wake.wait()
+                if self._closed:
+                    return
+                name, run = next(iter(self._wanted.items()))
+                del self._wanted[name]
+            try:
+                before = run.index.generation
+                run.index.update(budget=PART)
+                again = not run.index.progress().whole and run.index.generation != before
+            except Exception:  # noqa: BLE001 - one run's damaged index must not stop the others'; its page says so
+                again = False
+            if again:
+                with self._wake:
+                    self._wanted[name] = run
+
+
+def records_at_once(run: RunView) -> int:
+    """Bytes of records that a page waits for."""
+    return 16 << 20
+
+
+def _points(values: Sequence[float], width: float, height: float) -> str:
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    step = width / max(1, len(values) - 1)
+    return " ".join(
+        f"{place * step:.1f},{height - 3 - (value - low) / span * (height - 6):.1f}"
+        for place, value in enumerate(values)
+    )
+
+
+def _reward(value: float | None) -> str:
+    if value is None or value != value:
+        return "\u2013" if value is None else "NaN"
+    return f"{value:.2f}" if abs(value) < 100 else text.number(value)
+
+
+def _tone(row: Mapping[str, Any], best: float = 1.0) -> str:
+    reward = row["reward"]
+    return "good" if reward >= best - 1e-9 else "bad" if reward <= 0 else "warn"
+
+
+def _finalize(value: Any) -> Any:
+    """Every text that a template shows is an agent's until it is known not to be."""
+    return text.shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+@cache
+def _static() -> tuple[str, dict[str, bytes]]:
+    """The page's own files by name, and a mark of their content."""
+    folder = files("forge_env.view").joinpath("static")
+    found = {item.name: item.read_bytes() for item in folder.iterdir() if item.is_file()}
+    return blake2b(b"".join(found[name] for name in sorted(found)), digest_size=6).hexdigest(), found
+
+
+def static(name: str) -> str:
+    """Address of one of the page's own files; it changes with their content, so that a browser may keep them."""
+    return f"/static/{_static()[0]}/{name}"
+
+
+def here(run: RunView, page: str = "") -> str:
+    """Address of a page of a run."""
+    return "/run/" + quote(run.name.encode("utf-8", "surrogateescape"), safe="") + (f"/{page}" if page else "")
+
+
+def place(run: RunView, row: Mapping[str, Any], page: str = "t") -> str:
+    """Address of a trajectory."""
+    name = row["id"]
+    if not (SAFE.fullmatch(name) and row["outcome"] != "unreadable" and len(name) < 500):
+        path, offset = run.index.place(row["key"])
+        name = f"@{path.name}:{offset}"
+    kind = quote(row["kind"].encode("utf-8", "surrogateescape"), safe="")
+    return f"{here(run, page)}/{kind}/{quote(name, safe='/:@')}"
+
+
+def group_url(run: RunView, row: Mapping[str, Any]) -> str:
+    """Address of a group."""
+    kind, group = (quote(row[name].encode("utf-8", "surrogateescape"), safe="") for name in ("kind", "grp"))
+    return f"{here(run, 'g')}?kind={kind}&group={group}"
+
+
+class Pages:
+    """The application.
+
+    Args:
+        runs: what is shown.
+    """
+
+    def __init__(self, runs: Runs) -> None:
+        self.runs = runs
+        self.indexer = Indexer()
+        self.ending = asyncio.Event()
+        self._watchers = 0
+        self._timelines = timeline.Timelines()
+        self._comparisons: dict[Any, Any] = {}
+
+    @cached_property
+    def jinja(self) -> Environment:
+        """The templates; all that they show is escaped."""
+        environment = Environment(
+            loader=PackageLoader("forge_env.view"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            finalize=_finalize,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        environment.filters["attr"] = lambda value: Markup(escape(text.plain(str(value))))
+        environment.filters["urlencode"] = lambda value: quote(str(value).encode("utf-8", "replace"), safe="")
+        environment.globals |= {
+            "static": static,
+            "here": here,
+            "group_url": group_url,
+            "points": _points,
+            "reward": _reward,
+            "number": text.number,
+            "count": text.count,
+            "seconds": text.seconds,
+            "ago": text.ago,
+            "percent": text.percent,
+            "signed": text.signed,
+            "most_shown": text.SHOWN,
+            "tone": _tone,
+            "where": lambda run, row: Markup(escape(place(run, row))),
+            "joined": lambda texts: Markup(escape("".join(texts))),
+        }
+        return environment
+
+    def application(self) -> Starlette:
+        """What answers."""
+        run = "/run/{run}"
+        pages: list[tuple[str, Callable[..., Any]]] = [
+            ("/", self.list_runs),
+            ("/compare", self.compare),
+            ("/compare/charts.json", self.compare_charts),
+            ("/static/{mark}/{name}", self.static_file),
+            ("/events", self.events),
+            (f"{run}/events", self.events),
+            (run, self.overview),
+            (f"{run}/trajectories", self.trajectories),
+            (f"{run}/g", self.group),
+            (f"{run}/t/{{kind}}/{{id:path}}", self.trajectory),
+            (f"{run}/tokens/{{kind}}/{{id:path}}", self.tokens),
+            (f"{run}/piece/{{kind}}/{{id:path}}", self.piece),
+            (f"{run}/charts.json", self.charts_data),
+            (f"{run}/chart.svg", self.chart_svg),
+            (f"{run}/chart.csv", self.chart_csv),
+            (f"{run}/time", self.time),
+            (f"{run}/timeline.json", self.timeline_data),
+            (f"{run}/evaluations", self.held_out),
+            (f"{run}/recipe", self.recipe),
+            (f"{run}/log", self.log),
+        ]
+        routes = [Route(path, handler, methods=["GET", "HEAD"]) for path, handler in pages]
+        handlers: Any = {
+            404: self._missing,
+            HTTPException: self._missing,
+            ForgeError: self._failed,
+            Exception: self._failed,
+        }
+        return Starlette(routes=routes, exception_handlers=handlers)
+
+    # --- parts
+
+    def _page(self, name: str, status: int = 200, **values: Any) -> HTMLResponse:
+        run: RunView | None = values.get("run")
+        nav = () if run is None else EVALUATION_NAV if run.is_evaluation else NAV
+        base: dict[str, Any] = {"run": None, "nav": nav, "events": "", "page": name, "title": name}
+        body = self.jinja.get_template(f"{name}.html.jinja").render({**base, **values})
+        return HTMLResponse(body, status, {"cache-control": "no-store"})
+
+    def _run(self, request: Request) -> RunView:
+        run = self.runs.get(request.path_params["run"])
+        if run is None:
+            raise HTTPException(404, "There is no such run in this folder, or it has been removed.")
+        return run
+
+    def _indexed(self, request: Request) -> RunView:
+        run = self._run(request)
+        self.indexer.want(run)
+        return run
+
+    def _row(self, request: Request) -> tuple[RunView, dict[str, Any]]:
+        run = self._indexed(request)
+        row = run.queries.one(request.path_params["kind"], request.path_params["id"])
+        if row is None:
+            raise HTTPException(404, "There is no such episode in this run.")
+        return run, row
+
+    def _missing(self, request: Request, error: Exception) -> Response:
+        said = error.detail if isinstance(error, HTTPException) else "There is no such page."
+        status = error.status_code if isinstance(error, HTTPException) else 404
+        return self._message(request, status, "Not here" if status == 404 else "This can't be shown", str(said))
+
+    def _failed(self, request: Request, error: Exception) -> Response:
+        said = str(error) if isinstance(error, ForgeError) else f"{type(error).__name__}: {error}"
+        fix = (error.fix or "") if isinstance(error, ForgeError) else ""
+        return self._message(request, 422 if isinstance(error, ForgeError) else 500, "This can't be shown", said, fix)
+
+    def _message(self, request: Request, status: int, title: str, said: str, fix: str = "") -> Response:
+        name = request.path_params.get("run") if hasattr(request, "path_params") else None
+        run = self.runs.get(name) if name else None
+        return self._page("message", status, run=run, title=title, sub=said, fix=fix, text=None, more="")
+
+    # --- runs
+
+    def list_runs(self, request: Request) -> Response:
+        """All runs."""
+        if self.runs.single:
+            run = self.runs.get(self.runs.root.name)
+            if run is not None:
+                return RedirectResponse(here(run), 303)
+        listing = self.runs.names(request.query_params.get("after", ""))
+        found = []
+        for name in listing.names:
+            run, figures = self.runs.get(name), self.runs.figures(name)
+            if run is not None and figures is not None:
+                found.append({"run": run, "figures": figures, "state": run.state, "age": self.runs.age(name)})
+        folder = str(self.runs.root)
+        return self._page("runs", title="Runs", runs=found, listing=listing, folder=folder, events="/events")
+
+    def overview(self, request: Request) -> Response:
+        """The four answers and the curves, or what came of an evaluation."""
+        run = self._indexed(request)
+        if run.is_evaluation:
+            return self._evaluation(run, request)
+        queries, figures = run.queries, self.runs.figures(run.name)
+        assert figures is not None
+        kind = "train" if queries.listed(Filter(kind="train")).rows else ""
+        failures = queries.failures(kind)
+        around = _whole(request.query_params.get("around"))
+        parts = [
+            figures.environment,
+            f"seed {figures.seed}" if figures.seed is not None else "",
+            f"{figures.steps} steps" + (f" in {text.seconds(figures.wall_s)}" if figures.wall_s else ""),
+            f"{text.count(queries.facets(Filter()).total)} trajectories",
+            f"{text.number(figures.tokens_per_s)} tokens/s" if figures.tokens_per_s else "",
+        ]
+        return self._page(
+            "overview",
+            run=run,
+            title=run.name,
+            state=run.state,
+            events=here(run, "events"),
+            subtitle=" · ".join(filter(None, parts)),
+            error=str(run.summary.get("error") or ""),
+            progress=run.index.progress(),
+            learned=answers.learned(run),
+            failures=failures,
+            failure_kind=kind,
+            failed=sum(n for _, n, _ in failures),
+            played=queries.facets(Filter(kind=kind)).total,
+            reasons=answers.reasons(run, around),
+            around=around,
+            limit=answers.limit(run),
+        )
+
+    def _evaluation(self, run: RunView, request: Request) -> Response:
+        found = evaluations.evaluation(run)
+        return self._page(
+            "evaluation",
+            run=run,
+            title=run.name,
+            state=run.state,
+            events=here(run, "events"),
+            found=found,
+            page="overview",
+            progress=run.index.progress(),
+            failures=run.queries.failures(""),
+        )
+
+    def held_out(self, request: Request) -> Response:
+        """Held-out scores of a training run: by split and step, by tag and difficulty."""
+        run = self._indexed(request)
+        return self._page(
+            "evaluations",
+            run=run,
+            title=f"Evaluations of {run.name}",
+            splits=evaluations.held_out(run),
+            progress=run.index.progress(),
+        )
+
+    def compare(self, request: Request) -> Response:
+        """Several runs side by side."""
+        names = [name for name in request.query_params.get("runs", "").split(",") if name][:MOST_COMPARED]
+        chosen = [run for name in dict.fromkeys(names) if (run := self.runs.get(name)) is not None]
+        if len(chosen) < 2:
+            raise HTTPException(404, "Two runs of this folder are needed: /compare?runs=A,B")
+        for run in chosen:
+            self.indexer.want(run)
+        return self._page(
+            "compare",
+            title="Compare",
+            runs=chosen,
+            figures=[self.runs.figures(run.name) for run in chosen],
+            names=",".join(run.name for run in chosen),
+            settings=evaluations.different_settings(chosen),
+            pairs=evaluations.pairs(chosen, self._comparisons),
+            confidence=CONFIDENCE,
+            training=any(run.metrics for run in chosen),
+        )
+
+    def compare_charts(self, request: Request) -> Response:
+        """The curves of several runs."""
+        names = [name for name in request.query_params.get("runs", "").split(",") if name][:MOST_COMPARED]
+        named = {run.name: run.metrics for name in names if (run := self.runs.get(name)) is not None and run.metrics}
+        return _json({"charts": [chart.data() for chart in charts.charts(named)]})
+
+    # --- trajectories
+
+    def trajectories(self, request: Request) -> Response:
+        """A list."""
+        run = self._indexed(request)
+        chosen = Filter.of(request.query_params)
+        return self._page(
+            "trajectories",
+            run=run,
+            title=f"Trajectories of {run.name}",
+            chosen=_Chosen(chosen),
+            events=here(run, "events"),
+            listed=run.queries.listed(chosen),
+            facets=run.queries.facets(chosen),
+            progress=run.index.progress(),
+        )
+
+    def trajectory(self, request: Request) -> Response:
+        """One episode."""
+        run, row = self._row(request)
+        tab = request.query_params.get("tab", "")
+        file, offset = run.index.place(row["key"])
+        before, behind = run.queries.neighbours(row)
+        members = run.queries.group(row["kind"], row["grp"]) if row["grp"] else []
+        values: dict[str, Any] = {
+            "run": run,
+            "title": row["id"],
+            "row": row,
+            "tab": tab,
+            "before": before,
+            "behind": behind,
+            "members": members,
+            "file": file.name,
+            "offset": offset,
+            "unreadable": "",
+            "piece_url": place(run, row, "piece") + "?",
+        }
+        try:
+            trajectory, line = records.read(run.index, row)
+        except records.UnreadableError as error:
+            return self._page("trajectory", **{**values, "unreadable": str(error)})
+        valid = [one["reward"] for one in members if one["outcome"] in ("ended", "limit") and one["reward"] is not None]
+        values |= {
+            "error": trajectory.error or "",
+            "components": _figures(trajectory.metrics),
+            "facts": [*_facts(row, trajectory, valid), *_training(run, row)],
+            "times": _times(row),
+        }
+        if tab == "tokens":
+            vocabulary = run.vocabulary()
+            turns = records.tokens(trajectory, vocabulary)
+            tokens_url = place(run, row, "tokens")
+            values |= {"turns": turns, "has_vocabulary": vocabulary is not None, "tokens_url": tokens_url}
+        elif tab == "raw":
+            raw = _indented(line)
+            values |= {"raw": raw[: text.SHOWN], "raw_left": len(raw) > text.SHOWN}
+        else:
+            messages = records.conversation(trajectory)
+            shown = messages[: records.MOST_MESSAGES]
+            values |= {"messages": shown, "more_messages": len(messages) - len(shown)}
+        return self._page("trajectory", **values)
+
+    def tokens(self, request: Request) -> Response:
+        """The figures of an episode's tokens."""
+        run, row = self._row(request)
+        try:
+            trajectory, _ = records.read(run.index, row)
+        except records.UnreadableError as error:
+            raise HTTPException(404, str(error)) from error
+        group = run.queries.group(row["kind"], row["grp"]) if row["grp"] else []
+        valid = [one["reward"] for one in group if one["outcome"] in ("ended", "limit") and one["reward"] is not None]
+        against = row["reward"] - sum(valid) / len(valid) if len(valid) > 1 and row["reward"] is not None else None
+        return _json(records.token_data(records.tokens(trajectory, run.vocabulary()), against))
+
+    def piece(self, request: Request) -> Response:
+        """The rest of a long text."""
+        run, row = self._row(request)
+        wanted, start = request.query_params.get("message", ""), _whole(request.query_params.get("start")) or 0
+        try:
+            trajectory, line = records.read(run.index, row)
+        except records.UnreadableError as error:
+            raise HTTPException(404, str(error)) from error
+        number = _whole(wanted)
+        messages = trajectory.messages
+        if wanted == "raw":
+            whole = _indented(line)
+        elif number is not None and number < len(messages):
+            whole = messages[number].content
+        else:
+            raise HTTPException(404, "There is no such message in this episode.")
+        end = start + text.SHOWN
+        more = f"{place(run, row, 'piece')}?message={quote(wanted)}&start={end}" if end < len(whole) else ""
+        sub = f"characters {start:,} to {min(end, len(whole)):,} of {len(whole):,}"
+        title = f"{row['id']}, {'raw' if number is None else messages[number].role}"
+        return self._page(
+            "message", run=run, page="trajectory", title=title, sub=sub, fix="", text=whole[start:end], more=more
+        )
+
+    def group(self, request: Request) -> Response:
+        """The episodes of one task side by side."""
+        run = self._indexed(request)
+        kind, name = request.query_params.get("kind", "train"), request.query_params.get("group", "")
+        rows = run.queries.group(kind, name) if name else []
+        if not rows:
+            raise HTTPException(404, "There is no such group in this run.")
+        valid = [row["reward"] for row in rows if row["outcome"] in ("ended", "limit") and row["reward"] is not None]
+        prompt, members = records.group_members(run.index, rows)
+        best, found = records.differences(rows)
+        return self._page(
+            "group",
+            run=run,
+            title=f"Group {name}",
+            group=name,
+            rows=rows,
+            prompt=prompt,
+            members=members,
+            best=best,
+            differences=found,
+            mean=sum(valid) / len(valid) if valid else None,
+        )
+
+    # --- figures
+
+    def charts_data(self, request: Request) -> Response:
+        """The curves of a run."""
+        run = self._run(request)
+        return _json({"charts": [chart.data() for chart in charts.charts({run.name: run.metrics})]})
+
+    def _chart(self, request: Request) -> charts.Chart:
+        run, key = self._run(request), request.query_params.get("key", "")
+        chart = next((chart for chart in charts.charts({run.name: run.metrics}) if chart.key == key), None)
+        if chart is None:
+            raise HTTPException(404, "There is no such chart of this run.")
+        return chart
+
+    def chart_svg(self, request: Request) -> Response:
+        """A curve as a picture."""
+        bounds = [_figure(request.query_params.get(name)) for name in ("low", "high")]
+        return Response(charts.svg(self._chart(request), *bounds), media_type="image/svg+xml")
+
+    def chart_csv(self, request: Request) -> Response:
+        """A curve as a table."""
+        return Response(
+            charts.table(self._chart(request)).encode("utf-8", "replace"), media_type="text/csv; charset=utf-8"
+        )
+
+    def time(self, request: Request) -> Response:
+        """Where the time went."""
+        run = self._run(request)
+        found = self._timelines.of(run.root)
+        return self._page(
+            "time",
+            run=run,
+            title=f"Time of {run.name}",
+            limit=answers.limit(run),
+            bars=timeline.bars(answers.limit(run).accounts),
+            phases=found.phases(),
+            has_timeline=bool(found.spans),
+            damaged=found.damaged,
+            events=here(run, "events"),
+        )
+
+    def timeline_data(self, request: Request) -> Response:
+        """A stretch of the timeline, as much of it as can be seen."""
+        run = self._run(request)
+        low, high = (_figure(request.query_params.get(name)) for name in ("from", "to"))
+        return _json(self._timelines.of(run.root).window(low, high, _whole(request.query_params.get("width")) or 1200))
+
+    # --- files
+
+    def recipe(self, request: Request) -> Response:
+        """The recipe as it was resolved."""
+        return self._file(request, "config.yaml", "Recipe", last=False)
+
+    def log(self, request: Request) -> Response:
+        """The end of the log."""
+        return self._file(request, "run.log", "Log", last=True)
+
+    def _file(self, request: Request, name: str, title: str, *, last: bool) -> Response:
+        run = self._run(request)
+        try:
+            with (run.root / name).open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(max(0, size - LOG_BYTES) if last else 0)
+                content = file.read(LOG_BYTES).decode("utf-8", "replace")
+        except OSError as error:
+            raise HTTPException(404, f"{name} can't be read: {error.strerror}") from error
+        cut = size > LOG_BYTES
+        sub = f"{name}, {size:,} bytes" + (f"; the {'last' if last else 'first'} {LOG_BYTES:,}" if cut else "")
+        page = "log" if last else "recipe"
+        return self._page("message", run=run, page=page, title=title, sub=sub, fix="", text=content, more="")
+
+    def static_file(self, request: Request) -> Response:
+        """One of the page's own files."""
+        found = _static()[1].get(request.path_params["name"])
+        if found is None:
+            raise HTTPException(404, "There is no such file.")
+        kind = TYPES.get(Path(request.path_params["name"]).suffix, "application/octet-stream")
+        return Response(found, media_type=kind, headers={"cache-control": "private, max-age=31536000, immutable"})
+
+    # --- news
+
+    async def events(self, request: Request) -> Response:
+        """Tells a page that is looked at of changes; it asks for what it shows again."""
+        name = request.path_params.get("run")
+        run = self._run(request) if name else None
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(self._news(run), media_type="text/event-stream", headers=headers)
+
+    async def _news(self, run: RunView | None) -> AsyncIterator[str]:
+        before = await asyncio.to_thread(self._mark, run)
+        yield "retry: 2000\nevent: hello\ndata: {}\n\n"
+        for look in counting(1):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.ending.wait(), LOOK_S)
+                return
+            now = await asyncio.to_thread(self._mark, run)
+            if now != before:
+                before = now
+                yield f"event: news\ndata: {json.dumps(now)}\n\n"
+            elif look % QUIET_LOOKS == 0:
+                yield ": still here\n\n"
+
+    def _mark(self, run: RunView | None) -> str:
+        if run is not None:
+            indexed = run.index.progress() if "index" in run.__dict__ else None
+            return f"{run.stamp()} {run.is_held} {'' if indexed is None else indexed.indexed}"
+        found = [(name, run.stamp()) for name in self.runs.names(most=20).names if (run := self.runs.get(name))]
+        return f"{hash(tuple(found)) & 0xFFFFFFFFFFFF:x}"
+
+
+class _Chosen:
+    """A filter as templates read it: by name, too."""
+
+    def __init__(self, chosen: Filter) -> None:
+        self.filter = chosen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.filter, name)
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self.filter, name)
+
+
+def _json(data: Any) -> Response:
+    body = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
+
+
+def _whole(value: str | None) -> int | None:
+    return int(value) if value is not None and value.isascii() and value.isdigit() and len(value) < 16 else None
+
+
+def _figure(value: str | None) -> float | None:
+    with suppress(ValueError):
+        found = float(value or "nan")
+        return found if math.isfinite(found) else None
+    return None
+
+
+def _indented(line: bytes) -> str:
+    """A record for people, where it is JSON."""
+    with suppress(ValueError, RecursionError):
+        return json.dumps(json.loads(line), indent=1, ensure_ascii=False)
+    return line.decode("utf-8", "replace")
+
+
+def _figures(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    return [
+        (name, text.number(value) if isinstance(value, int | float) else str(value)) for name, value in metrics.items()
+    ]
+
+
+def _facts(row: Mapping[str, Any], trajectory: Any, rewards: Sequence[float]) -> list[tuple[str, str]]:
+    versions = str(row["oldest"]) if row["oldest"] == row["newest"] else f"{row['oldest']} to {row['newest']}"
+    against = row["reward"] - sum(rewards) / len(rewards) if len(rewards) > 1 and row["reward"] is not None else None
+    found = [
+        ("task", row["task"]),
+        ("split", row["split"]),
+        ("environment", row["environment"]),
+        ("difficulty", str(row["difficulty"])),
+        ("against its group", text.signed(against) if against is not None else ""),
+        ("policy version", versions if row["newest"] >= 0 else ""),
+        ("turns", str(row["turns"])),
+        ("tool calls", str(row["calls"])),
+        ("tokens", text.count(row["tokens"]) if row["tokens"] else ""),
+        ("longest context", text.count(row["context"]) if row["context"] else ""),
+        ("cost", f"{row['cost']:.4g}" if row["cost"] else ""),
+        ("retries", str(row["retries"]) if row["retries"] else ""),
+        ("submitted", (trajectory.answer or "")[:200]),
+        *((f"seat {seat}", f"{value:g}") for seat, value in trajectory.rewards.items()),
+    ]
+    return [(name, value) for name, value in found if value]
+
+
+def _training(run: RunView, row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What became of an episode in training, where that is recorded."""
+    if not is_training(row["kind"]) or not row["grp"]:
+        return []
+    found = run.trained.of(row["grp"], row["member"])
+    if found is None:
+        fate = run.trained.trained.fates.get(int(row["grp"])) if row["grp"].isdigit() else None
+        return [("not trained on", fate)] if fate else []
+    step, group, own = found
+    lines = [("trained at step", str(step)), ("staleness then", str(group.staleness))]
+    return [*lines, *([("advantage", text.signed(own.advantage, 3))] if own is not None else [])]
+
+
+def _times(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    found = [
+        ("in all", row["wall_s"]),
+        ("model", row["generate_s"]),
+        ("environment", row["step_s"]),
+        ("waited", row["waited_s"]),
+    ]
+    return [(name, text.seconds(value)) for name, value in found if value]

@@ -1,0 +1,225 @@
+"""The charts of a run: what is drawn, as data for the page, as SVG and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forge_env.display.curves import PANELS as REPORTED
+from forge_env.display.curves import REWARD, TIME_PREFIX, Curve, Panel, curve, evaluation_splits, score_curve
+from forge_env.display.svg import COLOURS, line_chart
+
+MOST_POINTS = 1_000
+"""Of one line on a page: of more, the lowest and highest of each stretch."""
+ALMOST = 1e-12
+
+OWN = (
+    Panel("Groups with signal", {"share": "groups/with_signal"}),
+    Panel("Length of episodes", {"tokens": "episode/tokens"}, "tokens"),
+    Panel("Turns", {"turns": "episode/turns"}),
+    Panel("Truncated and lost", {"truncated": "episode/truncated", "lost": "episode/invalid"}, "share, episodes"),
+    Panel("Entropy", {"entropy": "grpo_loss/entropy"}, "nats"),
+    Panel("KL divergence", {"KL": "grpo_loss/kl_divergence_mean"}, "nats"),
+    Panel("Clipped share", {"low": "grpo_loss/clip_fraction_low", "high": "grpo_loss/clip_fraction_high"}),
+    Panel("Staleness of trained tokens", {"oldest": "staleness/max", "mean": "staleness/mean"}, "policy updates"),
+    Panel("Trainer/generator mismatch, mean", {"mean": "mismatch/mean"}, "nats"),
+    Panel("Trainer/generator mismatch, largest", {"largest": "mismatch/max"}, "nats"),
+    Panel("Tokens generated", {"generated": "generator/tokens_per_s"}, "tokens/s"),
+    Panel("Tokens trained", {"trained": "trainer/tokens_per_s"}, "tokens/s of training"),
+    Panel(
+        "Time of a step",
+        {"training": "time/trainer/train", "waiting for episodes": "time/trainer/wait for episodes"},
+        "s",
+    ),
+    Panel("Gradient norm", {"gradient norm": "trainer/grad_norm"}),
+    Panel("Loss", {"loss": "grpo_loss/total_loss"}),
+    Panel("Supervised loss", {"training": "sft/loss", "held-out": "eval/eval/loss"}, "nats"),
+)
+REWARD_PANEL = "reward"
+MOST_CONSTANT = 60
+
+
+@dataclass(slots=True)
+class Chart:
+    """One chart: its lines, and whether all of them stand still."""
+
+    key: str
+    title: str
+    unit: str
+    curves: list[Curve] = field(default_factory=list)
+    runs: list[str] = field(default_factory=list)
+    """Whose each line is, where there are several runs."""
+    known: bool = True
+    """Whether it is one of those that are always looked at."""
+
+    @property
+    def constant(self) -> bool:
+        """Nothing in it moves."""
+        return all(max(line.y) - min(line.y) <= ALMOST * max(1.0, abs(line.y[0])) for line in self.curves if line.y)
+
+    def data(self, most: int = MOST_POINTS) -> dict[str, Any]:
+        """For the page."""
+        lines = []
+        for place, line in enumerate(self.curves):
+            thin = thinned(line, most)
+            lines.append(
+                {
+                    "label": line.label,
+                    "run": self.runs[place] if self.runs else "",
+                    "x": thin.x,
+                    "y": [_short(y) for y in thin.y],
+                    "e": [_short(e) for e in thin.error] if any(thin.error) else [],
+                    "points": len(thin.x) <= 40,
+                }
+            )
+        return {
+            "key": self.key,
+            "title": self.title,
+            "unit": self.unit,
+            "lines": lines,
+            "constant": self.constant,
+            "known": self.known,
+        }
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def thinned(line: Curve, most: int = MOST_POINTS) -> Curve:
+    """A line of at most `most` points: of each stretch the lowest and the highest, and both ends."""
+    number = len(line.x)
+    if number <= most:
+        return line
+    keep = {0, number - 1}
+    stretches = max(1, most // 2 - 1)
+    for stretch in range(stretches):
+        inside = range(stretch * number // stretches, (stretch + 1) * number // stretches)
+        if inside:
+            keep.add(min(inside, key=lambda place: line.y[place]))
+            keep.add(max(inside, key=lambda place: line.y[place]))
+    kept = sorted(keep)
+    errors = [line.error[place] for place in kept] if line.error else []
+    return Curve(line.label, [line.x[place] for place in kept], [line.y[place] for place in kept], errors)
+
+
+def charts(named: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Chart]:
+    """The charts of one run, or of several on shared axes: the reward first, then what is known by name, then the rest.
+
+    Args:
+        named: rows of metrics by the run's name.
+    """
+    several = len(named) > 1
+    found = [_chart(REWARD_PANEL, "Reward", "", named, _reward_lines, several)]
+    known: set[str] = {REWARD}
+    panels = [*OWN, *(panel for panel in REPORTED if not _covered(panel))]
+    for panel in panels:
+        known |= set(panel.series.values())
+        found.append(_chart(panel.title, panel.title, panel.unit, named, _lines_of(panel), several))
+    rest = dict.fromkeys(
+        key
+        for rows in named.values()
+        for row in rows[-200:]
+        for key in row
+        if key not in known and key not in ("step", "time") and not key.startswith((TIME_PREFIX, "eval/"))
+    )
+    for key in sorted(rest, key=lambda name: (not name.startswith("reward/"), name)):
+        found.append(_chart(key, key, "", named, _lines_of(Panel(key, {key.rpartition("/")[2]: key})), several))
+        found[-1].known = False
+    return [chart for chart in found if chart.curves]
+
+
+def _covered(panel: Panel) -> bool:
+    mine = {key for own in OWN for key in own.series.values()} | {"grpo_loss/clip_fraction"}
+    return set(panel.series.values()) <= mine
+
+
+def _reward_lines(rows: Sequence[Mapping[str, Any]]) -> Iterable[Curve]:
+    yield curve(rows, "training batch", REWARD)
+    for split in evaluation_splits(rows):
+        line = score_curve(rows, split)
+        line.label = "held-out" if split == "eval" else f"held-out ({split})"
+        yield line
+
+
+def _lines_of(panel: Panel) -> Any:
+    return lambda rows: (curve(rows, label, key) for label, key in panel.series.items())
+
+
+def _chart(
+    key: str, title: str, unit: str, named: Mapping[str, Sequence[Mapping[str, Any]]], lines: Any, several: bool
+) -> Chart:
+    found = Chart(key, title, unit)
+    for name, rows in named.items():
+        for line in lines(rows):
+            if line.x:
+                line.label = f"{name}: {line.label}" if several else line.label
+                found.curves.append(line)
+                found.runs.append(name)
+    return found
+
+
+STYLE = """
+svg { font: 12px system-ui, sans-serif; background: #fff; }
+.grid { stroke: #e4e4de; } .tick { fill: #62625b; font-size: 11px; } .line { fill: none; stroke-width: 1.6; }
+.band { opacity: .16; } .cursor { display: none; } .title { fill: #1b1b19; font-weight: 600; font-size: 14px; }
+"""
+SERIES = ("#2a6fdb", "#d0681a", "#12876f", "#b03a75", "#7558c9", "#8a7a12")
+
+
+def svg(chart: Chart, low: float | None = None, high: float | None = None) -> str:
+    """A chart as an SVG file of its own, of the stretch of steps that the page shows."""
+    lines = [_cut(thinned(line), low, high) for line in chart.curves]
+    lines = [line for line in lines if line.x]
+    if not lines:
+        return '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 960 360"/>'
+    drawn = line_chart(lines, width=960, height=360, label=chart.title)
+    colours = "".join(
+        f".line.c{place} {{ stroke: {colour}; }} .dot.c{place}, .band.c{place} {{ fill: {colour}; }} "
+        for place, colour in enumerate(SERIES[:COLOURS])
+    )
+    head = drawn.index(">") + 1
+    keys = "".join(
+        f'<tspan fill="{SERIES[place % len(SERIES)]}" dx="14">{_escaped(line.label)}</tspan>'
+        for place, line in enumerate(lines)
+    )
+    name = _escaped(chart.title + (f" ({chart.unit})" if chart.unit else ""))
+    title = f'<text class="title" x="46" y="-10">{name}{keys}</text>'
+    opened = drawn[:head].replace('viewBox="0 0 960 360"', 'viewBox="0 -34 960 394"')
+    opened = opened.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" width="960" height="394" ')
+    return f"{opened}<style>{STYLE}{colours}</style>{title}{drawn[head:]}"
+
+
+def _escaped(text: str) -> str:
+    from forge_env.view.text import plain
+
+    return plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _cut(line: Curve, low: float | None, high: float | None) -> Curve:
+    kept = [p for p, x in enumerate(line.x) if (low is None or x >= low) and (high is None or x <= high)]
+    errors = [line.error[place] for place in kept] if line.error else []
+    return Curve(line.label, [line.x[place] for place in kept], [line.y[place] for place in kept], errors)
+
+
+def table(chart: Chart) -> str:
+    """A chart as CSV: a row a step, a column a line, and its standard error where it has one."""
+    columns: list[tuple[str, dict[float, float]]] = []
+    for line in chart.curves:
+        columns.append((line.label, dict(zip(line.x, line.y, strict=True))))
+        if any(line.error):
+            columns.append((f"{line.label}, standard error", dict(zip(line.x, line.error, strict=True))))
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["step", *(_cell(name) for name, _ in columns)])
+    for step in sorted({x for _, values in columns for x in values}):
+        writer.writerow([f"{step:g}", *(values.get(step, "") for _, values in columns)])
+    return out.getvalue()
+
+
+def _cell(text: str) -> str:
+    """A name that no spreadsheet takes for a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text

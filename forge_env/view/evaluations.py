@@ -1,0 +1,305 @@
+"""Evaluations in the pages: scores by tag and difficulty, samples, costs, and one against another.
+
+The figures are those of `forge_env.evaluation`: means over samples, errors with the task as the unit, intervals
+bootstrapped over tasks, and the paired test by task.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forge_env.errors import ForgeError
+from forge_env.evaluation import comparison
+from forge_env.evaluation.estimates import Estimate, PairedDifference, by_task, compare, mean
+from forge_env.view.index import rows_of
+from forge_env.view.queries import OF_KIND, of_kind, score_of
+from forge_env.view.runs import RunView
+from forge_env.view.runs import held_out as held_out_points
+
+MOST_TASKS = 400
+"""Of a matrix."""
+MOST_SETTINGS = 200
+ENOUGH = 5
+"""Tasks of a tag whose score is worth a line, where several tags have so many."""
+
+
+@dataclass(slots=True)
+class Part:
+    """The score of some samples."""
+
+    name: str
+    tasks: int
+    samples: int
+    score: Estimate | None
+    query: str = ""
+
+
+@dataclass(slots=True)
+class Scored:
+    """One environment of an evaluation, or one split of a run at one step."""
+
+    name: str
+    kind: str
+    score: Estimate | None
+    tasks: int
+    samples: int
+    limits: dict[str, int]
+    lost: dict[str, int]
+    difficulties: list[Part]
+    tags: list[Part]
+    matrix: list[tuple[str, list[dict[str, Any]]]]
+    """Tasks with their samples, the worst first."""
+    more_tasks: int
+    metrics: dict[str, float]
+    cost: float
+    tokens: int
+    seconds: float
+    step: int | None = None
+    versions: str = ""
+    """Which policies sampled it, where it was more than one."""
+
+
+@dataclass(slots=True)
+class EvaluationView:
+    """An evaluation."""
+
+    model: str
+    status: str
+    score_name: str
+    parts: list[Scored]
+    planned: int
+    played: int
+    notes: list[str] = field(default_factory=list)
+
+
+def evaluation(run: RunView) -> EvaluationView:
+    """What came of an evaluation so far, from its episodes."""
+    config, summary = run.config, run.summary
+    chosen = config.get("environments")
+    labels = [
+        str(item.get("label") or item.get("name")) if isinstance(item, dict) else str(item)
+        for item in (chosen if isinstance(chosen, list) else [])
+    ]
+    there = [row[0] for row in run.queries.rows("select distinct environment from t where environment != ''")]
+    score = str(config.get("score") or "reward")
+    parts = [scored(run, "eval", name, environment=name, score=score) for name in dict.fromkeys([*labels, *there])]
+    environments = summary.get("environments")
+    known = [item for item in environments.values() if isinstance(item, dict)] if isinstance(environments, dict) else []
+    planned = sum(item.get("planned", 0) for item in known if isinstance(item.get("planned"), int))
+    played = run.queries.rows("select count(*) from t")[0][0]
+    found = EvaluationView(str(config.get("model") or ""), run.state, score, parts, planned, played)
+    errors = summary.get("request_errors")
+    if isinstance(errors, dict) and errors:
+        found.notes.append(
+            "failed requests, retries included: " + ", ".join(f"{n} {name}" for name, n in errors.items())
+        )
+    for item in known:
+        if item.get("bugs"):
+            found.notes.append(
+                f"{item.get('label')}: its own code failed on {item['bugs']} samples: {item.get('first_bug')}"
+            )
+    return found
+
+
+def scored(
+    run: RunView, kind: str, name: str, *, environment: str = "", step: int | None = None, score: str = "reward"
+) -> Scored:
+    """The figures of the samples of one kind, and of one environment where it is named."""
+    found: Scored = run.queries.kept(
+        ("scored", kind, environment, score), lambda: _scored(run, kind, name, environment, step, score)
+    )
+    return found
+
+
+def _scored(run: RunView, kind: str, name: str, environment: str, step: int | None, score: str) -> Scored:
+    where = OF_KIND + (" and environment = :environment" if environment else "")
+    values = {**of_kind(kind), "environment": environment}
+    rows = [*rows_of(run.queries.rows(f"select * from t where {where} order by task, member, key", values))]
+    valid = [row for row in rows if row["outcome"] in ("ended", "limit") and score_of(row, score) is not None]
+
+    def part(label: str, members: Sequence[Mapping[str, Any]], query: str = "") -> Part:
+        tasks = by_task((row["task"], score_of(row, score) or 0.0) for row in members)
+        return Part(label, len(tasks), len(members), mean([*tasks.values()]), query)
+
+    levels: dict[str, list[dict[str, Any]]] = {}
+    tags: dict[str, list[dict[str, Any]]] = {}
+    limits: dict[str, int] = {}
+    lost: dict[str, int] = {}
+    matrix: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        matrix.setdefault(row["task"], []).append(row)
+        if row["outcome"] in ("lost", "unreadable"):
+            kind_of = row["why"] if row["outcome"] == "lost" else "unreadable"
+            lost[kind_of] = lost.get(kind_of, 0) + 1
+        elif row["outcome"] == "limit":
+            limits[row["why"]] = limits.get(row["why"], 0) + 1
+    for row in valid:
+        levels.setdefault(str(row["difficulty"]), []).append(row)
+        for tag in row["tags"]:
+            tags.setdefault(tag, []).append(row)
+    whole = part(name, valid)
+    worst = sorted(matrix.items(), key=lambda item: (_middle(item[1]), item[0]))
+    often = [tag for tag in tags if len({row["task"] for row in tags[tag]}) >= ENOUGH]
+    named = sorted(often if len(often) > 2 else tags, key=lambda tag: -len(tags[tag]))[:40]
+    oldest, newest = (
+        min((r["oldest"] for r in valid if r["oldest"] >= 0), default=-1),
+        max((r["newest"] for r in valid), default=-1),
+    )
+    metrics = dict.fromkeys(key for row in valid[:2000] for key in row["metrics"])
+    return Scored(
+        name=name,
+        kind=kind,
+        score=whole.score,
+        tasks=whole.tasks,
+        samples=whole.samples,
+        limits=limits,
+        lost=lost,
+        difficulties=[part(level, levels[level], f"difficulty={level}") for level in sorted(levels, key=_natural)]
+        if len(levels) > 1
+        else [],
+        tags=sorted((part(tag, tags[tag]) for tag in named), key=lambda item: item.score.value if item.score else 0.0)
+        if len(tags) > 1
+        else [],
+        matrix=worst[:MOST_TASKS],
+        more_tasks=max(0, len(worst) - MOST_TASKS),
+        metrics={key: sum(row["metrics"].get(key, 0.0) for row in valid) / len(valid) for key in metrics},
+        cost=sum(row["cost"] or 0.0 for row in rows),
+        tokens=sum(row["tokens"] for row in rows),
+        seconds=sum(row["wall_s"] or 0.0 for row in valid) / max(1, len(valid)),
+        step=step,
+        versions=f"{oldest} to {newest}" if oldest != newest else "",
+    )
+
+
+def _middle(rows: Sequence[Mapping[str, Any]]) -> float:
+    rewards = [row["reward"] for row in rows if row["reward"] is not None and row["outcome"] in ("ended", "limit")]
+    return sum(rewards) / len(rewards) if rewards else -1.0
+
+
+def _natural(name: str) -> tuple[bool, int, str]:
+    digits = name.isascii() and name.isdigit() and len(name) < 12
+    return (not digits, int(name) if digits else 0, name)
+
+
+@dataclass(slots=True)
+class Split:
+    """The held-out scores of one split of a training run."""
+
+    name: str
+    scores: list[Scored]
+    change: PairedDifference | None
+
+
+def held_out(run: RunView) -> list[Split]:
+    """Held-out scores by split and step; errors and intervals from the episodes where they are kept."""
+    found = []
+    for held in held_out_points(run.metrics):
+        scores = []
+        for step, value, error, n in held.points:
+            one = scored(run, f"{held.split}-{step:05d}", held.split, step=step, score=run.metric)
+            if not one.samples:
+                one = Scored(
+                    held.split,
+                    "",
+                    Estimate(value, error, value - 1.96 * error, value + 1.96 * error),
+                    0,
+                    n,
+                    {},
+                    {},
+                    [],
+                    [],
+                    [],
+                    0,
+                    {},
+                    0.0,
+                    0,
+                    0.0,
+                    step,
+                )
+            scores.append(one)
+        first, last = scores[0], scores[-1]
+        change = None
+        if len(scores) > 1 and first.kind and last.kind:
+            change = run.queries.change(first.kind, last.kind, run.metric)
+        found.append(Split(held.split, scores, change))
+    return found
+
+
+# ---
+# One against another
+
+
+def flat(data: Any, prefix: str = "") -> dict[str, str]:
+    """A recipe as dotted keys."""
+    if isinstance(data, dict) and data and len(prefix) < 300:
+        found: dict[str, str] = {}
+        for key, value in data.items():
+            found |= flat(value, f"{prefix}.{key}" if prefix else str(key))
+        return found
+    return {prefix: str(data)[:300]}
+
+
+def different_settings(runs: Sequence[RunView]) -> list[tuple[str, list[str]]]:
+    """Keys of the recipes that are not the same in all, with their values."""
+    settings = [flat(run.config) for run in runs]
+    keys = sorted({key for one in settings for key in one} - {"name", "out", "output_dir", "schema"})
+    rows = [(key, [one.get(key, "\u2013") for one in settings]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1][:MOST_SETTINGS]
+
+
+@dataclass(slots=True)
+class Pair:
+    """One run against the first."""
+
+    a: RunView
+    b: RunView
+    named: dict[str, PairedDifference | None] = field(default_factory=dict)
+    changed: dict[str, list[tuple[str, float, float]]] = field(default_factory=dict)
+    error: str = ""
+
+
+def pairs(runs: Sequence[RunView], kept: dict[Any, Any]) -> list[Pair]:
+    """The paired test by task of each run against the first: of evaluations, or of the last held-out scores."""
+    found = []
+    for other in runs[1:]:
+        key = (runs[0].name, runs[0].stamp(), other.name, other.stamp())
+        if key not in kept:
+            if len(kept) > 100:
+                kept.clear()
+            kept[key] = _pair(runs[0], other)
+        found.append(kept[key])
+    return found
+
+
+def _pair(a: RunView, b: RunView) -> Pair:
+    found = Pair(a, b)
+    if a.is_evaluation != b.is_evaluation:
+        found.error = "one is a training run, the other an evaluation"
+        return found
+    if a.is_evaluation:
+        try:
+            result = comparison.compare_folders(a.root, b.root)
+        except ForgeError as error:
+            found.error = str(error)
+            return found
+        found.named, found.changed = result.environments, result.hardest
+        return found
+    if a.config.get("environment") != b.config.get("environment") or a.config.get("seed") != b.config.get("seed"):
+        found.error = "environment, its options or the seed differ: the held-out tasks may be others"
+    ends = [{held.split: held.points[-1][0] for held in held_out_points(run.metrics)} for run in (a, b)]
+    for split in ends[0].keys() & ends[1].keys():
+        one, two = (
+            run.queries.scores(f"{split}-{end[split]:05d}", run.metric) for run, end in zip((a, b), ends, strict=True)
+        )
+        found.named[f"{split}, last"] = compare(one, two)
+        changes = [
+            (task, math.fsum(one[task]) / len(one[task]), math.fsum(two[task]) / len(two[task]))
+            for task in one
+            if task in two
+        ]
+        moved = sorted((row for row in changes if row[1] != row[2]), key=lambda row: (row[2] - row[1], row[0]))
+        found.changed[f"{split}, last"] = moved if len(moved) <= 10 else [*moved[:5], *moved[-5:]]
+    return found

@@ -1,0 +1,255 @@
+"""One record as the pages show it, read without trust: what is not as it should be costs itself only."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forge_env.errors import ForgeError
+from forge_env.trajectory import DAMAGE, Trajectory, Turn
+from forge_env.types import Message
+from forge_env.view.index import RunIndex
+from forge_env.view.text import SHOWN, Piece, Vocabulary, arguments, pieces, plain, shown
+
+LARGEST = 64 << 20
+"""Bytes of a record that is shown."""
+MOST_MESSAGES = 400
+LONG_LINES = 24
+"""Lines of an observation beyond which it is folded."""
+
+
+class UnreadableError(Exception):
+    """A record that can't be shown, and why."""
+
+
+def read(index: RunIndex, row: Mapping[str, Any]) -> tuple[Trajectory, bytes]:
+    """A trajectory and its line.
+
+    Raises:
+        UnreadableError: the line is damaged, too large or gone.
+    """
+    if row["length"] > LARGEST:
+        raise UnreadableError(f"the record has {row['length']:,} bytes; more than {LARGEST:,} are not shown")
+    try:
+        line = index.read(row["key"], row["length"])
+    except (OSError, LookupError) as error:
+        raise UnreadableError(f"its file can't be read: {error}") from error
+    try:
+        return Trajectory.from_dict(json.loads(line)), line
+    except (*DAMAGE, ForgeError, RecursionError) as error:
+        raise UnreadableError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+
+
+@dataclass(slots=True)
+class CallView:
+    """One tool call."""
+
+    name: str
+    arguments: list[Piece]
+    seconds: float | None = None
+
+
+@dataclass(slots=True)
+class MessageView:
+    """One message of the conversation."""
+
+    number: int
+    role: str
+    pieces: list[Piece]
+    calls: list[CallView]
+    reasoning: str
+    name: str
+    images: int
+    left: int
+    """Characters beyond those shown."""
+    fold: bool
+    note: str = ""
+    """One soft line of figures."""
+    seat: str = ""
+
+
+def conversation(trajectory: Trajectory) -> list[MessageView]:
+    """The messages as the agent saw them, with the figures of each turn."""
+    found: list[MessageView] = []
+    for turn in trajectory.turns:
+        found += [_message(message, len(found) + place, turn.seat) for place, message in enumerate(turn.observation)]
+        answer = _message(turn.message, len(found), turn.seat)
+        calls_s = _calls_s(turn)
+        for call, spent in zip(answer.calls, calls_s, strict=False):
+            call.seconds = spent
+        answer.note = _note(turn)
+        found.append(answer)
+    found += [_message(message, len(found) + place) for place, message in enumerate(trajectory.final_observation)]
+    return found
+
+
+def _calls_s(turn: Turn) -> Sequence[float]:
+    return turn.calls_s
+
+
+def _note(turn: Turn) -> str:
+    from forge_env.view.text import seconds
+
+    reply = turn.reply
+    parts = [f"{len(reply.token_ids):,} tokens"] if len(reply.token_ids) else []
+    if turn.generate_s:
+        parts.append(f"model {seconds(turn.generate_s)}")
+    if turn.step_s:
+        parts.append(f"environment {seconds(turn.step_s)}")
+    if len(reply.token_ids) and turn.generate_s:
+        parts.append(f"{len(reply.token_ids) / turn.generate_s:,.0f} tokens/s")
+    if turn.reward:
+        parts.append(f"earned {turn.reward:g}")
+    if reply.stop_reason not in ("stop", ""):
+        parts.append(f"ended by: {reply.stop_reason}")
+    return " · ".join(parts)
+
+
+def _message(message: Message, number: int, seat: str = "") -> MessageView:
+    text = message.content
+    calls = [CallView(call.function.name, arguments(call.function.arguments)) for call in message.tool_calls[:100]]
+    as_text = message.role == "tool"
+    return MessageView(
+        number=number,
+        role=message.role,
+        pieces=([Piece(shown(text[:SHOWN]), "text")] if text else []) if as_text else pieces(text[:SHOWN]),
+        calls=calls,
+        reasoning=(message.reasoning_content or "")[:SHOWN],
+        name=message.name or "",
+        images=len(message.images),
+        left=max(0, len(text) - SHOWN),
+        fold=message.role != "assistant" and text.count("\n", 0, SHOWN) > LONG_LINES,
+        seat=seat,
+    )
+
+
+@dataclass(slots=True)
+class TokenTurn:
+    """The tokens of one turn: what came before, as a number and a text, and the sampled ones."""
+
+    before: int
+    before_text: str
+    texts: list[str] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+
+def tokens(trajectory: Trajectory, vocabulary: Vocabulary | None) -> list[TokenTurn]:
+    """The tokens turn by turn; without a vocabulary their ids stand for their texts."""
+    found = []
+    for turn in trajectory.turns:
+        reply = turn.reply
+        if not reply.has_tokens:
+            continue
+        before, ids = reply.prompt_ids.tolist(), reply.token_ids.tolist()
+        texts = list(vocabulary.texts(ids)) if vocabulary is not None else [f"{place} " for place in ids]
+        text = "".join(vocabulary.texts(before)) if vocabulary is not None else " ".join(map(str, before))
+        logprobs = [round(value, 4) if math.isfinite(value) else 0.0 for value in reply.logprobs.tolist()]
+        found.append(
+            TokenTurn(
+                len(before), text[:SHOWN], [_visible(text) for text in texts], ids, logprobs, reply.versions.tolist()
+            )
+        )
+    return found
+
+
+def _visible(text: str) -> str:
+    """A token's text, in which what has no form stands as a symbol of its own: the page colours it by its place."""
+    return plain(text)
+
+
+def token_data(turns: Sequence[TokenTurn], advantage: float | None) -> dict[str, Any]:
+    """For the page: per turn the lengths of the tokens' texts in UTF-16 units, and their figures."""
+    return {
+        "advantage": advantage,
+        "turns": [
+            {
+                "lengths": [len(text.encode("utf-16-le")) // 2 for text in turn.texts],
+                "ids": turn.ids,
+                "logprobs": turn.logprobs,
+                "versions": turn.versions,
+            }
+            for turn in turns
+        ],
+    }
+
+
+@dataclass(slots=True)
+class Member:
+    """One member of a group, beside the others."""
+
+    row: dict[str, Any]
+    messages: list[MessageView]
+    unreadable: str = ""
+    common: int = 0
+    """Messages at the beginning that all members have."""
+    parts_at: int | None = None
+    """Number of the first message in which it differs from the others; None where it doesn't."""
+
+
+def group_members(
+    index: RunIndex, rows: Sequence[dict[str, Any]], most: int = 64
+) -> tuple[list[MessageView], list[Member]]:
+    """The prompt that all members were given, and the members, those with the highest rewards first."""
+    members: list[Member] = []
+    texts: list[list[str]] = []
+    for row in sorted(rows, key=lambda row: (-(row["reward"] or 0.0), row["member"] or 0))[:most]:
+        try:
+            trajectory, _ = read(index, row)
+        except UnreadableError as error:
+            members.append(Member(row, [], str(error)))
+            continue
+        members.append(Member(row, conversation(trajectory)[:MOST_MESSAGES]))
+        texts.append([_content(message) for message in trajectory.messages])
+    common = 0
+    while texts and all(len(text) > common for text in texts) and len({text[common] for text in texts}) == 1:
+        common += 1
+    readable = [member for member in members if not member.unreadable]
+    for member in readable:
+        member.common = common
+        member.parts_at = common if len(texts) > 1 and common < len(member.messages) else None
+    return (readable[0].messages[:common] if readable else []), members
+
+
+def _content(message: Message) -> str:
+    calls = [(call.function.name, call.function.arguments) for call in message.tool_calls]
+    return json.dumps([message.role, message.content, calls])
+
+
+@dataclass(slots=True)
+class Difference:
+    """A figure in which the best members of a group differ from the others."""
+
+    name: str
+    best: float
+    others: float
+
+
+def differences(rows: Sequence[Mapping[str, Any]]) -> tuple[int, list[Difference]]:
+    """How many members are best, and in what they differ from the others on average, the largest first."""
+    valid = [row for row in rows if row["outcome"] in ("ended", "limit") and row["reward"] is not None]
+    top = max((row["reward"] for row in valid), default=0.0)
+    best = [row for row in valid if row["reward"] >= top - 1e-9]
+    others = [row for row in valid if row["reward"] < top - 1e-9]
+    if not best or not others:
+        return len(best), []
+    names = dict.fromkeys(name for row in valid for name in row["metrics"])
+    figures: dict[str, Any] = {name: (lambda row, name=name: row["metrics"].get(name, 0.0)) for name in names}
+    figures |= {
+        "turns": lambda row: row["turns"], "tool calls": lambda row: row["calls"], "tokens": lambda row: row["tokens"],
+        "seconds": lambda row: row["wall_s"] or 0.0,
+    }  # fmt: skip
+    found = [
+        Difference(name, sum(map(value, best)) / len(best), sum(map(value, others)) / len(others))
+        for name, value in figures.items()
+    ]
+    found = [
+        item for item in found if abs(item.best - item.others) > 0.02 * max(abs(item.best), abs(item.others), 1e-9)
+    ]
+    return len(best), sorted(
+        found, key=lambda item: -abs(item.best - item.others) / (abs(item.best) + abs(item.others))
+    )

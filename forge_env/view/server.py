@@ -1,0 +1,142 @@
+"""The pages behind an address of this machine: who may ask, and what a page may do.
+
+What agents wrote is hostile, and so may be other pages in the same browser. So the server listens on the loopback
+interface only, answers requests for its own names only (no other name can be made to lead here), takes GET and HEAD,
+and wants a token that stands in the address it prints. The token becomes a cookie named after the port, for cookies
+know no ports. A page may load nothing from elsewhere, run no script but the server's own files, and make no HTML of
+text.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote_to_bytes, urlencode
+
+from forge_env.machine import cache_dir
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+NAMES = ("127.0.0.1", "localhost", "[::1]")
+"""By which a browser may call this server."""
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+}
+LONGEST_ADDRESS = 8_192
+REFUSED = "This page needs the address that `forge-env view` printed: it holds a token.\n"
+
+
+def token(cache: Path | None = None) -> str:
+    """The token of this person, made once and kept in a file that nobody else can read: links outlive a restart."""
+    path = (cache or cache_dir()) / "view" / "token"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for _ in range(2):
+        try:
+            found = path.read_text(encoding="ascii", errors="replace").strip()
+            if len(found) >= 32 and path.stat().st_mode & 0o077 == 0:
+                return found
+            path.unlink()
+        except FileNotFoundError:
+            pass
+        made = secrets.token_urlsafe(32)
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            continue  # another process was quicker: its token is as good
+        with os.fdopen(descriptor, "w") as file:
+            file.write(made)
+        return made
+    return secrets.token_urlsafe(32)
+
+
+class Guard:
+    """Asks every request who it is, and gives every answer its headers.
+
+    Args:
+        app: what is guarded.
+        secret: the token.
+        port: tells the port once it is known.
+    """
+
+    def __init__(self, app: Application, secret: str, port: Callable[[], int]) -> None:
+        self._app = app
+        self._secret = secret
+        self._port = port
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or hand on."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        port = self._port()
+        cookie = f"forge_env_{port}"
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        given = next((value for name, value in query if name == "token"), None)
+        host = headers.get("host", "").lower()
+        if host not in {f"{name}:{port}" for name in NAMES} | (set(NAMES) if port == 80 else set()):
+            await _answer(send, 421, "Open it at 127.0.0.1, with this server's own port: forward the same one.\n")
+        elif scope["method"] not in ("GET", "HEAD"):
+            await _answer(send, 405, "These pages are only looked at.\n", [("allow", "GET, HEAD")])
+        elif len(scope.get("raw_path", b"")) + len(scope["query_string"]) > LONGEST_ADDRESS:
+            await _answer(send, 414, "This address is too long.\n")
+        elif given is not None and hmac.compare_digest(given.encode(), self._secret.encode()):
+            rest = urlencode([(name, value) for name, value in query if name != "token"])
+            path = "/" + scope.get("raw_path", b"/").decode("latin-1").lstrip("/\\")
+            target = path + (f"?{rest}" if rest else "")
+            kept = f"{cookie}={self._secret}; Path=/; HttpOnly; SameSite=Lax; Max-Age=31536000"
+            await _answer(send, 303, "", [("location", target), ("set-cookie", kept)])
+        elif not hmac.compare_digest(_cookie(headers.get("cookie", ""), cookie).encode(), self._secret.encode()):
+            await _answer(send, 403, REFUSED)
+        else:
+            scope = {**scope, "path": os.fsdecode(unquote_to_bytes(scope.get("raw_path", b"/")))}
+            await self._app(scope, receive, _with_headers(send))
+
+
+def _cookie(header: str, name: str) -> str:
+    for part in header.split(";"):
+        key, _, value = part.strip().partition("=")
+        if key == name:
+            return value
+    return ""
+
+
+def _with_headers(send: Send) -> Send:
+    async def answering(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+            message = {**message, "headers": [*message.get("headers", []), *own]}
+        await send(message)
+
+    return answering
+
+
+async def _answer(send: Send, status: int, text: str, further: list[tuple[str, str]] | None = None) -> None:
+    headers = {
+        "content-type": "text/plain; charset=utf-8",
+        "cache-control": "no-store",
+        **HEADERS,
+        **dict(further or []),
+    }
+    pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": pairs})
+    await send({"type": "http.response.body", "body": text.encode()})

@@ -1,0 +1,57 @@
+"""Serving the pages on the loopback interface, and ending the connections that wait for news."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from forge_env.serve.server import serve
+from forge_env.view.app import Pages
+from forge_env.view.server import Guard, token
+
+LOOPBACK = "127.0.0.1"
+
+
+def free_port(wanted: int) -> int:
+    """The port, or 0, which lets the system choose, where it is taken."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, wanted))
+        except OSError:
+            return 0
+    return wanted
+
+
+async def serve_pages(
+    pages: Pages, port: int, *, ready: Callable[[str], None] = lambda address: None, cache: Path | None = None
+) -> None:
+    """Serve until cancelled.
+
+    Args:
+        pages: what is served.
+        port: where; 0 lets the system choose one.
+        ready: is told the address, token included.
+        cache: where the token is kept; None: the user's cache folder.
+
+    Raises:
+        UsageError: the port is taken.
+    """
+    secret = token(cache)
+    known: list[int] = []
+    guard = Guard(pages.application(), secret, lambda: known[0])
+
+    def listening(chosen: int) -> None:
+        known.append(chosen)
+        ready(f"http://{LOOPBACK}:{chosen}/?token={secret}")
+
+    serving = asyncio.ensure_future(serve(guard, LOOPBACK, port, ready=listening, lifespan=False))
+    try:
+        await asyncio.shield(serving)
+    finally:
+        pages.ending.set()  # pages that wait for news are let go, or the server would wait for them
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        pages.indexer.close()

@@ -1,0 +1,253 @@
+"""Texts of agents as HTML that shows exactly what is there: escaped, and what can't be seen drawn as a box.
+
+Nothing that an agent wrote becomes a link, an image or markup. Control, bidirectional and zero-width characters and
+halves of surrogate pairs stand as small boxes with their names, so that no text reads otherwise than it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup, escape
+
+from forge_env.visible import HIDDEN, PILED
+
+if TYPE_CHECKING:
+    from pygments.lexer import Lexer
+
+SHOWN = 20_000
+"""Characters of one text on a page; the rest is shown in pieces."""
+RUNS = re.compile(rf"(?P<one>{HIDDEN.pattern})(?P=one)*", re.DOTALL)
+SHORT = {
+    0x00: "NUL", 0x07: "BEL", 0x08: "BS", 0x0D: "CR", 0x1B: "ESC", 0x7F: "DEL", 0xAD: "SHY", 0x061C: "ALM",
+    0x200B: "ZWSP", 0x200C: "ZWNJ", 0x200D: "ZWJ", 0x200E: "LRM", 0x200F: "RLM", 0x2028: "LSEP", 0x2029: "PSEP",
+    0x202A: "LRE", 0x202B: "RLE", 0x202C: "PDF", 0x202D: "LRO", 0x202E: "RLO", 0x2060: "WJ",
+    0x2066: "LRI", 0x2067: "RLI", 0x2068: "FSI", 0x2069: "PDI", 0xFEFF: "BOM",
+}  # fmt: skip
+"""Names that people know; the others are shown as U+XXXX."""
+
+
+def plain(text: str) -> str:
+    """For attributes and files, which can hold no box: what can't be seen is U+FFFD."""
+    return HIDDEN.sub("\ufffd", text)
+
+
+def name_of(character: str) -> str:
+    """How a box names a character: `RLO`, `U+D800`."""
+    return SHORT.get(ord(character), f"U+{ord(character):04X}")
+
+
+def _box(found: re.Match[str]) -> str:
+    number = len(found[0])
+    about = unicodedata.name(found["one"], "control character")
+    times = f"\u00d7{number}" if number > 1 else ""
+    return f'<span class="box" title="{escape(about)}">{name_of(found["one"])}{times}</span>'
+
+
+def shown(text: str) -> Markup:
+    """A text as HTML: escaped, with boxes."""
+    found = str(escape(text))
+    if not found.isascii():
+        found = PILED.sub('<span class="box">combining marks</span>', found)
+    return Markup(RUNS.sub(_box, found))
+
+
+def one_line(text: str, most: int = 200) -> str:
+    """The first characters of a text, its white space made one."""
+    return " ".join(text[: 4 * most].split())[:most]
+
+
+# ---
+# Code
+
+LANGUAGES = {
+    "python": "python", "py": "python", "python3": "python", "json": "json", "bash": "bash", "sh": "bash",
+    "shell": "bash", "diff": "diff", "patch": "diff",
+}  # fmt: skip
+"""Languages that are highlighted. No others, and none is guessed: some lexers take minutes on a hostile kilobyte."""
+CODE_ARGUMENTS = {"code": "python", "command": "bash", "cmd": "bash", "script": "bash", "patch": "diff"}
+"""Arguments of tools that hold a program."""
+CLASSES = {
+    "Keyword": "hk", "Literal.String": "hs", "Literal.Number": "hn", "Comment": "hc", "Name.Function": "hf",
+    "Name.Class": "hf", "Name.Builtin": "hb", "Name.Tag": "hb", "Generic.Inserted": "hi", "Generic.Deleted": "hd",
+    "Generic.Subheading": "hb",
+}  # fmt: skip
+
+
+@cache
+def _lexer(language: str) -> Lexer:
+    from pygments.lexers import get_lexer_by_name
+
+    return get_lexer_by_name(language, stripnl=False, ensurenl=False)
+
+
+def code(text: str, language: str) -> Markup:
+    """A program as HTML, highlighted where its language is known and it isn't too long."""
+    known = LANGUAGES.get(language.lower())
+    if known is None or len(text) > SHOWN:
+        return shown(text)
+    parts = []
+    for kind, piece in _lexer(known).get_tokens(text):
+        name = str(kind).removeprefix("Token.")
+        css = next((css for prefix, css in CLASSES.items() if name.startswith(prefix)), None)
+        parts.append(shown(piece) if css is None else Markup('<span class="{}">{}</span>').format(css, shown(piece)))
+    return Markup("").join(parts)
+
+
+FENCE = re.compile(r"^```([\w+-]*)[^\n`]*\n(.*?)(?:^```[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a message: prose, or a program with its language."""
+
+    text: Markup
+    language: str | None = None
+    name: str = ""
+
+
+def pieces(text: str) -> list[Piece]:
+    """A message's text, its fenced blocks apart."""
+    found, done = [], 0
+    for fence in FENCE.finditer(text):
+        if before := text[done : fence.start()].strip("\n"):
+            found.append(Piece(shown(before)))
+        found.append(Piece(code(fence[2].rstrip("\n"), fence[1]), fence[1] or "text"))
+        done = fence.end()
+    if rest := text[done:].strip("\n"):
+        found.append(Piece(shown(rest)))
+    return found
+
+
+def arguments(text: str) -> list[Piece]:
+    """The arguments of a call as the model wrote them, one piece each; what is no JSON object stays as it is."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        return [Piece(shown(text[:SHOWN]), "text", "not a JSON object")]
+    found = []
+    for name, value in values.items():
+        if isinstance(value, str):
+            language = CODE_ARGUMENTS.get(name, "text")
+            found.append(Piece(code(value[:SHOWN], language), language, name))
+        else:
+            found.append(Piece(code(json.dumps(value, ensure_ascii=False)[:SHOWN], "json"), "json", name))
+    return found
+
+
+# ---
+# Figures
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A figure in few characters: 1,204; 12.3k; 0.25; a dash where there is none."""
+    if value is None:
+        return "\u2013"
+    if value != value or value in (float("inf"), float("-inf")):
+        return str(value)
+    size = abs(value)
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if size >= limit:
+            return f"{value / {'G': 1e9, 'M': 1e6, 'k': 1e3}[unit]:.{digits}g} {unit}"
+    if size >= 1000 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def count(value: float | None) -> str:
+    """A whole number with its thousands apart."""
+    return "\u2013" if value is None else f"{int(value):,}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration: 120 ms, 3.4 s, 12m05s, 3h10m."""
+    if value is None:
+        return "\u2013"
+    if abs(value) < 0.9995:
+        return f"{1000 * value:.3g} ms"
+    if value < 59.95:
+        return f"{value:.1f} s"
+    whole = round(value)
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def ago(value: float) -> str:
+    """How long since: 12 s ago, 47 min ago, 3 h ago, 5 days ago."""
+    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
+        if value >= 2 * size or (unit == "min" and value >= size):
+            return f"{value / size:.0f} {unit} ago"
+    return f"{max(value, 0.0):.0f} s ago"
+
+
+def percent(value: float) -> str:
+    """A share: 54 %, 0.4 %."""
+    return f"{100 * value:.0f} %" if value >= 0.0995 or value == 0 else f"{100 * value:.1f} %"
+
+
+def signed(value: float | None, digits: int = 2) -> str:
+    """A change, with its sign; a true minus."""
+    return "\u2013" if value is None else f"{value:+.{digits}f}".replace("-", "\u2212")
+
+
+# ---
+# Tokens
+
+
+def _bytes_of_characters() -> dict[str, int]:
+    """The byte for which each character of a byte-level vocabulary stands (GPT-2's `bytes_to_unicode`)."""
+    own = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in own]
+    return {chr(byte): byte for byte in own} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+BYTES = _bytes_of_characters()
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class Vocabulary:
+    """Text of token ids, from the content of a `tokenizer.json`: byte-level ones, and those with `▁` for a space."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        model = data.get("model") or {}
+        words = model.get("vocab") or {}
+        pairs: Iterable[tuple[str, int]] = (
+            words.items() if isinstance(words, dict) else ((word, place) for place, (word, _) in enumerate(words))
+        )
+        level = "ByteLevel" in json.dumps([data.get("decoder"), data.get("pre_tokenizer")])
+        self._bytes = {place: self._of(word, level) for word, place in pairs}
+        added = data.get("added_tokens") or []
+        self._bytes |= {item["id"]: item["content"].encode("utf-8", "replace") for item in added}
+
+    @staticmethod
+    def _of(word: str, level: bool) -> bytes:
+        if level and all(character in BYTES for character in word):
+            return bytes(BYTES[character] for character in word)
+        if found := BYTE_TOKEN.fullmatch(word):
+            return bytes([int(found[1], 16)])
+        return word.replace("\u2581", " ").encode("utf-8", "replace")
+
+    def texts(self, ids: Iterable[int]) -> Iterator[str]:
+        """The text that each token adds; of a character of several tokens, all at its last."""
+        left = b""
+        for place in ids:
+            left += self._bytes.get(place, f"<{place}>".encode())
+            try:
+                text, left = left.decode(), b""
+            except UnicodeDecodeError as error:
+                if error.reason == "unexpected end of data" and len(left) - error.start < 4:
+                    text, left = left[: error.start].decode(errors="replace"), left[error.start :]
+                else:
+                    text, left = left.decode(errors="replace"), b""
+            yield text

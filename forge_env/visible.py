@@ -1,0 +1,36 @@
+"""Texts of agents on a terminal: what would move its cursor, change its colours or turn text round is spelled out.
+
+Whatever an agent, a tool or a foreign model wrote goes through `visible` before it is printed. A terminal obeys what it
+reads: an escape sequence can rewrite what stands above it, set the title, fill the clipboard; a right-to-left override
+makes "evil" of "live"; a carriage return hides what stood before it. `forge_env.view.text` puts the
+same characters of a page into boxes.
+"""
+
+from __future__ import annotations
+
+import re
+
+HIDDEN = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
+    "\u2060-\u206f\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]|\r(?!\n)"
+)
+"""Characters without a form of their own, or that move what stands around them; line feeds and tabs are none."""
+MARKS = 4
+"""Combining marks on one character; further ones would draw over the lines around it."""
+PILED = re.compile(
+    rf"(?<=[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]{{{MARKS}}})"
+    r"[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]+"
+)
+
+
+def visible(text: str) -> str:
+    """The text for a terminal: hidden characters as Python writes them (`\\x1b`, `\\u202e`), marks piled on a character
+    left out. Its lines stay lines, each ended by a line feed alone."""
+    text = HIDDEN.sub(lambda found: ascii(found[0])[1:-1], text.replace("\r\n", "\n")).replace("\r", "\\r")
+    return text if text.isascii() else PILED.sub("", text)
+
+
+def one_line(text: str, most: int = 200) -> str:
+    """The beginning of a text in one line of at most `most` characters, as `visible` gives it."""
+    line = visible(" ".join(text[: 4 * most].split()))
+    return line if len(line) <= most else f"{line[: most - 1]}…"

@@ -1,0 +1,143 @@
+"""Layers of Python packages: installed once with pip, from the index that this machine uses, and cached.
+
+A layer is a folder with `site/`, what `import` finds, and `bin/`, its programs. It is named by what was asked for and
+by the Python that it is for. Only wheels are installed: no code of a package runs on this machine.
+"""
+
+from __future__ import annotations
+
+import compileall
+import hashlib
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from forge_env.errors import SandboxUnavailableError, UsageError
+from forge_env.sandbox import SandboxSpec
+from sandboxes.images import cache
+
+TIMEOUT_S = 900.0
+_OLDEST_GLIBC = 5
+_MISSING = re.compile(
+    r"(?:No matching distribution found for|Could not find a version that satisfies the requirement) (\S+)"
+)
+
+
+@dataclass(frozen=True)
+class Python:
+    """The Python that packages are for."""
+
+    version: str
+    """`3.12`"""
+    machine: str
+    """`x86_64`"""
+    libc: str
+    """`glibc 2.36`, or empty for another."""
+    site: str
+    """Absolute path of the folder that it finds packages in."""
+    scripts: str
+    """Absolute path of the folder for their programs."""
+    program: str = "/usr/bin/python3"
+    """What those programs are run with."""
+
+
+def this_python(site: str, scripts: str) -> Python:
+    """The Python of this machine, as it is in a root filesystem."""
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    return Python(version, platform.machine(), " ".join(platform.libc_ver()), site, scripts)
+
+
+def asked(packages: Sequence[str]) -> str:
+    """The same text for the same packages."""
+    return "\n".join(sorted({package.replace(" ", "") for package in packages}))
+
+
+def ensure_layer(packages: Sequence[str], python: Python) -> Path:
+    """The folder with `packages` for `python`, installed when missing; one builder at a time, never half built.
+
+    Raises:
+        UsageError: a package that the index does not have.
+        SandboxUnavailableError: pip is missing, or failed in another way.
+    """
+    digest = hashlib.sha256(f"{asked(packages)}\n{python}".encode()).hexdigest()[:16]
+    return cache.ensure(f"packages-{digest}", lambda folder: _install(packages, python, folder))
+
+
+def has_pytest(spec: SandboxSpec) -> bool:
+    """Whether pytest is among the packages, so that the runner loads it ahead."""
+    return "pytest" in map(bare_name, spec.packages)
+
+
+def bare_name(package: str) -> str:
+    """The name of a package without versions and extras."""
+    return re.split(r"[^\w.-]", package)[0]
+
+
+def _install(packages: Sequence[str], python: Python, folder: Path) -> None:
+    site = folder / "site"
+    if find_spec("pip") is None:
+        fix = f"{sys.executable} -m ensurepip, or an image that has them"
+        raise SandboxUnavailableError("packages for sandboxes are installed with pip, which is missing", fix=fix)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]
+    command += ["--no-compile", "--only-binary=:all:", "--target", str(site), *_for_another(python), "--", *packages]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            umask=0o022,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SandboxUnavailableError(f"installing {', '.join(packages)} took over {TIMEOUT_S:g} s") from error
+    if done.returncode:
+        if found := _MISSING.search(done.stderr):
+            raise UsageError(
+                f"package {found[1]!r} is not in the index that pip uses, as a wheel for Python {python.version}",
+                fix="correct its name or version, or configure pip's index (`pip config list` shows it)",
+            )
+        lines = [line for line in done.stderr.strip().splitlines() if line]
+        raise SandboxUnavailableError(f"pip could not install {', '.join(packages)}: {' '.join(lines[-3:])}")
+    _arrange(folder, python)
+
+
+def _for_another(python: Python) -> list[str]:
+    """Options of pip for a Python that is not this one."""
+    if python == this_python(python.site, python.scripts):
+        return []
+    options = ["--python-version", python.version, "--implementation", "cp"]
+    name, _, version = python.libc.partition(" ")
+    if name == "glibc":
+        newest = int(version.split(".")[1])
+        platforms = [f"manylinux_2_{minor}_{python.machine}" for minor in range(newest, _OLDEST_GLIBC - 1, -1)]
+        platforms += [f"{kind}_{python.machine}" for kind in ("manylinux2014", "manylinux2010", "manylinux1")]
+    else:
+        platforms = [f"musllinux_1_{minor}_{python.machine}" for minor in (2, 1)]
+    return [*options, *(word for name in platforms for word in ("--platform", name))]
+
+
+def _arrange(folder: Path, python: Python) -> None:
+    """Programs beside the packages, with the sandbox's own Python; everything compiled, for nothing can be written."""
+    site, scripts = folder / "site", folder / "bin"
+    site.mkdir(exist_ok=True)
+    scripts.mkdir()
+    for script in sorted((site / "bin").glob("*")) if (site / "bin").is_dir() else ():
+        data = script.read_bytes()
+        if data.startswith(b"#!") and b"python" in data.partition(b"\n")[0]:
+            data = f"#!{python.program}\n".encode() + data.partition(b"\n")[2]
+        (scripts / script.name).write_bytes(data)
+        (scripts / script.name).chmod(0o755)
+        script.unlink()
+    if python.version == this_python("", "").version:
+        compileall.compile_dir(str(site), ddir=python.site, quiet=2, maxlevels=20)
+    for path in folder.rglob("*"):
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)

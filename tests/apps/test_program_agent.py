@@ -1,0 +1,42 @@
+"""`forge-env train program_agent/coding_cpu`, shortened: a program with the real client is trained, token by token."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forge_env.run.metrics import read_metrics
+from forge_env.trajectory import read_trajectories
+from tests.sandboxes.conftest import require
+from tests.sandboxes.wheels import OPENAI, use_wheels
+
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
+SHORT = (
+    *("grpo.steps=3", "grpo.groups_per_step=2", "grpo.group_size=4", "trainer.threads=1"),
+    *("evaluation.num_tasks=4", "evaluation.every=0", "sandbox.engine=local"),
+)
+
+
+def test_a_program_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require("local")
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    use_wheels(wheels, monkeypatch, OPENAI)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    command = [sys.executable, "-m", "forge_env", "train", "program_agent/coding_cpu", "--name", "run", *SHORT]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = tmp_path / "runs" / "run"
+    steps = [row["step"] for row in read_metrics(run / "metrics.jsonl") if "staleness/max" in row]
+    assert steps == [1, 2, 3]
+    episodes = [each for file in (run / "trajectories").glob("train.jsonl") for each in read_trajectories(file)]
+    assert len(episodes) >= 3 * 2 * 4
+    assert all(episode.valid and episode.turns[0].seat == "c1" for episode in episodes)
+    for episode in episodes:
+        assert sum(int(segment.mask.sum()) for segment in episode.segments()) == episode.num_sampled_tokens
+        for turn in episode.turns[1:]:
+            if turn.seat == "c1":
+                assert turn.reply.continues, "a request that goes on continues the very tokens"

@@ -1,0 +1,85 @@
+"""Every bug is hidden from the visible tests, found by the hidden ones, and its repair earns everything."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+import forge_env as fe
+from environments.repairs import Repairs, RepairsConfig
+from environments.repairs.packages import PACKAGES, Bug, Package
+from forge_env.rollout.episode import run_episode
+from forge_env.rollout.scripted import GoldPolicy, ReplayPolicy
+from forge_env.sandbox import SandboxEngine
+from forge_env.validation.checks import Validator
+from tests.sandboxes.conftest import require
+
+ASYNC = pytest.mark.asyncio(loop_scope="module")
+BUGS = [pytest.param(package, bug, id=f"{package.name}-{bug.name}") for package in PACKAGES for bug in package.bugs]
+
+
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=[pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow]), "local"],
+)
+async def engine(request: Any) -> AsyncIterator[SandboxEngine]:
+    require(request.param)
+    async with fe.open_engine(request.param, concurrency=2, warm=2) as engine:
+        yield engine
+
+
+def passes(folder: Path, files: dict[str, str], tests: str) -> bool:
+    for path, text in {**files, "tests/test_it.py": tests}.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    command = [sys.executable, "-B", "-m", "unittest", "discover", "tests"]
+    return subprocess.run(command, cwd=folder, capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize(("package", "bug"), BUGS)
+def test_only_the_hidden_tests_see_the_bug(package: Package, bug: Bug, tmp_path: Path) -> None:
+    assert package.files[bug.path].count(bug.right) == 1
+    broken = package.with_bug(bug)
+    assert passes(tmp_path / "a", broken, package.visible)
+    assert not passes(tmp_path / "b", broken, package.hidden)
+    assert passes(tmp_path / "c", package.files, package.hidden)
+
+
+@ASYNC
+async def test_repairs_earn_everything_and_nothing_earns_nothing(engine: SandboxEngine) -> None:
+    for level in (1, 3):
+        env = Repairs(RepairsConfig(levels=[level]))  # type: ignore[list-item]
+        task = env.task("eval", 0)
+        make = lambda: fe.make("repairs", sandboxes=engine)  # noqa: E731
+        assert (await run_episode(make, GoldPolicy(), task=task)).reward == 1.0
+        looking = fe.call_tool("bash", command="python3 -m unittest discover tests; rm -r tests")
+        trajectory = await run_episode(make, ReplayPolicy([looking, fe.call_tool("submit")]), task=task)
+        assert (trajectory.reward, trajectory.terminated) == (0.0, True)
+        assert "Ran 2 tests" in trajectory.turns[1].observation[0].content
+        assert "OK" in trajectory.turns[1].observation[0].content
+
+
+@ASYNC
+@pytest.mark.slow
+async def test_it_is_sound(engine: SandboxEngine) -> None:
+    validator = Validator(lambda: fe.make("repairs", sandboxes=engine), num_tasks=1)
+    checks = [check async for check in validator.run()]
+    assert "failed" not in [check.status for check in checks], checks
+
+
+def test_tasks_of_the_splits() -> None:
+    env = Repairs()
+    assert (env.num_tasks("train"), env.num_tasks("eval")) == (10, 6)
+    tasks = {split: [env.task(split, index) for index in range(env.num_tasks(split))] for split in env.splits}
+    assert not {task.tags[0] for task in tasks["train"]} & {task.tags[0] for task in tasks["eval"]}
+    assert len({task.id for task in tasks["train"]}) == 10
+    other = Repairs(RepairsConfig(seed=1))
+    assert [other.task("train", index).id for index in range(10)] != [task.id for task in tasks["train"]]
+    assert {Repairs(RepairsConfig(levels=[2])).task("train", index).difficulty for index in range(4)} == {2}

@@ -1,0 +1,223 @@
+"""`show`, `tail`, `trajectory` and `report`: answers in words, and nothing that an agent wrote does anything."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+
+from forge_env.cli import show
+from forge_env.cli.main import main
+from forge_env.cli.tail import News, _follow
+from forge_env.display.digest import digest
+from forge_env.files import LineWriter
+from forge_env.run import RunFolder
+from tests.forge_env.cli.made_run import HOSTILE, STEPS, make_run, played
+from tests.forge_env.test_visible import harmless
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    monkeypatch.setenv("FORGE_ENV_CACHE", str(tmp_path / "cache"))
+    return make_run(tmp_path / "first")
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    monkeypatch.setenv("FORGE_ENV_CACHE", str(tmp_path / "cache"))
+    return make_run(tmp_path / "hostile", HOSTILE)
+
+
+def test_the_four_answers_are_shown_and_the_result_is_last(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", str(folder.root)]) == 0
+    shown = capsys.readouterr().out
+    questions = [
+        "What limited the speed?",
+        "Why did the reward move?",
+        "What does a typical failure look like?",
+        "Did it learn?",
+    ]
+    places = [shown.index(question) for question in questions]
+    assert places == sorted(places)
+    assert "75 % of its time" in shown
+    assert re.search(r"\d+  limit: tool_calls +█", shown)
+    assert f"read one: forge-env trajectory {folder.root} train-" in shown
+    assert shown.endswith("0.400 → 0.800\n")
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 200])
+def test_no_line_is_wider_than_the_terminal(width: int, folder: RunFolder) -> None:
+    lines = [line for line in show.lines(digest(folder.root), width) if "read one: " not in line]
+    assert max(map(cell_len, lines)) <= max(width, 60)
+
+
+def test_the_answers_are_had_as_json(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(folder.root), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["learned"]["start"], found["learned"]["end"], found["learned"]["verdict"]) == (0.4, 0.8, "better")
+    assert found["episodes"] == 160
+    assert sum(item["count"] for item in found["failures"]) < found["episodes"]
+
+
+def test_what_is_no_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["show"], ["tail"], ["report"], ["trajectory"]):
+        words = [*command, str(tmp_path / "none"), *(["train-0-0"] if command == ["trajectory"] else [])]
+        assert main(words) == 2
+        assert "holds no run and no evaluation" in capsys.readouterr().err
+
+
+def test_an_episode_is_a_conversation(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trajectory", str(folder.root), "train-2-1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line in ("user", "assistant", "tool python")] == [
+        "user", "assistant", "tool python", "assistant",
+    ]  # fmt: skip
+    place = lines.index("  → python  (0.21 s)")
+    assert lines[place : place + 4] == ["  → python  (0.21 s)", "    code:", "      x = 1", "      x + 1"]
+    assert any(line.startswith("trained on in step 1: advantage -0.250, 0 versions old") for line in lines)
+    assert lines[-1] == "ended by the limit of tool_calls: reward 0"
+    assert main(["trajectory", str(folder.root), "train-999-0"]) == 2
+    assert "holds no episode 'train-999-0'" in capsys.readouterr().err
+
+
+def test_the_later_of_two_records_is_read(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    from forge_env.trajectory import TrajectoryWriter
+
+    with TrajectoryWriter(folder.trajectories / "train.jsonl") as writer:
+        writer.write(played(2, 1, 7, 0.5, "Played again."))
+    with TrajectoryWriter(folder.trajectories / "other.jsonl") as writer:
+        writer.write(played(2, 1, 7, 0.25))
+    assert main(["trajectory", str(folder.root), "train-2-1", "--kind", "train"]) == 0
+    assert capsys.readouterr().out.endswith("ended: reward 0.5\n")
+    assert main(["trajectory", str(folder.root), "train-2-1"]) == 0
+    shown = capsys.readouterr().out
+    assert "also in train: choose with --kind" in shown
+    assert shown.endswith("ended: reward 0.25\n")
+
+
+def test_a_finished_run_is_told_line_by_line(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tail", str(folder.root), "-n", "2"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "[  1m00s] step 10  reward 1.000  tokens/s 900",
+        "[  1m00s] held-out (eval) after step 10: 0.800 ± 0.030 (n=64, 25% by other versions)",
+        "first: success  held-out 0.400 → 0.800",
+    ]
+
+
+async def test_a_run_is_followed_to_its_end(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes while it goes on is shown as it comes, warnings too; then it ends by itself."""
+    folder.create()  # a process holds it
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stdout", stream)
+    news = News(folder.root)
+    assert len([*news.lines()]) == STEPS + 2
+    following = asyncio.create_task(_follow(folder.root, news))
+    await asyncio.sleep(0)
+    with LineWriter(folder.metrics) as metrics, LineWriter(folder.log) as log:
+        log.append(b"2026-01-01 00:00:00,000 WARNING forge_env.run: look \x1b[2J out")
+        log.append(b"2026-01-01 00:00:00,000 INFO    forge_env.run: nothing")
+        metrics.append(b'{"schema": 1, "step": 11, "time": 61.0, "reward/mean": 0.5}')
+        metrics.append(b"[1]")
+    folder.release()
+    await asyncio.wait_for(following, 60)
+    assert stream.getvalue().splitlines() == [
+        "! 2026-01-01 00:00:00,000 WARNING forge_env.run: look \\x1b[2J out",
+        "[  1m01s] step 11  reward 0.500",
+    ]
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, Any]]] = []
+        self.text = ""
+        self._depth = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_a_report_answers_and_shows_episodes(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(folder.root)]) == 0
+    assert capsys.readouterr().out == f"{folder.report}\n"
+    page = Page(folder.report.read_text())
+    for part in (
+        "Did it learn?", "What does a typical failure look like?", "Why did the reward move?",
+        "What limited the speed?",
+        "limit: tool_calls", "earned 1 of 1", "x + 1", "python 3.11", "generated",
+        "trained, while it trains", "largest",
+        "wait for episodes 75%", "held-out (eval) after step 10: played by versions 10 to 11, 75% by this step's",
+    ):  # fmt: skip
+        assert part in page.text
+    asked = [value for _, given in page.tags for name, value in given.items() if name in ("src", "href")]
+    assert asked == []
+    assert len([tag for tag, _ in page.tags if tag == "details"]) >= 6
+
+
+def test_hostile_episodes_do_nothing_in_a_report(hostile: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(hostile.root)]) == 0
+    text = hostile.report.read_text(encoding="utf-8")
+    page = Page(text)
+    assert [tag for tag, _ in page.tags].count("script") == 1
+    assert not [tag for tag, _ in page.tags if tag in ("img", "iframe", "a", "link", "object", "form")]
+    assert not [name for _, given in page.tags for name in given if name.startswith("on")]
+    assert "default-src 'none'" in text
+    assert harmless(text)
+    assert "alert(1)" in page.text
+    assert "live\\u202elive" in page.text
+
+
+@pytest.mark.parametrize("words", [["show"], ["tail"], ["trajectory"], ["report", "--format", "md"], ["trajectories"]])
+def test_hostile_episodes_do_nothing_on_a_terminal(
+    words: list[str], hostile: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, *options = words
+    assert main([command, str(hostile.root), *(["train-0-3"] if command == "trajectory" else []), *options]) == 0
+    shown = capsys.readouterr().out
+    assert harmless(shown)
+    shown.encode()
+
+
+def test_markdown_keeps_an_agents_text_in_its_block(hostile: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(hostile.root), "--format", "md"]) == 0
+    text = capsys.readouterr().out
+    fence = re.search(r"^(`{4,})text$", text, re.MULTILINE)
+    assert fence is not None
+    before, _, rest = text.partition(f"{fence[1]}text\n")
+    inside, _, after = rest.partition(f"\n{fence[1]}\n")
+    assert "<script>" in inside
+    assert "<script>" not in before + after
+    assert "http://" not in before + after
+
+
+def test_a_picture_is_drawn(hostile: RunFolder, tmp_path: Path) -> None:
+    out = tmp_path / "report.png"
+    assert main(["report", str(hostile.root), "--format", "png", "--out", str(out)]) == 0
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORGE_ENV_CACHE", str(tmp_path / "cache"))
+    folder = RunFolder(tmp_path / "new")
+    folder.create()
+    folder.release()
+    folder.metrics.touch()
+    for form in ("html", "md", "png"):
+        assert main(["report", str(folder.root), "--format", form, "--out", str(tmp_path / f"r.{form}")]) == 0
+    assert main(["show", str(folder.root)]) == 0
+    assert main(["tail", str(folder.root), "--no-follow"]) == 0

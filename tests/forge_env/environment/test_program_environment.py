@@ -1,0 +1,508 @@
+"""Programs that bring their own loop are played as any environment, whatever they do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+
+import forge_env as fe
+from forge_env.errors import ContextLengthExceeded, EnvironmentBugError
+from forge_env.gateway.server import Access
+from forge_env.policy import Policy, PolicySession, Reply
+from forge_env.rollout.episode import EpisodeLimits, run_episode
+from forge_env.rollout.scripted import GoldPolicy
+from forge_env.sandbox import ExecResult, SandboxEngine
+from forge_env.types import Message, Observation, StepResult, ToolSpec
+from tests.sandboxes.conftest import require
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ASK = """
+import json, os, sys, threading, time, urllib.error, urllib.request
+
+def ask(*messages, **more):
+    body = json.dumps({"model": "m", "messages": messages, **more}).encode()
+    url, key = os.environ["OPENAI_BASE_URL"] + "/chat/completions", os.environ["OPENAI_API_KEY"]
+    head = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    with urllib.request.urlopen(urllib.request.Request(url, body, head)) as answer:
+        return json.load(answer)["choices"][0]["message"]
+
+def user(text):
+    return {"role": "user", "content": text}
+"""
+LOOP = """
+from asking import *
+messages = [user(sys.argv[1])]
+while True:
+    messages.append(ask(*messages))
+    if "DONE" in messages[-1]["content"]:
+        break
+    messages.append(user("Go on."))
+open("answer.txt", "w").write(messages[-1]["content"])
+print("said", messages[-1]["content"])
+"""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine() -> AsyncIterator[SandboxEngine]:
+    require("local")
+    async with fe.open_engine("local", concurrency=1) as engine:  # one sandbox: a leak would block the next
+        yield engine
+
+
+async def right(task: fe.Task, env: fe.ProgramEnvironment) -> float:
+    return float(await env.read_text("answer.txt") == "DONE 42")
+
+
+class Agent(fe.ProgramEnvironment):
+    """A program that answers a question."""
+
+    command = ("python", "agent.py", "{instruction}")
+    rubric = fe.Rubric(right)
+    program = LOOP
+
+    def task(self, split: str, index: int) -> fe.Task:
+        return fe.Task(id=str(index), prompt="What is the answer?", split=split)
+
+    def files(self, task: fe.Task) -> dict[str, str | bytes]:
+        return {"asking.py": ASK, "agent.py": type(self).program}
+
+
+class Hurried(Agent):
+    """Its program has time to start and to ask, then little."""
+
+    async def step(self, action: fe.Action) -> StepResult:
+        self.config = self.config.model_copy(update={"wall_s": 5.0})
+        return await super().step(action)
+
+
+class Says(Policy):
+    """Says one thing after the other, in whichever conversation; remembers what it was told."""
+
+    def __init__(self, *replies: str | Exception) -> None:
+        self.replies = list(replies)
+        self.told: list[list[Observation]] = []
+
+    def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
+        return _Says(self)
+
+
+class _Says(PolicySession):
+    def __init__(self, policy: Says) -> None:
+        self.policy = policy
+        self.told: list[Observation] = []
+        policy.told.append(self.told)
+
+    async def reply(self, observation: Observation) -> Reply:
+        self.told.append(observation)
+        said = self.policy.replies.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        return Reply(Message(role="assistant", content=said))
+
+
+async def play(
+    engine: SandboxEngine,
+    replies: Sequence[str | Exception],
+    program: str = LOOP,
+    limits: EpisodeLimits | None = None,
+    base: type[Agent] = Agent,
+    **config: Any,
+) -> tuple[fe.Trajectory, Says]:
+    policy = Says(*replies)
+    kind = type("Agent", (base,), {"program": program})
+
+    def make() -> fe.ProgramEnvironment:
+        made: fe.ProgramEnvironment = kind(fe.ProgramEnvironmentConfig(**config), sandboxes=engine)
+        return made
+
+    return await run_episode(make, policy, seed=3, limits=limits or EpisodeLimits()), policy
+
+
+async def test_a_program_is_played_turn_by_turn_and_scored_by_what_it_left(engine: SandboxEngine) -> None:
+    trajectory, policy = await play(engine, ["Hm.", "DONE 42"])
+    assert (trajectory.reward, trajectory.terminated, trajectory.answer) == (1.0, True, "said DONE 42")
+    [told] = policy.told
+    assert [message.content for news in told for message in news] == ["What is the answer?", "Go on."]
+    assert [turn.message.content for turn in trajectory.turns] == ["Hm.", "DONE 42"]
+    assert trajectory.final_observation[0].content == "[the program has ended]\nsaid DONE 42\n"
+    assert trajectory.metrics == {"right": 1.0, "turns": 2.0, "conversations": 1.0, "exit_code": 0.0}
+    trajectory, _ = await play(engine, ["DONE 41"])
+    assert trajectory.reward == 0.0
+
+
+async def test_nothing_but_the_model_can_be_reached(engine: SandboxEngine) -> None:
+    program = """
+from asking import *
+import socket
+seen = []
+for url in ("http://127.0.0.1:80/", "http://example.org/", "http://169.254.169.254/"):
+    try:
+        urllib.request.urlopen(url, timeout=60)
+    except urllib.error.HTTPError as error:
+        seen.append(str(error.code))
+    except OSError as error:
+        seen.append(type(error).__name__)
+os.environ["OPENAI_API_KEY"] = "another"
+try:
+    ask(user("hello"))
+except urllib.error.HTTPError as error:
+    seen.append(str(error.code))
+    os.environ["OPENAI_API_KEY"] = os.environ["ANTHROPIC_API_KEY"]
+print(ask(user(" ".join(seen)))["content"])
+"""
+    trajectory, policy = await play(engine, ["bye"], program)
+    assert policy.told[0][0][0].content == "403 403 403 401"
+    assert trajectory.answer == "bye"
+
+
+@pytest.mark.parametrize(
+    ("program", "wall_s", "why"),
+    [
+        ("print('hello')", 60.0, r"never asked the model: hello"),
+        ("raise SystemExit('no model')", 60.0, r"never asked the model: no model.*exit code 1"),
+        ("import time; time.sleep(1000)", 1.0, r"never asked the model"),
+    ],
+)
+async def test_a_program_that_never_asks_is_a_bug(engine: SandboxEngine, program: str, wall_s: float, why: str) -> None:
+    with pytest.raises(EnvironmentBugError, match=rf"(?s){why}"):
+        await play(engine, [], program, wall_s=wall_s)
+
+
+async def test_a_program_that_never_stops_asking_is_truncated_and_scored(engine: SandboxEngine) -> None:
+    stubborn = """
+from asking import *
+open("answer.txt", "w").write("DONE 42")
+while True:
+    try:
+        ask(user("Again?"))
+    except urllib.error.HTTPError as error:
+        print(error.read().decode(), flush=True)
+        time.sleep(0.1)
+"""
+    trajectory, _ = await play(engine, ["Yes."] * 3, stubborn, max_turns=3)
+    assert (trajectory.truncation, trajectory.reward, len(trajectory.turns)) == ("turns", 1.0, 3)
+    assert "all 3 requests of this episode are used up" in trajectory.final_observation[0].content
+
+
+async def test_limits_of_the_run_let_it_come_to_its_end(engine: SandboxEngine) -> None:
+    careful = """
+from asking import *
+messages = [user("Count.")]
+try:
+    while True:
+        messages += [ask(*messages), user("More.")]
+except urllib.error.HTTPError as error:
+    open("answer.txt", "w").write("DONE 42")
+"""
+    trajectory, _ = await play(engine, ["1", "2", "3"], careful, EpisodeLimits(max_turns=2))
+    assert (trajectory.truncation, trajectory.reward, len(trajectory.turns)) == ("turns", 1.0, 2)
+    full = ContextLengthExceeded("the conversation has 90 of 80 tokens")
+    trajectory, _ = await play(engine, ["1", full], careful)
+    assert (trajectory.truncation, trajectory.reward, len(trajectory.turns)) == ("context", 1.0, 1)
+
+
+async def test_a_program_that_hangs_after_an_answer_is_ended(engine: SandboxEngine) -> None:
+    hanging = "from asking import *\nask(user('?'))\nprint('waiting', flush=True)\ntime.sleep(1000)"
+    trajectory, _ = await play(engine, ["So."], hanging, base=Hurried)
+    assert (trajectory.truncation, trajectory.reward, trajectory.metrics["exit_code"]) == ("program_time", 0.0, -1.0)
+    assert trajectory.final_observation[0].content.startswith("[the program has ended]\nwaiting\n")
+
+
+async def test_a_program_that_hangs_up_in_the_middle_of_a_request(engine: SandboxEngine) -> None:
+    impatient = """
+from asking import *
+import socket
+host, port = os.environ["OPENAI_BASE_URL"].removeprefix("http://").removesuffix("/v1").split(":")
+body = json.dumps({"messages": [user("left")]}).encode()
+key = os.environ["OPENAI_API_KEY"]
+def hang_up(after):
+    with socket.create_connection((host, int(port))) as connection:
+        head = f"POST /v1/chat/completions HTTP/1.1\\r\\nHost: {host}\\r\\nAuthorization: Bearer {key}\\r\\n"
+        whole = head.encode() + b"Content-Type: application/json\\r\\nContent-Length: %d\\r\\n\\r\\n" % len(body) + body
+        connection.sendall(whole[:after])
+for after in (10, 60, -1):
+    hang_up(after)
+print(ask(user("Still there?"))["content"])
+"""
+    trajectory, policy = await play(engine, ["yes"], impatient)
+    assert trajectory.answer == "yes"
+    assert policy.told[0][0][0].content == "Still there?"
+
+
+@pytest.mark.parametrize(
+    ("send", "status", "why"),
+    [
+        ("b'{'", 400, "the body is not JSON"),
+        ("b'\\xff' * 100", 400, "the body is not JSON"),
+        ("b'[' * 100_000", 400, "the body is not JSON"),
+        ("b'{\"messages\": 7}'", 400, "messages: "),
+        ("b' ' * 100_000_000", 413, "more than 32 MiB"),
+    ],
+)
+async def test_a_program_that_sends_nonsense_is_told(engine: SandboxEngine, send: str, status: int, why: str) -> None:
+    program = f"""
+from asking import *
+import http.client
+host = os.environ["OPENAI_BASE_URL"].removeprefix("http://").removesuffix("/v1")
+connection = http.client.HTTPConnection(host)
+said = {send}
+connection.putrequest("POST", "/v1/chat/completions")
+connection.putheader("Authorization", "Bearer " + os.environ["OPENAI_API_KEY"])
+connection.putheader("Content-Length", str(len(said)))
+connection.endheaders()
+for start in range(0, len(said), 1 << 20):
+    try:
+        connection.send(said[start : start + (1 << 20)])
+    except OSError:
+        break  # it was told before all was sent
+answer = connection.getresponse()
+print(answer.status, json.load(answer)["error"]["message"])
+print(ask(user("And now?"))["content"])
+"""
+    trajectory, _ = await play(engine, ["sense"], program)
+    assert trajectory.answer is not None
+    told, said = trajectory.answer.split("\n")
+    assert told.startswith(f"{status} {why}"), told
+    assert (said, trajectory.truncation, len(trajectory.turns)) == ("sense", None, 1)
+
+
+async def test_a_program_that_opens_a_thousand_connections(engine: SandboxEngine) -> None:
+    flood = """
+from asking import *
+import socket
+host, port = os.environ["OPENAI_BASE_URL"].removeprefix("http://").removesuffix("/v1").split(":")
+held = []
+try:
+    for _ in range(1000):
+        held.append(socket.create_connection((host, int(port)), timeout=5))
+except OSError:
+    pass
+for each in held:
+    each.close()
+while True:
+    try:
+        answer = ask(user("How many?"))
+    except OSError:
+        continue  # more than 64 at once are cut off, and the last of them is not forgotten at once
+    break
+print(answer["content"])
+"""
+    trajectory, _ = await play(engine, ["many"], flood, wall_s=60.0)
+    assert (trajectory.answer, len(trajectory.turns)) == ("many", 1)
+
+
+async def test_a_program_that_floods_is_refused_and_its_episode_ends(engine: SandboxEngine) -> None:
+    """Hundreds of requests at once: what is more than may wait is refused, and the rest ends with the episode."""
+    flood = """
+from asking import *
+seen = []
+def one(number):
+    try:
+        ask(user(f"{number}"))
+        seen.append("answered")
+    except urllib.error.HTTPError as error:
+        seen.append(json.load(error)["error"]["code"])
+    except OSError:
+        seen.append("cut off")
+threads = [threading.Thread(target=one, args=[number]) for number in range(300)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print({each: seen.count(each) for each in sorted(set(seen))})
+"""
+    trajectory, _ = await play(engine, ["Yes."] * 4, flood, max_turns=4, wall_s=60.0)
+    assert (trajectory.truncation, len(trajectory.turns)) == ("turns", 4)
+    trajectory, _ = await play(engine, ["DONE 42"])
+    assert trajectory.reward == 1.0
+
+
+async def test_a_program_with_the_key_of_another_episode(engine: SandboxEngine) -> None:
+    """Of one that has ended: it is charged to nobody, and the program is told."""
+    keys: list[str] = []
+
+    class Telling(Agent):
+        program = """
+from asking import *
+own, os.environ["OPENAI_API_KEY"] = os.environ["OPENAI_API_KEY"], os.environ["OTHER"]
+try:
+    ask(user("Who pays?"))
+except urllib.error.HTTPError as error:
+    seen = f"{error.code} {json.load(error)['error']['message']}"
+os.environ["OPENAI_API_KEY"] = own
+print(ask(user(seen))["content"])
+"""
+
+        def environment(self, task: fe.Task) -> dict[str, str]:
+            assert self._access is not None
+            keys.append(self._access.key)
+            return {"OTHER": keys[0] if len(keys) > 1 else "sk-none"}
+
+    for _ in range(2):
+        policy = Says("I see.")
+        trajectory = await run_episode(lambda: Telling(sandboxes=engine), policy, seed=1)
+        assert (trajectory.answer, len(trajectory.turns)) == ("I see.", 1)
+        assert policy.told[0][0][0].content == "401 this key is of no running episode"
+    assert len(set(keys)) == 2
+
+
+async def test_a_reply_that_was_cut_short_is_passed_on_as_such(engine: SandboxEngine) -> None:
+    asking = """
+from asking import *
+import asking
+load = asking.json.load
+whole = []
+asking.json.load = lambda file: whole.append(load(file)) or whole[-1]
+ask(user("?"))
+print(whole[0]["choices"][0]["finish_reason"])
+"""
+
+    class Short(Says):
+        def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
+            return _Short(self)
+
+    class _Short(_Says):
+        async def reply(self, observation: Observation) -> Reply:
+            return Reply(Message(role="assistant", content="It is"), stop_reason="length")
+
+    kind = type("Asking", (Agent,), {"program": asking})
+    trajectory = await run_episode(lambda: kind(sandboxes=engine), Short(), seed=1)
+    assert trajectory.answer == "length"
+    assert trajectory.turns[0].reply.stop_reason == "length"
+
+
+async def test_gold_actions_are_taken_in_turn_by_all_conversations(engine: SandboxEngine) -> None:
+    class Twice(Agent):
+        program = """
+from asking import *
+said = ask(user("First?"))["content"] + ask(user("Second?"))["content"]
+open("answer.txt", "w").write(said)
+"""
+
+        def gold_actions(self, task: fe.Task) -> list[fe.Action] | None:
+            return ["DONE", " 42"]
+
+    for _ in range(2):
+        trajectory = await run_episode(lambda: Twice(sandboxes=engine), GoldPolicy(), seed=1)
+        assert (trajectory.reward, trajectory.metrics["conversations"]) == (1.0, 2.0)
+
+
+async def test_where_a_conversation_goes_back_is_recorded(engine: SandboxEngine) -> None:
+    retrying = """
+from asking import *
+messages = [user("Try.")]
+messages.append(ask(*messages))
+for number in range(2):
+    said = ask(*messages, user(f"Go on, {number}."))
+print(said["content"])
+"""
+    trajectory, policy = await play(engine, ["1", "2", "3"], retrying)
+    assert trajectory.info["branches"] == {
+        "c2": {"why": "branched off", "seat": "c1", "turns": 1, "messages": 2},
+    }
+    assert [turn.seat for turn in trajectory.turns] == ["c1", "c1", "c2"]
+    assert [message.content for message in policy.told[1][0]] == ["Try.", "1", "Go on, 1."], (
+        "who can't fork is told all"
+    )
+
+
+async def test_a_program_that_ignores_its_end_leaves_nothing(engine: SandboxEngine) -> None:
+    resisting = """
+from asking import *
+import signal, subprocess
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    while True:
+        time.sleep(1)
+ask(user("?"))
+threading.Thread(target=ask, args=[user("left open")]).start()
+while True:
+    time.sleep(1)
+"""
+    trajectory, _ = await play(engine, ["So.", "?", "?"], resisting, base=Hurried)
+    assert trajectory.truncation == "program_time"
+    trajectory, _ = await play(engine, ["DONE 42"])  # in the same sandbox, the only one
+    assert trajectory.reward == 1.0
+
+
+async def test_conversations_side_by_side_are_kept_apart(engine: SandboxEngine) -> None:
+    parallel = """
+from asking import *
+main = [user("Plan.")]
+main.append(ask(*main))
+found = {}
+def sub(name):
+    history = [user(f"Helper {name}.")]
+    for _ in range(2):
+        history += [ask(*history), user("More.")]
+    found[name] = history
+threads = [threading.Thread(target=sub, args=[name]) for name in "ab"]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(ask(*main, user("Sum up."))["content"])
+"""
+    trajectory, policy = await play(engine, ["plan", "1", "2", "3", "4", "sum"], parallel)
+    assert trajectory.answer == "sum"
+    assert trajectory.metrics["conversations"] == 3.0
+    first = {told[0][0].content: [message.content for news in told for message in news] for told in policy.told}
+    assert first == {
+        "Plan.": ["Plan.", "Sum up."],
+        "Helper a.": ["Helper a.", "More."],
+        "Helper b.": ["Helper b.", "More."],
+    }
+
+
+async def judged_elsewhere(env: Agent) -> float:
+    async with env.fresh_sandbox() as fresh:
+        return float(await fresh.read_files() == {})
+
+
+async def test_a_fresh_sandbox_for_the_judge_needs_no_second_one(engine: SandboxEngine) -> None:
+    kind = type("Agent", (Agent,), {"rubric": fe.Rubric(judged_elsewhere)})
+    trajectory = await run_episode(lambda: kind(sandboxes=engine), Says("DONE 42"), seed=1)
+    assert trajectory.reward == 1.0
+
+
+class Function(Agent):
+    """A program that is a function of this process."""
+
+    async def run(self, task: fe.Task, access: Access) -> ExecResult:
+        async with openai.AsyncOpenAI(base_url=access.openai_url, api_key=access.key) as client:
+            answer = await client.responses.create(model="any", input=task.prompt)
+        if answer.output_text == "fail":
+            raise ValueError("I can't")
+        await self.sandbox.write_text("answer.txt", answer.output_text)
+        return ExecResult(exit_code=0, stdout="done")
+
+
+async def test_a_function_with_a_client_is_a_program_too(engine: SandboxEngine) -> None:
+    trajectory = await run_episode(lambda: Function(sandboxes=engine), Says("DONE 42"), seed=1)
+    assert (trajectory.reward, trajectory.answer) == (1.0, "done")
+    trajectory = await run_episode(lambda: Function(sandboxes=engine), Says("fail"), seed=1)
+    assert trajectory.reward == 0.0
+    assert "ValueError: I can't" in trajectory.final_observation[0].content
+
+
+async def test_an_episode_that_is_cancelled_ends_its_program(engine: SandboxEngine) -> None:
+    asked = asyncio.Event()
+
+    class Waits(_Says):
+        async def reply(self, observation: Observation) -> Reply:
+            asked.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    class Patient(Says):
+        def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
+            return Waits(self)
+
+    playing = asyncio.ensure_future(run_episode(lambda: Agent(sandboxes=engine), Patient(), seed=1))
+    await asked.wait()
+    playing.cancel()
+    await asyncio.wait([playing])
+    trajectory, _ = await play(engine, ["DONE 42"])
+    assert trajectory.reward == 1.0

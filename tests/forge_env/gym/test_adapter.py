@@ -1,0 +1,158 @@
+"""Environments of gymnasium, played in words: what is shown, what is taken, and what can't be played."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import forge_env as fe
+from forge_env.errors import UsageError
+from forge_env.gym.adapter import unpainted
+
+NAME = "ForgeEnvTests/Grid-v0"
+
+
+class Mission(spaces.Space[str]):
+    """As MiniGrid's: a space of its own kind, of texts."""
+
+    def __init__(self) -> None:
+        super().__init__(dtype=str)
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        return "get to the green square"
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, str)
+
+
+class Grid(gymnasium.Env[Any, Any]):
+    """As MiniGrid's environments: a picture in numbers, a mission, and an enumeration of actions."""
+
+    class Moves(IntEnum):
+        left = 0
+        right = 1
+        forward = 2
+
+    actions = Moves
+
+    def __init__(self) -> None:
+        self.action_space = spaces.Discrete(3)
+        picture = spaces.Box(0, 255, (7, 7, 3), np.uint8)
+        self.observation_space = spaces.Dict({"direction": spaces.Discrete(4), "image": picture, "mission": Mission()})
+
+    def _see(self) -> dict[str, Any]:
+        return {"direction": 1, "image": np.ones((7, 7, 3), np.uint8), "mission": "get to the green square"}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return self._see(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self._see(), float(action == Grid.Moves.forward), action == Grid.Moves.forward, False, {}
+
+
+@pytest.fixture(autouse=True)
+def grid() -> Iterator[None]:
+    gymnasium.register(NAME, entry_point=lambda: Grid())
+    yield
+    del gymnasium.registry[NAME]
+
+
+async def play(env_id: str, *answers: str, **options: Any) -> tuple[str, list[str], float]:
+    """What is shown first, what answers get, and the rewards together."""
+    env = fe.make("gymnasium", env_id=env_id, **options)
+    try:
+        messages, _ = await env.reset(seed=3)
+        said, total = [], 0.0
+        for answer in answers:
+            told, reward, terminated, truncated, _ = await env.step(answer)
+            said.append(told[0].content)
+            total += reward
+            if terminated or truncated:
+                break
+        return messages[0].content, said, total
+    finally:
+        await env.close()
+
+
+async def test_the_agent_sees_what_a_terminal_would_show_and_calls_actions_by_their_names() -> None:
+    first, said, _ = await play("FrozenLake-v1", "right", "<action>down</action>", env_options={"is_slippery": False})
+    assert "Answer with <action>...</action>: left, down, right, up." in first
+    assert first.endswith("[S]FFF\nFHFH\nFFFH\nHFFG")
+    assert said[0].endswith("S[F]FF\nFHFH\nFFFH\nHFFG")
+    assert "SFFF\nF[H]FH" in said[1]
+
+    first, said, reward = await play("Taxi-v4", "pickup")
+    assert "south, north, east, west, pickup, dropoff" in first
+    assert ":magenta}" in first
+    assert ":blue}" in first
+    assert reward == -10
+
+    first, said, _ = await play("CliffWalking-v1", "up")
+    assert first.endswith("x  C  C  C  C  C  C  C  C  C  C  T")
+    assert "x  o  o" in said[0]
+
+
+async def test_few_numbers_are_shown_and_taken() -> None:
+    first, said, reward = await play("CartPole-v1", "left", "1", "right", max_reward=500.0)
+    assert first.count(",") >= 3
+    assert "'1' is not an action." in said[1]
+    assert reward == 2
+
+    first, said, _ = await play("Pendulum-v1", "0.5", "[1.25]", "3", "1 2", "much")
+    assert "a number from -2 to 2" in first
+    assert not said[0].startswith("'")
+    assert not said[1].startswith("'")
+    assert [text.partition(" is not an action")[0] for text in said[2:]] == ["'3'", "'1 2'", "'much'"]
+
+
+async def test_a_game_like_those_of_minigrid() -> None:
+    first, _, reward = await play(NAME, "left", "forward")
+    assert "left, right, forward" in first
+    assert "mission: get to the green square" in first
+    assert "direction: 1" in first
+    assert reward == 1
+
+
+async def test_values_can_be_asked_for_and_a_best_score_named() -> None:
+    first, _, _ = await play("FrozenLake-v1", show="values", actions=["west", "south", "east", "north"])
+    assert first.endswith("\n0")
+    assert "west, south, east, north" in first
+    env = fe.make("gymnasium", env_id="CartPole-v1", max_reward=500.0)
+    assert env.max_reward == 500
+    assert fe.make("gymnasium", env_id="FrozenLake-v1").max_reward == 1
+    await env.close()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options", "message"),
+    [
+        ("CartPole-v1", {"show": "text"}, "draws nothing in text"),
+        ("FrozenLake-v1", {"actions": ["left"]}, "`actions` has 1 words"),
+        ("NoSuchGame-v1", {}, "gymnasium can't make 'NoSuchGame-v1'"),
+        ("FrozenLake-v1", {"env_options": {"is_slipery": False}}, "unexpected keyword argument"),
+    ],
+)
+async def test_what_can_not_be_played_is_said(env_id: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        await play(env_id, **options)
+
+
+async def test_large_spaces_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["forge_env.gym.adapter"], "MOST_NUMBERS", 100)
+    with pytest.raises(UsageError, match="can't be shown in words") as refused:
+        await play(NAME)
+    assert "ObservationWrapper" in (refused.value.fix or "")
+    monkeypatch.setattr(sys.modules["forge_env.gym.adapter"], "MOST_TO_GIVE", 0)
+    with pytest.raises(UsageError, match="can't be given in words"):
+        await play("Pendulum-v1")
+
+
+def test_colours_become_signs() -> None:
+    assert unpainted("a\x1b[41mS\x1b[0mb \x1b[34;1mR\x1b[0m \x1b[1mx\x1b[0m") == "a[S]b {R:blue} x"

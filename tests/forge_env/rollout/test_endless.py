@@ -1,0 +1,233 @@
+"""Code of an environment that never ends is named by function and line, and what is around it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forge_env as fe
+from forge_env.errors import EnvironmentBugError, InfrastructureError
+from forge_env.rollout.episode import EpisodeLimits, Retry, run_episode
+from forge_env.rollout.scripted import ReplayPolicy
+from forge_env.run import held_up
+from forge_env.run.held_up import LoopGuard
+from forge_env.tools import schema
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_up, "BEAT_S", 0.02)
+    schema._TOLD.clear()
+
+
+def spin() -> None:
+    while True:
+        try:
+            sum(range(100))
+        except Exception:  # noqa: BLE001 - as authors write
+            pass
+
+
+async def wait() -> None:
+    await asyncio.Event().wait()
+
+
+class Endless(fe.ToolEnvironment):
+    """Stands still where it is told to."""
+
+    where = ""
+
+    def __init__(self, config: Any = None, **context: Any) -> None:
+        self.rubric = fe.Rubric([self.quick, self.judged] if "together" in self.where else self.judged)
+        super().__init__(config, **context)
+
+    def task(self, split: str, index: int) -> fe.Task:
+        return fe.Task(id=f"{split}-{index}", split=split, prompt="?", gold="x")
+
+    async def setup(self, task: fe.Task) -> None:
+        await self.perhaps("setup")
+
+    async def respond(self, message: fe.Message) -> list[fe.Message]:
+        await self.perhaps("respond")
+        return []
+
+    def is_final(self, message: fe.Message) -> bool:
+        return not message.tool_calls and not self.where.startswith("respond")
+
+    async def quick(self) -> float:
+        return 1.0
+
+    async def judged(self) -> float:
+        await self.perhaps("reward")
+        return 1.0
+
+    @fe.tool
+    async def call(self) -> str:
+        """Call."""
+        await self.perhaps("tool")
+        return "said"
+
+    @fe.tool
+    def work(self) -> str:
+        """Work in a thread."""
+        if self.where == "thread":
+            while not STOP:
+                pass
+        return "done"
+
+    async def perhaps(self, place: str) -> None:
+        if self.where.startswith(f"{place}, plain"):
+            spin()
+        if self.where.startswith(f"{place}, async"):
+            await wait()
+
+
+STOP: list[bool] = []
+
+
+def endless(where: str, **options: Any) -> Endless:
+    cls = type("Endless", (Endless,), {"where": where, "__module__": __name__})
+    made = cls(cls.config_class(**{"code_timeout_s": 0.1, **options}))
+    assert isinstance(made, Endless)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        ("setup, plain", "Endless.setup held up everything else for 0.1 s, in spin"),
+        ("setup, async", "Endless.reset has not ended after 0.1 s on task 'train-0': it is in Endless.setup, in wait"),
+        ("reward, plain", "reward function 'judged' held up everything else for 0.1 s, in spin"),
+        (
+            "reward, async",
+            "Endless.step has not ended after 0.1 s on task 'train-0': it is in reward function 'judged', ",
+        ),
+        ("reward, async, together", "on task 'train-0': it is in reward function 'judged', in wait"),
+        ("respond, plain", "Endless.respond held up everything else for 0.1 s, in spin"),
+        ("respond, async", "it is in Endless.respond, in wait"),
+        ("tool, plain", "tool 'call' held up everything else for 0.1 s, in spin"),
+    ],
+)
+async def test_it_is_named_by_function_and_line(where: str, what: str) -> None:
+    policy = ReplayPolicy([fe.call_tool("call"), "x"])
+    with LoopGuard(60.0, 0.0, print), pytest.raises(EnvironmentBugError) as caught:
+        await run_episode(lambda: endless(where), policy, seed=0)
+    assert what in str(caught.value)
+    assert re.search(r"in (spin|wait|perhaps) \(.*test_endless\.py:\d+\)", str(caught.value))
+
+
+@pytest.mark.parametrize(("where", "tool"), [("tool, async", "call"), ("thread", "work")])
+async def test_a_tool_is_given_up_and_named_once(where: str, tool: str, caplog: pytest.LogCaptureFixture) -> None:
+    STOP.clear()
+    policy = ReplayPolicy([fe.call_tool(tool), "x"])
+    for _ in range(2):
+        trajectory = await run_episode(lambda: endless(where, tool_timeout_s=0.2), policy, seed=0)
+        assert trajectory.turns[1].observation[0].content == f"Error: {tool} timed out after 0.2 s"
+        assert trajectory.reward == 1.0
+    STOP.append(True)
+    (said,) = [record.getMessage() for record in caplog.records if "timed out" in record.getMessage()]
+    assert re.fullmatch(
+        rf"tool '{tool}' timed out after 0\.2 s: it was in (wait|work) \(.*test_endless\.py:\d+\)", said
+    )
+
+
+async def test_tools_have_limits_of_their_own() -> None:
+    class Slow(Endless):
+        @fe.tool
+        async def slow(self) -> str:
+            """Take a while."""
+            await asyncio.sleep(0.2)
+            return "done"
+
+    policy = ReplayPolicy([fe.call_tool("slow"), "x"])
+    trajectory = await run_episode(lambda: Slow(Slow.config_class(code_timeout_s=0.1)), policy, seed=0)
+    assert (trajectory.error, trajectory.reward) == (None, 1.0)
+
+
+async def test_a_reset_that_a_limit_of_the_evaluation_ends_is_named_as_well() -> None:
+    trajectory = await run_episode(
+        lambda: endless("setup, async", code_timeout_s=60.0),
+        ReplayPolicy(),
+        seed=0,
+        limits=EpisodeLimits(wall_s=0.1),
+        retry=Retry(attempts=0),
+    )
+    assert not trajectory.valid
+    assert trajectory.error is not None
+    assert trajectory.error.startswith(
+        f"{InfrastructureError.__name__}: reset did not end within 0.1 s: it was in Endless"
+    )
+
+
+PROGRAM = """
+import forge_env as fe
+
+class Stuck(fe.SingleTurnEnvironment):
+    api_version = 1
+    def num_tasks(self, split): return 4
+    def task(self, split, index):
+        return fe.Task(id=f"{split}-{index}", split=split, prompt=str(index), gold=str(index))
+    def reward(self, task, answer):
+        if task.prompt == "1":
+            print("endless", flush=True)
+            while True:
+                pass
+        return float(answer == task.gold)
+"""
+
+
+@pytest.fixture
+def stuck(tmp_path: Path) -> Path:
+    (tmp_path / "stuck.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def command(folder: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "forge_env", *words],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(folder), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_an_evaluation_goes_on_with_the_other_samples(stuck: Path) -> None:
+    words = ["eval", "stuck:Stuck", "--model", "gold", "--out", "out", "--code_timeout_s", "1"]
+    ended = command(stuck, *words)
+    ended.communicate(timeout=60)
+    summary = json.loads((stuck / "out" / "summary.json").read_text())
+    (environment,) = summary["environments"].values()
+    assert environment["samples"] == 3
+    log = "".join(path.read_text() for path in (stuck / "out").glob("*.log"))
+    assert "reward function 'reward' held up everything else for 1 s, in reward" in log
+
+
+@pytest.mark.slow
+def test_validation_ends_with_the_name(stuck: Path) -> None:
+    ended = command(stuck, "validate", "stuck:Stuck", "--code_timeout_s", "1")
+    _, errors = ended.communicate(timeout=60)
+    assert ended.returncode == 1
+    assert re.search(r"reward function 'reward' held up .* in reward \(.*stuck\.py:\d+\) on task '", errors)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words", [["validate", "stuck:Stuck"], ["eval", "stuck:Stuck", "--model", "gold", "--out", "o"]]
+)
+def test_one_interruption_ends_it(stuck: Path, words: list[str]) -> None:
+    running = command(stuck, *words)
+    assert running.stdout is not None
+    while "endless" not in running.stdout.readline():
+        assert running.poll() is None
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=30)
+    assert running.returncode in (1, 130)

@@ -1,0 +1,64 @@
+"""What agents write can be printed: nothing in it reaches the terminal as a command."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_env.cli.info import show
+from forge_env.types import Message
+from forge_env.visible import one_line, visible
+
+HOSTILE = st.text() | st.text(st.sampled_from("\x1b[2J\r\n\x07\u202e\u2066\u200b\ud800\x9b\u0301\U000e0041a"))
+
+
+def harmless(text: str) -> bool:
+    """Nothing that a terminal obeys, turns round or can't encode."""
+    kinds = {unicodedata.category(character) for character in text if character not in "\n\t"}
+    turning = {unicodedata.bidirectional(character) for character in text} & {
+        "LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI",
+    }  # fmt: skip
+    return not kinds & {"Cc", "Cs", "Zl", "Zp"} and not turning
+
+
+@given(text=HOSTILE)
+def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
+    shown = visible(text)
+    assert harmless(shown)
+    shown.encode()
+    assert visible(shown) == shown
+    assert harmless(one_line(text, 40))
+    assert "\n" not in one_line(text, 40)
+    assert len(one_line(text, 40)) <= 40
+
+
+@given(text=HOSTILE)
+def test_a_message_is_shown_without_harm(text: str) -> None:
+    assert harmless(show(Message(role="tool", content=text), limit=None))
+
+
+@given(
+    text=st.text(st.characters(categories=["L", "N", "P", "S", "Zs"], exclude_characters="\u115f\u1160\u3164\uffa0"))
+)
+def test_plain_text_stays_as_it_is(text: str) -> None:
+    assert visible(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b]0;title\x07", "\\x1b]0;title\\x07"),
+        ("live\u202elive", "live\\u202elive"),
+        ("100 %\rdone", "100 %\\rdone"),
+        ("a\r\nb\tc", "a\nb\tc"),
+        ("half \ud800", "half \\ud800"),
+        ("a\u2028b", "a\\u2028b"),
+        ("Größe \U0001f40d \u05d0\u05d1", "Größe \U0001f40d \u05d0\u05d1"),
+        ("e" + "\u0301" * 50, "e" + "\u0301" * 4),
+    ],
+)
+def test_what_is_hidden_is_spelled_out(text: str, shown: str) -> None:
+    assert visible(text) == shown

@@ -1,0 +1,186 @@
+"""What `forge-env validate` proves, and what it catches."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal
+
+import pytest
+
+import forge_env as fe
+from forge_env.cli.main import main
+from forge_env.errors import EnvironmentBugError
+from forge_env.validation.checks import Check, Validator
+from tests.forge_env.rollout.test_episode import Golden, Tame
+
+
+class Sound(Tame, Golden):
+    """Adding numbers, soundly."""
+
+
+def test_a_sound_environment_validates(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", f"{__name__}:Sound", "--tasks", "4"]) == 0
+    assert capsys.readouterr().out.endswith(f"{__name__}:Sound: sound\n")
+
+
+class Generous(Sound):
+    rubric = fe.Rubric(lambda answer: 1.0)
+
+
+class WrongGold(Sound):
+    def task(self, split: str, index: int) -> fe.Task:
+        return super().task(split, index).model_copy(update={"gold": "7"})
+
+
+class Telling(Sound):
+    def task(self, split: str, index: int) -> fe.Task:
+        task = super().task(split, index)
+        return task.model_copy(update={"data": {**task.data, "note": "the butler did it"}})
+
+    def prompt(self, task: fe.Task) -> list[fe.Message]:
+        return [fe.Message(role="user", content=f"{task.prompt} Hint: {task.data['note']}.")]
+
+
+class TellingNumber(Sound):
+    def task(self, split: str, index: int) -> fe.Task:
+        number = 1_000_000 + index
+        return (
+            super()
+            .task(split, index)
+            .model_copy(
+                update={"prompt": f"Guess my number (not {number}0). It is {number}.", "data": {"answer": number}}
+            )
+        )
+
+
+class Moody(Sound):
+    count = 0
+
+    def prompt(self, task: fe.Task) -> list[fe.Message]:
+        Moody.count += 1
+        return [fe.Message(role="user", content=f"{task.prompt} #{Moody.count}")]
+
+
+class Careless(Sound):
+    """Keeps the answer where a tool can reach it."""
+
+    def task(self, split: str, index: int) -> fe.Task:
+        task = super().task(split, index)
+        return task.model_copy(update={"data": {**task.data, "key": f"the key of task {index}"}})
+
+    @fe.tool
+    async def look_up(self, kind: int, text: str, mode: Literal["a", "b"] = "a") -> str:
+        """Look something up."""
+        return self.current_task.data["key"] if text == "/" and kind == 1 else "nothing there"
+
+
+class Doors(Careless):
+    @fe.tool
+    async def look_up(self, door: int) -> str:  # type: ignore[override]
+        """Look behind a door."""
+        return self.current_task.data["key"] if door == 2 else "nothing there"
+
+
+class Switch(Careless):
+    @fe.tool
+    async def look_up(self, verbose: bool = True, level: Literal[1, 5] | None = 1) -> str:  # type: ignore[override]
+        """Look around."""
+        return self.current_task.data["key"] if not verbose or level == 5 else "nothing there"
+
+
+class Level(Switch):
+    @fe.tool
+    async def look_up(self, level: Literal[1, 5] | None = 1, text: str = "") -> str:  # type: ignore[override]
+        """Look around."""
+        return self.current_task.data["key"] if level == 5 else "nothing there"
+
+
+class Bare(Careless):
+    @fe.tool
+    async def look_up(self) -> str:  # type: ignore[override]
+        """Look around."""
+        return self.current_task.data["key"]
+
+
+class Excessive(Sound):
+    rubric = fe.Rubric(lambda answer, task: 1.5 if answer == task.gold else 0.0)
+
+
+class Repeating(Sound):
+    def task(self, split: str, index: int) -> fe.Task:
+        return super().task(split, 0)
+
+
+@pytest.mark.parametrize(
+    ("cls", "expected"),
+    [
+        (Generous, "gives full marks for ''"),
+        (WrongGold, "'train-0' scores 0 of 1"),
+        (Telling, "shows the agent its data['note']"),
+        (TellingNumber, "shows the agent its data['answer']"),
+        (Careless, "task 'train-0' shows the agent its data['key']"),
+        (Doors, "task 'train-0' shows the agent its data['key']"),
+        (Switch, "task 'train-0' shows the agent its data['key']"),
+        (Level, "task 'train-0' shows the agent its data['key']"),
+        (Bare, "task 'train-0' shows the agent its data['key']"),
+        (Excessive, "scored 1.5 of 1"),
+        (Moody, "shown differently the second time"),
+        (Repeating, "two tasks have the id 'train-0'"),
+    ],
+)
+async def test_unsound_environments_are_caught(cls: type[Sound], expected: str) -> None:
+    failed = [check async for check in Validator(cls, num_tasks=3).run() if check.status == "failed"]
+    assert any(expected in check.detail for check in failed), failed
+
+
+async def test_group_functions_are_run() -> None:
+    class Compared(Sound):
+        rubric = fe.Rubric(lambda answer, task: float(answer == task.gold), group=[compared])
+
+    checks = {check.name: check async for check in Validator(Compared, num_tasks=1).run()}
+    assert checks["group functions score groups"] == Check(
+        "ok", "group functions score groups", "2 groups of 4 episodes"
+    )
+    assert checks["no reward is above max_reward"].status == "ok"  # theirs are relative
+
+    class Uncomparable(Sound):
+        rubric = fe.Rubric(lambda answer, task: float(answer == task.gold), group=[uncomparable])
+
+    with pytest.raises(EnvironmentBugError, match=r"'uncomparable' raised KeyError on task 'train-0'.*missing"):
+        [check async for check in Validator(Uncomparable, num_tasks=1).run()]
+
+
+def compared(answers: list[str]) -> list[float]:
+    return [5.0] * len(answers)
+
+
+def uncomparable(answers: list[str]) -> list[float]:
+    raise KeyError("missing")
+
+
+async def test_it_is_known_where_an_environment_stands_still() -> None:
+    entered = asyncio.Event()
+
+    class Stuck(Sound):
+        async def setup(self, task: fe.Task) -> None:
+            entered.set()
+            await asyncio.Event().wait()
+
+    async def check_all() -> None:
+        async for _ in validator.run():
+            pass
+
+    validator = Validator(Stuck, num_tasks=1)
+    checking = asyncio.create_task(check_all())
+    await entered.wait()
+    assert validator.longest_wait()[:2] == ("train-0", "reset")
+    checking.cancel()
+    await asyncio.wait([checking])
+    assert validator.longest_wait()[:2] == ("", "")
+
+
+async def test_an_environment_without_gold_is_noted_not_failed() -> None:
+    checks = {check.name: check async for check in Validator(Tame, num_tasks=2).run()}
+    assert checks["gold solutions score full marks"] == Check(
+        "note", "gold solutions score full marks", "no task has one (set Task.gold, or override gold_actions)"
+    )

@@ -1,0 +1,306 @@
+"""The pages in a real browser: every view by mouse and by keyboard, in every width, light and dark; hostile runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.forge_env.view.made import evaluation, hostile_run, training_run
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
+
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync"]
+PATIENCE_MS = 60_000
+"""For a page on a busy machine."""
+expect.set_options(timeout=PATIENCE_MS)
+VIEWS = {
+    "runs": "/",
+    "run": "/run/first",
+    "trajectories": "/run/first/trajectories?kind=train&sort=-reward",
+    "trajectory": "/run/first/t/train/train-5-1",
+    "tokens": "/run/first/t/train/train-5-1?tab=tokens",
+    "raw": "/run/first/t/train/train-5-1?tab=raw",
+    "group": "/run/first/g?kind=train&group=5",
+    "time": "/run/first/time",
+    "evaluations": "/run/first/evaluations",
+    "evaluation": "/run/eval-a",
+    "compare": "/compare?runs=first,second",
+    "compare evaluations": "/compare?runs=eval-a,eval-b",
+    "recipe": "/run/first/recipe",
+    "log": "/run/first/log",
+    "hostile run": "/run/hostile",
+    "hostile list": "/run/hostile/trajectories",
+}
+CONTRAST = """() => {
+  const parse = (text) => { const found = text.match(/[\\d.]+/g).map(Number);
+    return found.length > 3 ? found : [...found, 1]; };
+  const light = ([r, g, b]) => {
+    const part = (v) => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; };
+    return 0.2126 * part(r) + 0.7152 * part(g) + 0.0722 * part(b); };
+  const over = (top, below) => [0, 1, 2].map((n) => top[n] * top[3] + below[n] * (1 - top[3]));
+  const behind = (element) => { const layers = [];
+    for (let at = element; at; at = at.parentElement) {
+      const paint = parse(getComputedStyle(at).backgroundColor); layers.push(paint); if (paint[3] === 1) break; }
+    return layers.reverse().reduce((below, top) => over(top, below), [255, 255, 255]); };
+  const bad = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    const element = node.parentElement;
+    if (!node.data.trim() || !element.checkVisibility({ opacityProperty: true, visibilityProperty: true })) continue;
+    if (element.closest("svg, script, style, .skip, button:disabled")) continue;
+    const back = behind(element), ink = over(parse(getComputedStyle(element).color), back);
+    const [one, two] = [light(ink), light(back)].sort((a, b) => b - a);
+    const ratio = (one + 0.05) / (two + 0.05);
+    if (ratio < 4.5) bad.push(`${ratio.toFixed(2)}: ${node.data.trim().slice(0, 40)}`);
+  }
+  return bad;
+}"""
+
+
+@dataclass
+class Site:
+    """The pages of a folder, served by the command."""
+
+    address: str
+    root: Path
+
+    @property
+    def base(self) -> str:
+        return self.address.partition("/?")[0]
+
+
+@contextmanager
+def served(root: Path, cache: Path) -> Iterator[Site]:
+    command = [Path(sys.executable).with_name("forge-env"), "view", root, "--no-browser", "--port", "0"]
+    environment = {**os.environ, "FORGE_ENV_CACHE": str(cache)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            said = process.stdout.readline()
+            assert "is shown at http://127.0.0.1:" in said
+            yield Site(said.split(" is shown at ")[1].split(";")[0], root)
+        finally:
+            process.terminate()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    root = tmp_path_factory.mktemp("runs")
+    training_run(root / "first")
+    training_run(root / "second", start=0.8, end=0.1, seed=1)
+    evaluation(root / "eval-a")
+    evaluation(root / "eval-b", solved=0.95, seed=2)
+    hostile_run(root / "hostile")
+    with served(root, tmp_path_factory.mktemp("cache")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
+        yield found
+        found.close()
+
+
+@dataclass
+class Watched:
+    """A tab, and everything about it that should not be."""
+
+    page: Page
+    base: str
+    wrong: list[str] = field(default_factory=list)
+
+    def goto(self, path: str) -> None:
+        answer = self.page.goto(self.base + path)
+        assert answer is not None
+        assert answer.status < 500, path
+        self.page.wait_for_selector("body[data-ready]")
+
+
+@contextmanager
+def tab(browser: Browser, site: Site, width: int = 1280, scheme: Any = "light") -> Iterator[Watched]:
+    context = browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce"
+    )
+    context.set_default_timeout(PATIENCE_MS)
+    page = context.new_page()
+    watched = Watched(page, site.base)
+    page.on("console", lambda said: watched.wrong.append(said.text) if said.type == "error" else None)
+    page.on("pageerror", lambda error: watched.wrong.append(str(error)))
+    page.on("dialog", lambda dialog: (watched.wrong.append(f"dialog {dialog.message}"), dialog.dismiss()))
+    page.on(
+        "request", lambda asked: None if asked.url.startswith((site.base, "blob:")) else watched.wrong.append(asked.url)
+    )
+    page.goto(site.address)
+    try:
+        yield watched
+        assert watched.wrong == []
+    finally:
+        context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280, 2560])
+def test_every_view_fits_and_can_be_read(width: int, scheme: str, browser: Browser, site: Site) -> None:
+    with tab(browser, site, width, scheme) as watched:
+        for name, path in VIEWS.items():
+            watched.goto(path)
+            assert watched.page.evaluate("() => document.documentElement.scrollWidth") <= width, (
+                f"{name} scrolls sideways"
+            )
+            assert watched.page.evaluate(CONTRAST) == [], name
+            assert watched.page.evaluate("() => window.ran") is None, name
+
+
+def test_a_person_finds_the_way_by_mouse(browser: Browser, site: Site) -> None:
+    with tab(browser, site) as watched:
+        page = watched.page
+        page.get_by_role("link", name="first", exact=True).click()
+        expect(page.get_by_role("heading", name="Did it learn?")).to_be_visible()
+        page.wait_for_selector("[data-charts][data-drawn]")
+        assert page.locator(".chart[data-chart=reward] canvas").count() == 1
+        page.get_by_role("link", name="finished, wrong answer").click()
+        expect(page.locator("tbody tr").first).to_be_visible()
+        page.locator(".chip", has_text="hit a limit").click()
+        page.get_by_role("link", name="tokens").click()
+        assert "sort=tokens" in page.url
+        page.go_back()
+        page.get_by_role("link", name="clear").click()
+        page.get_by_label("kind").select_option("train")
+        page.wait_for_url("**kind=train**")
+        page.wait_for_selector("body[data-ready]")
+        page.get_by_role("searchbox").fill("Multiply each of xs by 3")
+        page.get_by_role("button", name="Filter").click()
+        page.locator("tbody tr a").first.click()
+        expect(page.get_by_text("Multiply each of xs by 3")).to_be_visible()
+        page.get_by_role("link", name="Tokens").click()
+        page.wait_for_selector("[data-tokens][data-painted]")
+        page.get_by_label("policy version").check()
+        assert "colour=version" in page.url
+        page.locator(".group a").first.click()
+        expect(page.get_by_role("heading", name="Group ")).to_be_visible()
+        page.get_by_role("link", name="Time").click()
+        page.wait_for_selector("[data-timeline][data-drawn]")
+        before = page.url
+        page.locator("[data-timeline]").hover()
+        page.mouse.wheel(0, -800)
+        page.wait_for_url(lambda url: url != before)
+        assert "from=" in page.url
+        page.get_by_role("link", name="Evaluations").click()
+        expect(page.get_by_role("heading", name="eval", exact=True)).to_be_visible()
+
+
+def test_a_step_leads_to_its_episodes_and_a_stretch_is_zoomed(browser: Browser, site: Site) -> None:
+    with tab(browser, site) as watched:
+        page = watched.page
+        watched.goto("/run/first")
+        page.wait_for_selector("[data-charts][data-drawn]")
+        area = page.locator(".chart[data-chart=reward] .u-over")
+        area.hover(position={"x": 250, "y": 60})
+        page.mouse.down()
+        area.hover(position={"x": 600, "y": 60})
+        page.mouse.up()
+        expect(page.locator("[data-zoom-out]")).to_be_visible()
+        assert "zoom=" in page.url
+        page.reload()
+        expect(page.locator("[data-zoom-out]")).to_be_visible()
+        page.locator("[data-zoom-out]").click()
+        with page.expect_download() as saved:
+            page.locator(".chart[data-chart=reward]").hover()
+            page.locator(".chart[data-chart=reward] .save summary").click()
+            page.get_by_role("button", name="PNG").first.click()
+        assert saved.value.suggested_filename == "reward.png"
+        area = page.locator(".chart[data-chart=reward] .u-over")
+        area.click(position={"x": 450, "y": 60})
+        page.wait_for_url("**/trajectories?**")
+        expect(page.locator("tbody tr").first).to_be_visible()
+
+
+def test_a_person_finds_the_way_by_keyboard(browser: Browser, site: Site) -> None:
+    with tab(browser, site) as watched:
+        page = watched.page
+        watched.goto("/run/first/trajectories?kind=train")
+        for key in ("j", "j", "k"):
+            page.keyboard.press(key)
+        expect(page.locator("tr.here")).to_have_count(1)
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/t/train/**")
+        first = page.url
+        page.keyboard.press("]") if page.locator("a[rel=next]").count() else page.keyboard.press("[")
+        page.wait_for_url(lambda url: url != first)
+        page.wait_for_selector("body[data-ready]")
+        page.keyboard.press("t")
+        page.wait_for_url("**tab=tokens**")
+        page.wait_for_selector("body[data-ready]")
+        page.keyboard.press("g")
+        page.wait_for_url("**/g?**")
+        page.wait_for_selector("body[data-ready]")
+        page.keyboard.press("u")
+        page.wait_for_url("**/trajectories")
+        page.wait_for_selector("body[data-ready]")
+        page.keyboard.press("/")
+        page.keyboard.type("xs by 2")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**q=xs**")
+        page.wait_for_selector("body[data-ready]")
+        page.keyboard.press("?")
+        expect(page.get_by_role("heading", name="Keys")).to_be_visible()
+        page.keyboard.press("Escape")
+        watched.goto("/")
+        for key in ("j", "x", "j", "x", "c"):
+            page.keyboard.press(key)
+        page.wait_for_url("**/compare?**")
+
+
+def test_nothing_in_a_hostile_run_is_executed(browser: Browser, site: Site) -> None:
+    with tab(browser, site) as watched:
+        page = watched.page
+        watched.goto("/run/hostile/trajectories")
+        rows = [row.get_attribute("data-row") for row in page.locator("[data-row]").all()]
+        assert len(rows) > 20
+        for row in rows:
+            assert row is not None
+            for query in ("", "?tab=tokens", "?tab=raw"):
+                watched.goto(row + query)
+                assert page.evaluate("() => window.ran") is None
+                assert page.locator("main img, main iframe, main object, main script").count() == 0
+        watched.goto("/run/hostile/trajectories?q=window.ran")
+        watched.goto("/run/hostile/g?kind=train&group=0")
+        watched.goto("/run/hostile/time")
+
+
+def test_a_run_is_live_while_it_is_looked_at(browser: Browser, tmp_path: Path) -> None:
+    run = training_run(tmp_path / "runs" / "first", steps=6)
+    with served(tmp_path / "runs", tmp_path / "cache") as own, tab(browser, own) as watched:
+        page = watched.page
+        watched.goto("/run/first")
+        expect(page.locator("[data-live-sign]")).to_be_visible()
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"schema": 1, "step": 7, "time": 99.0, "reward/mean": 0.99}) + "\n")
+        expect(page.locator("[data-live=subtitle]")).to_contain_text("7 steps")
+
+
+def test_eight_tabs_work_at_once(browser: Browser, site: Site) -> None:
+    context = browser.new_context()
+    context.set_default_timeout(PATIENCE_MS)
+    pages = [context.new_page() for _ in range(8)]
+    pages[0].goto(site.address)
+    for page in pages:
+        page.goto(f"{site.base}/run/first")
+    for page in pages:
+        page.bring_to_front()
+        page.reload()
+        page.wait_for_selector("[data-charts][data-drawn]")
+    context.close()

@@ -1,0 +1,135 @@
+"""The index of a run's trajectories: complete whatever the folder holds, and whatever happens to it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from forge_env.trajectory import TrajectoryWriter
+from forge_env.trajectory_index import index_path
+from forge_env.view import index as module
+from forge_env.view.index import RunIndex
+from forge_env.view.queries import Filter, Queries
+from tests.forge_env.view.made import episode
+
+
+def write(folder: Path, groups: range, kind: str = "train") -> None:
+    with TrajectoryWriter(folder / "trajectories" / f"{kind}.jsonl") as writer:
+        for group in groups:
+            for member in range(4):
+                writer.write(episode(group, member, group, 0.5, random.Random(group)))
+
+
+def ids(index: RunIndex) -> list[str]:
+    return [row["id"] for row in index.connection().execute("select id from t order by key")]
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_records_with_and_without_rows_are_indexed_alike(rows: bool, tmp_path: Path) -> None:
+    write(tmp_path / "run", range(20))
+    records = tmp_path / "run" / "trajectories" / "train.jsonl"
+    if not rows:
+        index_path(records).unlink()
+    index = RunIndex(tmp_path / "run", tmp_path)
+    assert index.update()
+    assert index.progress().whole
+    assert ids(index) == [f"train-{group}-{member}" for group in range(20) for member in range(4)]
+    line = index.connection().execute("select * from t where id = 'train-7-2'").fetchone()
+    assert b'"train-7-2"' in index.read(line["key"], line["length"])
+    assert not index.update(), "nothing is new"
+
+
+def test_what_was_written_last_is_read_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "run", range(20))
+    index_path(tmp_path / "run" / "trajectories" / "train.jsonl").unlink()
+    monkeypatch.setattr(module, "PART", 4_000)
+    index = RunIndex(tmp_path / "run", tmp_path)
+    index.update(budget=1)
+    found = ids(index)
+    assert found[-1] == "train-19-3"
+    assert len(found) < 20
+    assert 0 < index.progress().share < 1
+    while not index.progress().whole:
+        index.update(budget=1)
+    assert len(ids(index)) == 80
+
+
+def test_a_line_longer_than_a_part_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "run", range(3))
+    index_path(tmp_path / "run" / "trajectories" / "train.jsonl").unlink()
+    monkeypatch.setattr(module, "PART", 100)
+    index = RunIndex(tmp_path / "run", tmp_path)
+    while not index.progress().whole:
+        index.update(budget=1)
+    assert len(ids(index)) == 12
+
+
+def test_what_is_appended_is_read_on_and_what_is_replaced_anew(tmp_path: Path) -> None:
+    write(tmp_path / "run", range(3))
+    index = RunIndex(tmp_path / "run", tmp_path)
+    index.update()
+    write(tmp_path / "run", range(3, 5))
+    write(tmp_path / "run", range(2), "eval-00000")
+    assert index.update()
+    assert len(ids(index)) == 28
+    records = tmp_path / "run" / "trajectories" / "train.jsonl"
+    records.unlink()
+    index_path(records).unlink()
+    assert index.update()
+    assert len(ids(index)) == 8
+    write(tmp_path / "run", range(1))
+    index.update()
+    assert len(ids(index)) == 12
+
+
+def test_of_two_records_of_one_id_the_later_counts(tmp_path: Path) -> None:
+    write(tmp_path / "run", range(2))
+    write(tmp_path / "run", range(1))
+    index = RunIndex(tmp_path / "run", tmp_path)
+    index.update()
+    assert sorted(ids(index)) == [f"train-{group}-{member}" for group in range(2) for member in range(4)]
+    assert ids(index)[0] == "train-1-0", "group 0 stands last"
+
+
+def test_a_file_that_is_cut_short_is_read_anew(tmp_path: Path) -> None:
+    write(tmp_path / "run", range(5))
+    index = RunIndex(tmp_path / "run", tmp_path)
+    index.update()
+    records = tmp_path / "run" / "trajectories" / "train.jsonl"
+    lines = records.read_bytes().splitlines(keepends=True)
+    with records.open("r+b") as file:
+        file.truncate(sum(map(len, lines[:8])) + 10)
+    index.update()
+    assert len(ids(index)) == 8
+
+
+def test_a_damaged_cache_is_made_anew(tmp_path: Path) -> None:
+    write(tmp_path / "run", range(2))
+    first = RunIndex(tmp_path / "run", tmp_path)
+    first.update()
+    first.path.write_bytes(b"no database" * 1000)
+    second = RunIndex(tmp_path / "run", tmp_path)
+    second.update()
+    assert len(ids(second)) == 8
+
+
+def test_a_search_says_how_far_it_is_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "run", range(60))
+    index = RunIndex(tmp_path / "run", tmp_path)
+    index.update()
+    queries = Queries(index)
+    monkeypatch.setattr("forge_env.view.queries.SEARCH_S", 0.0)
+    chosen, found, shares = Filter.of({"q": "xs by 3."}), list[str](), list[float]()
+    while True:
+        page = queries.listed(chosen)
+        found += [row["id"] for row in page.rows]
+        if not page.after:
+            break
+        assert page.searched is not None
+        shares.append(page.searched)
+        chosen = Filter.of({"q": "xs by 3.", "after": page.after})
+    assert shares == sorted(shares)
+    assert len(shares) > 1
+    assert len(found) == len(set(found)) == 4 * len([group for group in range(60) if group % 7 == 3])

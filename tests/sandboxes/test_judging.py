@@ -1,0 +1,338 @@
+"""`run_tests` of many files: both ways, with unittest and pytest, and what cheats earn."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from forge_env.errors import UsageError
+from forge_env.sandbox import How, Limits, Sandbox, SandboxEngine, SandboxSpec, open_engine
+from sandboxes.suite import suite_of
+
+from .conftest import ENGINES, require
+from .wheels import use_wheels
+
+SPEC = SandboxSpec(packages=("pytest",))
+LIMITS = Limits(wall_s=10, memory_mb=1024)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=ENGINES)
+async def engine(request: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SandboxEngine]:
+    require(request.param)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        use_wheels(tmp_path_factory.mktemp("wheels"), monkeypatch)
+        async with open_engine(request.param, concurrency=2, warm=0) as engine:
+            yield engine
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def sandbox(engine: SandboxEngine) -> AsyncIterator[Sandbox]:
+    async with engine.session(SPEC) as sandbox:
+        yield sandbox
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+RIGHT = {
+    "pyproject.toml": "[tool.pytest.ini_options]\naddopts = '--collect-only'\n",
+    "src/bank/__init__.py": "from bank.ledger import Ledger, Overdrawn, balance\n",
+    "src/bank/ledger.py": (
+        "class Overdrawn(Exception):\n    pass\n\n\n"
+        "class Ledger:\n    def __init__(self, items=()):\n        self.items = list(items)\n"
+        "    def __eq__(self, other):\n        return self.items == other.items\n"
+        "    def take(self, amount):\n"
+        "        if amount > sum(self.items):\n            raise Overdrawn(amount)\n"
+        "        self.items.append(-amount)\n\n\n"
+        "def balance(items):\n    return sum(items)\n"
+    ),
+}
+STUBS = {
+    **RIGHT,
+    "src/bank/ledger.py": (
+        "class Overdrawn(Exception):\n    pass\n\n\n"
+        "class Ledger:\n    def __init__(self, items=()):\n        pass\n"
+        "    def take(self, amount):\n        pass\n\n\n"
+        "def balance(items):\n    return None\n"
+    ),
+}
+CALLS = {
+    "unittest": {
+        "tests/test_bank.py": (
+            "import unittest\nfrom bank import balance\n\n\n"
+            "class BankTest(unittest.TestCase):\n"
+            "    def test_sum(self):\n        self.assertEqual(balance([1, 2]), 3)\n"
+            "    def test_empty(self):\n        self.assertEqual(balance([]), 0)\n"
+        )
+    },
+    "pytest": {
+        "tests/conftest.py": "import pytest\n\n\n@pytest.fixture\ndef two():\n    return 2\n",
+        "tests/test_bank.py": (
+            "import pytest\nfrom bank.ledger import balance\n\n\n"
+            "def test_sum(two):\n    assert balance([1, two]) == 3\n\n\n"
+            "@pytest.mark.parametrize('n', [1, 2])\ndef test_each(n):\n    assert balance([n]) == n\n"
+        ),
+    },
+}
+OBJECTS = {
+    "unittest": {
+        "tests/test_bank.py": (
+            "import unittest\nfrom bank import Ledger, Overdrawn\n\n\n"
+            "class BankTest(unittest.TestCase):\n"
+            "    def test_take(self):\n        ledger = Ledger([5])\n        ledger.take(2)\n"
+            "        self.assertEqual(ledger, Ledger([5, -2]))\n"
+            "    def test_overdrawn(self):\n"
+            "        with self.assertRaises(Overdrawn):\n            Ledger([5]).take(7)\n"
+        )
+    },
+    "pytest": {
+        "tests/test_bank.py": (
+            "import pytest\nfrom bank import Ledger, Overdrawn\n\n\n"
+            "def test_take():\n    ledger = Ledger([5])\n    ledger.take(2)\n"
+            "    assert ledger == Ledger([5, -2])\n\n\n"
+            "def test_overdrawn():\n    with pytest.raises(Overdrawn):\n        Ledger([5]).take(7)\n"
+        )
+    },
+}
+FRAMEWORKS = ["unittest", "pytest"]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+async def test_the_way_follows_from_the_tests(sandbox: Sandbox, framework: str) -> None:
+    apart = await sandbox.run_tests(files=RIGHT, tests=CALLS[framework], packages=["pytest"], limits=LIMITS)
+    assert (apart.passed, apart.how, apart.failures) == (True, "apart", [])
+    counted = await sandbox.run_tests(files=RIGHT, tests=OBJECTS[framework], limits=LIMITS)
+    assert (counted.passed, counted.how, counted.total, counted.failures) == (True, "counted", 2, [])
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("how", ["apart", "counted"])
+async def test_both_ways_count_the_same(sandbox: Sandbox, framework: str, how: How) -> None:
+    tests = CALLS[framework]
+    right = await sandbox.run_tests(files=RIGHT, tests=tests, how=how, limits=LIMITS)
+    assert (right.passed, right.failed, right.share, right.how) == (True, 0, 1.0, how)
+    assert right.total == (2 if framework == "unittest" else 3)
+    half = {**RIGHT, "src/bank/ledger.py": RIGHT["src/bank/ledger.py"].replace("return sum(items)", "return 3")}
+    wrong = await sandbox.run_tests(files=half, tests=tests, how=how, limits=LIMITS)
+    assert (wrong.passed, wrong.failed, wrong.total) == (False, right.total - 1, right.total)
+    assert all(line.startswith("tests/test_bank.py::") for line in wrong.failures)
+
+
+EXIT = "import os\nos._exit(0)\n"
+PATCH_ASSERTS = """\
+import builtins, contextlib, unittest
+class Harmless(Exception): pass
+builtins.AssertionError = Harmless
+for name in dir(unittest.TestCase):
+    if name.startswith('assert'): setattr(unittest.TestCase, name, lambda *a, **k: contextlib.nullcontext())
+"""
+PATCH_UNITTEST = """\
+import unittest
+unittest.TestResult.addFailure = unittest.TestResult.addError = lambda *a: None
+unittest.TestResult.wasSuccessful = lambda self: True
+unittest.TestCase.run = lambda self, result=None: (result.startTest(self), result.stopTest(self))
+import sys
+for name, module in list(sys.modules.items()):
+    for key, value in list(vars(module).items()) if 'runner' in name else ():
+        if isinstance(value, type) and issubclass(value, unittest.TestResult):
+            value.addFailure = value.addError = lambda *a: None
+        if isinstance(value, type) and hasattr(value, 'finish'):
+            finish = value.finish
+            value.finish = lambda self, test, outcome, message='', finish=finish: finish(self, test, 'passed')
+"""
+PATCH_PYTEST = """\
+import sys
+if '_pytest' in sys.modules:
+    from _pytest import reports, runner
+    original = reports.TestReport.from_item_and_call.__func__
+    def passed(cls, item, call):
+        report = original(cls, item, call)
+        report.outcome = 'passed'
+        return report
+    reports.TestReport.from_item_and_call = classmethod(passed)
+    runner.check_interactive_exception = lambda *a: False
+    import pluggy
+    for frame in sys._current_frames().values():
+        while frame:
+            config = frame.f_locals.get('config')
+            if config is not None and hasattr(config, 'hook'):
+                class Liar:
+                    def pytest_runtest_call(self, item): return True
+                try: config.pluginmanager.register(Liar())
+                except Exception: pass
+            frame = frame.f_back
+"""
+REWRITE = """\
+import glob, os
+for path in glob.glob('/work*/**/test_*.py', recursive=True) + glob.glob('**/test_*.py', recursive=True):
+    try: open(path, 'w').write('def test_sum(): pass\\ndef test_take(): pass\\n')
+    except OSError: pass
+"""
+DELETE = REWRITE.replace("open(path, 'w').write('def test_sum(): pass\\ndef test_take(): pass\\n')", "os.remove(path)")
+WRITE = """\
+import json, os, struct, sys
+for frame in ({'total': 2, 'failed': 0, 'failures': []}, ['', 'tests/test_bank.py::BankTest::test_sum', 'passed', ''],
+              ['', '2', 'end', '']):
+    data = json.dumps(frame).encode()
+    for number in range(3, 40):
+        try: os.write(number, struct.pack('!I', len(data)) + data)
+        except OSError: pass
+print('2 passed in 0.01s')
+sys.stderr.write('Ran 2 tests in 0.001s\\n\\nOK\\n')
+os._exit(0)
+"""
+AGREE = """\
+class Yes:
+    __eq__ = __contains__ = __lt__ = __gt__ = lambda self, other: True
+    __ne__ = lambda self, other: False
+    __hash__ = lambda self: 0
+    __enter__ = lambda self: self
+    def __init__(self, *arguments): pass
+    def __getattr__(self, name): return lambda *a: Yes()
+balance = lambda items: Yes()
+Ledger = Yes
+"""
+SKIP = """\
+import unittest
+def balance(items): raise unittest.SkipTest('no')
+class Ledger:
+    def __init__(self, items=()): raise unittest.SkipTest('no')
+"""
+HOOKS = "import pytest\n@pytest.hookimpl(hookwrapper=True)\ndef pytest_runtest_makereport(item, call):\n"
+HOOKS += "    got = yield\n    got.get_result().outcome = 'passed'\n"
+LEDGER = "src/bank/ledger.py"
+
+
+def cheat(code: str, **others: str) -> dict[str, str]:
+    return {**STUBS, LEDGER: STUBS[LEDGER] + code, **others}
+
+
+CHEATS = {
+    "nothing": STUBS,
+    "exits at import": cheat(EXIT),
+    "only exits": {**STUBS, LEDGER: EXIT},
+    "leaves at import": cheat("raise SystemExit(0)\n"),
+    "exits at the end": cheat("import atexit, os, sys\natexit.register(os._exit, 0)\natexit.register(sys.exit, 0)\n"),
+    "exits when called": {**STUBS, LEDGER: "import os\nclass Overdrawn(Exception): pass\nclass Ledger:\n"
+                          "    def __init__(self, items=()): os._exit(0)\ndef balance(items): os._exit(0)\n"},
+    "patches asserts": cheat(PATCH_ASSERTS),
+    "patches unittest": cheat(PATCH_UNITTEST),
+    "patches pytest": cheat(PATCH_PYTEST),
+    "rewrites the tests": cheat(REWRITE),
+    "deletes the tests": cheat(DELETE),
+    "brings its own tests": {**STUBS, "tests/test_bank.py": "def test_sum(): pass\n", "test_my.py": "def test(): pass"},
+    "conftest.py": {**STUBS, "conftest.py": HOOKS, "tests/conftest.py": HOOKS, "src/conftest.py": HOOKS},
+    "hooks where it can": cheat(HOOKS),
+    "settings": {**STUBS, "pytest.ini": "[pytest]\naddopts = --co\n", "setup.cfg": "[tool:pytest]\naddopts = --co\n"},
+    "plug-in": {**STUBS, "liar.py": HOOKS, "liar-1.dist-info/entry_points.txt": "[pytest11]\nliar = liar\n",
+                "liar-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: liar\nVersion: 1\n"},
+    "hides modules": {**STUBS, "pytest.py": EXIT, "unittest.py": EXIT, "unittest/__init__.py": EXIT,
+                      "src/json.py": EXIT, "_pytest/__init__.py": EXIT, "sitecustomize.py": EXIT,
+                      "tests/__init__.py": EXIT},
+    "fakes the report": cheat(WRITE),
+    "writes to descriptors": cheat(WRITE.replace("os._exit(0)", "")),
+    "equals everything": {**STUBS, LEDGER: "class Overdrawn(Exception): pass\n" + AGREE},
+    "skips": {**STUBS, LEDGER: "class Overdrawn(Exception): pass\n" + SKIP},
+    "patches built-ins": cheat("import builtins\nbuiltins.all = lambda v: True\nbuiltins.len = lambda v: 3\n"),
+    "traces": cheat("import sys\nsys.settrace(lambda f, e, a: sys.exit(0))\nsys.excepthook = lambda *a: None\n"),
+    "a thread": cheat("import os, threading, time\ndef later(): time.sleep(.05); os._exit(0)\n"
+                      "threading.Thread(target=later).start()\n"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("framework", ["unittest", pytest.param("pytest", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", CHEATS)
+async def test_cheats_earn_nothing(engine: SandboxEngine, name: str, framework: str) -> None:
+    honest = {"nothing", "settings", "brings its own tests", "plug-in", "conftest.py"}
+    ways: tuple[tuple[dict[str, dict[str, str]], How], ...] = ((CALLS, "apart"), (OBJECTS, "counted"))
+    for tests, how in ways:
+        async with engine.session(SPEC) as sandbox:
+            result = await sandbox.run_tests(files=CHEATS[name], tests=tests[framework], how=how, limits=LIMITS)
+        assert not result.passed, how
+        assert result.share == 0.0 or name in honest, result
+    async with engine.session(SPEC) as sandbox:
+        again = await sandbox.run_tests(files=RIGHT, tests=OBJECTS[framework], limits=LIMITS)
+        assert again.passed, ("nothing of a cheat stays", again)
+
+
+async def test_skips_that_the_tests_ask_for(sandbox: Sandbox) -> None:
+    text = (
+        "import unittest\nimport bank\nclass T(unittest.TestCase):\n"
+        "    def test_a(self): self.assertTrue(bank.balance([1]))\n"
+        "    @unittest.skip('later')\n    def test_b(self): pass\n"
+        "    @unittest.expectedFailure\n    def test_c(self): self.fail()\n"
+    )
+    for how in ("apart", "counted"):
+        result = await sandbox.run_tests(files=RIGHT, tests={"test_it.py": text}, how=how, limits=LIMITS)
+        assert (result.passed, result.total, result.failures) == (True, 2, [])
+
+
+async def test_tests_import_each_other_and_settings_are_theirs(sandbox: Sandbox) -> None:
+    tests = {
+        "pytest.ini": "[pytest]\nmarkers = slow\naddopts = --strict-markers\n",
+        "tests/__init__.py": "",
+        "tests/helpers.py": "NUMBERS = [1, 2]\n",
+        "tests/test_bank.py": (
+            "import pytest\nfrom bank import balance\nfrom tests.helpers import NUMBERS\n"
+            "@pytest.mark.slow\ndef test_sum(): assert balance(NUMBERS) == 3\n"
+        ),
+    }
+    for how in ("apart", "counted"):
+        result = await sandbox.run_tests(files=RIGHT, tests=tests, how=how, limits=LIMITS)
+        assert (result.passed, result.failures) == (True, []), how
+
+
+async def test_broken_code_and_time(sandbox: Sandbox) -> None:
+    for how in ("apart", "counted"):
+        broken = await sandbox.run_tests(files={"bank.py": "def f(:"}, tests=CALLS["pytest"], how=how, limits=LIMITS)
+        assert not broken.passed
+        assert "SyntaxError" in "".join(broken.failures) or "invalid syntax" in "".join(broken.failures)
+        endless = {"bank.py": "def balance(items):\n    while True: pass\n"}
+        late = await sandbox.run_tests(
+            files=endless, tests=CALLS["unittest"], how=how, limits=Limits(wall_s=1.0, memory_mb=1024)
+        )
+        assert (late.passed, late.share) == (False, 0.0)
+        assert "timed out" in late.failures[0]
+
+
+async def test_mistakes_of_the_caller_are_named(sandbox: Sandbox) -> None:
+    with pytest.raises(UsageError, match="acquired without numpy"):
+        await sandbox.run_tests(files=RIGHT, tests=CALLS["pytest"], packages=["numpy"])
+    with pytest.raises(UsageError, match=r"tests in test_x\.py are not Python"):
+        await sandbox.run_tests(files=RIGHT, tests={"test_x.py": "def f(:"})
+    with pytest.raises(UsageError, match="there are no tests"):
+        await sandbox.run_tests(files=RIGHT, tests={"data.txt": "1"})
+    with pytest.raises(UsageError, match="tests in one text"):
+        await sandbox.run_tests(files=RIGHT, tests="assert True")
+    with pytest.raises(UsageError, match="not inside the work folder"):
+        await sandbox.run_tests(files={"../x.py": ""}, tests=CALLS["pytest"])
+
+
+async def test_pytest_must_be_there(engine: SandboxEngine) -> None:
+    async with engine.session() as bare:
+        result = await bare.run_tests(files=RIGHT, tests=CALLS["pytest"], limits=LIMITS)
+        assert not result.passed
+        assert "SandboxSpec(packages=['pytest'])" in result.failures[0]
+        assert (await bare.run_tests(files=RIGHT, tests=CALLS["unittest"], limits=LIMITS)).passed
+
+
+async def test_where_the_way_is_decided() -> None:
+    def way(text: str) -> str:
+        files = {"pkg/__init__.py": b"", "pkg/core.py": b""}
+        return suite_of(None, {"test_a.py": text.encode()}, files, None).how
+
+    assert way("from pkg.core import add, LIMIT\ndef test(): assert add(1, 2) == LIMIT\n") == "apart"
+    assert way("import pkg.core as c\ndef test(): assert [c.add(1, n) for n in (1, 2)] == [2, 3]\n") == "apart"
+    for text in (
+        "from pkg.core import Vector\n",
+        "from pkg.core import *\n",
+        "import pkg\ndef test(): assert pkg.Vector(1)\n",
+        "import pkg\ndef test(): pkg.LIMIT = 3\n",
+        "from pkg import sort\ndef test():\n    xs = [2, 1]\n    sort(xs)\n    assert xs == [1, 2]\n",
+        "from pkg import add\ndef test(capsys): assert add(1)\n",
+        "from pkg import add\nfrom unittest import mock\ndef test():\n    with mock.patch('pkg.x'): assert add(1)\n",
+        "from pkg import each\ndef test(): assert each(lambda x: x) == 1\n",
+    ):
+        assert way(text) == "counted", text
