@@ -19,6 +19,7 @@ pytest.importorskip("monarch")
 
 from forge_env.errors import UsageError
 from tests.trainers.actors.counter import Counter, NotAllowedError
+from tests.trainers.actors.stopping import stop
 from trainers.actors.remote import ActorDiedError, FurtherActorDiedError, RemoteError
 from trainers.actors.service import (
     Replica,
@@ -278,7 +279,7 @@ async def _a_bad_prefix_holds_up_no_other(service: Service) -> None:
 async def test_a_stopped_process_is_replaced() -> None:
     async with counters(1) as service:
         pid = pid_of(service.replicas[0])
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         new, _ = await service.where.route()
         assert new != pid
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 
 import pytest
 
 pytest.importorskip("monarch")
 
+from tests.trainers.actors.stopping import stop
 from trainers.actors.remote import result
 from trainers.actors.stacks import WAITS, in_words, look_at_processes
 from trainers.loop.stack import prepare_controller
@@ -58,7 +58,7 @@ async def test_a_process_that_does_not_answer_is_named_with_its_stack() -> None:
     try:
         idle, held, stopped = [(await result(actor.process_id.call_one())) for actor in actors]
         held_up = actors[1].hold_up.call_one()
-        os.kill(stopped, signal.SIGSTOP)
+        stop(stopped)
         while "count_sheep" not in str(found := {each.pid: each for each in await look_at_processes()}):
             pass  # until the call has arrived
         assert found[idle].name.startswith("idle")

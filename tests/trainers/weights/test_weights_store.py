@@ -9,6 +9,7 @@ import signal
 import pytest
 import torch
 
+from tests.trainers.actors.stopping import stop
 from trainers.actors.processes import survive_deaths
 from trainers.weights.store import Keeper, WeightStore
 
@@ -23,7 +24,7 @@ async def test_a_store_whose_process_is_stopped_is_left_behind() -> None:
     await store.open(stopped)
     await store.push(weights, 1)
     (pid,) = stopped._forge_pids
-    os.kill(pid, signal.SIGSTOP)
+    stop(pid)
     async with asyncio.timeout(60):
         await store.close()
     os.kill(pid, signal.SIGKILL)
