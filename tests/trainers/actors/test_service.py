@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -19,7 +17,7 @@ pytest.importorskip("monarch")
 
 from forge_env.errors import UsageError
 from tests.trainers.actors.counter import Counter, NotAllowedError
-from tests.trainers.actors.stopping import stop
+from tests.trainers.actors.signals import kill, stop
 from trainers.actors.remote import ActorDiedError, FurtherActorDiedError, RemoteError
 from trainers.actors.service import (
     Replica,
@@ -148,7 +146,7 @@ async def test_a_killed_replica_comes_back_with_what_the_others_were_told() -> N
         lost = asyncio.ensure_future(service.wait_once.route())
         second = asyncio.ensure_future(service.wait_once.route())
         await until(lambda: _in_flight(service, 3))
-        os.kill(pid, signal.SIGKILL)
+        kill(pid)
         done, _ = await asyncio.wait([lost, second], return_when=asyncio.FIRST_COMPLETED)
         with pytest.raises(ActorDiedError, match="'wait_once', which is not repeated"):
             await done.pop()
@@ -168,7 +166,7 @@ async def test_a_killed_replica_comes_back_with_what_the_others_were_told() -> N
 async def test_a_kept_call_that_no_replica_is_up_for_waits_and_is_kept_only_if_it_is_a_good_one() -> None:
     async with counters(1) as service, asyncio.timeout(PATIENCE_S):
         for told, known in (("five", -1), (6, 6), ("seven", 6)):
-            os.kill(pid_of(service.replicas[0]), signal.SIGKILL)
+            kill(pid_of(service.replicas[0]))
             await until(lambda: _down(service))
             telling = asyncio.ensure_future(service.load.using(keep=True).fanout(told))
             if isinstance(told, str):
@@ -177,7 +175,7 @@ async def test_a_kept_call_that_no_replica_is_up_for_waits_and_is_kept_only_if_i
             else:
                 assert await telling == [told]
             assert (await service.where.route())[1] == known
-        os.kill(pid_of(service.replicas[0]), signal.SIGKILL)
+        kill(pid_of(service.replicas[0]))
         await until(lambda: _down(service))
         assert (await service.where.route())[1] == 6, "the bad ones are not told again"
         assert service.replicas[0].metrics.deaths == 4
@@ -186,7 +184,7 @@ async def test_a_kept_call_that_no_replica_is_up_for_waits_and_is_kept_only_if_i
 @pytest.mark.stack
 async def test_a_kept_call_with_nobody_left_is_refused() -> None:
     async with counters(1, options=ServiceOptions(max_deaths=1)) as service, asyncio.timeout(PATIENCE_S):
-        os.kill(pid_of(service.replicas[0]), signal.SIGKILL)
+        kill(pid_of(service.replicas[0]))
         await until(lambda: _down(service))
         with pytest.raises(ServiceDownError, match="no replica left"):
             await service.load.using(keep=True).fanout(3)
@@ -218,7 +216,7 @@ async def test_one_that_dies_while_it_starts_is_named() -> None:
     class Dying(Service):
         async def set_up(self, replica: Replica) -> None:
             for pid in replica.actor._forge_pids:
-                os.kill(pid, signal.SIGKILL)
+                kill(pid)
             await super().set_up(replica)
 
     service = Dying(Counter.options(num_replicas=1, mesh_name="counter"))
@@ -235,7 +233,7 @@ async def test_one_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None
         mended.unlink()
         waiting = asyncio.ensure_future(service.wait_once.route())
         await until(lambda: _in_flight(service, 1))
-        os.kill(pid_of(service.replicas[0]), signal.SIGKILL)
+        kill(pid_of(service.replicas[0]))
         with pytest.raises((ActorDiedError, ServiceDownError)):
             await waiting
         with pytest.raises(ServiceDownError, match="given up: this replica can't be set up"):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -14,6 +12,7 @@ import pytest
 pytest.importorskip("monarch")
 
 from tests.trainers.actors.counter import Counter
+from tests.trainers.actors.signals import kill
 from trainers.actors.service import Service
 from trainers.actors.spare import Spare
 
@@ -46,7 +45,7 @@ async def counter(spare: Spare, replicas: int = 1) -> AsyncIterator[Service]:
 async def replaced(service: Service) -> int:
     """The process after the one that there was; that is killed."""
     pid, _ = await service.where.route()
-    os.kill(pid, signal.SIGKILL)
+    kill(pid)
     new, _ = await service.where.route()
     assert new != pid
     return int(new)
@@ -68,7 +67,7 @@ async def test_of_two_that_die_together_one_becomes_the_spare() -> None:
         waiting = spare.pids
         before = {pid for pid, _ in await service.where.fanout()}
         for pid in before:
-            os.kill(pid, signal.SIGKILL)
+            kill(pid)
         while len(after := {pid for pid, _ in await service.where.fanout()} - before) < 2:  # noqa: ASYNC110 - other processes
             await asyncio.sleep(0.05)
         assert set(waiting) < after
@@ -79,7 +78,7 @@ async def test_a_dead_spare_is_no_loss() -> None:
     async with counter(spare) as service:
         await spare.ready.wait()
         [waiting] = spare.pids
-        os.kill(waiting, signal.SIGKILL)
+        kill(waiting)
         assert await replaced(service) != waiting
         await spare.ready.wait()
         assert [await replaced(service)] == spare.pids, "there is another"

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("monarch")
 
-from tests.trainers.actors.stopping import stop
+from tests.trainers.actors.signals import stop
 from trainers.actors.remote import result
 from trainers.actors.stacks import WAITS, in_words, look_at_processes
 from trainers.loop.stack import prepare_controller

@@ -9,7 +9,7 @@ import signal
 import pytest
 import torch
 
-from tests.trainers.actors.stopping import stop
+from tests.trainers.actors.signals import stop
 from trainers.actors.processes import survive_deaths
 from trainers.weights.store import Keeper, WeightStore
 
