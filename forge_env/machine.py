@@ -73,6 +73,14 @@ def free_memory_gb() -> float:
     return (free if group is None else min(free, group)) / GIB
 
 
+def busy_cpu_s() -> float:
+    """Seconds that the machine's processors were busy since it was booted, all of them added up."""
+    import psutil
+
+    times = psutil.cpu_times()._asdict()
+    return float(sum(times[kind] for kind in ("user", "nice", "system", "irq", "softirq", "steal") if kind in times))
+
+
 def _group_headroom() -> float | None:
     """Bytes that this process's memory control group (v2 or v1) may still take, None without a limit."""
     for root, limit_name, usage_name in (

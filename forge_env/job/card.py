@@ -14,6 +14,7 @@ import platform
 import socket
 import ssl
 import sys
+import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -60,6 +61,7 @@ class Question:
         files: paths, whose contents are compared.
         data: files and folders, whose sizes are compared.
         sandbox: a sandbox engine and its options, to be tried.
+        gpus: whether GPUs are looked for; that starts a program.
     """
 
     modules: list[str] = field(default_factory=list)
@@ -67,6 +69,7 @@ class Question:
     files: list[str] = field(default_factory=list)
     data: list[str] = field(default_factory=list)
     sandbox: tuple[str, dict[str, Any]] | None = None
+    gpus: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,8 @@ class Card:
         data: bytes of each file or folder that was asked for, likewise.
         engine: the sandbox engine that was found for `sandbox`.
         no_engine: why there is none.
+        busy_s: seconds that its processors were busy since it was booted, all of them added up.
+        at_s: when that was, seconds on a clock of its own.
     """
 
     forge_env: str
@@ -104,6 +109,8 @@ class Card:
     data: dict[str, int | None] = field(default_factory=dict)
     engine: str = ""
     no_engine: str = ""
+    busy_s: float = 0.0
+    at_s: float = 0.0
 
 
 def write_card(question: Question, monarch: str = "") -> Card:
@@ -117,13 +124,15 @@ def write_card(question: Question, monarch: str = "") -> Card:
         python_version=platform.python_version().rpartition(".")[0],  # others can't read each other's pickled code
         cpus=len(os.sched_getaffinity(0)),
         free_memory_gb=machine.free_memory_gb(),
-        gpus=[gpu.uuid for gpu in machine.unclaimed_gpus()],
+        gpus=[gpu.uuid for gpu in machine.unclaimed_gpus()] if question.gpus else [],
         modules={name: _digest_of_module(name) for name in question.modules},
         packages={name: _version(name) for name in question.packages},
         files={name: _digest([Path(name)], Path(name).parent) for name in question.files},
         data={name: _size(Path(name)) for name in question.data},
         engine=engine,
         no_engine=no_engine,
+        busy_s=machine.busy_cpu_s(),
+        at_s=time.monotonic(),
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from forge_env.concurrency import gather_or_cancel
 from forge_env.errors import ForgeError
 from forge_env.job.addresses import Address, own_address
-from forge_env.job.card import Card, NoWorkerError, ask, until_lost
+from forge_env.job.card import Card, NoWorkerError, Question, ask, until_lost
 from forge_env.job.plan import Place, Unit
 from forge_env.job.staging import stage
 from forge_env.job.survey import Survey
@@ -28,6 +28,8 @@ ATTACH_S = 30.0
 STOP_S = 10.0
 RETRY_S = 2.0
 """Between two looks whether a host that is waited for is back."""
+LOAD_S = 2.0
+"""Between two questions how busy a host is."""
 logger = logging.getLogger(__name__)
 
 
@@ -43,6 +45,10 @@ class _Host:
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
     lost: asyncio.Future[None] | None = None
     """Done when this life is over."""
+    told: Card | None = None
+    """How busy it is, as of late."""
+    counted: Card | None = None
+    """As far as `Hosts.metrics` has told."""
 
     @property
     def name(self) -> str:
@@ -66,6 +72,7 @@ class Hosts:
         ]
         self._wide: dict[tuple[str, ...], Any] = {}
         self._unseen = found.unseen
+        self._asking: asyncio.Future[list[None]] | None = None
 
     async def open(self) -> None:
         """Attach to every worker; it comes before any other use of Monarch.
@@ -80,13 +87,41 @@ class Hosts:
         enable_transport(f"{first.scheme}://{own}:0")
         self._run.folder.logs.mkdir(exist_ok=True)
         await gather_or_cancel([self._attach(host) for host in self._hosts])
+        self._asking = asyncio.gather(*(self._keep_asking(host) for host in self._hosts))
 
     async def close(self) -> None:
         """End what still runs on the hosts; their workers wait for the next run."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
         for host in self._hosts:
             if host.lost is not None:
                 host.lost.cancel()
         await asyncio.gather(*(self._leave(host) for host in self._hosts))
+
+    async def _keep_asking(self, host: _Host) -> None:
+        while True:
+            try:
+                host.told = await ask(host.address, Question(gpus=False))
+                host.counted = host.counted or host.told
+            except ForgeError as error:
+                logger.debug("how busy host %d is: %s", host.number, error)
+            await asyncio.sleep(LOAD_S)
+
+    def metrics(self) -> dict[str, float]:
+        """Of each host since the last call, where it has told: busy processors, on average, and GiB of free memory.
+
+        `host/NUMBER-NAME/cpus_busy`, `host/NUMBER-NAME/free_memory_gb`.
+        """
+        found = {}
+        for host in self._hosts:
+            now, before = host.told, host.counted
+            if now is None or before is None or (seconds := now.at_s - before.at_s) <= 0:  # or it was booted again
+                continue
+            found[f"host/{host.name}/cpus_busy"] = (now.busy_s - before.busy_s) / seconds
+            found[f"host/{host.name}/free_memory_gb"] = now.free_memory_gb
+            host.counted = now
+        return found
 
     async def staged(self, model: Path) -> Path:
         """A model's folder as all hosts see it: a copy in the cache where one of them does not see it.

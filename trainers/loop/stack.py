@@ -181,6 +181,10 @@ class Stack:
 
     # --- actors
 
+    def host_metrics(self) -> dict[str, float]:
+        """How busy each host was since the last call (`Hosts.metrics`); nothing where all is on this machine."""
+        return {} if self._hosts is None else self._hosts.metrics()
+
     async def staged(self, model: Path) -> Path:
         """A model's folder as every process sees it."""
         return model if self._hosts is None else await self._hosts.staged(model)

@@ -471,6 +471,7 @@ class System:
             **metrics,
             **self._publisher.take_metrics(),
             **self._status.metrics(),
+            **self._stack.host_metrics(),
             **batch_metrics(batch.groups),
             **self.rollouts.totals.metrics(),
             **buffer_metrics(self._counters),

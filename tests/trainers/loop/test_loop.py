@@ -293,7 +293,7 @@ async def test_what_is_set_back_only_in_part_is_never_saved(run: Run, role: str)
     system._unsettled, system._unlogged = role == "trainer", None
     system._collect = system._configure = at_once  # type: ignore[assignment, method-assign]
     system._side_by_side, system._save = fail, save  # type: ignore[assignment, method-assign]
-    system._stack = SimpleNamespace(restart=at_once, unless_one_dies=lambda work: work)  # type: ignore[assignment]
+    system._stack = SimpleNamespace(restart=at_once, unless_one_dies=lambda work: work, host_metrics=dict)  # type: ignore[assignment]
     system.trainer = SimpleNamespace(reference=None)  # type: ignore[assignment]
     system.rollouts = SimpleNamespace(reconnect=at_once)  # type: ignore[assignment]
     system.buffer = None  # type: ignore[assignment]
