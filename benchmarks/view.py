@@ -1,18 +1,26 @@
-"""The pages of `forge-env view` over a run of 100,000 episodes: processor time of the server.
+"""The pages of `forge-env view` over a run of 100,000 episodes: processor time of the server, and of the browser.
 
     python -m benchmarks view [--episodes 100000] [--folder PATH]
 
 The run is made up (tests/forge_env/view/made.py): 8 episodes a group, 60 groups a step. Each figure is the processor
 time of all threads of the process that makes the page, the smallest of the repeats; the first one of a page computes
-what the others take from the answers that are kept until the index changes.
+what the others take from the answers that are kept until the index changes. "After a change" is the first one again,
+with 8 episodes more.
+
+32,000 tokens are drawn by headless Chromium: processor time of its page's own thread (script, style, layout and paint,
+as the DevTools protocol's TaskDuration counts them), from the click on "Tokens" until they are coloured.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import os
 import random
 import re
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -21,13 +29,14 @@ from pathlib import Path
 import httpx
 
 from benchmarks.report import record, table
-from forge_env.trajectory import TrajectoryWriter
+from forge_env.trajectory import Trajectory, TrajectoryWriter, Turn
 from forge_env.trajectory_index import index_path
-from forge_env.view.app import Pages
+from forge_env.types import Message
+from forge_env.view.app import Pages, static_files
 from forge_env.view.index import RunIndex
 from forge_env.view.runs import Runs
 from forge_env.view.server import Guard
-from tests.forge_env.view.made import GROUP, episode, training_run
+from tests.forge_env.view.made import GROUP, TOKENIZER, episode, reply, training_run
 
 GROUPS = 60
 PORT = 7000
@@ -44,6 +53,80 @@ def make(folder: Path, episodes: int) -> None:
         for number in range(episodes):
             group, member = divmod(number, GROUP)
             writer.write(episode(group, member, group // GROUPS, 0.3 + 0.6 * number / episodes, chance))
+
+
+def long_episode(folder: Path) -> str:
+    """An evaluation with one episode of 32,000 sampled tokens in 16 turns; its address in the pages."""
+    chance = random.Random(2)
+    turns = [
+        Turn(
+            [Message(role="user", content="Go on.")], reply(Message(role="assistant", content="On."), 2_000, 0, chance)
+        )
+        for _ in range(16)
+    ]
+    model = folder / "model"
+    model.mkdir(parents=True)
+    (model / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    with TrajectoryWriter(folder / "trajectories" / "eval.jsonl") as writer:
+        writer.write(Trajectory("long", "made", "long", split="eval", turns=turns, reward=1.0))
+    return f"/run/{folder.name}/t/eval/long"
+
+
+def drawn(root: Path, cache: Path, path: str, repeats: int) -> tuple[float, float]:
+    """Milliseconds that a browser's page works to draw the tokens of an episode, and to colour them otherwise."""
+    from playwright.sync_api import CDPSession, sync_playwright
+
+    def worked(session: CDPSession) -> float:
+        found = session.send("Performance.getMetrics")["metrics"]
+        return 1000 * float(next(item["value"] for item in found if item["name"] == "TaskDuration"))
+
+    command = [Path(sys.executable).with_name("forge-env"), "view", root, "--no-browser", "--port", "0"]
+    environment = {**os.environ, "FORGE_ENV_CACHE": str(cache)}
+    first, again = [], []
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process,
+        sync_playwright() as own,
+    ):
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().split(" is shown at ")[1].split(";")[0]
+            flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+            browser = own.chromium.launch(executable_path="/usr/bin/chromium", args=flags)
+            for _ in range(repeats):
+                page = browser.new_page()
+                page.set_default_timeout(60_000)
+                page.goto(address, wait_until="load")
+                page.goto(address.partition("/?")[0] + path, wait_until="load")
+                page.wait_for_selector("body[data-ready]")
+                session = page.context.new_cdp_session(page)
+                session.send("Performance.enable", {"timeDomain": "threadTicks"})
+                before = worked(session)
+                page.get_by_role("link", name="Tokens").click()
+                page.wait_for_selector("[data-tokens][data-painted]")
+                page.screenshot()
+                first.append(worked(session) - before)
+                before = worked(session)
+                page.get_by_label("policy version").check()
+                page.wait_for_url("**colour=version**")
+                again.append(worked(session) - before)
+                page.close()
+            browser.close()
+        finally:
+            process.terminate()
+    return min(first), min(again)
+
+
+def own_bytes() -> int:
+    """Of all that a page loads besides itself."""
+    return sum(len(content) for name, content in static_files().items() if not name.endswith(".txt"))
+
+
+def append(folder: Path, number: int, version: int) -> None:
+    """8 episodes more, of a group that is not there yet."""
+    chance = random.Random(number)
+    with TrajectoryWriter(folder / "trajectories" / "train.jsonl") as writer:
+        for member in range(GROUP):
+            writer.write(episode(10_000_000 + number, member, version, 0.9, chance))
 
 
 def opened(folder: Path, cache: Path) -> float:
@@ -63,7 +146,7 @@ async def measured(act: Callable[[], Awaitable[object]], repeats: int) -> tuple[
     return found[0], min(found[1:])
 
 
-async def pages(root: Path, cache: Path, repeats: int) -> list[list[object]]:
+async def pages(root: Path, cache: Path, repeats: int, version: int) -> list[list[object]]:
     shown = Pages(Runs(root, cache))
     guard = Guard(shown.application(), "t" * 40, lambda: PORT)
     rows: list[list[object]] = []
@@ -80,6 +163,7 @@ async def pages(root: Path, cache: Path, repeats: int) -> list[list[object]]:
             ("search, not there (one page of it)", "/run/big/trajectories?q=nowhere+in+it"),
             ("trajectory", name),
             ("group", "/run/big/g?kind=train&group=77"),
+            ("32,000 tokens", f"{long_episode(root / 'long')}?tab=tokens"),
             ("runs", "/"),
         ):
 
@@ -89,6 +173,13 @@ async def pages(root: Path, cache: Path, repeats: int) -> list[list[object]]:
 
             once, again = await measured(get, repeats)
             rows.append([what, f"{1000 * once:.0f}", f"{1000 * again:.0f}"])
+        changed = []
+        for number in range(repeats):
+            append(root / "big", number, version)
+            started = time.process_time()
+            assert (await client.get("/run/big")).status_code == 200
+            changed.append(time.process_time() - started)
+        rows.insert(1, ["overview after a change", f"{1000 * min(changed):.0f}", ""])
     shown.indexer.close()
     return rows
 
@@ -105,17 +196,21 @@ def main() -> None:
         records = root / "big" / "trajectories" / "train.jsonl"
         size, index_size = records.stat().st_size, index_path(records).stat().st_size
         rows: list[list[object]] = [["opened from index rows", f"{1000 * opened(root / 'big', cache):.0f}", ""]]
-        rows += asyncio.run(pages(root, cache, args.repeats))
+        rows += asyncio.run(pages(root, cache, args.repeats, args.episodes // (GROUP * GROUPS)))
+        tokens, recoloured = drawn(root, cache, "/run/long/t/eval/long", args.repeats)
+        rows.append(["32,000 tokens, in the browser", f"{tokens:.0f}", ""])
+        rows.append(["coloured by something else", f"{recoloured:.0f}", ""])
         index_path(records).unlink()
         rows.insert(1, ["opened without", f"{1000 * opened(root / 'big', Path(place) / 'other'):.0f}", ""])
     lines = table(["what", "first, ms of CPU", "again"], rows)
     print("\n".join(lines))
     if args.record:
         about = f"{args.episodes:,} episodes, {size / 1e6:.0f} MB, and {index_size / 1e6:.0f} MB of index rows."
+        weight = f"Scripts, styles and pictures of a page weigh {own_bytes() / 1000:.0f} kB, not compressed."
         note = (
             "Without index rows the pages are there at once and the records are read in the background, newest first."
         )
-        record("view", "Pages over a run", "make bench ARGS='view --record'", [about, "", *lines, "", note])
+        record("view", "Pages over a run", "make bench ARGS='view --record'", [about, "", *lines, "", note, "", weight])
 
 
 if __name__ == "__main__":

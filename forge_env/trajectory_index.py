@@ -15,8 +15,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -290,11 +291,55 @@ def scan(records: Path, start: int = 0, end: int | None = None) -> Iterator[Inde
             offset += len(line)
 
 
-def _without_lost(rows: Iterable[IndexRow]) -> list[IndexRow]:
-    """Rows in order of offset. Of rows that overlap the later counts: the others' records were lost with a machine's
-    memory, and written over."""
+def new_lines(records: Path, read: int, most: float = math.inf) -> tuple[list[bytes], int]:
+    """The whole lines of an index behind its byte `read`, and where to read on. One that was cut short is read anew.
+
+    Args:
+        records: the file of trajectories.
+        read: bytes of its index that were read before.
+        most: bytes to read now, about.
+
+    Raises:
+        OSError: the index is there and can't be read.
+    """
+    try:
+        file = index_path(records).open("rb")
+    except FileNotFoundError:
+        return [], read
+    lines: list[bytes] = []
+    with file:
+        if os.fstat(file.fileno()).st_size < read:
+            read = 0
+        file.seek(read)
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            read += len(line)
+            most -= len(line)
+            lines.append(line)
+            if most <= 0:
+                break
+    return lines, read
+
+
+def rows_of(lines: Iterable[bytes], start: int, end: int) -> list[IndexRow]:
+    """The rows in an index's lines of records between two offsets, in order of offset.
+
+    A line that is damaged, or of a newer version, gives none: its row is made of the record. Of rows that overlap the
+    later counts: the others' records were lost with a machine's memory, and written over.
+    """
+    found: list[IndexRow] = []
+    for line in lines:
+        try:
+            row = decode(line)
+        except (ValueError, TypeError, RecursionError):
+            continue
+        if start <= row.offset and row.end <= end:
+            found.append(row)
+    if all(one.end <= other.offset for one, other in pairwise(found)):
+        return found
     kept: list[tuple[int, IndexRow]] = []
-    for number, row in sorted(enumerate(rows), key=lambda item: (item[1].offset, item[0])):
+    for number, row in sorted(enumerate(found), key=lambda item: (item[1].offset, item[0])):
         while kept and row.offset < kept[-1][1].end and kept[-1][0] < number:
             kept.pop()
         if not kept or row.offset >= kept[-1][1].end:
@@ -330,17 +375,17 @@ class IndexReader:
     def news(self) -> Iterator[IndexRow]:
         """Rows since the last call: those of the index first, then of records that have none."""
         self.begun_anew = False
-        lines = list(self._lines())  # before the size: what they tell of is in the file by then
+        lines, self._read = new_lines(self.records, self._read)  # before the size: what they tell of is in the file
         try:
             found = self.records.stat()
         except FileNotFoundError:
             return
         if self._file not in (None, (found.st_dev, found.st_ino)) or found.st_size < self.covered:
-            self.begun_anew, self.covered, self._read = True, 0, 0
+            self.begun_anew, self.covered = True, 0
             self._ahead.clear()
-            lines = list(self._lines())
+            lines, self._read = new_lines(self.records, 0)
         self._file = (found.st_dev, found.st_ino)
-        for row in _without_lost(self._decoded(lines, found.st_size)):
+        for row in rows_of(lines, self.covered, found.st_size):
             self._ahead[row.offset] = row.end
             yield row
         self._close_up()
@@ -353,30 +398,6 @@ class IndexReader:
             self._close_up()
             if self.covered == before:
                 return  # half a line, which somebody is writing
-
-    def _decoded(self, lines: Sequence[bytes], size: int) -> Iterator[IndexRow]:
-        for line in lines:
-            try:
-                row = decode(line)
-            except (ValueError, TypeError, RecursionError):
-                continue  # damaged, or of a newer version: made of the record
-            if self.covered <= row.offset and row.end <= size:
-                yield row
-
-    def _lines(self) -> Iterator[bytes]:
-        try:
-            file = index_path(self.records).open("rb")
-        except FileNotFoundError:
-            return
-        with file:
-            if os.fstat(file.fileno()).st_size < self._read:
-                self._read = 0
-            file.seek(self._read)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self._read += len(line)
-                yield line
 
     def _close_up(self) -> None:
         while (end := self._ahead.pop(self.covered, None)) is not None:

@@ -85,14 +85,15 @@ def lines(found: Digest, width: int) -> Iterator[str]:
             yield from _wrapped(f"{key}: {what}", width, "    ")
         yield from _answer("Why did the reward move?", [found.reasons.words, *found.reasons.warnings], width)
         yield from _moved(found, width)
-    yield from _answer("What does a typical failure look like?", [found.failure_words], width)
+    yield from _answer("What does a typical failure look like?", [found.failure_words, found.unsolved_words], width)
     yield from _failures(found, width)
     if found.is_evaluation:
         yield from _answer("What came of it?", [*_scores(found.summary)], width)
     else:
         yield from _answer("Did it learn?", [found.learned.words, *found.learned.further], width)
         if found.learned.start is not None and found.learned.end is not None:
-            yield f"  {found.learned.start:.3f} → {found.learned.end:.3f}"
+            measure = one_line(found.learned.measure, max(width - 20, 10))
+            yield f"  {measure}: {found.learned.start:.3f} → {found.learned.end:.3f}"
 
 
 def _answer(question: str, words: Sequence[str], width: int) -> Iterator[str]:

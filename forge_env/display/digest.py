@@ -16,7 +16,7 @@ from typing import Any
 from forge_env.display.terminal import duration
 from forge_env.trajectory import Trajectory
 from forge_env.view.answers import Learned, Limit, Reasons, learned, limit, reasons
-from forge_env.view.queries import TRAIN
+from forge_env.view.queries import PAID_UNSOLVED, TRAIN, UNSOLVED
 from forge_env.view.records import UnreadableError, read
 from forge_env.view.runs import RunView
 
@@ -28,10 +28,10 @@ MOST_CLASSES = 6
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A class of episodes that did not earn all they could."""
+    """A class of episodes that fell short: they did not earn all they could, or earned it and solved nothing."""
 
     name: str
-    """How they ended: "limit: tool_calls", "lost: SandboxError", "never used a tool", "finished, wrong answer", ..."""
+    """How they ended: "limit: tool_calls", "lost: SandboxError", "finished, unpaid", "paid, not solved", ..."""
     count: int
     share: float
     """Of all episodes that are looked at."""
@@ -73,7 +73,7 @@ class Digest:
 
     @property
     def fallen_short(self) -> int:
-        """Episodes that did not earn all they could."""
+        """Episodes that did not earn all they could, or earned it and did not solve their task."""
         return sum(failure.count for failure in self.failures)
 
     @property
@@ -84,11 +84,16 @@ class Digest:
             return "No episodes are recorded."
         if not self.failures:
             return f"None of {self.episodes:,} {what} fell short."
-        first = self.failures[0]
-        return (
-            f"{self.fallen_short:,} of {self.episodes:,} {what} did not earn all they could; "
-            f"most of them: {first.name} ({first.count:,})."
-        )
+        most = max(self.failures, key=lambda failure: failure.count)
+        fallen = f"{self.fallen_short:,} of {self.episodes:,} {what} fell short"
+        return f"{fallen}; most of them: {most.name} ({most.count:,})."
+
+    @property
+    def unsolved_words(self) -> str:
+        """How many episodes earned what they did not deserve, in a sentence; empty: none."""
+        number = sum(failure.count for failure in self.failures if failure.name == PAID_UNSOLVED)
+        said = f"{number:,} earned all the reward and did not solve their task: is the reward what is wanted?"
+        return said if number else ""
 
     @property
     def headline(self) -> str:
@@ -169,7 +174,7 @@ def _examples(run: RunView, failures: Sequence[Failure], kind: str, most: int) -
         good = run.queries.rows(
             f"select * from t where {_where(kind)} and outcome = 'ended' and reward > (select min(reward) from t) "
             f"and reward >= (select max(reward) from t where {_where(kind)} and outcome = 'ended') "
-            "order by key desc limit 101"
+            f"and not coalesce({UNSOLVED}, 0) order by key desc limit 101"
         )
         by_length = sorted(map(dict, good), key=lambda row: (row["tokens"], row["turns"]))
         tasks: set[str] = set()

@@ -128,13 +128,13 @@ def answers(found: Digest) -> Iterator[tuple[str, list[str]]]:
     """Each question with its answer in sentences, the short one first."""
     if found.is_evaluation:
         yield "What came of it?", [*_scored(found.summary)] or ["No score yet."]
-        yield QUESTIONS[1], [found.failure_words]
+        yield QUESTIONS[1], [found.failure_words, found.unsolved_words]
         return
     change = ""
     if found.learned.start is not None and found.learned.end is not None:
-        change = f"{found.learned.start:.3f} → {found.learned.end:.3f}"
+        change = f"{found.learned.measure}: {found.learned.start:.3f} → {found.learned.end:.3f}"
     yield QUESTIONS[0], [found.learned.words, change, *found.learned.further]
-    yield QUESTIONS[1], [found.failure_words]
+    yield QUESTIONS[1], [found.failure_words, found.unsolved_words]
     yield QUESTIONS[2], [found.reasons.words, *found.reasons.warnings]
     yield QUESTIONS[3], [found.limit.words, found.limit.detail]
 
@@ -269,7 +269,7 @@ def _cut(text: str) -> str:
 
 def _tables(found: Digest) -> Iterator[str]:
     summary = found.summary
-    yield _table("What was run", [*facts(found)])
+    yield _table("What was run", [*facts(found.summary)])
     if isinstance(scores := summary.get("heldout"), dict) and scores:
         cells = [
             (split, f"{item['start']:.3f} → {item['end']:.3f} ± {item['stderr']:.3f} (standard error, n={item['n']})")
@@ -287,9 +287,8 @@ def _tables(found: Digest) -> Iterator[str]:
         yield _table("Every metric, last value", [(key, f"{last[key]:.6g}") for key in sorted(last)], folded=True)
 
 
-def facts(found: Digest) -> Iterator[tuple[str, str]]:
+def facts(summary: Row) -> Iterator[tuple[str, str]]:
     """What was run, on what, and how much of it: name and value."""
-    summary = found.summary
     bound = summary.get("max_off_policy_steps")
     known = {
         "environment": summary.get("environment"),
@@ -298,10 +297,10 @@ def facts(found: Digest) -> Iterator[tuple[str, str]]:
         "training steps": summary.get("steps"),
         "started": summary.get("started"),
         "finished": summary.get("finished"),
-        "wall time": duration(float(summary["wall_s"])) if summary.get("wall_s") else None,
+        "wall time": duration(wall_s) if isinstance(wall_s := summary.get("wall_s"), int | float) and wall_s else None,
         "sandbox engine": summary.get("engine"),
-        "tokens generated": number(summary["tokens_generated"]) if summary.get("tokens_generated") else None,
-        "episodes": number(summary["episodes"]) if summary.get("episodes") else None,
+        "tokens generated": number(tokens) if isinstance(tokens := summary.get("tokens_generated"), int) else None,
+        "episodes": number(played) if isinstance(played := summary.get("episodes"), int) else None,
         "failed by bugs of the environment": summary.get("episodes_bugs") or None,
         f"largest staleness (bound {bound})": summary.get("max_staleness") if bound is not None else None,
     }
@@ -309,7 +308,7 @@ def facts(found: Digest) -> Iterator[tuple[str, str]]:
     if isinstance(versions := summary.get("versions"), dict):
         yield "versions", ", ".join(f"{name} {version}" for name, version in versions.items())
     if isinstance(machine := summary.get("machine"), dict):
-        gpus = machine.get("gpus") or ["no GPU"]
+        gpus = found if isinstance(found := machine.get("gpus"), list) and found else ["no GPU"]
         yield (
             "machine",
             f"{machine.get('processor')}, {machine.get('cpus')} CPUs, {machine.get('memory_gb')} GiB; "
@@ -339,7 +338,7 @@ def markdown(found: Digest) -> str:
     if found.examples:
         lines += [*_folded(found.examples[0])]
     lines += ["<details><summary>What was run</summary>", "", "| | |", "|---|---|"]
-    lines += [f"| {_plain(name)} | {_plain(value)} |" for name, value in facts(found)]
+    lines += [f"| {_plain(name)} | {_plain(value)} |" for name, value in facts(found.summary)]
     return "\n".join([*lines, "", "</details>", ""])
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge_env import machine
 from forge_env.config.evaluation import EvaluationConfig
 from forge_env.evaluation.estimates import Estimate, by_task, mean, passes
 from forge_env.evaluation.plan import SampleResult
@@ -104,6 +105,10 @@ class Summary:
     """Of the process that wrote this."""
     request_errors: dict[str, int] = field(default_factory=dict)
     """Failed requests of that process by kind, those repeated with success included."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Of Python and the packages that matter, in that process."""
+    machine: dict[str, Any] = field(default_factory=dict)
+    """On which it ran: processor, CPUs, memory, GPUs, system."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, as in summary.json."""
@@ -149,6 +154,8 @@ def summarize(
         completion_tokens=progress.usage.completion,
         wall_s=progress.elapsed,
         request_errors=dict(progress.request_errors),
+        versions=machine.versions(),
+        machine=machine.describe(),
     )
 
 

@@ -25,13 +25,19 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from textwrap import dedent
+from typing import TYPE_CHECKING, Any
 
 from forge_env.concurrency import gather_or_cancel, settled
 from forge_env.errors import EnvironmentBugError, UsageError, environment_code
 from forge_env.trajectory import Trajectory
 from forge_env.types import Message, Task
 
+if TYPE_CHECKING:
+    from forge_env.environment.base import Environment
+
+LONGEST_SOURCE = 4_000
+"""Characters of one text of a reward's definition."""
 INJECTED = ("task", "answer", "messages", "env", "self", "info", "prompt", "response", "target")
 
 INJECTED_GROUP = ("task", "trajectories", "answers", "rewards")
@@ -188,6 +194,27 @@ def _as_float(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         return math.nan
+
+
+def reward_definition(environment: Environment) -> dict[str, Any]:
+    """How episodes are scored, for people who read a run later; runs record it, JSON-ready.
+
+    Returns:
+        `about`: what the environment says of itself; `max_reward`; `functions`: each function of its rubric with
+        `name`, `weight` and `source`, as far as that can be had; empty where the environment scores episodes itself.
+    """
+    about, rubric = inspect.getdoc(type(environment)) or "", environment.rubric
+    scorers = [] if rubric is None else [*rubric._scorers, *rubric._group_scorers]
+    functions = [{"name": own.name, "weight": own.weight, "source": _source(own.function)} for own in scorers]
+    return {"about": about[:LONGEST_SOURCE], "max_reward": environment.max_reward, "functions": functions}
+
+
+def _source(function: RewardFunction) -> str:
+    try:
+        found = inspect.getsource(inspect.unwrap(function))
+    except (TypeError, OSError):  # a built-in, an object that is called, or made in an interpreter
+        found = inspect.getdoc(function) or ""
+    return dedent(found)[:LONGEST_SOURCE]
 
 
 def _scorer(function: RewardFunction, weight: float, injected: tuple[str, ...] = INJECTED) -> _Scorer:

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from forge_env.display.curves import REWARD, is_waiting, time_account
 from forge_env.evaluation.estimates import clustered
-from forge_env.view.queries import TRAIN, VALID, Queries
+from forge_env.view.queries import TRAIN, Queries
 from forge_env.view.runs import Held, RunView, held_out
 from forge_env.view.text import percent, signed
 
 SURE = 1.96
 """Standard errors of a 95 % interval."""
-SAMPLED = 4_000
-"""Episodes of each end of a run whose metrics are averaged."""
+COMPARED = 6_000
+"""Episodes of each end of a run that are compared, and those of the version that makes it so many."""
 
 
 @dataclass(slots=True)
@@ -35,15 +36,17 @@ class Learned:
     verdict: str = "unknown"
     """better, worse, noise, or unknown."""
     words: str = ""
+    measure: str = ""
+    """What the figures are: the name of a metric, or `reward`."""
     further: list[str] = field(default_factory=list)
 
 
 def learned(run: RunView) -> Learned:
     """Held-out scores, first against last, paired by task where the episodes are kept; else the reward itself."""
-    rows = run.metrics
+    rows, measure = run.metrics, run.scored_by
     splits = held_out(rows)
     if not splits or len(splits[0].points) < 2:
-        return _learned_in_training(rows, splits)
+        return _learned_in_training(rows, splits, measure)
     main = splits[0]
     (_, start, first_error, _), (last_step, end, last_error, n) = main.points[0], main.points[-1]
     first, last = (f"{main.split}-{main.points[place][0]:05d}" for place in (0, -1))
@@ -56,8 +59,8 @@ def learned(run: RunView) -> Learned:
         sure = abs(change) > SURE * error
     verdict = "noise" if not sure else "better" if change > 0 else "worse"
     said = {"better": "Yes", "worse": "No, it got worse", "noise": "Not beyond noise"}[verdict]
-    words = f"{said}: held-out {signed(change)} ± {error:.2f} on {tasks} it never trained on."
-    found = Learned(start, end, change, error, verdict, words)
+    words = f"{said}: held-out {measure} {signed(change)} ± {error:.2f} on {tasks} it never trained on."
+    found = Learned(start, end, change, error, verdict, words, f"held-out {measure}")
     best_step, best, best_error, _ = max(main.points, key=lambda point: point[1])
     if best - end > SURE * math.hypot(best_error, last_error) and best_step != last_step:
         found.further.append(f"It was best after step {best_step} ({best:.2f}) and has lost {best - end:.2f} since.")
@@ -73,15 +76,16 @@ def learned(run: RunView) -> Learned:
         fifth = len(rewards) // 5
         moved = sum(rewards[-fifth:]) / fifth - sum(rewards[:fifth]) / fifth
         if moved > 0.1 and change < moved / 3:
-            found.further.append(f"The training reward rose by {moved:.2f}, the held-out score did not follow.")
+            found.further.append(f"The training reward rose by {moved:.2f}, held-out {measure} did not follow.")
     return found
 
 
-def _learned_in_training(rows: Sequence[Mapping[str, Any]], splits: Sequence[Held]) -> Learned:
+def _learned_in_training(rows: Sequence[Mapping[str, Any]], splits: Sequence[Held], measure: str) -> Learned:
     rewards = [row[REWARD] for row in rows if row.get(REWARD) is not None]
     if splits and len(rewards) < 5:
         _, score, error, n = splits[0].points[0]
-        return Learned(start=score, words=f"Too early to tell: held-out {score:.2f} ± {error:.2f} (n={n}) so far.")
+        words = f"Too early to tell: held-out {measure} {score:.2f} ± {error:.2f} (n={n}) so far."
+        return Learned(start=score, words=words, measure=f"held-out {measure}")
     if len(rewards) < 5:
         return Learned(words="Too early to tell: fewer than five steps.")
     size = max(1, len(rewards) // 5)
@@ -97,7 +101,7 @@ def _learned_in_training(rows: Sequence[Mapping[str, Any]], splits: Sequence[Hel
         f"Training reward {signed(change)} ± {error:.2f}, last fifth of the steps against the first. "
         "Held-out tasks would say whether that carries over."
     )
-    return Learned(start, end, change, error, verdict, words)
+    return Learned(start, end, change, error, verdict, words, "training reward")
 
 
 @dataclass(slots=True)
@@ -151,17 +155,20 @@ def reasons(run: RunView, around: int | None = None) -> Reasons:
 
 
 def _reasons(queries: Queries, around: int | None) -> Reasons:
-    ends = queries.rows(f"select min(newest) as low, max(newest) as high from t where ({TRAIN}) and newest >= 0")[0]
-    low, high = ends["low"], ends["high"]
-    if low is None or high - low < 2:
+    sql = f"select newest, count(*) as n from t where ({TRAIN}) and newest >= 0 group by newest"
+    played = {row["newest"]: row["n"] for row in queries.rows(sql)}
+    low, high = min(played, default=0), max(played, default=0)
+    if high - low < 2:
         return Reasons(words="Too few updates yet to compare.")
     if around is None:
         width = max(1, (high - low + 1) // 5)
-        before, after = (low, low + width - 1), (high - width + 1, high)
+        before = _window(played, range(low, low + width))
+        after = _window(played, range(high, high - width, -1))
     else:
         width = max(2, (high - low + 1) // 10)
         middle = min(max(around, low + 1), high)
-        before, after = (max(low, middle - width), middle - 1), (middle, min(high, middle + width - 1))
+        before = _window(played, range(middle - 1, max(low, middle - width) - 1, -1))
+        after = _window(played, range(middle, min(high, middle + width - 1) + 1))
     parts = [_part(queries, *window) for window in (before, after)]
     if not all(part.episodes for part in parts):
         return Reasons(words="No episodes to compare there.", before=before, after=after)
@@ -206,6 +213,16 @@ def _reasons(queries: Queries, around: int | None) -> Reasons:
     return found
 
 
+def _window(played: Mapping[int, int], versions: range) -> tuple[int, int]:
+    """First and last of these versions, from the first given on, until `COMPARED` episodes are among theirs."""
+    number, last = 0, versions[0]
+    for last in versions:
+        number += played.get(last, 0)
+        if number >= COMPARED:
+            break
+    return min(versions[0], last), max(versions[0], last)
+
+
 def _say(found: Reasons) -> None:
     assert found.change is not None
     assert found.error is not None
@@ -248,63 +265,71 @@ class _Part:
 
 
 def _part(queries: Queries, first: int, last: int) -> _Part:
-    inside = f"({TRAIN}) and newest between :first and :last"
-    values = {"first": first, "last": last}
-    by_task: dict[int, list[tuple[float, int]]] = {}
-    for row in queries.rows(
-        f"select difficulty, sum(reward) as total, count(*) as n from t where {inside} and {VALID} "
-        "and reward is not null group by difficulty, task",
-        values,
-    ):
-        by_task.setdefault(row["difficulty"], []).append((row["total"], row["n"]))
-    totals = [item for tasks in by_task.values() for item in tasks]
-    episodes = sum(n for _, n in totals)
-    if not episodes:
-        return _Part(0, 0.0, 0.0, {}, {}, {}, {}, {})
-    levels = {level: (sum(n for _, n in tasks), *clustered(tasks)) for level, tasks in by_task.items()}
+    by_task: dict[int, dict[str, list[float]]] = {}
     tags: dict[str, list[float]] = {}
+    endings: Counter[str] = Counter()
+    metrics: Counter[str] = Counter()
+    lengths = dict.fromkeys(("tokens", "turns", "calls", "seconds"), 0.0)
+    played = valid = 0
     for row in queries.rows(
-        f"select tags, sum(reward) as total, count(*) as n from t where {inside} and {VALID} and tags != '' "
-        "group by tags",
-        values,
+        "select difficulty, task, reward, tags, outcome, why, calls, tokens, turns, wall_s, metrics, :tools as tools "
+        f"from t where ({TRAIN}) and newest between :first and :last",
+        {"first": first, "last": last},
     ):
-        for tag in json.loads(row["tags"]):
-            sums = tags.setdefault(tag, [0.0, 0.0])
-            sums[0] += row["n"]
-            sums[1] += row["total"] or 0.0
-    ends = queries.rows(
-        "select case when outcome = 'limit' then 'hit the limit: ' || why when outcome = 'lost' then 'lost: ' || why "
-        f"when calls = 0 and :tools then 'never used a tool' else '' end as name, count(*) as n from t where {inside} "
-        "group by 1",
-        values,
-    )
-    played = sum(row["n"] for row in ends)
-    lengths = queries.rows(
-        f"select avg(tokens) as tokens, avg(turns) as turns, avg(calls) as calls, avg(wall_s) as seconds from t "
-        f"where {inside} and {VALID}",
-        values,
-    )[0]
-    sample = queries.rows(f"select metrics from t where {inside} and {VALID} and metrics != '' limit {SAMPLED}", values)
+        played += 1
+        level, task, reward, tagged, outcome, why, calls, tokens, turns, seconds, measured, tools = row
+        if outcome in ("limit", "lost"):
+            endings[f"hit the limit: {why}" if outcome == "limit" else f"lost: {why}"] += 1
+        elif calls == 0 and tools:
+            endings["never used a tool"] += 1
+        if outcome not in ("ended", "limit") or reward is None:
+            continue
+        valid += 1
+        for sums in (by_task.setdefault(level, {}).setdefault(task, [0.0, 0.0]), tags.setdefault(tagged, [0.0, 0.0])):
+            sums[0] += reward
+            sums[1] += 1
+        metrics[measured] += 1
+        for name, value in zip(lengths, (tokens, turns, calls, seconds or 0.0), strict=True):
+            lengths[name] += value
+    if not valid:
+        return _Part(0, 0.0, 0.0, {}, {}, {}, {}, {})
+    totals = [(total, int(n)) for tasks in by_task.values() for total, n in tasks.values()]
+    levels = {
+        level: (
+            int(sum(n for _, n in tasks.values())),
+            *clustered([(total, int(n)) for total, n in tasks.values()]),
+        )
+        for level, tasks in by_task.items()
+    }
+    by_tag: dict[str, list[float]] = {}
+    for text, (total, n) in tags.items():
+        for tag in json.loads(text) if text else ():
+            sums = by_tag.setdefault(tag, [0.0, 0.0])
+            sums[0] += n
+            sums[1] += total
     return _Part(
-        episodes,
+        valid,
         *clustered(totals),
         levels,
-        {tag: (int(n), total / n) for tag, (n, total) in tags.items()},
-        _means(json.loads(row["metrics"]) for row in sample),
-        {row["name"]: row["n"] / played for row in ends if row["name"]},
-        {name: lengths[name] or 0.0 for name in ("tokens", "turns", "calls", "seconds")},
+        {tag: (int(n), total / n) for tag, (n, total) in by_tag.items()},
+        _means(metrics),
+        {name: n / played for name, n in endings.items()},
+        {name: total / valid for name, total in lengths.items()},
     )
 
 
-def _means(metrics: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def _means(metrics: Counter[str]) -> dict[str, float]:
+    """Of each metric, over all episodes: a row leaves out what is 0. Given as JSON, and how many have just these."""
     sums: dict[str, float] = {}
-    number = 0
-    for one in metrics:
-        number += 1
-        for name, value in one.items():
+    for text, number in metrics.items():
+        for name, value in json.loads(text).items() if text else ():
             if isinstance(value, int | float):
-                sums[name] = sums.get(name, 0.0) + value
-    return {name: total / number for name, total in sums.items()}
+                sums[name] = sums.get(name, 0.0) + value * number
+    return {name: total / metrics.total() for name, total in sums.items()}
+
+
+NARROW, MUCH = 0.6, 0.4
+"""Share of its time above which an actor is what others wait for; and that episodes spend in their environment."""
 
 
 @dataclass(slots=True)
@@ -332,7 +357,7 @@ def limit(run: RunView) -> Limit:
     doing, share = max(work.items(), key=lambda item: item[1])
     found.share = share
     episodes, generator = accounts.get("episodes", {}), accounts.get("generator", {})
-    busy = 1.0 - sum(value for name, value in generator.items() if is_waiting("generator", name)) if generator else 0.0
+    busy, scoring = (_busy(accounts, actor) for actor in ("generator", "reference"))
     outside = sum(value for name, value in episodes.items() if name in ("environment", "reset", "close"))
     rollouts = [value.get("busy", 0.0) for actor, value in accounts.items() if actor.startswith("rollouts")]
     if not is_waiting("trainer", doing):
@@ -344,10 +369,19 @@ def limit(run: RunView) -> Limit:
         ]
         return found
     found.words = f"The trainer spent {percent(share)} of its time {doing.replace('wait', 'waiting', 1)}."
-    if "episodes" in doing and rollouts and max(rollouts) > 0.8:
+    if "generators" in doing:
+        found.detail = "New weights take long to arrive: see the weights/ curves."
+        found.advice = [("model.dtype", "smaller weights arrive sooner")]
+    elif "reference" in doing or (scoring >= NARROW and scoring > busy):
+        found.detail = f"The reference model was busy {percent(scoring)} of the time: it is the narrow place."
+        found.advice = [
+            ("grpo.reference.procs", "more ranks share its work"),
+            ("grpo.reference.source", "a smaller model, or none where the loss needs none"),
+        ]
+    elif rollouts and max(rollouts) > 0.8:
         found.detail = f"The rollout workers themselves were busy {percent(max(rollouts))} of the time."
         found.advice = [("rollouts.workers", "more processes play the episodes")]
-    elif "episodes" in doing and busy >= 0.6 and busy >= outside * 0.8:
+    elif busy >= NARROW and busy >= outside * 0.8:
         found.detail = (
             f"The generators were busy {percent(busy)} of the time: sampling is the narrow place. Episodes spent "
             f"{percent(outside)} of theirs in the environment."
@@ -357,7 +391,7 @@ def limit(run: RunView) -> Limit:
             ("grpo.max_off_policy_steps", "sampling runs further ahead of training"),
             ("grpo.max_tokens_per_turn", "shorter answers, where they ramble"),
         ]
-    elif "episodes" in doing:
+    elif outside >= MUCH:
         found.detail = (
             f"Episodes spent {percent(outside)} of their time in the environment, and the generators were busy only "
             f"{percent(busy)}: tools and sandboxes are the narrow place."
@@ -367,9 +401,22 @@ def limit(run: RunView) -> Limit:
             ("grpo.max_off_policy_steps", "more groups are played at once"),
             ("rollouts.workers", "more processes play the episodes"),
         ]
-    elif "generators" in doing:
-        found.advice = [("weights", "new weights take long to arrive: see the weights/ figures")]
+    elif generator:
+        found.detail = (
+            f"Nobody was busy most of the time (the generators {percent(busy)}, episodes in the environment "
+            f"{percent(outside)}): too few episodes are under way at once."
+        )
+        found.advice = [
+            ("grpo.max_off_policy_steps", "sampling runs further ahead of training: more groups are played at once"),
+            ("grpo.groups_per_step", "more groups a step"),
+        ]
     return found
+
+
+def _busy(accounts: Mapping[str, Mapping[str, float]], actor: str) -> float:
+    """Share of its time that an actor doesn't wait; 0 where there is no such actor."""
+    own = accounts.get(actor, {})
+    return 1.0 - sum(share for name, share in own.items() if is_waiting(actor, name)) if own else 0.0
 
 
 def _does(doing: str) -> str:

@@ -6,13 +6,11 @@ import asyncio
 import json
 import math
 import re
-import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import cache, cached_property
 from hashlib import blake2b
 from importlib.resources import files
-from itertools import count as counting
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -26,10 +24,14 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 
 from forge_env.config.evaluation import CONFIDENCE
+from forge_env.display.report import facts
 from forge_env.errors import ForgeError
+from forge_env.run.trained import TrainedEpisode, TrainedGroup
 from forge_env.view import answers, charts, evaluations, records, text, timeline
-from forge_env.view.queries import Filter, is_training
+from forge_env.view.index import Indexer
+from forge_env.view.queries import PAID_UNSOLVED, Filter, is_training
 from forge_env.view.runs import Runs, RunView
+from forge_env.watching import changes
 
 NAV = (
     ("", "Overview"),
@@ -42,70 +44,17 @@ NAV = (
 EVALUATION_NAV = (("", "Overview"), ("trajectories", "Trajectories"), ("recipe", "Recipe"), ("log", "Log"))
 SAFE = re.compile(r"[\w][\w .:@+=,-]*(?:/[\w][\w .:@+=,-]*)*")
 """Ids that can stand in an address as they are; others are told by the place of their record."""
-LOOK_S = 1.0
-"""Seconds between two looks at the files of a run that somebody watches. A live run writes many times a second, and
-file systems that machines share tell of nothing, so the kernel's events (`forge_env.watching`) would spare no look."""
-QUIET_LOOKS = 15
+LEAST_S = 1.0
+"""Seconds between two looks at what was written: a live run writes many times a second."""
+QUIET = 10
 """Looks without news after which a sign of life is sent."""
 LOG_BYTES = 200_000
-PART = 32 << 20
-"""Bytes of records without rows that are read before other runs have their turn."""
+OUTCOME_NAMES = {
+    "paid": "paid in full", "unsolved": "paid, not solved", "partly": "paid in part", "unpaid": "unpaid",
+    "limit": "hit a limit", "lost": "lost", "unreadable": "can't be read",
+}  # fmt: skip
 MOST_COMPARED = 8
 TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".txt": "text/plain"}
-
-
-class Indexer:
-    """Keeps the indexes of the runs that were looked at up to date, in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._wanted: dict[str, RunView] = {}
-        self._wake = threading.Condition()
-        self._closed = False
-        self._thread: threading.Thread | None = None
-
-    def want(self, run: RunView) -> None:
-        """Read what is new of a run: what has rows at once, the rest a part at a time in the background."""
-        run.index.update(budget=records_at_once(run))
-        if run.index.progress().whole:
-            return
-        with self._wake:
-            self._wanted[run.name] = run
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="forge-env-view-index", daemon=True)
-                self._thread.start()
-            self._wake.notify()
-
-    def close(self) -> None:
-        """Stop after the part under way."""
-        with self._wake:
-            self._closed = True
-            self._wake.notify()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _work(self) -> None:
-        while True:
-            with self._wake:
-                while not self._wanted and not self._closed:
-                    self._wake.wait()
-                if self._closed:
-                    return
-                name, run = next(iter(self._wanted.items()))
-                del self._wanted[name]
-            try:
-                before = run.index.generation
-                run.index.update(budget=PART)
-                again = not run.index.progress().whole and run.index.generation != before
-            except Exception:  # noqa: BLE001 - one run's damaged index must not stop the others'; its page says so
-                again = False
-            if again:
-                with self._wake:
-                    self._wanted[name] = run
-
-
-def records_at_once(run: RunView) -> int:
-    """Bytes of records that a page waits for."""
-    return 16 << 20
 
 
 def _points(values: Sequence[float], width: float, height: float) -> str:
@@ -124,8 +73,10 @@ def _reward(value: float | None) -> str:
     return f"{value:.2f}" if abs(value) < 100 else text.number(value)
 
 
-def _tone(row: Mapping[str, Any], best: float = 1.0) -> str:
-    reward = row["reward"]
+def _tone(row: Mapping[str, Any]) -> str:
+    reward, best = row["reward"], row["best"] or 1.0
+    if row.get("result") == "unsolved":
+        return "warn"
     return "good" if reward >= best - 1e-9 else "bad" if reward <= 0 else "warn"
 
 
@@ -140,6 +91,11 @@ def _static() -> tuple[str, dict[str, bytes]]:
     folder = files("forge_env.view").joinpath("static")
     found = {item.name: item.read_bytes() for item in folder.iterdir() if item.is_file()}
     return blake2b(b"".join(found[name] for name in sorted(found)), digest_size=6).hexdigest(), found
+
+
+def static_files() -> dict[str, bytes]:
+    """The page's own files by name."""
+    return _static()[1]
 
 
 def static(name: str) -> str:
@@ -210,6 +166,8 @@ class Pages:
             "signed": text.signed,
             "most_shown": text.SHOWN,
             "tone": _tone,
+            "outcomes": OUTCOME_NAMES,
+            "paid_unsolved": PAID_UNSOLVED,
             "where": lambda run, row: Markup(escape(place(run, row))),
             "joined": lambda texts: Markup(escape("".join(texts))),
         }
@@ -266,7 +224,7 @@ class Pages:
 
     def _indexed(self, request: Request) -> RunView:
         run = self._run(request)
-        self.indexer.want(run)
+        self.indexer.want(run.index)
         return run
 
     def _row(self, request: Request) -> tuple[RunView, dict[str, Any]]:
@@ -315,14 +273,15 @@ class Pages:
             return self._evaluation(run, request)
         queries, figures = run.queries, self.runs.figures(run.name)
         assert figures is not None
-        kind = "train" if queries.listed(Filter(kind="train")).rows else ""
+        kind = "train" if queries.count("train") else ""
         failures = queries.failures(kind)
         around = _whole(request.query_params.get("around"))
         parts = [
             figures.environment,
+            figures.model,
             f"seed {figures.seed}" if figures.seed is not None else "",
             f"{figures.steps} steps" + (f" in {text.seconds(figures.wall_s)}" if figures.wall_s else ""),
-            f"{text.count(queries.facets(Filter()).total)} trajectories",
+            f"{text.count(queries.count())} trajectories",
             f"{text.number(figures.tokens_per_s)} tokens/s" if figures.tokens_per_s else "",
         ]
         return self._page(
@@ -338,7 +297,10 @@ class Pages:
             failures=failures,
             failure_kind=kind,
             failed=sum(n for _, n, _ in failures),
-            played=queries.facets(Filter(kind=kind)).total,
+            played=queries.count(kind),
+            most_failed=max((n for _, n, _ in failures), default=1),
+            unsolved=_unsolved(failures),
+            facts=[*facts(run.summary)],
             reasons=answers.reasons(run, around),
             around=around,
             limit=answers.limit(run),
@@ -356,6 +318,8 @@ class Pages:
             page="overview",
             progress=run.index.progress(),
             failures=run.queries.failures(""),
+            unsolved=_unsolved(run.queries.failures("")),
+            facts=[*facts(run.summary)],
         )
 
     def held_out(self, request: Request) -> Response:
@@ -376,7 +340,7 @@ class Pages:
         if len(chosen) < 2:
             raise HTTPException(404, "Two runs of this folder are needed: /compare?runs=A,B")
         for run in chosen:
-            self.indexer.want(run)
+            self.indexer.want(run.index)
         return self._page(
             "compare",
             title="Compare",
@@ -393,7 +357,9 @@ class Pages:
         """The curves of several runs."""
         names = [name for name in request.query_params.get("runs", "").split(",") if name][:MOST_COMPARED]
         named = {run.name: run.metrics for name in names if (run := self.runs.get(name)) is not None and run.metrics}
-        return _json({"charts": [chart.data() for chart in charts.charts(named)]})
+        scores = {run.scored_by for name in named if (run := self.runs.get(name)) is not None}
+        score = scores.pop() if len(scores) == 1 else ""
+        return _json({"charts": [chart.data() for chart in charts.charts(named, score)]})
 
     # --- trajectories
 
@@ -405,7 +371,7 @@ class Pages:
             "trajectories",
             run=run,
             title=f"Trajectories of {run.name}",
-            chosen=_Chosen(chosen),
+            chosen=chosen,
             events=here(run, "events"),
             listed=run.queries.listed(chosen),
             facets=run.queries.facets(chosen),
@@ -447,6 +413,7 @@ class Pages:
             vocabulary = run.vocabulary()
             turns = records.tokens(trajectory, vocabulary)
             tokens_url = place(run, row, "tokens")
+            values |= {"learned": _learned_in_words(run, row)}
             values |= {"turns": turns, "has_vocabulary": vocabulary is not None, "tokens_url": tokens_url}
         elif tab == "raw":
             raw = _indented(line)
@@ -466,8 +433,12 @@ class Pages:
             raise HTTPException(404, str(error)) from error
         group = run.queries.group(row["kind"], row["grp"]) if row["grp"] else []
         valid = [one["reward"] for one in group if one["outcome"] in ("ended", "limit") and one["reward"] is not None]
-        against = row["reward"] - sum(valid) / len(valid) if len(valid) > 1 and row["reward"] is not None else None
-        return _json(records.token_data(records.tokens(trajectory, run.vocabulary()), against))
+        advantage = row["reward"] - sum(valid) / len(valid) if len(valid) > 1 and row["reward"] is not None else None
+        trained = _trained(run, row)
+        if trained is not None and trained[2] is not None and math.isfinite(trained[2].advantage):
+            advantage = trained[2].advantage
+        turns = records.tokens(trajectory, run.vocabulary())
+        return _json(records.token_data(turns, advantage, trained is not None))
 
     def piece(self, request: Request) -> Response:
         """The rest of a long text."""
@@ -520,12 +491,11 @@ class Pages:
 
     def charts_data(self, request: Request) -> Response:
         """The curves of a run."""
-        run = self._run(request)
-        return _json({"charts": [chart.data() for chart in charts.charts({run.name: run.metrics})]})
+        return _json({"charts": [chart.data() for chart in _charts(self._run(request))]})
 
     def _chart(self, request: Request) -> charts.Chart:
         run, key = self._run(request), request.query_params.get("key", "")
-        chart = next((chart for chart in charts.charts({run.name: run.metrics}) if chart.key == key), None)
+        chart = next((chart for chart in _charts(run) if chart.key == key), None)
         if chart is None:
             raise HTTPException(404, "There is no such chart of this run.")
         return chart
@@ -566,30 +536,29 @@ class Pages:
     # --- files
 
     def recipe(self, request: Request) -> Response:
-        """The recipe as it was resolved."""
-        return self._file(request, "config.yaml", "Recipe", last=False)
+        """How the reward is made, and the recipe as it was resolved."""
+        run = self._run(request)
+        sub, content = _end_of(run.root / "config.yaml", last=False)
+        return self._page(
+            "recipe",
+            run=run,
+            title="Recipe",
+            sub=sub,
+            text=content,
+            reward=_reward_definition(run),
+            environment=run.environment,
+            facts=[*facts(run.summary)],
+        )
 
     def log(self, request: Request) -> Response:
         """The end of the log."""
-        return self._file(request, "run.log", "Log", last=True)
-
-    def _file(self, request: Request, name: str, title: str, *, last: bool) -> Response:
         run = self._run(request)
-        try:
-            with (run.root / name).open("rb") as file:
-                size = file.seek(0, 2)
-                file.seek(max(0, size - LOG_BYTES) if last else 0)
-                content = file.read(LOG_BYTES).decode("utf-8", "replace")
-        except OSError as error:
-            raise HTTPException(404, f"{name} can't be read: {error.strerror}") from error
-        cut = size > LOG_BYTES
-        sub = f"{name}, {size:,} bytes" + (f"; the {'last' if last else 'first'} {LOG_BYTES:,}" if cut else "")
-        page = "log" if last else "recipe"
-        return self._page("message", run=run, page=page, title=title, sub=sub, fix="", text=content, more="")
+        sub, content = _end_of(run.root / "run.log", last=True)
+        return self._page("message", run=run, page="log", title="Log", sub=sub, fix="", text=content, more="")
 
     def static_file(self, request: Request) -> Response:
         """One of the page's own files."""
-        found = _static()[1].get(request.path_params["name"])
+        found = static_files().get(request.path_params["name"])
         if found is None:
             raise HTTPException(404, "There is no such file.")
         kind = TYPES.get(Path(request.path_params["name"]).suffix, "application/octet-stream")
@@ -607,16 +576,33 @@ class Pages:
     async def _news(self, run: RunView | None) -> AsyncIterator[str]:
         before = await asyncio.to_thread(self._mark, run)
         yield "retry: 2000\nevent: hello\ndata: {}\n\n"
-        for look in counting(1):
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.ending.wait(), LOOK_S)
-                return
-            now = await asyncio.to_thread(self._mark, run)
-            if now != before:
-                before = now
-                yield f"event: news\ndata: {json.dumps(now)}\n\n"
-            elif look % QUIET_LOOKS == 0:
-                yield ": still here\n\n"
+        ending = asyncio.ensure_future(self.ending.wait())
+        quiet = 0
+        try:
+            async with aclosing(changes(self._folders(run))) as told:
+                while not ending.done():
+                    coming = asyncio.ensure_future(anext(told))
+                    try:
+                        await asyncio.wait((coming, ending), return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        if not coming.done():
+                            coming.cancel()
+                        await asyncio.gather(coming, return_exceptions=True)
+                    now = await asyncio.to_thread(self._mark, run)
+                    if now != before:
+                        before, quiet = now, 0
+                        yield f"event: news\ndata: {json.dumps(now)}\n\n"
+                    elif (quiet := quiet + 1) % QUIET == 0:
+                        yield ": still here\n\n"
+                    await asyncio.wait((ending,), timeout=LEAST_S)
+        finally:
+            ending.cancel()
+
+    def _folders(self, run: RunView | None) -> list[Path]:
+        """Where something is written when a page has news."""
+        if run is not None:
+            return [run.root, run.root / "trajectories"]
+        return [self.runs.root, *(self.runs.path(name) for name in self.runs.names(most=20).names)]
 
     def _mark(self, run: RunView | None) -> str:
         if run is not None:
@@ -626,17 +612,48 @@ class Pages:
         return f"{hash(tuple(found)) & 0xFFFFFFFFFFFF:x}"
 
 
-class _Chosen:
-    """A filter as templates read it: by name, too."""
+def _end_of(path: Path, *, last: bool) -> tuple[str, str]:
+    """What is shown of a file, and its end or beginning."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - LOG_BYTES) if last else 0)
+            content = file.read(LOG_BYTES).decode("utf-8", "replace")
+    except OSError as error:
+        raise HTTPException(404, f"{path.name} can't be read: {error.strerror}") from error
+    cut = f"; the {'last' if last else 'first'} {LOG_BYTES:,}" if size > LOG_BYTES else ""
+    return f"{path.name}, {size:,} bytes{cut}", content
 
-    def __init__(self, chosen: Filter) -> None:
-        self.filter = chosen
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.filter, name)
+def _reward_definition(run: RunView) -> dict[str, Any]:
+    """What the run recorded of how its reward is made, with its functions highlighted; empty where it did not."""
+    found = run.summary.get("reward")
+    if not isinstance(found, dict):
+        return {}
+    listed = found.get("functions")
+    functions = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+    return {
+        "about": str(found.get("about") or ""),
+        "best": found.get("max_reward") if isinstance(found.get("max_reward"), int | float) else None,
+        "functions": [
+            {
+                "name": str(item.get("name")),
+                "weight": item.get("weight") if isinstance(item.get("weight"), int | float) else None,
+                "source": text.code(str(item.get("source") or "")[: text.SHOWN], "python"),
+            }
+            for item in functions[:40]
+        ],
+    }
 
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self.filter, name)
+
+def _charts(run: RunView) -> list[charts.Chart]:
+    found = charts.charts({run.name: run.metrics}, run.scored_by)
+    place = next((place for place, chart in enumerate(found) if not chart.known), len(found))
+    return [*found[:place], *run.histograms(), *found[place:]]
+
+
+def _unsolved(failures: Sequence[tuple[str, int, Any]]) -> int:
+    return next((number for name, number, _ in failures if name == PAID_UNSOLVED), 0)
 
 
 def _json(data: Any) -> Response:
@@ -690,13 +707,32 @@ def _facts(row: Mapping[str, Any], trajectory: Any, rewards: Sequence[float]) ->
     return [(name, value) for name, value in found if value]
 
 
+def _trained(run: RunView, row: Mapping[str, Any]) -> tuple[int, TrainedGroup, TrainedEpisode | None] | None:
+    """The step that was trained on an episode, where that is recorded; with its group and its own figures."""
+    return run.trained.of(row["grp"], row["member"]) if is_training(row["kind"]) and row["grp"] else None
+
+
+def _fate(run: RunView, row: Mapping[str, Any]) -> str:
+    """Why no step was trained on an episode: "dropped", "lost", "stale"; empty where none is known."""
+    known = is_training(row["kind"]) and row["grp"].isascii() and row["grp"].isdigit()
+    return run.trained.trained.fates.get(int(row["grp"]), "") if known else ""
+
+
+def _learned_in_words(run: RunView, row: Mapping[str, Any]) -> str:
+    """What was learned of an episode's sampled tokens."""
+    if (found := _trained(run, row)) is not None:
+        own = "" if found[2] is None else f", with a mean advantage of {text.signed(found[2].advantage, 3)}"
+        return f"Step {found[0]} was trained on its sampled tokens{own}."
+    if fate := _fate(run, row):
+        return f"No step was trained on it: its group was {fate}."
+    return "" if is_training(row["kind"]) else "Held-out: nothing is learned of it."
+
+
 def _training(run: RunView, row: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What became of an episode in training, where that is recorded."""
-    if not is_training(row["kind"]) or not row["grp"]:
-        return []
-    found = run.trained.of(row["grp"], row["member"])
+    found = _trained(run, row)
     if found is None:
-        fate = run.trained.trained.fates.get(int(row["grp"])) if row["grp"].isdigit() else None
+        fate = _fate(run, row)
         return [("not trained on", fate)] if fate else []
     step, group, own = found
     lines = [("trained at step", str(step)), ("staleness then", str(group.staleness))]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import math
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 from forge_env.display.curves import PANELS as REPORTED
 from forge_env.display.curves import REWARD, TIME_PREFIX, Curve, Panel, curve, evaluation_splits, score_curve
 from forge_env.display.svg import COLOURS, line_chart
+from forge_env.run.trained import Trained
 
 MOST_POINTS = 1_000
 """Of one line on a page: of more, the lowest and highest of each stretch."""
@@ -54,6 +57,8 @@ class Chart:
     """Whose each line is, where there are several runs."""
     known: bool = True
     """Whether it is one of those that are always looked at."""
+    strip: bool = False
+    """A histogram for each step: a line is a bin, the lowest first, and its values are shares of the step."""
 
     @property
     def constant(self) -> bool:
@@ -64,7 +69,7 @@ class Chart:
         """For the page."""
         lines = []
         for place, line in enumerate(self.curves):
-            thin = thinned(line, most)
+            thin = line if self.strip else thinned(line, most)
             lines.append(
                 {
                     "label": line.label,
@@ -82,6 +87,7 @@ class Chart:
             "lines": lines,
             "constant": self.constant,
             "known": self.known,
+            "strip": self.strip,
         }
 
 
@@ -106,14 +112,15 @@ def thinned(line: Curve, most: int = MOST_POINTS) -> Curve:
     return Curve(line.label, [line.x[place] for place in kept], [line.y[place] for place in kept], errors)
 
 
-def charts(named: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Chart]:
+def charts(named: Mapping[str, Sequence[Mapping[str, Any]]], score: str = "") -> list[Chart]:
     """The charts of one run, or of several on shared axes: the reward first, then what is known by name, then the rest.
 
     Args:
         named: rows of metrics by the run's name.
+        score: what held-out scores measure; empty: not the same in all runs.
     """
     several = len(named) > 1
-    found = [_chart(REWARD_PANEL, "Reward", "", named, _reward_lines, several)]
+    found = [_chart(REWARD_PANEL, "Reward", "", named, lambda rows: _reward_lines(rows, score), several)]
     known: set[str] = {REWARD}
     panels = [*OWN, *(panel for panel in REPORTED if not _covered(panel))]
     for panel in panels:
@@ -137,11 +144,11 @@ def _covered(panel: Panel) -> bool:
     return set(panel.series.values()) <= mine
 
 
-def _reward_lines(rows: Sequence[Mapping[str, Any]]) -> Iterable[Curve]:
-    yield curve(rows, "training batch", REWARD)
+def _reward_lines(rows: Sequence[Mapping[str, Any]], score: str) -> Iterable[Curve]:
+    yield curve(rows, "reward of the training batch", REWARD)
     for split in evaluation_splits(rows):
         line = score_curve(rows, split)
-        line.label = "held-out" if split == "eval" else f"held-out ({split})"
+        line.label = f"held-out {score}".rstrip() + ("" if split == "eval" else f" ({split})")
         yield line
 
 
@@ -162,6 +169,96 @@ def _chart(
     return found
 
 
+# ---
+# Histograms
+
+MOST_COLUMNS = 200
+"""Of a strip: of more steps, several share one."""
+BINS = 10
+
+
+def histograms(trained: Trained) -> list[Chart]:
+    """How old, how long and how well paid the episodes were that each step was trained on, a histogram a step.
+
+    Args:
+        trained: what the steps were trained on.
+    """
+    steps = sorted(trained.steps)
+    size = max(1, -(-len(steps) // MOST_COLUMNS))
+    columns = [steps[at : at + size] for at in range(0, len(steps), size)]
+    groups = [[group for step in column for group in trained.steps[step]] for column in columns]
+    episodes = [[episode for group in column for episode in group.episodes] for column in groups]
+    x = [float(column[0]) for column in columns]
+    ages = [[float(group.staleness) for group in column for _ in group.episodes] for column in groups]
+    lengths = [[float(episode.tokens) for episode in column] for column in episodes]
+    rewards = [[episode.reward for episode in column] for column in episodes]
+    found = [
+        _strip("histogram/staleness", "Staleness of trained episodes", "policy updates", x, ages, whole=True),
+        _strip("histogram/lengths", "Lengths of trained episodes", "tokens", x, lengths, whole=True),
+        _strip("histogram/rewards", "Rewards of trained episodes", "", x, rewards),
+    ]
+    return [chart for chart in found if chart.curves]
+
+
+def _strip(
+    key: str, title: str, unit: str, x: list[float], columns: Sequence[Sequence[float]], *, whole: bool = False
+) -> Chart:
+    found = Chart(key, title, unit, strip=True)
+    values = [value for column in columns for value in column if math.isfinite(value)]
+    if not values:
+        return found
+    edges = _edges(min(values), max(values), whole=whole)
+    shares = [[0.0] * (len(edges) - 1) for _ in columns]
+    for share, column in zip(shares, columns, strict=True):
+        for value in column:
+            if math.isfinite(value):
+                share[min(bisect_right(edges, value) - 1, len(share) - 1)] += 1 / len(column)
+    for place, low in enumerate(edges[:-1]):
+        high = edges[place + 1]
+        last = place == len(edges) - 2
+        span = f"{low:g}" if whole and high - low == 1 else f"{low:g} to {high if not whole or last else high - 1:g}"
+        found.curves.append(Curve(span, x, [share[place] for share in shares]))
+    return found
+
+
+def _edges(low: float, high: float, *, whole: bool) -> list[float]:
+    """Of at most `BINS` bins of one width; whole numbers have whole bounds, and bins of their own where few."""
+    if whole:
+        low = math.floor(low)
+        width = max(1, math.ceil((high - low + 1) / BINS))
+        return [float(low + width * place) for place in range(math.ceil((high - low + 1) / width) + 1)]
+    if high - low < 1e-9:
+        return [low, low + 1.0]
+    return [_short(low + (high - low) * place / BINS) for place in range(BINS + 1)]
+
+
+def _strip_svg(chart: Chart, low: float | None, high: float | None) -> str:
+    """A strip as an SVG file: a rectangle for each step and bin, as dark as its share is large."""
+    curves = [_cut(line, low, high) for line in chart.curves]
+    steps, left, top, width, height = curves[0].x, 90.0, 34.0, 850.0, 300.0
+    w, h = width / max(1, len(steps)), height / len(curves)
+    cells = "".join(
+        f'<rect x="{left + column * w:.1f}" y="{top + height - (row + 1) * h:.1f}" width="{w + 0.3:.1f}" '
+        f'height="{h:.1f}" fill="{SERIES[0]}" fill-opacity="{share:.3f}"/>'
+        for row, line in enumerate(curves)
+        for column, share in enumerate(line.y)
+        if share
+    )
+    labels = "".join(
+        f'<text class="tick" x="{left - 6}" y="{top + height - (row + 0.35) * h:.1f}" text-anchor="end">'
+        f"{_escaped(line.label)}</text>"
+        for row, line in enumerate(curves)
+    )
+    ends = "".join(
+        f'<text class="tick" x="{left + place * width:.0f}" y="{top + height + 18:.0f}">{steps[-place]:g}</text>'
+        for place in (0, 1)
+        if steps
+    )
+    name = _escaped(chart.title + (f" ({chart.unit})" if chart.unit else ""))
+    opened = '<svg xmlns="http://www.w3.org/2000/svg" width="960" height="360" viewBox="0 0 960 360">'
+    return f'{opened}<style>{STYLE}</style><text class="title" x="8" y="20">{name}</text>{cells}{labels}{ends}</svg>'
+
+
 STYLE = """
 svg { font: 12px system-ui, sans-serif; background: #fff; }
 .grid { stroke: #e4e4de; } .tick { fill: #62625b; font-size: 11px; } .line { fill: none; stroke-width: 1.6; }
@@ -172,6 +269,8 @@ SERIES = ("#2a6fdb", "#d0681a", "#12876f", "#b03a75", "#7558c9", "#8a7a12")
 
 def svg(chart: Chart, low: float | None = None, high: float | None = None) -> str:
     """A chart as an SVG file of its own, of the stretch of steps that the page shows."""
+    if chart.strip:
+        return _strip_svg(chart, low, high)
     lines = [_cut(thinned(line), low, high) for line in chart.curves]
     lines = [line for line in lines if line.x]
     if not lines:

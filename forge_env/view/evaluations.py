@@ -14,7 +14,7 @@ from typing import Any
 from forge_env.errors import ForgeError
 from forge_env.evaluation import comparison
 from forge_env.evaluation.estimates import Estimate, PairedDifference, by_task, compare, mean
-from forge_env.view.index import rows_of
+from forge_env.view.index import shown_rows
 from forge_env.view.queries import OF_KIND, of_kind, score_of
 from forge_env.view.runs import RunView
 from forge_env.view.runs import held_out as held_out_points
@@ -117,7 +117,7 @@ def scored(
 def _scored(run: RunView, kind: str, name: str, environment: str, step: int | None, score: str) -> Scored:
     where = OF_KIND + (" and environment = :environment" if environment else "")
     values = {**of_kind(kind), "environment": environment}
-    rows = [*rows_of(run.queries.rows(f"select * from t where {where} order by task, member, key", values))]
+    rows = [*shown_rows(run.queries.rows(f"select * from t where {where} order by task, member, key", values))]
     valid = [row for row in rows if row["outcome"] in ("ended", "limit") and score_of(row, score) is not None]
 
     def part(label: str, members: Sequence[Mapping[str, Any]], query: str = "") -> Part:

@@ -22,17 +22,20 @@ from typing import Any
 
 from forge_env.files import end_of_last_line
 from forge_env.machine import cache_dir
-from forge_env.trajectory_index import IndexRow, decode, index_path, is_index, scan
+from forge_env.trajectory_index import IndexRow, is_index, new_lines, rows_of, scan
 
-VERSION = 5
+VERSION = 6
 """Of the tables below."""
 PART = 8 << 20
 """Bytes of records that are read at once where they have no rows."""
-ROWS_AT_ONCE = 20_000
+ROWS_PART = 4 << 20
+"""Bytes of index rows that are taken at once."""
 PLACES = 1 << 42
 """Bytes that a file's records can have; a row's key is its file's number times this, and its offset."""
 GROUPED = re.compile(r"^(?P<split>.+)-(?P<group>\d{1,15})-(?P<member>\d{1,9})$")
 """Ids of training episodes from before their group was a field."""
+SOLVED = "solved"
+"""What held-out episodes are measured by, where the recipe does not say it."""
 
 TABLES = """
 create table file (
@@ -44,23 +47,21 @@ create table t (
     grp text, member integer, reward real, best real, outcome text, why text,
     turns integer, calls integer, tools text, tokens integer, context integer, wall_s real, waited_s real,
     generate_s real, step_s real, started real, oldest integer, newest integer, difficulty integer, tags text,
-    metrics text, retries integer, cost real, answer text
+    metrics text, solved real, retries integer, cost real, answer text
 );
 create unique index t_id on t (kind, id);
 """
 INDEXES = """
 create index if not exists t_group on t (kind, grp);
 create index if not exists t_reward on t (reward);
-create index if not exists t_tokens on t (tokens);
-create index if not exists t_turns on t (turns);
-create index if not exists t_calls on t (calls);
-create index if not exists t_wall on t (wall_s);
-create index if not exists t_version on t (newest);
+create index if not exists t_version on t (newest, kind);
+create index if not exists t_ending on t (best, kind, outcome, why, reward, solved, calls, tokens, turns);
 """
+"""The last holds all that endings are counted by, so that no row is read for it."""
 COLUMNS = (
     "key", "kind", "id", "length", "environment", "task", "split", "grp", "member", "reward", "best", "outcome", "why",
     "turns", "calls", "tools", "tokens", "context", "wall_s", "waited_s", "generate_s", "step_s", "started", "oldest",
-    "newest", "difficulty", "tags", "metrics", "retries", "cost", "answer",
+    "newest", "difficulty", "tags", "metrics", "solved", "retries", "cost", "answer",
 )  # fmt: skip
 INSERT = (
     f"insert into t ({', '.join(COLUMNS)}) values ({', '.join('?' * len(COLUMNS))}) "
@@ -112,18 +113,22 @@ class RunIndex:
     Args:
         folder: of the run or evaluation.
         cache: where the SQLite file is kept; None: the user's cache folder.
+        measure: name of the metric that says whether an episode solved its task; the column `solved`.
 
     Attributes:
         generation: goes up with every change, so that what was computed of the rows can be kept until then.
+        dropped: how often rows were thrown away, because their file was replaced or cut short.
     """
 
-    def __init__(self, folder: Path, cache: Path | None = None) -> None:
+    def __init__(self, folder: Path, cache: Path | None = None, measure: str = SOLVED) -> None:
         self.folder = folder
+        self.measure = measure
         place = (cache or cache_dir()) / "view"
         place.mkdir(parents=True, exist_ok=True)
-        name = hashlib.blake2b(os.fsencode(folder.resolve()), digest_size=12).hexdigest()
+        identity = os.fsencode(folder.resolve()) + b"\0" + measure.encode("utf-8", "backslashreplace")
+        name = hashlib.blake2b(identity, digest_size=12).hexdigest()
         self.path = place / f"{name}.sqlite"
-        self.generation = 0
+        self.generation = self.dropped = 0
         self._own = threading.local()
         self._writing = threading.Lock()
         self._ordered = False
@@ -216,31 +221,31 @@ class RunIndex:
         own.execute("delete from t where key between ? and ?", (number * PLACES, (number + 1) * PLACES - 1))
         own.execute("delete from file where number = ?", (number,))
         own.execute("commit")
+        self.dropped += 1
 
     def _grow(self, entry: os.DirEntry[str], budget: int | None) -> tuple[bool, int]:
         """Read on in one file; whether rows came, and how many bytes of records were parsed for them."""
         own, path = self.connection(), self.folder / "trajectories" / entry.name
+        row = own.execute("select * from file where name = ?", (entry.name,)).fetchone()
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            lines, read = new_lines(path, row["rows_read"], ROWS_PART)
+            size, end = _ends(path)  # behind the lines: what they tell of is in the file by now
+            if size < row["high"]:  # cut short
+                self._drop(row["number"])
+                self._register([entry])
+                lines, read = new_lines(path, 0, ROWS_PART)
+                size, end = _ends(path)
+            row = own.execute("select * from file where name = ?", (entry.name,)).fetchone()
+            if row["low"] < 0:  # nothing of it was read yet
+                own.execute("update file set low = ?, high = ? where number = ?", (end, end, row["number"]))
+            while lines:
+                row = own.execute("select * from file where name = ?", (entry.name,)).fetchone()
+                self._from_rows(row, lines, read, end)
+                lines, read = new_lines(path, read, ROWS_PART)
+                size, end = _ends(path)
         except OSError:
             return False, 0  # it is gone again
-        try:
-            size, end = os.fstat(descriptor).st_size, end_of_last_line(descriptor)
-        finally:
-            os.close(descriptor)
         row = own.execute("select * from file where name = ?", (entry.name,)).fetchone()
-        if size < row["high"]:  # cut short
-            self._drop(row["number"])
-            self._register([entry])
-            row = own.execute("select * from file where name = ?", (entry.name,)).fetchone()
-        if row["low"] < 0:  # nothing of it was read yet
-            own.execute("update file set low = ?, high = ? where number = ?", (end, end, row["number"]))
-            row = own.execute("select * from file where number = ?", (row["number"],)).fetchone()
-            self._from_rows(path, row, end)
-            row = own.execute("select * from file where number = ?", (row["number"],)).fetchone()
-        if row["high"] < end and index_path(path).exists():
-            self._from_rows(path, row, end)
-            row = own.execute("select * from file where number = ?", (row["number"],)).fetchone()
         changed, used = (row["rows_read"] > 0 and row["size"] != size), 0
         low, high = row["low"], row["high"]
         while high < end and (budget is None or used < budget):  # what came since, in order
@@ -258,36 +263,21 @@ class RunIndex:
             own.execute("update file set size = ? where number = ?", (size, row["number"]))
         return changed, used
 
-    def _from_rows(self, path: Path, row: sqlite3.Row, end: int) -> None:
+    def _from_rows(self, row: sqlite3.Row, lines: list[bytes], read: int, end: int) -> None:
         """Take the rows that the writer left, as far as they join what is indexed without a gap."""
-        own, read = self.connection(), row["rows_read"]
-        rows: dict[int, IndexRow] = {}
-        try:
-            with index_path(path).open("rb") as file:
-                if os.fstat(file.fileno()).st_size < read:
-                    read = 0
-                file.seek(read)
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        break
-                    read += len(line)
-                    with suppress(ValueError, TypeError, RecursionError):  # damaged: made of the record
-                        found = decode(line)
-                        if found.end <= end:
-                            rows[found.offset] = found
-        except OSError:
-            return
+        own = self.connection()
         fresh = row["low"] == row["high"]
         low, high = (0, 0) if fresh else (row["low"], row["high"])
         joined: list[IndexRow] = []
-        while high in rows:
-            joined.append(rows[high])
-            high = rows[high].end
+        for found in rows_of(lines, high, end):
+            if found.offset != high:
+                break
+            joined.append(found)
+            high = found.end
         if fresh and high == 0:
             low = high = row["high"]
-        for start in range(0, len(joined), ROWS_AT_ONCE):
-            part = joined[start : start + ROWS_AT_ONCE]
-            self._store(row["number"], row["kind"], part, low=low, high=part[-1].end, size=0)
+        if joined:
+            self._store(row["number"], row["kind"], joined, low=low, high=high, size=0)
         own.execute(
             "update file set low = ?, high = ?, rows_read = ? where number = ?", (low, high, read, row["number"])
         )
@@ -296,7 +286,7 @@ class RunIndex:
         own = self.connection()
         own.execute("begin")
         try:
-            own.executemany(INSERT, (_values(number, kind, row) for row in rows))
+            own.executemany(INSERT, (_values(number, kind, self.measure, row) for row in rows))
             own.execute("update file set low = ?, high = ?, size = ? where number = ?", (low, high, size, number))
         except BaseException:
             own.execute("rollback")
@@ -325,6 +315,15 @@ class RunIndex:
         with path.open("rb") as file:
             file.seek(offset)
             return file.read(length)
+
+
+def _ends(path: Path) -> tuple[int, int]:
+    """Bytes of a file, and of its whole lines."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.fstat(descriptor).st_size, end_of_last_line(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _line_after(path: Path, offset: int) -> int:
@@ -373,7 +372,7 @@ def _list(items: tuple[str, ...]) -> str:
     return json.dumps(items)
 
 
-def _values(number: int, kind: str, row: IndexRow) -> tuple[Any, ...]:
+def _values(number: int, kind: str, measure: str, row: IndexRow) -> tuple[Any, ...]:
     group, member = row.group, row.member
     name = "" if group is None else str(group)
     if group is None and kind.startswith("train") and (found := GROUPED.match(row.id)):
@@ -389,7 +388,8 @@ def _values(number: int, kind: str, row: IndexRow) -> tuple[Any, ...]:
         row.turns, row.num_calls, _json(tuple(row.calls.items())) if row.calls else "", row.tokens, row.context,
         _finite(row.wall_s), _finite(row.waited_s), _finite(row.generate_s), _finite(row.step_s), row.started,
         row.oldest, row.newest, row.difficulty, _list(tuple(row.tags)) if row.tags else "",
-        _json(tuple(row.metrics.items())) if row.metrics else "", row.retries, _finite(row.cost), _utf8(row.answer),
+        _json(tuple(row.metrics.items())) if row.metrics else "", row.metrics.get(measure), row.retries,
+        _finite(row.cost), _utf8(row.answer),
     )  # fmt: skip
 
 
@@ -398,7 +398,7 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and abs(value) < 1e300 else None
 
 
-def rows_of(found: Iterable[sqlite3.Row]) -> Iterator[dict[str, Any]]:
+def shown_rows(found: Iterable[sqlite3.Row]) -> Iterator[dict[str, Any]]:
     """Rows as dictionaries, their lists read."""
     for row in found:
         data = dict(row)
@@ -406,3 +406,61 @@ def rows_of(found: Iterable[sqlite3.Row]) -> Iterator[dict[str, Any]]:
         data["metrics"] = json.loads(data["metrics"]) if data.get("metrics") else {}
         data["tools"] = json.loads(data["tools"]) if data.get("tools") else {}
         yield data
+
+
+# ---
+# In the background
+
+AT_ONCE = 16 << 20
+"""Bytes of records without rows that a page waits for."""
+IN_TURN = 32 << 20
+"""Bytes of records without rows that are read before other runs have their turn."""
+
+
+class Indexer:
+    """Keeps the indexes of the runs that are looked at up to date, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[Path, RunIndex] = {}
+        self._wake = threading.Condition()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def want(self, index: RunIndex) -> None:
+        """Read what is new of a run: what has rows at once, the rest a part at a time in the background."""
+        index.update(budget=AT_ONCE)
+        if index.progress().whole:
+            return
+        with self._wake:
+            self._wanted[index.path] = index
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="forge-env-view-index", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Stop after the part under way."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                while not self._wanted and not self._closed:
+                    self._wake.wait()
+                if self._closed:
+                    return
+                path, index = next(iter(self._wanted.items()))
+                del self._wanted[path]
+            try:
+                before = index.generation
+                index.update(budget=IN_TURN)
+                again = not index.progress().whole and index.generation != before
+            except Exception:  # noqa: BLE001 - one run's damaged index must not stop the others'; its page says so
+                again = False
+            if again:
+                with self._wake:
+                    self._wanted[path] = index

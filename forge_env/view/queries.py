@@ -7,49 +7,68 @@ import math
 import mmap
 import re
 import sqlite3
+import threading
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
 from forge_env.evaluation.estimates import PairedDifference, by_task, compare
-from forge_env.view.index import PLACES, RunIndex, rows_of
+from forge_env.view.index import PLACES, RunIndex, shown_rows
 
 PAGE = 50
 """Rows of a list."""
 SEARCHED = 1_000
 """Rows that a search asks the index for at once."""
-SEARCH_S = 0.2
-"""Seconds that a page of a search takes at most; it then offers to go on."""
+SEARCH_S, WAIT_S = 0.2, 1.0
+"""Seconds of processor time, and seconds, that a page looks for a text at most; it then offers to go on."""
+MOST_SEARCHES = 8
+"""Searches that are remembered."""
+MOST_FOUND = 100_000
+"""Episodes that a search finds; it then goes no further, and says what share it has looked at."""
 BINS = 10
-VERSIONS = re.compile(r"(\d{1,12})(?:\s*-\s*(\d{1,12}))?", re.ASCII)
+SPAN = re.compile(r"(\d{1,12})(?:\s*-\s*(\d{1,12}))?", re.ASCII)
+"""`3-9`, or one number."""
 PLACE = re.compile(r"(?:(-?[\d.e+-]{1,30}),)?(\d{1,18})", re.ASCII)
 """Value and key of a row, in an address."""
-OUTCOMES = ("right", "partly", "wrong", "limit", "lost", "unreadable")
+OUTCOMES = ("paid", "unsolved", "partly", "unpaid", "limit", "lost", "unreadable")
 SORTS = {
     "newest": "key", "reward": "reward", "tokens": "tokens", "turns": "turns", "calls": "calls", "seconds": "wall_s",
     "version": "newest",
 }  # fmt: skip
 """Columns by which a list is sorted, by their name in an address; `-` before it turns the order round."""
-OUTCOME = (
-    "case when outcome = 'lost' then 'lost' when outcome = 'unreadable' then 'unreadable' "
-    "when outcome = 'limit' then 'limit' when reward >= :best - 1e-9 then 'right' "
-    "when reward > 0 then 'partly' else 'wrong' end"
-)
 VALID = "outcome in ('ended', 'limit')"
-TRAIN = "kind = 'train' or (kind glob 'train-[0-9]*-*' and not kind glob 'train-[0-9][0-9][0-9][0-9][0-9]*')"
-"""Of training: not the held-out episodes of a split that is called train, which have their step behind the name."""
+TRAIN = "+kind = 'train' or (+kind glob 'train-[0-9]*-*' and not +kind glob 'train-[0-9][0-9][0-9][0-9][0-9]*')"
+"""Of training: not the held-out episodes of a split that is called train, which have their step behind the name. Most
+episodes are, so that SQLite is kept from looking them up by kind one by one (that is what + does)."""
 HELD_OUT = re.compile(r"train-\d{5}", re.ASCII)
 OF_KIND = "(kind = :kind or kind glob :hosts)"
 """Of one kind, on whatever host they were played; see `of_kind`."""
+PAID = "reward >= :best - 1e-9"
+"""Earned all that can be earned; whether the task was solved is another question."""
+UNSOLVED = f"({VALID} and {PAID} and solved < 0.5)"
+"""Earned all, and less than half by what held-out episodes are measured by: the reward may not be what is wanted."""
+FAILED = f"(outcome in ('lost', 'unreadable') or not {PAID} or {UNSOLVED})"
+OUTCOME = (
+    "case when outcome = 'lost' then 'lost' when outcome = 'unreadable' then 'unreadable' "
+    f"when {UNSOLVED} then 'unsolved' when outcome = 'limit' then 'limit' when {PAID} then 'paid' "
+    "when reward > 0 then 'partly' else 'unpaid' end"
+)
+PAID_UNSOLVED = "paid, not solved"
 ENDING = (
     "case when outcome = 'lost' then 'lost: ' || why when outcome = 'unreadable' then 'unreadable' "
+    f"when {UNSOLVED} then '{PAID_UNSOLVED}' "
     "when outcome = 'limit' then 'limit: ' || why when calls = 0 and :tools then 'never used a tool' "
-    "when reward > 0 then 'partly right' else 'finished, wrong answer' end"
+    "when reward > 0 then 'finished, paid in part' else 'finished, unpaid' end"
 )
+NEWEST = 5_000
+"""Episodes among which a typical failure is looked for, before all are."""
+TYPICAL = 101
+"""Failures of a class of which the one of median length is typical."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +94,11 @@ class Filter:
     versions: str = ""
     """Of the policy: `3-9`, or one."""
     step: str = ""
-    """Training step that was trained on them."""
+    """Training step that was trained on them: one, or `3-9`."""
+    since: str = ""
+    """When they began, at the earliest: `2026-11-23T14:05`, UTC."""
+    until: str = ""
+    """And at the latest."""
     q: str = ""
     """Text anywhere in the episode."""
     sort: str = "newest"
@@ -132,13 +155,11 @@ class Filter:
             found.append(OF_KIND)
             values |= of_kind(self.kind)
         if self.outcome == "failed":
-            found.append(f"{VALID} and reward < :best - 1e-9")
+            found.append(f"{VALID} and {FAILED}")
         elif self.outcome:
             found.append(f"({OUTCOME}) = :outcome")
         if self.ending:
-            found.append(f"({ENDING}) = :ending")
-            if not self.ending.startswith(("lost", "unreadable")):
-                found.append("reward < :best - 1e-9")
+            found += [f"({ENDING}) = :ending", FAILED]
         for name, sign in (("low", ">="), ("high", "<=")):
             if getattr(self, name) is not None:
                 found.append(f"reward {sign} :{name} {'-' if name == 'low' else '+'} 1e-9 and {VALID}")
@@ -153,19 +174,52 @@ class Filter:
                 values[f"{name}_text"] = json.dumps(quoted)
         if self.id:
             found.append("substr(id, 1, length(:id)) = :id")
-        if self.versions:
-            span = VERSIONS.fullmatch(self.versions)
-            if span is not None:
-                values |= {"first": int(span[1]), "last": int(span[2] or span[1])}
-                found.append("newest between :first and :last")
-        if self.step.isascii() and self.step.isdigit() and len(self.step) < 10:
+        if (span := span_of(self.versions)) is not None:
+            values |= {"first": span[0], "last": span[1]}
+            found.append("newest between :first and :last")
+        if (span := span_of(self.step)) is not None:
+            values |= {"first_step": span[0], "last_step": span[1]}
             found.append(
-                f"({TRAIN}) and ((:groups is null and newest = :step - 1) "
+                f"({TRAIN}) and ((:groups is null and newest between :first_step - 1 and :last_step - 1) "
                 "or grp in (select value from json_each(:groups)))"
             )
+        for name, sign in (("since", ">="), ("until", "<=")):
+            if (moment := moment_of(getattr(self, name))) is not None:
+                values[f"{name}_s"] = moment
+                found.append(f"started > 0 and started {sign} :{name}_s")
+        if self.q:
+            found.append("key in (select value from json_each(:found))")
         values |= {item.name: getattr(self, item.name) for item in fields(self)}
-        values["groups"] = None
+        values |= {"groups": None, "found": "[]"}
         return " and ".join(f"({part})" for part in found), values
+
+
+def span_of(text: str) -> tuple[int, int] | None:
+    """First and last of `3-9`, or of one number; None: it is neither."""
+    found = SPAN.fullmatch(text)
+    return None if found is None else (int(found[1]), int(found[2] or found[1]))
+
+
+def moment_of(text: str) -> float | None:
+    """Seconds since 1970 of a date, with or without a time, UTC; None: it is none."""
+    try:
+        found = datetime.fromisoformat(text)
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+@dataclass(slots=True)
+class Search:
+    """How far a text was looked for among some rows, newest first, and where it was found."""
+
+    keys: list[int] = field(default_factory=list)
+    spans: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By file: the lowest and the highest key that were looked at, and all rows between them."""
+    looked: int = 0
+    done: bool = False
+    """Nothing is left to look at for now."""
+    as_json: str = "[]"
 
 
 @dataclass(slots=True)
@@ -176,7 +230,7 @@ class Listed:
     after: str
     """Where the next page begins; empty: this is the last."""
     searched: float | None = None
-    """Share of the rows that a search has looked at so far, where it has not looked at all."""
+    """Share of the rows that a search has looked at, where it has not looked at all."""
 
 
 @dataclass(slots=True)
@@ -203,12 +257,18 @@ class Queries:
 
     Args:
         index: of the run's trajectories.
-        groups_of: the groups that a step was trained on; None where that isn't known.
+        groups_of: the groups that the steps from one to another were trained on; None where that isn't known.
     """
 
-    def __init__(self, index: RunIndex, groups_of: Callable[[int], list[str] | None] = lambda step: None) -> None:
+    def __init__(
+        self, index: RunIndex, groups_of: Callable[[int, int], list[str] | None] = lambda first, last: None
+    ) -> None:
         self.index = index
         self._groups_of = groups_of
+        self._searches: OrderedDict[Filter, Search] = OrderedDict()
+        self._searching = threading.RLock()
+        self._dropped = 0
+        self._changes: dict[Any, PairedDifference | None] = {}
         self._kept: dict[Any, Any] = {}
         self._of = -1
 
@@ -233,35 +293,46 @@ class Queries:
         return found
 
     def _constants(self) -> dict[str, Any]:
+        # a call of a tool that isn't there is answered by nobody, so an episode of one turn says nothing
         question = (
-            f"select max(best) as best, max(case when {VALID} then reward end) as seen, "
-            "max(calls > 0 and turns > 1) as tools from t"  # a call of a tool that isn't there is answered by nobody
+            "select (select max(best) from t) as best, "
+            f"(select reward from t where {VALID} order by reward desc limit 1) as seen, "
+            "exists(select 1 from t where calls > 0 and turns > 1) as tools"
         )
         row = self.index.connection().execute(question).fetchone()
         best, seen = row["best"] or 1.0, row["seen"] or 0.0
-        return {"best": seen if best == 1.0 and seen > 1.0 else best, "tools": row["tools"] or 0}
+        return {"best": seen if best == 1.0 and seen > 1.0 else best, "tools": row["tools"]}
 
     def _where(self, chosen: Filter) -> tuple[str, dict[str, Any]]:
         """A filter's condition, with what only the run knows."""
         where, values = chosen.where()
-        if (
-            chosen.step.isascii()
-            and chosen.step.isdigit()
-            and (groups := self._groups_of(int(chosen.step[:9]))) is not None
-        ):
+        span = span_of(chosen.step)
+        if span is not None and (groups := self._groups_of(*span)) is not None:
             values["groups"] = json.dumps(groups)
+        if chosen.q:
+            values["found"] = self.search(chosen).as_json
         return where, values
+
+    def count(self, kind: str = "") -> int:
+        """How many episodes of a kind there are.
+
+        Args:
+            kind: as in a filter.
+        """
+        where, values = self._where(Filter(kind=kind))
+        sql = f"select count(*) from t where {where}"
+        found: int = self.kept(("count", kind), lambda: self.rows(sql, values)[0][0])
+        return found
 
     def listed(self, chosen: Filter) -> Listed:
         """A page of the rows that a filter takes."""
-        if chosen.q:
-            return self._searched(chosen)
+        share = self._look(chosen) if chosen.q else None
         rows = [*self._batch(chosen, chosen.after, PAGE + 1)]
         more = len(rows) > PAGE
-        return Listed(rows[:PAGE], _place(rows[PAGE - 1], chosen) if more else "")
+        return Listed(rows[:PAGE], _place(rows[PAGE - 1], chosen) if more else "", share)
 
     def _batch(self, chosen: Filter, after: str, most: int) -> Iterator[dict[str, Any]]:
-        yield from rows_of(self._bare(chosen, after, most, f"*, {OUTCOME} as result"))
+        yield from shown_rows(self._bare(chosen, after, most, f"*, {OUTCOME} as result"))
 
     def _bare(self, chosen: Filter, after: str, most: int, columns: str = "") -> list[sqlite3.Row]:
         where, values = self._where(chosen)
@@ -280,66 +351,95 @@ class Queries:
         sql = f"select {columns} from t where {where} order by {column} {order}, key {order} limit {most}"
         return self.rows(sql, values)
 
-    def _searched(self, chosen: Filter) -> Listed:
-        """Look for a text in the records themselves, in the order of the list, for a while."""
-        until, found, after = time.perf_counter() + SEARCH_S, list[int](), chosen.after
-        needles = _needles(chosen.q)
-        with ExitStack() as stack:
-            maps: dict[int, mmap.mmap] = {}
-            while not after or after == chosen.after or (len(found) < PAGE and time.perf_counter() < until):
-                batch = self._bare(chosen, after, SEARCHED)
-                for number, row in enumerate(batch):
-                    after = _place(row, chosen)
-                    if self._holds(row, needles, maps, stack):
-                        found.append(row["key"])
-                    if len(found) >= PAGE or (number % 20 == 19 and time.perf_counter() >= until):
-                        break
-                if len(batch) < SEARCHED and (not batch or after == _place(batch[-1], chosen)):
-                    return Listed(self._whole(found), "", None)
-        return Listed(self._whole(found), after, self._share_before(chosen, after))
+    # --- search
 
-    def _whole(self, keys: list[int]) -> list[dict[str, Any]]:
-        marks = ", ".join(map(str, keys))
-        rows = {
-            row["key"]: row
-            for row in rows_of(self.rows(f"select *, {OUTCOME} as result from t where key in ({marks})"))
-        }
-        return [rows[key] for key in keys]
+    def search(self, chosen: Filter) -> Search:
+        """What is known of where a filter's text stands, in all outcomes and rewards, so that each can be counted."""
+        base = replace(chosen, outcome="", low=None, high=None, after="", sort="newest")
+        with self._searching:
+            if self._dropped != self.index.dropped:
+                self._searches.clear()
+                self._dropped = self.index.dropped
+            found = self._searches.setdefault(base, Search())
+            self._searches.move_to_end(base)
+            while len(self._searches) > MOST_SEARCHES:
+                self._searches.popitem(last=False)
+            return found
 
-    def _share_before(self, chosen: Filter, after: str) -> float:
-        total = self.facets(chosen).total
-        if not total:
-            return 1.0
-        where, values = self._where(chosen)
-        column, up = SORTS[chosen.sort.removeprefix("-")], chosen.sort.startswith("-")
-        value, key = _after(after)
-        values |= {"after_key": key, "after_value": value}
-        done = f"({column}, key) {'<=' if up else '>='} (:after_value, :after_key)"
-        done = f"key {'<=' if up else '>='} :after_key" if column == "key" else done
-        number: int = self.rows(f"select count(*) from t where {where} and {done}", values)[0][0]
-        return number / total
+    def _look(self, chosen: Filter) -> float | None:
+        """Look on for a filter's text for a while; the share that was looked at, or None: all was."""
+        with self._searching:
+            found, enough = self.search(chosen), _enough()
+            base = replace(chosen, q="", outcome="", low=None, high=None)
+            where, values = self._where(base)
+            holds = _holder(chosen.q)
+            before = len(found.keys)
+            found.done = True
+            with ExitStack() as stack:
+                files = [row["number"] for row in self.rows("select number from file order by number desc")]
+                for number in files:
+                    if found.done and not self._look_in(number, found, holds, (where, values), enough, stack):
+                        found.done = False
+            if len(found.keys) > before:
+                found.as_json = json.dumps(found.keys)
+            if found.done:
+                return None
+            total = self.rows(f"select count(*) from t where {where}", values)[0][0]
+            return min(found.looked / total, 0.99) if total else 0.99
 
-    def _holds(self, row: sqlite3.Row, needles: list[bytes], maps: dict[int, mmap.mmap], stack: ExitStack) -> bool:
-        number, offset = divmod(row["key"], PLACES)
-        if number not in maps:
-            try:
-                file = stack.enter_context(self.index.place(row["key"])[0].open("rb"))
-                maps[number] = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            except (OSError, ValueError, LookupError):
-                return False  # it is gone
-        text, end = maps[number], offset + row["length"]
-        for needle in needles:
-            at = text.find(needle, offset, end)
-            if at >= 0:
-                ids = text.rfind(b'"tokens":{"ids":"', offset, end)  # numbers, which hold any short text
-                if ids < 0 or at < ids:
-                    return True
-        return False
+    def _look_in(
+        self,
+        number: int,
+        found: Search,
+        holds: Callable[[bytes], bool],
+        condition: tuple[str, dict[str, Any]],
+        enough: Callable[[], bool],
+        stack: ExitStack,
+    ) -> bool:
+        """Look at the rows of one file: those that came since, then on towards its beginning. Whether that is all."""
+        if len(found.keys) >= MOST_FOUND:
+            return False
+        where, values = condition
+        start, end = number * PLACES, (number + 1) * PLACES - 1
+        text: mmap.mmap | None = None
+        low, high = found.spans.get(number, (end, end))
+        sides = [(high + 1, end, "asc"), (start, low - 1, "desc")] if number in found.spans else [(start, end, "desc")]
+        for first, last, order in sides:
+            while True:
+                sql = f"select key, length from t where {where} and key between :from and :to order by key {order}"
+                batch = self.rows(f"{sql} limit {SEARCHED}", {**values, "from": first, "to": last})
+                for place, row in enumerate(batch):
+                    text = text or self._map(row["key"], stack)
+                    offset = row["key"] % PLACES
+                    if text is not None and holds(text[offset : offset + row["length"]]):
+                        found.keys.append(row["key"])
+                    found.looked += 1
+                    low, high = min(low, row["key"]), row["key"] if high == end else max(high, row["key"])
+                    found.spans[number] = (low, high)
+                    if len(found.keys) >= MOST_FOUND:
+                        return False
+                    if place % 20 == 19 and enough():
+                        return False
+                if len(batch) < SEARCHED:
+                    break
+                first, last = (high + 1, end) if order == "asc" else (start, low - 1)
+                if enough():
+                    return False
+        return True
+
+    def _map(self, key: int, stack: ExitStack) -> mmap.mmap | None:
+        try:
+            file = stack.enter_context(self.index.place(key)[0].open("rb"))
+            return stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        except (OSError, ValueError, LookupError):
+            return None  # it is gone
 
     def facets(self, chosen: Filter) -> Facets:
         """The counts of every choice; those of outcome and reward are what choosing another one would give."""
-        base = replace(chosen, q="", after="", sort="newest")
-        found: Facets = self.kept(("facets", base), lambda: self._facets(base))
+        base = replace(chosen, after="", sort="newest")
+        found: Facets = self.kept(
+            ("facets", base, len(self.search(base).keys) if base.q else 0), lambda: self._facets(base)
+        )
         return found
 
     def _facets(self, chosen: Filter) -> Facets:
@@ -367,7 +467,7 @@ class Queries:
             if not fits and valid:
                 at_least = inside.low is None or reward >= inside.low - 1e-9
                 fits = at_least and (inside.high is None or reward <= inside.high + 1e-9)
-            failed = valid and reward < best - 1e-9
+            failed = valid and (reward < best - 1e-9 or result == "unsolved")
             chosen_result = not chosen.outcome or result == chosen.outcome or (chosen.outcome == "failed" and failed)
             if fits:
                 outcomes[result] += number
@@ -389,7 +489,7 @@ class Queries:
         return Facets(
             total=total,
             outcomes={
-                name: outcomes[name] for name in OUTCOMES if outcomes[name] or name in ("right", "wrong", "limit")
+                name: outcomes[name] for name in OUTCOMES if outcomes[name] or name in ("paid", "unpaid", "limit")
             },
             bins=[bins[place] for place in range(BINS)],
             low=low,
@@ -417,22 +517,24 @@ class Queries:
         else:
             sql = f"select *, {OUTCOME} as result from t where kind = :kind and id = :id"
             found = self.rows(sql, {"kind": kind, "id": name})
-        return next(rows_of(found), None)
+        return next(shown_rows(found), None)
 
     def neighbours(self, row: Mapping[str, Any]) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
         """The record before and the one behind, in the same kind."""
         values = {"kind": row["kind"], "key": row["key"]}
         before = self.rows("select * from t where +kind = :kind and key < :key order by key desc limit 1", values)
         behind = self.rows("select * from t where +kind = :kind and key > :key order by key limit 1", values)
-        return next(rows_of(before), None), next(rows_of(behind), None)
+        return next(shown_rows(before), None), next(shown_rows(behind), None)
 
     def group(self, kind: str, group: str) -> list[dict[str, Any]]:
         """The members of a group, in order."""
         sql = f"select *, {OUTCOME} as result from t where kind = :kind and grp = :grp order by member, key limit 200"
-        return [*rows_of(self.rows(sql, {"kind": kind, "grp": group}))]
+        return [*shown_rows(self.rows(sql, {"kind": kind, "grp": group}))]
 
     def failures(self, kind: str) -> list[tuple[str, int, dict[str, Any] | None]]:
         """Classes of failures with how many there are, and a typical one: of median length among the newest.
+
+        Episodes that were paid and did not solve their task stand first: the reward may not be what is wanted.
 
         Args:
             kind: as in a filter.
@@ -444,37 +546,65 @@ class Queries:
 
     def _failures(self, kind: str) -> list[tuple[str, int, dict[str, Any] | None]]:
         where, values = self._where(Filter(kind=kind))
-        failed = f"{where} and (outcome in ('lost', 'unreadable') or reward < :best - 1e-9)"
+        sql = f"select {ENDING} as ending, count(*) as n from t where {where} and {FAILED} group by 1"
+        counts = {row["ending"]: row["n"] for row in self.rows(sql, values)}
         classes: dict[str, list[tuple[int, int, int]]] = {}
-        for row in self.rows(
-            f"select {ENDING} as ending, tokens, turns, key from t where {failed} order by key desc", values
-        ):
-            classes.setdefault(row["ending"], []).append((row["tokens"], row["turns"], row["key"]))
+        looked = 0
+        for file in self.rows("select number, kind from file order by number desc"):
+            if counts and looked < NEWEST and _takes(kind, file["kind"]):
+                sql = (
+                    f"select {ENDING} as ending, {FAILED} as failed, tokens, turns, key from t "
+                    f"where key between :first and :last order by key desc limit {NEWEST - looked}"
+                )
+                ends = {"first": file["number"] * PLACES, "last": (file["number"] + 1) * PLACES - 1}
+                rows = self.rows(sql, ends)
+                looked += len(rows)
+                for row in rows:
+                    if row["failed"]:
+                        classes.setdefault(row["ending"], []).append((row["tokens"], row["turns"], row["key"]))
+        for ending in counts.keys() - classes.keys():
+            sql = f"select tokens, turns, key from t where {where} and {FAILED} and {ENDING} = :ending limit {TYPICAL}"
+            classes[ending] = [tuple(row) for row in self.rows(sql, {**values, "ending": ending})]
         result = []
-        for ending, members in sorted(classes.items(), key=lambda item: -len(item[1])):
-            typical = sorted(members[:101])[len(members[:101]) // 2]
-            one = next(rows_of(self.rows("select * from t where key = :key", {"key": typical[2]})), None)
-            result.append((ending, len(members), one))
+        for ending, number in sorted(counts.items(), key=lambda item: (item[0] != PAID_UNSOLVED, -item[1])):
+            members = sorted(classes[ending][:TYPICAL])
+            sql = "select * from t where key = :key"
+            one = next(shown_rows(self.rows(sql, {"key": members[len(members) // 2][2]})), None) if members else None
+            result.append((ending, number, one))
         return result
 
     def scores(self, kind: str, score: str) -> dict[str, list[float]]:
         """Scores of the valid episodes of a kind by task; see `score_of`."""
         where, values = self._where(Filter(kind=kind))
-        rows = rows_of(self.rows(f"select task, reward, metrics from t where {where} and {VALID}", values))
+        rows = shown_rows(self.rows(f"select task, reward, metrics from t where {where} and {VALID}", values))
         found = ((row["task"], score_of(row, score)) for row in rows)
         return by_task((task, value) for task, value in found if value is not None)
 
     def change(self, first: str, last: str, score: str) -> PairedDifference | None:
-        """From the scores of one kind to those of another, task by task; None: they have no task in common."""
-        found: PairedDifference | None = self.kept(
-            ("change", first, last, score), lambda: compare(*(self.scores(kind, score) for kind in (first, last)))
-        )
-        return found
+        """From the scores of one kind to those of another, task by task; None: they have no task in common.
+
+        It is kept as long as these episodes are the same, whatever else the run adds: the test by task takes long.
+        """
+        sql = f"select count(*), max(key) from t where {OF_KIND}"
+        there = [tuple(self.rows(sql, of_kind(kind))[0]) for kind in (first, last)]
+        key = (first, last, score, *there, self.index.dropped)
+        if key not in self._changes:
+            if len(self._changes) > 100:
+                self._changes.clear()
+            self._changes[key] = compare(*(self.scores(kind, score) for kind in (first, last)))
+        return self._changes[key]
 
 
 def is_training(kind: str) -> bool:
     """Whether a file's episodes are of training, as `TRAIN` says it."""
     return kind == "train" or (kind.startswith("train-") and not HELD_OUT.match(kind))
+
+
+def _takes(kind: str, file: str) -> bool:
+    """Whether a filter's kind takes the episodes of a file."""
+    if kind in ("train", "held-out"):
+        return is_training(file) == (kind == "train")
+    return not kind or file == kind or re.match(rf"{re.escape(kind)}-\d.*-", file) is not None
 
 
 def of_kind(kind: str) -> dict[str, str]:
@@ -502,9 +632,28 @@ def _after(place: str) -> tuple[float, int]:
     return float(found[1] or 0), int(found[2])
 
 
-def _needles(text: str) -> list[bytes]:
-    """How a text may stand in a record: as JSON has it, and as JSON within JSON, which is what arguments are."""
-    once = json.dumps(text, ensure_ascii=False)[1:-1]
+def _enough() -> Callable[[], bool]:
+    """Tells when a page has looked for long enough."""
+    worked, until = time.thread_time() + SEARCH_S, time.perf_counter() + WAIT_S
+    return lambda: time.thread_time() >= worked or time.perf_counter() >= until
+
+
+def _holder(text: str) -> Callable[[bytes], bool]:
+    """Whether a record holds a text, in capitals or not: as JSON has it, or as JSON within JSON (arguments)."""
+    once = json.dumps(text.lower(), ensure_ascii=False)[1:-1]
     twice = json.dumps(once, ensure_ascii=False)[1:-1]
-    forms = dict.fromkeys([once, twice, json.dumps(text)[1:-1]])
-    return [form.encode("utf-8", "replace") for form in forms]
+    forms = [*dict.fromkeys([once, twice, json.dumps(text.lower())[1:-1]])]
+    needles = [form.encode("utf-8", "replace") for form in forms]
+
+    def holds(record: bytes) -> bool:
+        # bytes know the capitals of ASCII only
+        record = record.lower() if text.isascii() else record.decode("utf-8", "replace").lower().encode()
+        for needle in needles:
+            at = record.find(needle)
+            if at >= 0:
+                ids = record.rfind(b'"tokens":{"ids":"')  # numbers, which hold any short text
+                if ids < 0 or at < ids:
+                    return True
+        return False
+
+    return holds

@@ -162,10 +162,17 @@ def _visible(text: str) -> str:
     return plain(text)
 
 
-def token_data(turns: Sequence[TokenTurn], advantage: float | None) -> dict[str, Any]:
-    """For the page: per turn the lengths of the tokens' texts in UTF-16 units, and their figures."""
+def token_data(turns: Sequence[TokenTurn], advantage: float | None, learned: bool) -> dict[str, Any]:
+    """For the page: per turn the lengths of the tokens' texts in UTF-16 units, and their figures.
+
+    Args:
+        turns: see `tokens`.
+        advantage: of the episode's tokens.
+        learned: that is what a training step used; else it is the reward against the group's mean.
+    """
     return {
         "advantage": advantage,
+        "learned": learned,
         "turns": [
             {
                 "lengths": [len(text.encode("utf-16-le")) // 2 for text in turn.texts],

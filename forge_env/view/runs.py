@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,19 @@ from forge_env.machine import cache_dir
 from forge_env.run.folder import RunFolder
 from forge_env.run.trained import Trained, TrainedEpisode, TrainedGroup
 from forge_env.schema import without_schema
-from forge_env.view.index import RunIndex
+from forge_env.view.charts import Chart, histograms
+from forge_env.view.index import SOLVED, RunIndex
 from forge_env.view.queries import Queries
 from forge_env.view.text import Vocabulary
 
-SOLVED = "solved"
-"""What held-out episodes are measured by, where the recipe does not say it."""
 MOST_OPEN = 32
 """Runs whose index stays open."""
 SORTED_BY_TIME = 5_000
 """Folders up to which a list asks each for its time; beyond, they are in the order of their names."""
+GAP = 0.2
+"""By which the reward is above what it should measure where a list warns."""
+MOST_LISTED = 100_000
+"""Folders that are listed; of more, those that the file system names first."""
 POINTS = 80
 """Of a list's small curve."""
 MARKS = ("metrics.jsonl", "config.yaml", "summary.json", "trajectories")
@@ -96,6 +100,7 @@ class TrainedRows:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.trained = Trained()
+        self.stamp = 0
         self._read = 0
         self._inode = 0
         self._lock = threading.Lock()
@@ -108,6 +113,7 @@ class TrainedRows:
                 self.trained, self._read, self._inode = Trained(), 0, found.st_ino
             if found.st_size == self._read:
                 return
+            self.stamp += 1
             file.seek(self._read)
             for line in file:
                 if not line.endswith(b"\n"):
@@ -165,6 +171,10 @@ class Figures:
     steps: int = 0
     planned: int = 0
     sparkline: list[float] = field(default_factory=list)
+    measure: str = ""
+    """What `start` and `end` measure: a metric of the environment, or the reward."""
+    unsolved: list[float] = field(default_factory=list)
+    """Reward and measure of the last fifth of the training steps, where much was paid that was not solved."""
     start: float | None = None
     end: float | None = None
     error: float | None = None
@@ -187,6 +197,7 @@ class RunView:
         self._cache = cache
         self._metrics = Metrics(root / "metrics.jsonl")
         self._trained = TrainedRows(root / "trained.jsonl")
+        self._histograms: tuple[int, list[Chart]] = (-1, [])
 
     @cached_property
     def folder(self) -> RunFolder:
@@ -196,7 +207,7 @@ class RunView:
     @cached_property
     def index(self) -> RunIndex:
         """Of its trajectories; opened when it is first asked for."""
-        return RunIndex(self.root, self._cache)
+        return RunIndex(self.root, self._cache, self.measure)
 
     @cached_property
     def queries(self) -> Queries:
@@ -209,9 +220,17 @@ class RunView:
         self._trained.update()
         return self._trained
 
-    def _groups_of(self, step: int) -> list[str] | None:
-        trained = self.trained.trained
-        return [str(group.group) for group in trained.steps.get(step, [])] if trained.steps else None
+    def histograms(self) -> list[Chart]:
+        """Of what its steps were trained on; made anew when more were."""
+        trained = self.trained
+        if self._histograms[0] != trained.stamp:
+            self._histograms = (trained.stamp, histograms(trained.trained))
+        return self._histograms[1]
+
+    def _groups_of(self, first: int, last: int) -> list[str] | None:
+        steps = self.trained.trained.steps
+        chosen = (groups for step, groups in steps.items() if first <= step <= last)
+        return [str(group.group) for groups in chosen for group in groups] if steps else None
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -225,10 +244,28 @@ class RunView:
         return found if isinstance(found, dict) else {}
 
     @property
+    def environment(self) -> str:
+        """Name of its environment; empty for an evaluation, which may have several."""
+        section = self.config.get("environment")
+        return str(section.get("name", "")) if isinstance(section, dict) else ""
+
+    @property
     def metric(self) -> str:
-        """By what its held-out episodes are measured: the recipe's `evaluation.metric`."""
+        """By what its held-out episodes are scored: the recipe's `evaluation.metric`, an evaluation's `score`."""
         section = self.config.get("evaluation")
-        return str(section.get("metric") or SOLVED) if isinstance(section, dict) else SOLVED
+        named = section.get("metric") if isinstance(section, dict) else self.config.get("score")
+        return named if isinstance(named, str) and named else SOLVED
+
+    @property
+    def measure(self) -> str:
+        """The metric that says whether an episode solved its task."""
+        return SOLVED if self.metric == "reward" else self.metric
+
+    @property
+    def scored_by(self) -> str:
+        """`metric`; or `reward`, where the recipe names no metric and episodes have no `solved`."""
+        kept = {key for row in self.metrics[-20:] for key in row if key.startswith("reward/")} - {REWARD}
+        return "reward" if self.metric == SOLVED and kept and f"reward/{SOLVED}" not in kept else self.metric
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -291,10 +328,9 @@ class RunView:
         """What a list shows."""
         config, summary, rows = self.config, self.summary, self.metrics
         model = config.get("model")
-        environment = config.get("environment")
         found = Figures(
             method="evaluation" if self.is_evaluation else str(config.get("method") or "training"),
-            environment=str(environment.get("name", "")) if isinstance(environment, dict) else "",
+            environment=self.environment,
             model=str(model.get("path") or model.get("name") or "") if isinstance(model, dict) else str(model or ""),
             seed=config.get("seed") if isinstance(config.get("seed"), int) else None,
             steps=int(rows[-1]["step"]) if rows else 0,
@@ -302,6 +338,7 @@ class RunView:
             exit=str(summary.get("exit") or summary.get("status") or ""),
             wall_s=_number(summary.get("wall_s")) or (_number(rows[-1].get("time")) if rows else None),
         )
+        found.measure, found.unsolved = self.scored_by, _unsolved(rows, self.measure)
         rewards = [row[REWARD] for row in rows if row.get(REWARD) is not None]
         step = max(1, -(-len(rewards) // POINTS))
         found.sparkline = [
@@ -327,6 +364,20 @@ class RunView:
                 if isinstance(score, dict):
                     found.end, found.error = _number(score.get("value")), _number(score.get("stderr"))
         return found
+
+
+def _unsolved(rows: list[dict[str, Any]], measure: str) -> list[float]:
+    """Mean reward and mean measure of the last fifth of the steps, where the reward is far above; else nothing."""
+    pairs = [
+        (row[REWARD], row[f"reward/{measure}"])
+        for row in rows
+        if None not in (row.get(REWARD), row.get(f"reward/{measure}"))
+    ]
+    last = pairs[-max(1, len(pairs) // 5) :]
+    if not last or not all(0 <= value <= 1 for pair in last for value in pair):
+        return []  # on another scale nothing can be said
+    paid, solved = (sum(values) / len(last) for values in zip(*last, strict=True))
+    return [round(paid, 4), round(solved, 4)] if paid - solved > GAP else []
 
 
 def _planned(config: Mapping[str, Any]) -> int:
@@ -389,6 +440,8 @@ class Listing:
     """The name that the next page begins behind; empty: this is the last."""
     by_name: bool
     """There are too many to sort by time."""
+    cut: bool = False
+    """There are more than `MOST_LISTED`: the others are shown by their address only."""
 
 
 class Runs:
@@ -433,9 +486,12 @@ class Runs:
             return Listing([self.root.name], 1, "", False)
         try:
             with os.scandir(self.root) as entries:
-                found = [entry.name for entry in entries if not entry.name.startswith(".")]
+                named = (entry.name for entry in entries if not entry.name.startswith("."))
+                found = [*islice(named, MOST_LISTED + 1)]
         except OSError:
             return Listing([], 0, "", False)
+        cut = len(found) > MOST_LISTED
+        found = found[:MOST_LISTED]
         by_name = len(found) > SORTED_BY_TIME
         if by_name:
             found.sort(reverse=True)
@@ -445,7 +501,7 @@ class Runs:
         start = found.index(after) + 1 if after in found else 0
         page = [name for name in found[start : start + most] if not by_name or is_run(self.root / name)]
         more = start + most < len(found)
-        return Listing(page, len(found), found[start + most - 1] if more else "", by_name)
+        return Listing(page, len(found), found[start + most - 1] if more else "", by_name, cut)
 
     def figures(self, name: str) -> Figures | None:
         """What the list shows of a run, from the cache where its files are as they were."""
@@ -457,12 +513,12 @@ class Runs:
         place.mkdir(parents=True, exist_ok=True)
         key = os.fsencode(run.root.resolve()).hex()
         with closing(sqlite3.connect(place / "runs.sqlite", timeout=30, isolation_level=None)) as own:
-            own.execute("create table if not exists figures_2 (path text primary key, stamp text, data text)")
-            row = own.execute("select stamp, data from figures_2 where path = ?", (key,)).fetchone()
+            own.execute("create table if not exists figures_3 (path text primary key, stamp text, data text)")
+            row = own.execute("select stamp, data from figures_3 where path = ?", (key,)).fetchone()
             if row is not None and row[0] == stamp:
                 return Figures(**json.loads(row[1]))
             found = run.figures()
-            own.execute("insert or replace into figures_2 values (?, ?, ?)", (key, stamp, json.dumps(asdict(found))))
+            own.execute("insert or replace into figures_3 values (?, ?, ?)", (key, stamp, json.dumps(asdict(found))))
             return found
 
     def age(self, name: str) -> float | None:

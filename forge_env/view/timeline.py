@@ -154,6 +154,7 @@ class Timeline:
         lanes = []
         for lane in self.lanes():
             drawn: list[list[Any]] = []
+            within: dict[int, float] = {}
             for start, end, name, whose in lane.spans:
                 if end < low or start > high:
                     continue
@@ -165,7 +166,10 @@ class Timeline:
                     and last[1] - last[0] < 3 * pixel
                 ):
                     last[1] = max(last[1], end)
+                    within[name] = within.get(name, 0.0) + end - start
+                    last[2] = max(within, key=within.__getitem__)  # of what is drawn as one, what took the most time
                     continue
+                within = {name: end - start}
                 drawn.append([round(start, 5), round(end, 5), name, whose])
             lanes.append({"track": lane.track, "spans": drawn})
         counters = [

@@ -22,6 +22,7 @@ from forge_env.environment.base import Environment
 from forge_env.errors import ForgeError, PluginError
 from forge_env.evaluation.estimates import Estimate
 from forge_env.job.survey import survey
+from forge_env.rewards.rubric import reward_definition
 from forge_env.run import Run
 from forge_env.run.outcome import save_progress
 from forge_env.run.scratch import scratch_folder
@@ -127,6 +128,7 @@ class Method(Trainer):
         if run.resume:
             await asyncio.to_thread(checkpoints.verify, found)
         environment: Environment = fe.make(config.environment.name, **config.environment.options)
+        run.facts["reward"] = reward_definition(environment)
         preparation = self.algorithm.preparation
         assert preparation is not None  # `check` has seen to it
         async with Stack(config, await find_hosts(run)) as stack:

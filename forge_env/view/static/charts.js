@@ -54,11 +54,31 @@ function aligned(chart) {
   return { columns, series, bands };
 }
 
+// A histogram a step: cells as dark as their share, on the same steps and under the same cursor as the curves.
+function cells(chart, plot) {
+  const pen = plot.ctx, steps = plot.data[0], { left, top, width, height } = plot.bbox, paint = colour(0);
+  const most = Math.max(1e-9, ...chart.lines.flatMap((line) => line.y));
+  pen.save(); pen.beginPath(); pen.rect(left, top, width, height); pen.clip();
+  pen.fillStyle = paint;
+  chart.lines.forEach((line, row) => {
+    const y = plot.valToPos(row + 1, "y", true), h = plot.valToPos(row, "y", true) - y;
+    line.y.forEach((share, at) => {
+      if (!share) return;
+      const begin = at ? (steps[at - 1] + steps[at]) / 2 : steps[0] - ((steps[1] ?? steps[0] + 1) - steps[0]) / 2;
+      const end = at < steps.length - 1 ? (steps[at] + steps[at + 1]) / 2 : steps[at] + (steps[at] - (steps[at - 1] ?? steps[at] - 1)) / 2;
+      const x = Math.round(plot.valToPos(begin, "x", true));
+      pen.globalAlpha = 0.08 + 0.92 * (share / most);
+      pen.fillRect(x, Math.round(y), Math.round(plot.valToPos(end, "x", true)) - x, Math.round(y + h) - Math.round(y));
+    });
+  });
+  pen.restore();
+}
+
 function draw(entry) {
   const { chart, room } = entry;
   entry.plot?.destroy();
-  const { columns, series, bands } = aligned(chart);
-  const large = chart.key === "reward";
+  const { columns, series, bands } = chart.strip ? { columns: [chart.lines[0].x, ...chart.lines.map((line) => line.y)], series: [{}, ...chart.lines.map((line) => ({ label: line.label, stroke: "transparent", width: 0, points: { show: false }, _line: line }))], bands: [] } : aligned(chart);
+  const large = chart.key === "reward", bins = chart.lines.length;
   const axis = { stroke: css("--soft"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
   const all = columns.slice(1).flat().filter((value) => value !== null);
   const unit = all.length && all.every((value) => value >= -0.05 && value <= 1.05) && (large || Math.max(...all) > 0.5);
@@ -66,11 +86,13 @@ function draw(entry) {
     width: Math.max(room.clientWidth, 120), height: large ? Math.max(230, Math.min(340, innerWidth / 4)) : 140,
     legend: { show: false }, series, bands, padding: [10, 16, 0, 0],
     cursor: { sync: { key: "runs" }, drag: { x: true, y: false, setScale: false }, points: { size: 7 }, y: false },
-    scales: { x: { time: false, ...(zoom ? { range: zoom } : {}) }, y: log ? { distr: 3 } : unit ? { range: [0, 1] } : {} },
-    axes: [{ ...axis, size: 26, space: 60, incrs: [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000] }, { ...axis, size: 46, space: large ? 44 : 34, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) }],
+    scales: { x: { time: false, ...(zoom ? { range: zoom } : {}) }, y: chart.strip ? { range: [0, bins] } : log ? { distr: 3 } : unit ? { range: [0, 1] } : {} },
+    axes: [{ ...axis, size: 26, space: 60, incrs: [1, 2, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000] }, { ...axis, size: chart.strip ? 76 : 46, space: large ? 44 : 34,
+      ...(chart.strip ? { grid: { show: false }, splits: () => chart.lines.map((_, row) => row + 0.5).filter((_, row) => bins <= 6 || row % 2 === 0), values: (_, ticks) => ticks.map((tick) => chart.lines[Math.floor(tick)].label) } : { values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) }) }],
     hooks: {
       setSelect: [(plot) => { const { left, width } = plot.select; if (width > 6) setZoom([plot.posToVal(left, "x"), plot.posToVal(left + width, "x")]); }],
       setCursor: [(plot) => tell(entry, plot)],
+      ...(chart.strip ? { drawAxes: [(plot) => cells(chart, plot)] } : {}),
     },
   };
   entry.plot = new uPlot(options, columns, room);
@@ -86,14 +108,14 @@ function draw(entry) {
 }
 
 function tell(entry, plot) {
-  const { tip } = entry, { idx, left, top } = plot.cursor;
+  const { tip, chart } = entry, { idx, left, top } = plot.cursor;
   if (idx === null || idx === undefined || left < 0 || !plot.over.matches(":hover")) { tip.hidden = true; return; }
   const lines = [`step ${plot.data[0][idx]}`];
   plot.series.forEach((series, place) => {
     const value = plot.data[place][idx];
-    if (!series._line || value === null || value === undefined) return;
+    if (!series._line || value === null || value === undefined || (chart.strip && !value)) return;
     const at = series._line.x.indexOf(plot.data[0][idx]);
-    lines.push(`${series.label}  ${short(value)}${series._line.e.length && at >= 0 ? ` ± ${short(series._line.e[at])}` : ""}`);
+    lines.push(`${series.label}  ${chart.strip ? `${(100 * value).toFixed(0)} %` : short(value)}${series._line.e.length && at >= 0 ? ` ± ${short(series._line.e[at])}` : ""}`);
   });
   tip.textContent = lines.join("\n");
   tip.hidden = false;
@@ -132,7 +154,7 @@ function save(entry, kind) {
     pen.fillText(entry.chart.title, 12 * ratio, 22 * ratio);
     let x = 24 * ratio + pen.measureText(entry.chart.title).width;
     pen.font = `${12 * ratio}px system-ui, sans-serif`;
-    entry.chart.lines.forEach((line, place) => { pen.fillStyle = colour(place); pen.fillText(line.label, x, 22 * ratio); x += pen.measureText(line.label).width + 14 * ratio; });
+    if (!entry.chart.strip) entry.chart.lines.forEach((line, place) => { pen.fillStyle = colour(place); pen.fillText(line.label, x, 22 * ratio); x += pen.measureText(line.label).width + 14 * ratio; });
     canvas.toBlob((blob) => { link.href = URL.createObjectURL(blob); link.download = `${name}.png`; link.click(); setTimeout(() => URL.revokeObjectURL(link.href), 1000); });
     return;
   }
@@ -152,7 +174,7 @@ function build() {
     const card = make("section", { class: `chart${chart.key === "reward" ? " large" : ""}`, "data-chart": chart.key });
     const title = make("h3", {}, chart.title, " ", make("small", {}, chart.unit));
     const keys = make("div", { class: "legend" });
-    if (chart.lines.length > 1) chart.lines.forEach((line, place) => keys.append(make("span", {}, make("i", { class: `s${place % 6}` }), line.label)));
+    if (chart.lines.length > 1 && !chart.strip) chart.lines.forEach((line, place) => keys.append(make("span", {}, make("i", { class: `s${place % 6}` }), line.label)));
     const room = make("div"), tip = make("div", { class: "tip", hidden: "" });
     card.append(make("header", {}, title, keys), room, tip);
     const entry = { chart, room, card, tip };
@@ -161,7 +183,7 @@ function build() {
       card.append(make("details", { class: "save" }, make("summary", {}, "save"), button("png"), button("svg"), button("csv")));
     }
     if (chart.constant && chart.key !== "reward") {
-      const value = chart.lines.map((line) => short(line.y[0])).join(", ");
+      const value = chart.strip ? chart.lines.filter((line) => line.y[0]).map((line) => line.label).join(", ") : chart.lines.map((line) => short(line.y[0])).join(", ");
       still.append(make("p", { class: "soft" }, `${chart.title}: ${value}`));
     } else {
       (known.includes(chart) ? holder : rest).append(card);

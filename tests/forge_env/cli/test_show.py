@@ -51,7 +51,25 @@ def test_the_four_answers_are_shown_and_the_result_is_last(
     assert "75 % of its time" in shown
     assert re.search(r"\d+  limit: tool_calls +█", shown)
     assert f"read one: forge-env trajectory {folder.root} train-" in shown
-    assert shown.endswith("0.400 → 0.800\n")
+    assert shown.endswith("held-out solved: 0.400 → 0.800\n")
+
+
+def test_what_is_paid_and_not_solved_is_said_first(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    from forge_env.trajectory import TrajectoryWriter
+
+    with TrajectoryWriter(folder.trajectories / "train.jsonl") as writer:
+        for member in range(3):
+            writer.write(played(500, member, STEPS, 1.0, "Fooled.", metrics={"solved": 0.0}))
+    assert main(["show", str(folder.root)]) == 0
+    shown = capsys.readouterr().out
+    assert "3 earned all the reward and did not solve their task: is the reward what is wanted?" in shown
+    assert shown.index("3  paid, not solved") < shown.index("limit: tool_calls   ")
+    assert f"read one: forge-env trajectory {folder.root} train-500-" in shown
+    assert main(["report", str(folder.root), "--out", str(folder.root / "r.html")]) == 0
+    text = (folder.root / "r.html").read_text()
+    assert "is the reward what is wanted?" in text
+    assert re.search(r"<summary>paid, not solved: train-500-\d", text)
+    assert not re.search(r"<summary>earned 1 of 1: train-500-", text), "it is no success"
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])

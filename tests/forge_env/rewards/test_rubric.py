@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from typing import Any
 
@@ -14,6 +15,7 @@ import forge_env as fe
 from forge_env import registry
 from forge_env.errors import EnvironmentBugError, InfrastructureError, UsageError
 from forge_env.policy import Reply
+from forge_env.rewards.rubric import reward_definition
 from forge_env.rollout.scripted import ReplayPolicy
 from forge_env.trajectory import Trajectory, Turn
 
@@ -186,3 +188,24 @@ async def test_group_functions_are_given_what_was_submitted() -> None:
 
 def rewardless(task: fe.Task) -> list[float]:
     return [1.0]
+
+
+def test_a_run_records_how_its_reward_is_made() -> None:
+    class Sums(fe.SingleTurnEnvironment):
+        """Adds numbers."""
+
+        api_version = 1
+        rubric = fe.Rubric([same, length], [1.0, 0.5], metrics=[secret])
+
+        def task(self, split: str, index: int) -> fe.Task:
+            return TASK
+
+    found = reward_definition(Sums())
+    assert (found["about"], found["max_reward"]) == ("Adds numbers.", 1.0)
+    assert [(item["name"], item["weight"]) for item in found["functions"]] == [
+        ("same", 1.0),
+        ("length", 0.5),
+        ("secret", 0.0),
+    ]
+    assert found["functions"][1]["source"] == "def length(answer: str) -> int:\n    return len(answer)\n"
+    assert json.loads(json.dumps(found)) == found

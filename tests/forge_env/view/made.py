@@ -23,6 +23,23 @@ TOKENIZER = {
 """Letters, a space, a line feed and one special token."""
 
 
+RECORDED: dict[str, Any] = {
+    "environment": "made",
+    "model": "made-up",
+    "started": "2026-11-23T10:00:00+00:00",
+    "versions": {"python": "3.11.7", "torch": "2.9.0"},
+    "machine": {"processor": "a processor", "cpus": 2, "memory_gb": 24.0, "gpus": [], "system": "Linux"},
+    "reward": {
+        "about": "Multiplication.",
+        "max_reward": 1.0,
+        "functions": [
+            {"name": "passed", "weight": 1.0, "source": "def passed(answer, task):\n    return run(answer, task.tests)"}
+        ],
+    },
+}
+"""What a summary says of how and on what a run was made."""
+
+
 def reply(message: Message, tokens: int, version: int, chance: random.Random) -> Reply:
     """An answer with made-up tokens."""
     ids = [chance.randrange(28) for _ in range(tokens - 1)] + [28]
@@ -30,9 +47,15 @@ def reply(message: Message, tokens: int, version: int, chance: random.Random) ->
     return Reply(message, [1, 2, 26, 3], ids, logprobs, np.full(len(ids), version))
 
 
-def episode(group: int, member: int, version: int, solved: float, chance: random.Random) -> Trajectory:
-    """One training episode of two or three turns, which earns all with the probability `solved`."""
+def episode(
+    group: int, member: int, version: int, solved: float, chance: random.Random, hacked: float = 0.0
+) -> Trajectory:
+    """One training episode of two or three turns, which earns all with the probability `solved`.
+
+    Of those the share `hacked` did not solve its task, for all it earned.
+    """
     right = chance.random() < solved
+    fooled = right and hacked > 0 and chance.random() < hacked
     code = f"def f(xs):\n    return [x * {group % 7} for x in xs]" if right else "def f(xs):\n    return xs"
     prompt = [
         Message(role="system", content="Write the Python function f."),
@@ -54,7 +77,7 @@ def episode(group: int, member: int, version: int, solved: float, chance: random
         turns=turns,
         reward=float(right),
         answer=code,
-        metrics={"solved": float(right), "tool_errors": float(not right and not lazy)},
+        metrics={"solved": float(right and not fooled), "tool_errors": float(not right and not lazy)},
         terminated=limit is None,
         truncated=limit is not None,
         truncation=limit,
@@ -67,30 +90,35 @@ def episode(group: int, member: int, version: int, solved: float, chance: random
     )
 
 
-def held_out(split: str, index: int, version: int, solved: float, chance: random.Random) -> Trajectory:
+def held_out(
+    split: str, index: int, version: int, solved: float, chance: random.Random, hacked: float = 0.0
+) -> Trajectory:
     """One held-out episode."""
-    made = episode(index, 0, version, solved, chance)
+    made = episode(index, 0, version, solved, chance, hacked)
     made.id, made.task_id, made.split = f"{split}-{index}", f"{split}-{index}", split
     return made
 
 
-def metrics_rows(steps: int, rewards: list[float], scores: dict[int, tuple[float, int]]) -> Iterator[dict[str, Any]]:
+def metrics_rows(
+    steps: int, rewards: list[float], solved: list[float], scores: dict[int, tuple[float, int]]
+) -> Iterator[dict[str, Any]]:
     """Rows of a metrics.jsonl: a reward for each step, held-out scores (mean, episodes) by step."""
+    chance = random.Random(sum(rewards))
     for step in range(steps + 1):
         row: dict[str, Any] = {"schema": 1, "step": step, "time": 5.0 * step}
         if step:
             row |= {
                 "reward/mean": rewards[step - 1],
-                "reward/solved": rewards[step - 1],
-                "grpo_loss/entropy": 0.3 - 0.1 * step / steps,
-                "grpo_loss/total_loss": 0.01 * step,
+                "reward/solved": solved[step - 1],
+                "grpo_loss/entropy": 0.3 - 0.1 * step / steps + chance.gauss(0, 0.01),
+                "grpo_loss/total_loss": chance.gauss(0, 0.02),
                 "staleness/max": 1.0,
                 "staleness/mean": 0.5,
-                "mismatch/mean": 0.01,
+                "mismatch/mean": 0.01 + abs(chance.gauss(0, 0.002)),
                 "mismatch/max": 0.4,
-                "episode/tokens": 32.0 + step,
+                "episode/tokens": 32.0 + step * 20 / steps + chance.gauss(0, 2),
                 "groups/with_signal": 0.8,
-                "generator/tokens_per_s": 1200.0,
+                "generator/tokens_per_s": 1200.0 + chance.gauss(0, 40),
                 "trainer/tokens_per_s": 9000.0,
                 "trainer/grad_norm": 0.05,
                 "episode/invalid": 0.0,
@@ -117,6 +145,7 @@ def training_run(
     end: float = 0.9,
     tasks: int = 60,
     seed: int = 0,
+    hacked: bool = False,
 ) -> Path:
     """A training run that goes from `start` to `end`, with all that a finished run leaves but weights.
 
@@ -128,35 +157,44 @@ def training_run(
         end: at last.
         tasks: held-out ones.
         seed: of all chance.
+        hacked: more and more of what is paid is not solved; at last nothing is.
     """
     chance = random.Random(seed)
     where = folder / "trajectories"
-    rewards, scores = [], {}
+    rewards, solved_shares, scores = [], [], {}
+    learned_of: dict[int, list[list[Any]]] = {}
     with TrajectoryWriter(where / "train.jsonl") as writer:
         for step in range(1, steps + 1):
             solved = start + (end - start) * step / steps
-            earned = []
+            earned, right = [], []
             for group in range((step - 1) * groups, step * groups):
                 for member in range(GROUP):
-                    made = episode(group, member, step - 1, solved, chance)
+                    made = episode(group, member, step - 1, solved, chance, step / steps if hacked else 0.0)
                     earned.append(made.reward)
+                    right.append(made.metrics["solved"])
+                    about = [str(member), made.reward, 0.25, made.num_sampled_tokens, len(made.turns), 0]
+                    learned_of.setdefault(group, []).append(about)
                     writer.write(made)
             rewards.append(sum(earned) / len(earned))
+            solved_shares.append(sum(right) / len(right))
     for step in (0, steps // 2, steps):
         with TrajectoryWriter(where / f"eval-{step:05d}.jsonl") as writer:
             made_all = [
-                held_out("eval", index, step, start + (end - start) * step / steps, chance) for index in range(tasks)
+                held_out(
+                    "eval", index, step, start + (end - start) * step / steps, chance, step / steps if hacked else 0.0
+                )
+                for index in range(tasks)
             ]
             for made in made_all:
                 writer.write(made)
-            scores[step] = (sum(made.reward for made in made_all) / tasks, tasks)
-    lines = [json.dumps(row) for row in metrics_rows(steps, rewards, scores)]
+            scores[step] = (sum(made.metrics["solved"] for made in made_all) / tasks, tasks)
+    lines = [json.dumps(row) for row in metrics_rows(steps, rewards, solved_shares, scores)]
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "config.yaml").write_text(
         f"schema: 1\nmethod: grpo\nseed: {seed}\nenvironment:\n  name: made\ngrpo:\n  steps: {steps}\n"
     )
     (folder / "summary.json").write_text(
-        json.dumps({"schema": 1, "exit": "success", "steps": steps, "wall_s": 5.0 * steps})
+        json.dumps({"schema": 1, "exit": "success", "steps": steps, "wall_s": 5.0 * steps, **RECORDED})
     )
     trained = [
         {
@@ -167,9 +205,9 @@ def training_run(
                     "group": group,
                     "task": f"train-{group}",
                     "version": step,
-                    "staleness": 1,
+                    "staleness": group % 3,
                     "uses": 1,
-                    "episodes": [[str(member), 1.0, 0.25, 32, 2, 0] for member in range(GROUP)],
+                    "episodes": learned_of[group],
                 }
                 for group in range(step * groups, (step + 1) * groups)
             ],
@@ -296,7 +334,14 @@ def hostile_run(folder: Path) -> Path:
         '{"step": 4, "rew'
     )
     (folder / "config.yaml").write_text(f'name: "{SCRIPT}"\nenvironment: 3\nmodel: [1]\ngrpo: x\nseed: {{}}\n')
-    (folder / "summary.json").write_text(json.dumps({"exit": SCRIPT, "error": "\x1b[31m" + SCRIPT, "wall_s": "long"}))
+    odd = {
+        "machine": {"gpus": 5},
+        "versions": {SCRIPT: [1]},
+        "reward": {"about": SCRIPT, "functions": [1, {"source": 3}]},
+    }
+    (folder / "summary.json").write_text(
+        json.dumps({"exit": SCRIPT, "error": "\x1b[31m" + SCRIPT, "wall_s": "long", **odd})
+    )
     (folder / "run.log").write_bytes(b"\x1b]0;x\x07" + SCRIPT.encode() + b"\xff\xfe\n" * 1000)
     (folder / "timeline.json").write_text(
         '[{"ph":"X","tid":1,"name":"<b>","ts":1e400,"dur":1}\n,{"ph":"b"}\n,nonsense\n,[]\n'

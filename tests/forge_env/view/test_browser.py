@@ -37,6 +37,8 @@ VIEWS = {
     "evaluation": "/run/eval-a",
     "compare": "/compare?runs=first,second",
     "compare evaluations": "/compare?runs=eval-a,eval-b",
+    "hacked run": "/run/hacked",
+    "found": "/run/first/trajectories?q=XS%20BY%203&step=2-9&since=2023-11-14T00:00",
     "recipe": "/run/first/recipe",
     "log": "/run/first/log",
     "hostile run": "/run/hostile",
@@ -99,6 +101,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     root = tmp_path_factory.mktemp("runs")
     training_run(root / "first")
     training_run(root / "second", start=0.8, end=0.1, seed=1)
+    training_run(root / "hacked", hacked=True, seed=3)
     evaluation(root / "eval-a")
     evaluation(root / "eval-b", solved=0.95, seed=2)
     hostile_run(root / "hostile")
@@ -171,7 +174,7 @@ def test_a_person_finds_the_way_by_mouse(browser: Browser, site: Site) -> None:
         expect(page.get_by_role("heading", name="Did it learn?")).to_be_visible()
         page.wait_for_selector("[data-charts][data-drawn]")
         assert page.locator(".chart[data-chart=reward] canvas").count() == 1
-        page.get_by_role("link", name="finished, wrong answer").click()
+        page.get_by_role("link", name="finished, unpaid").click()
         expect(page.locator("tbody tr").first).to_be_visible()
         page.locator(".chip", has_text="hit a limit").click()
         page.get_by_role("link", name="tokens").click()

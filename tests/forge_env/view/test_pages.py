@@ -19,6 +19,7 @@ from forge_env.types import Message
 from forge_env.view.app import Pages
 from forge_env.view.runs import Runs
 from forge_env.view.server import Guard, token
+from forge_env.view.timeline import Timelines
 from tests.forge_env.view.made import episode, evaluation, held_out, hostile_run, metrics_rows, reply, training_run
 
 PORT = 7000
@@ -37,12 +38,20 @@ async def opened(root: Path, cache: Path) -> AsyncIterator[httpx.AsyncClient]:
     pages.indexer.close()
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search is not cut short because the machine is busy."""
+    monkeypatch.setattr("forge_env.view.queries.SEARCH_S", 1e9)
+    monkeypatch.setattr("forge_env.view.queries.WAIT_S", 1e9)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two training runs, two evaluations and a hostile run."""
+    """Three training runs, of which one learned to be paid for nothing, two evaluations and a hostile run."""
     root = tmp_path_factory.mktemp("runs")
     training_run(root / "first")
     training_run(root / "second", start=0.8, end=0.1, seed=1)
+    training_run(root / "hacked", hacked=True, seed=3)
     evaluation(root / "eval-a")
     evaluation(root / "eval-b", solved=0.95, seed=2)
     hostile_run(root / "hostile")
@@ -108,8 +117,9 @@ async def test_the_list_shows_every_run(folder: Path, cache: Path) -> None:
 async def test_a_run_answers_the_four_questions(folder: Path, cache: Path) -> None:
     async with opened(folder, cache) as client:
         page = (await client.get("/run/first")).text
-        assert re.search(r"Yes: held-out \+0\.\d\d \u00b1 0\.\d\d on 60 tasks", page)
-        assert "finished, wrong answer" in page
+        assert re.search(r"Yes: held-out solved \+0\.\d\d \u00b1 0\.\d\d on 60 tasks", page)
+        assert "finished, unpaid" in page
+        assert "paid, not solved" not in page
         assert re.search(r"It rose by 0\.\d\d", page)
         assert "60 % of its time waiting for episodes" in unescape(page)
         page = (await client.get("/run/second")).text
@@ -117,6 +127,39 @@ async def test_a_run_answers_the_four_questions(folder: Path, cache: Path) -> No
         assert re.search(r"It fell by 0\.\d\d", page)
         page = (await client.get("/run/first?around=10")).text
         assert "before" in page
+
+
+async def test_a_run_says_how_its_reward_is_made_and_on_what_it_ran(folder: Path, cache: Path) -> None:
+    async with opened(folder, cache) as client:
+        for path in ("/run/first", "/run/first/recipe"):
+            page = (await client.get(path)).text
+            assert "<dt>versions</dt><dd>python 3.11.7, torch 2.9.0</dd>" in page
+            assert "a processor, 2 CPUs, 24.0 GiB; no GPU; Linux" in page
+            assert "<dt>model</dt><dd>made-up</dd>" in page
+        assert "Multiplication." in page
+        assert "<b>passed</b> \u00d7 1</div>" in page
+        assert "name: made" in page
+        page = (await client.get("/run/hostile/recipe")).text
+        assert "&lt;script&gt;" in page
+
+
+async def test_what_is_paid_and_not_solved_is_a_failure(folder: Path, cache: Path) -> None:
+    async with opened(folder, cache) as client:
+        page = (await client.get("/run/hacked")).text
+        found = re.search(r'ending=paid%2C%20not%20solved">paid, not solved</a>.*?<span class="n">(\d+)</span>', page)
+        assert found is not None
+        assert "is the reward what is wanted?" in page
+        assert "No, it got worse: held-out solved" in page
+        example = re.search(r'class="unsolved">.*?class="eg" href="([^"]+)"', page)
+        assert example is not None
+        assert "all the reward there is, and solved is 0" in (await client.get(unescape(example[1]))).text
+        page = (await client.get("/run/hacked/trajectories?kind=train&outcome=unsolved")).text
+        assert f'data-live="total">{found[1]}<' in page
+        assert len(re.findall(r'class="said warn">paid, not solved<', page)) == 50
+        (row,) = re.findall(r'<tr data-row="/run/hacked">.*?</tr>', (await client.get("/")).text, re.DOTALL)
+        assert "paid, not solved" in row
+        assert "solved</span></td>" in row, "the held-out score is named by what it measures"
+        assert (await client.get("/")).text.count("badge warn") == 3, "the hacked run's, and of two lossy evaluations"
 
 
 async def test_a_call_that_nobody_answers_does_not_make_tools(tmp_path: Path, cache: Path) -> None:
@@ -134,7 +177,7 @@ async def test_a_call_that_nobody_answers_does_not_make_tools(tmp_path: Path, ca
             writer.write(single)
     async with opened(tmp_path, cache) as client:
         page = (await client.get("/run/run")).text
-        assert "finished, wrong answer" in page
+        assert "finished, unpaid" in page
         assert "never used a tool" not in page
 
 
@@ -144,7 +187,7 @@ async def test_held_out_scores_are_what_the_run_measured_on_whatever_host(tmp_pa
     place = tmp_path / "run" / "trajectories"
     place.mkdir(parents=True)
     (place.parent / "config.yaml").write_text("environment: {name: made}\nevaluation: {metric: found}\n")
-    rows = [*metrics_rows(10, [0.5] * 10, {0: (0.0, 8), 10: (1.0, 8)})]
+    rows = [*metrics_rows(10, [0.5] * 10, [0.5] * 10, {0: (0.0, 8), 10: (1.0, 8)})]
     (place.parent / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for step, score in ((0, 0.0), (10, 1.0)):
         for host in ("0-a", "1-b"):
@@ -159,7 +202,7 @@ async def test_held_out_scores_are_what_the_run_measured_on_whatever_host(tmp_pa
         writer.write(episode(0, 0, 0, 1.0, chance))
     async with opened(tmp_path, cache) as client:
         page = (await client.get("/run/run")).text
-        assert "Yes: held-out +1.00 \u00b1 0.00 on 8 tasks" in page
+        assert "Yes: held-out found +1.00 \u00b1 0.00 on 8 tasks" in page
         page = (await client.get("/run/run/trajectories?kind=eval-00010")).text
         assert len(re.findall(r"<tr data-row=", page)) == 8
         page = (await client.get("/run/run/trajectories?kind=train")).text
@@ -181,13 +224,25 @@ async def test_lists_are_filtered_sorted_and_searched_by_address(folder: Path, c
         assert all(name.startswith("eval-") for name in await ids("kind=held-out"))
         limits = await ids("kind=train&outcome=limit")
         assert limits
+        began = await ids("kind=train&since=2023-11-14T22:13:20&until=2023-11-14T22:13:22.5")
+        assert set(began) == {f"train-{g}-{m}" for g in range(3) for m in range(8)}
+        assert set(await ids("kind=train&step=3-4&group=12")) == {f"train-12-{m}" for m in range(8)}
+        assert await ids("kind=train&step=3&group=12") == []
         assert await ids("kind=train&ending=limit:%20tool_calls") == limits
         assert len(await ids("group=7&kind=train")) == 8
         assert set(await ids("kind=train&step=3")) == {f"train-{g}-{m}" for g in range(8, 12) for m in range(8)}
-        assert set(await ids("kind=train&q=Multiply%20each%20of%20xs%20by%203.&group=3")) == {
+        assert set(await ids("kind=train&q=mULTIPLY%20each%20of%20xs%20by%203.&group=3")) == {
             f"train-3-{m}" for m in range(8)
         }
         assert await ids("q=nowhere%20in%20it") == []
+        page = (await client.get("/run/first/trajectories?kind=train&q=xs+by+3.")).text
+        number = 8 * len([group for group in range(80) if group % 7 == 3])
+        assert f"All were searched: {number} hold" in page
+        assert f'data-live="total">{number}<' in page
+        chips = re.findall(r'outcome=(\w+)&amp;q=[^"]*">[^<]+<b>(\d+)</b>', page)
+        assert sum(int(n) for _, n in chips) == number, "what is found is counted by outcome"
+        page = (await client.get("/run/first/trajectories?kind=train&q=xs+by+3.&outcome=unpaid&sort=-tokens")).text
+        assert f'data-live="total">{dict(chips)["unpaid"]}<' in page
         assert await ids("q=%5C%22&kind=train&low=nan&versions=" + "9" * 400) is not None
         page, seen = "kind=train&sort=reward", list[str]()
         while page:
@@ -209,7 +264,10 @@ async def test_an_episode_shows_its_conversation_tokens_and_record(folder: Path,
         assert "&#34;task_id&#34;: &#34;train-5&#34;" in raw
         tokens = (await client.get("/run/first/t/train/train-5-1?tab=tokens")).text
         assert "&lt;|im_end|&gt;" in tokens
+        assert "Step 2 was trained on its sampled tokens, with a mean advantage of +0.250." in tokens
         data = (await client.get("/run/first/tokens/train/train-5-1")).json()
+        assert (data["advantage"], data["learned"]) == (0.25, True)
+        assert "nothing is learned of it" in (await client.get("/run/first/t/eval-00000/eval-3?tab=tokens")).text
         assert [len(turn["ids"]) for turn in data["turns"]][-1] == 2
         sampled = re.findall(r'data-turn="\d+">(.*?)</div>', tokens, re.DOTALL)
         lengths = [sum(turn["lengths"]) for turn in data["turns"]]
@@ -232,8 +290,20 @@ async def test_figures_can_be_taken_away(folder: Path, cache: Path) -> None:
         svg = (await client.get("/run/first/chart.svg?key=reward&low=5&high=10")).text
         assert svg.startswith("<svg xmlns=")
         table = (await client.get("/run/first/chart.csv?key=reward")).text.splitlines()
-        assert table[0] == 'step,training batch,held-out,"held-out, standard error"'
+        assert table[0] == 'step,reward of the training batch,held-out solved,"held-out solved, standard error"'
         assert len(table) == 22
+        strips = {chart["key"]: chart for chart in data["charts"] if chart["strip"]}
+        assert list(strips) == ["histogram/staleness", "histogram/lengths", "histogram/rewards"]
+        for chart in strips.values():
+            for at in range(20):
+                assert sum(line["y"][at] for line in chart["lines"]) == pytest.approx(1, abs=1e-4), chart["key"]
+        assert [line["label"] for line in strips["histogram/staleness"]["lines"]] == ["0", "1", "2"]
+        rewards = strips["histogram/rewards"]["lines"]
+        assert (rewards[0]["label"], rewards[-1]["label"]) == ("0 to 0.1", "0.9 to 1")
+        assert rewards[-1]["y"] == pytest.approx(data["charts"][0]["lines"][0]["y"], abs=1e-4), "the share of rewards 1"
+        table = (await client.get("/run/first/chart.csv?key=histogram/staleness")).text.splitlines()
+        assert (table[0], len(table)) == ("step,0,1,2", 21)
+        assert "<rect" in (await client.get("/run/first/chart.svg?key=histogram/staleness&low=3")).text
 
 
 async def test_time_evaluations_and_comparisons(folder: Path, cache: Path) -> None:
@@ -243,6 +313,7 @@ async def test_time_evaluations_and_comparisons(folder: Path, cache: Path) -> No
         window = (await client.get("/run/first/timeline.json?from=10&to=20&width=500")).json()
         assert window["lanes"][0]["track"] == "trainer"
         assert all(end >= 10 and start <= 20 for start, end, *_ in window["lanes"][0]["spans"])
+        assert re.search(r'<text [^>]*class="on">train 40 %</text>', (await client.get("/run/first/time")).text)
         page = (await client.get("/run/first/evaluations")).text
         assert "p " in page
         page = (await client.get("/run/eval-a")).text
@@ -353,3 +424,49 @@ async def test_a_run_that_grows_is_read_on(tmp_path: Path) -> None:
             file.write(json.dumps(row) + "\n")
         after = (await client.get("/run/first/charts.json")).json()
         assert len(after["charts"][0]["lines"][0]["x"]) == len(before["charts"][0]["lines"][0]["x"]) + 1
+
+
+async def test_folders_without_number_and_with_any_name_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forge_env.view.runs.MOST_LISTED", 60)
+    monkeypatch.setattr("forge_env.view.runs.SORTED_BY_TIME", 55)
+    names = ["<script>window.ran = 1<", "a\nb", "\u202egnp", "x" * 255, "%00", "a..%2f", "#?&=\"'", "\udcff\udcfe"]
+    root = tmp_path / "runs"
+    for name in [*names, *map(str, range(40))]:
+        (root / name).mkdir(parents=True)
+        (root / name / "metrics.jsonl").write_text('{"schema": 1, "step": 1, "reward/mean": 0.5}\n')
+    (root / "file").write_text("no run")
+    (root / "loop").symlink_to(root / "loop")
+    async with opened(root, tmp_path / "cache") as client:
+        listed = (await client.get("/")).text
+        assert "48 runs, newest first" in listed
+        assert "<script>window" not in listed
+        found = set(re.findall(r'<tr data-row="([^"]+)"', listed))
+        assert len(found) == 48
+        for path in found:
+            page = await client.get(unescape(path))
+            assert page.status_code == 200, path
+            assert "1 steps" in page.text
+        for name in range(100, 130):
+            (root / str(name)).mkdir()
+        listed = await client.get("/")
+        assert listed.status_code == 200
+        assert "holds more than 60 others" in listed.text
+        assert "too many to sort by time" in listed.text
+        assert (await client.get("/run/7")).status_code == 200, "those that are not listed have their address"
+
+
+def test_spans_too_narrow_to_be_seen_are_drawn_as_what_took_the_most_time(tmp_path: Path) -> None:
+    events: list[dict[str, object]] = [{"ph": "M", "tid": 1, "name": "thread_name", "args": {"name": "reference"}}]
+    for number in range(10_000):
+        at = number * 1e4
+        events.append({"ph": "X", "tid": 1, "name": "wait for calls", "ts": at, "dur": 2e3})
+        events.append({"ph": "X", "tid": 1, "name": "score", "ts": at + 2e3, "dur": 8e3})
+    (tmp_path / "timeline.json").write_text("[" + "\n,".join(map(json.dumps, events)) + "\n]\n")
+    window = Timelines().of(tmp_path).window(None, None, 500)
+    names = [item["name"] for item in window["names"]]
+    (lane,) = window["lanes"]
+    assert len(lane["spans"]) <= 500
+    scored = sum(end - start for start, end, name, _ in lane["spans"] if names[name] == "score")
+    assert scored > 0.7 * window["end"]

@@ -1,0 +1,59 @@
+"""What limited the speed: who is busy while the others wait, and keys to turn that exist."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_env.config import RunConfig
+from forge_env.view.answers import limit
+from forge_env.view.runs import RunView
+
+WAITS = {"time/trainer/wait for episodes": 6.0, "time/trainer/train": 4.0}
+BUSY = {"time/generator/generate": 8.0, "time/generator/wait for requests": 2.0}
+IDLE = {"time/generator/generate": 3.0, "time/generator/wait for requests": 7.0}
+
+
+@pytest.mark.parametrize(
+    ("times", "said", "key"),
+    [
+        (WAITS | BUSY, "sampling is the narrow place", "generator.num_replicas"),
+        (
+            WAITS | IDLE | {"time/episodes/environment": 6.0, "time/episodes/generate": 4.0},
+            "tools and sandboxes are the narrow place",
+            "sandbox.concurrency",
+        ),
+        (
+            WAITS | IDLE | {"time/reference/score": 8.0, "time/reference/wait for calls": 2.0},
+            "The reference model was busy 80 % of the time",
+            "grpo.reference.procs",
+        ),
+        (
+            WAITS | IDLE | {"time/episodes/environment": 1.0, "time/episodes/generate": 9.0},
+            "too few episodes are under way",
+            "grpo.max_off_policy_steps",
+        ),
+        (
+            WAITS | BUSY | {"time/rollouts0/busy": 9.0, "time/rollouts0/wait": 1.0},
+            "workers themselves",
+            "rollouts.workers",
+        ),
+        ({"time/trainer/train": 9.0, "time/trainer/wait for episodes": 1.0} | BUSY, "80 %", "trainer.procs"),
+        ({"time/trainer/wait for generators": 9.0, "time/trainer/train": 1.0}, "New weights take long", "model.dtype"),
+        ({"time/trainer/wait for the reference": 9.0} | BUSY, "The reference model", "grpo.reference.procs"),
+    ],
+)
+def test_who_limited_the_speed_is_named_with_keys_to_turn(
+    times: dict[str, float], said: str, key: str, tmp_path: Path
+) -> None:
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"schema": 1, "step": 1, **times}) + "\n")
+    found = limit(RunView(tmp_path))
+    assert said in f"{found.words} {found.detail}"
+    assert found.advice[0][0] == key
+    for name, _ in found.advice:
+        model: Any = RunConfig
+        for part in name.split("."):
+            model = model.model_fields[part].annotation
