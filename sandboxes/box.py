@@ -36,6 +36,7 @@ from forge_env.sandbox import (
     TestsResult,
     Usage,
 )
+from forge_env.sandbox.protocol import is_below
 from sandboxes.connection import Connection, Listener
 from sandboxes.images.packages import bare_name
 from sandboxes.network import AllowList, FilteringProxy, receive_listener
@@ -162,7 +163,7 @@ class BoxSandbox(Sandbox):
         files: Mapping[str, str | bytes] | None = None,
         limits: Limits | None = None,
     ) -> ExecResult:
-        data = checked_files(files or {})
+        data = self._files(files or {})
         _, result, _ = await self._run({"kind": "python"}, limits, code=code, stdin=stdin, files=data)
         return result
 
@@ -175,21 +176,33 @@ class BoxSandbox(Sandbox):
         await self.write_files({path: data})
 
     async def write_files(self, files: Mapping[str, str | bytes]) -> None:  # noqa: D102
-        _, result, _ = await self._run({"kind": "write"}, FILE_LIMITS, files=checked_files(files))
+        _, result, _ = await self._run({"kind": "write"}, FILE_LIMITS, files=self._files(files))
         raise_io_error(result, ", ".join(files))
 
     async def read_file(self, path: str) -> bytes:  # noqa: D102
-        header: Header = {"kind": "read", "path": checked_path(path), "max_bytes": MAX_FILE}
+        header: Header = {"kind": "read", "path": self._path(path), "max_bytes": MAX_FILE}
         _, result, data = await self._run(header, FILE_LIMITS)
         raise_io_error(result, path)
         return data
 
     async def read_files(self, path: str = ".") -> dict[str, bytes]:  # noqa: D102
-        header: Header = {"kind": "folder", "path": checked_path(path), "max_bytes": MAX_FILE}
+        header: Header = {"kind": "folder", "path": self._path(path), "max_bytes": MAX_FILE}
         _, result, data = await self._run(header, FILE_LIMITS)
         raise_io_error(result, path)
         parts = list(values.split(data))
         return {name.decode(): content for name, content in zip(parts[::2], parts[1::2], strict=True)}
+
+    async def pack(self, folders: Sequence[str], *, leave_out: Sequence[str] = ()) -> bytes:  # noqa: D102
+        paths = [self._path(folder) for folder in folders]
+        header: Header = {"kind": "pack", "paths": paths, "leave_out": list(leave_out), "max_bytes": MAX_FILE}
+        _, result, data = await self._run(header, FILE_LIMITS)
+        raise_io_error(result, ", ".join(folders))
+        return data
+
+    async def unpack(self, archive: bytes, *, instead_of: Sequence[str] = ()) -> None:  # noqa: D102
+        header: Header = {"kind": "unpack", "paths": [self._path(folder) for folder in instead_of]}
+        _, result, _ = await self._run(header, FILE_LIMITS, stdin=archive)
+        raise_io_error(result, "an archive")
 
     async def run_tests(  # noqa: D102
         self,
@@ -245,6 +258,12 @@ class BoxSandbox(Sandbox):
         header: Header = {"op": "open", "kind": kind, "argv": [], **program, "limits": limits_header(limits)}
         answer, _ = await connection.request(header, timeout=GRACE_S)
         return connection, int(answer["id"])
+
+    def _path(self, path: str) -> str:
+        return checked_path(path, () if self.box is None else self.box.spec.writable)
+
+    def _files(self, files: Mapping[str, str | bytes]) -> dict[str, bytes]:
+        return {self._path(path): encoded(content, path) for path, content in files.items()}
 
     def _held(self) -> Box:
         if self.box is None:
@@ -405,9 +424,14 @@ def checked_files(files: Mapping[str, str | bytes]) -> dict[str, bytes]:
     return {checked_path(path): encoded(content, path) for path, content in files.items()}
 
 
-def checked_path(path: str) -> str:
-    """A relative path that stays inside the work folder, normalised. Raises `SandboxPathError`."""
+def checked_path(path: str, writable: Sequence[str] = ()) -> str:
+    """A relative path that stays inside the work folder, or an absolute one in a `writable` folder, normalised.
+
+    Raises `SandboxPathError`.
+    """
     clean = posixpath.normpath(path)
+    if "\0" not in path and any(is_below(clean, folder) for folder in writable):
+        return clean
     if not path or posixpath.isabs(path) or clean == ".." or clean.startswith("../") or "\0" in path:
         raise SandboxPathError(f"{path!r} is not inside the work folder", fix="use a relative path without '..'")
     return clean

@@ -131,6 +131,13 @@ class LazyEngine(SandboxEngine):
         assert self._engine is not None
         return await self._engine.acquire(spec)
 
+    async def build(self, image: str | SandboxSpec | None = None) -> str:
+        """Have the real engine build it."""
+        with waiting():
+            await self._open()
+        assert self._engine is not None
+        return await self._engine.build(image)
+
     async def _open(self) -> None:
         async with self._opening:
             if self._engine is None:

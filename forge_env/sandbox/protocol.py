@@ -35,6 +35,12 @@ ORIGIN_URL = f"http://127.0.0.1:{PROXY_PORT}"
 """Where programs reach `SandboxSpec.origin`."""
 WORK = "/work"
 """The work folder, as programs in a sandbox see it."""
+_READ_ONLY = (
+    "bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "opt/forge_env", "proc", "run", "sbin", "sys",
+    "usr/bin", "usr/lib", "usr/lib32", "usr/lib64", "usr/libexec", "usr/local", "usr/sbin",
+)  # fmt: skip
+"""Never writable: what the runner itself is made of, and what the kernel shows."""
+_OWN_FOLDERS = (WORK, f"{WORK}-judge", "/tmp")
 _MOST = 2**31 - 1
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*(\[[\w,. -]*\])?\s*([<>=!~]=?=?\s*[\w.*+!-]+\s*,?\s*)*", re.ASCII)
 SANDBOXES_PER_CPU = 4
@@ -87,8 +93,14 @@ class SandboxSpec:
     origin: str = ""
     """`HOST:PORT` of a server that programs reach at `ORIGIN_URL`, as if it ran beside them: proxy variables, which not
     every client reads, aren't needed for it."""
+    base: str = ""
+    """Where `image` is a folder: the image, `python` for the bundled one, that takes the place of those which its
+    Dockerfile is `FROM`. Without a registry it is the way to build it."""
+    writable: tuple[str, ...] = ()
+    """Folders of the image, such as `/app`, that programs may write to as well, by absolute path. Every user finds
+    them as they are in the image."""
     disk_mb: int = 64
-    """Size of the writable work folder, MiB."""
+    """Size of the work folder, and of each of `writable`, MiB."""
     memory_mb: int = 1024
     """Memory of the whole sandbox, MiB."""
     packages: tuple[str, ...] = ()
@@ -100,7 +112,8 @@ class SandboxSpec:
     one that can't be imported is left to the program."""
 
     def __post_init__(self) -> None:
-        for name, what in (("allow", "hosts"), ("packages", "packages"), ("preload", "modules")):
+        named = {"allow": "hosts", "packages": "packages", "preload": "modules", "writable": "folders"}
+        for name, what in named.items():
             if isinstance(value := getattr(self, name), str):
                 raise UsageError(f"{name}={value!r} is a single string", fix=f"pass a tuple of {what}")
             object.__setattr__(self, name, tuple(value))
@@ -111,6 +124,7 @@ class SandboxSpec:
         for module in self.preload:
             if not (isinstance(module, str) and all(part.isidentifier() for part in module.split("."))):
                 raise UsageError(f"{module!r} is not a module", fix="name modules as in an import: 'openai'")
+        _check_folders(self.writable)
         _check_size("disk_mb", self.disk_mb)  # 0 would be boundless to the kernel
         _check_size("memory_mb", self.memory_mb)
         if self.network and self.proxied:
@@ -120,6 +134,25 @@ class SandboxSpec:
     def proxied(self) -> bool:
         """Whether programs reach anything, through the filtering proxy."""
         return bool(self.allow or self.origin)
+
+
+def _check_folders(folders: tuple[str, ...]) -> None:
+    """`UsageError` where one can't be writable."""
+    for folder in folders:
+        if not isinstance(folder, str) or posixpath.normpath(folder) != folder or not folder.strip("/"):
+            raise UsageError(f"writable: {folder!r} is not a folder", fix="give absolute paths such as '/app'")
+        if not folder.startswith("/") or folder.startswith("//") or not folder.isprintable() or "," in folder:
+            raise UsageError(f"writable: {folder!r} is not an absolute path", fix="give absolute paths such as '/app'")
+        if any(is_below(folder, f"/{fixed}") or is_below(f"/{fixed}", folder) for fixed in _READ_ONLY):
+            raise UsageError(f"writable: {folder!r} is never writable: the sandbox itself is there", fix="leave it out")
+        others = [*_OWN_FOLDERS, *(other for other in folders if other is not folder)]
+        if inside := [other for other in others if is_below(folder, other)]:
+            raise UsageError(f"writable: {folder!r} is in {inside[0]!r}", fix="leave it out")
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Whether an absolute path is a folder's own, or of something in it."""
+    return path == folder or path.startswith(f"{folder}/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +340,8 @@ class Sandbox(ABC):
         """Write a file into the work folder, text as UTF-8.
 
         Raises:
-            SandboxPathError: the path is not a relative one inside the work folder.
+            SandboxPathError: the path is not a relative one inside the work folder, nor an absolute one inside a folder
+                of `SandboxSpec.writable`.
             SandboxFileError: there is something else of that name, or no room.
         """
 
@@ -355,7 +389,7 @@ class Sandbox(ABC):
         files, programs = await asyncio.to_thread(_files_below, Path(folder))
         await self.write_files({posixpath.join(path, name): data for name, data in files.items()})
         if programs:
-            names = [f"./{posixpath.join(path, name)}" for name in programs]
+            names = [posixpath.join(".", path, name) for name in programs]
             await self.exec(["xargs", "-0", "chmod", "+x"], stdin="\0".join(names))
 
     async def copy_out(self, path: str, folder: str | Path) -> None:
@@ -367,6 +401,32 @@ class Sandbox(ABC):
         """
         target = await asyncio.to_thread(_new_folder, folder)
         await asyncio.to_thread(_write_below, target, await self.read_files(path))
+
+    async def pack(self, folders: Sequence[str], *, leave_out: Sequence[str] = ()) -> bytes:
+        """Folders of `SandboxSpec.writable` as a tar archive, with links, modes and empty folders; 128 MiB at most.
+
+        Args:
+            folders: by absolute path.
+            leave_out: what is below these paths.
+
+        Raises:
+            SandboxPathError: one is not writable.
+            SandboxFileError: there is no such folder, or it holds too much.
+        """
+        raise UsageError(f"{type(self).__name__} packs no folders")
+
+    async def unpack(self, archive: bytes, *, instead_of: Sequence[str] = ()) -> None:
+        """Put what was `pack`ed, in another sandbox perhaps, where it was.
+
+        Args:
+            archive: what `pack` gave.
+            instead_of: folders that are emptied before, so that what isn't in the archive isn't there.
+
+        Raises:
+            SandboxPathError: one of these is not writable.
+            SandboxFileError: it is no such archive, there is no room, or something else of that name.
+        """
+        raise UsageError(f"{type(self).__name__} unpacks no archives")
 
     async def run_tests(
         self,
@@ -553,8 +613,12 @@ class SandboxEngine(ABC):
         """Sandboxes alive on this machine, whoever owns them."""
         return []
 
-    async def build(self, image: str | None = None) -> str:
-        """Build what `image` needs where it is missing, without starting anything; returns what it is called."""
+    async def build(self, image: str | SandboxSpec | None = None) -> str:
+        """Build what an image needs where it is missing, without starting anything; returns what it is called.
+
+        Raises:
+            SandboxUnavailableError: it can't be built; where a Dockerfile says how, with its line.
+        """
         raise UsageError(f"the {self.name} engine has nothing to build")
 
     @abstractmethod

@@ -20,7 +20,7 @@ import pytest
 import pytest_asyncio
 
 from forge_env.errors import SandboxError, SandboxFileError, SandboxPathError, UsageError
-from forge_env.sandbox.protocol import ExecResult, Limits, OutputChunk, Sandbox, SandboxEngine
+from forge_env.sandbox.protocol import ExecResult, Limits, OutputChunk, Sandbox, SandboxEngine, SandboxSpec
 
 SHORT = Limits(wall_s=0.6)
 
@@ -247,6 +247,68 @@ class ProgramTests:
                 await sandbox.read_file(path)
 
 
+class WritableTests:
+    """Folders besides the work folder that programs may write to. An engine that has none says so early."""
+
+    SPEC = SandboxSpec(writable=("/app", "/data"), disk_mb=8)
+
+    async def test_writable_folders(self, engine: SandboxEngine) -> None:
+        """What the spec names is writable, up to its size, runs programs, and nothing beside it."""
+        if (sandbox := await acquired(engine, self.SPEC)) is None:
+            return
+        script = "printf '#!/bin/sh\\necho ran' > /app/x; chmod +x /app/x; /app/x; touch /y /etc/y; rm -rf /usr/bin/env"
+        ran = await sandbox.exec(["sh", "-c", f"{script}; ls -d /y /etc/y; ls /usr/bin/env"])
+        assert ran.stdout == "ran\n/usr/bin/env\n"
+        full = "import os\nfor i in range(9): open(f'/data/{i}', 'wb').write(bytes(2 << 20))"
+        assert "No space left" in (await sandbox.run_python(full)).stderr
+        await sandbox.write_file("/app/deep/file", b"1")
+        assert await sandbox.read_file("/app/../app/deep/file") == b"1"
+        assert (await sandbox.read_files("/app")).keys() == {"x", "deep/file"}
+        for path in ("/etc/passwd", "/apple", "/app/../etc/x", "/"):
+            with pytest.raises(SandboxPathError):
+                await sandbox.write_file(path, b"")
+        await engine.release(sandbox)
+
+    async def test_writable_folders_are_wiped(self, engine: SandboxEngine) -> None:
+        """Nothing in them reaches the next user, however it was hidden."""
+        for _ in range(4):
+            if (sandbox := await acquired(engine, self.SPEC)) is None:
+                return
+            seen = await sandbox.exec(["sh", "-c", "ls -A /app /data; stat -c %a /app"])
+            assert seen.stdout.split() == ["/app:", "/data:", "755"]
+            hide = (
+                "mkdir -p /app/a/b; echo 1 > /app/a/b/.c; ln -s /app /data/l; mkfifo /data/p; chmod 0 /app/a/b /app/a"
+            )
+            await sandbox.exec(["sh", "-c", f"{hide}; chmod 500 /app"])
+            await engine.release(sandbox)
+
+    async def test_folders_are_packed(self, engine: SandboxEngine) -> None:
+        """What is in them moves to another sandbox: links, modes and empty folders too, and what was removed is not."""
+        if (left := await acquired(engine, self.SPEC)) is None:
+            return
+        make = "cd /app; mkdir -p e d/no; echo 1 > d/a; ln -s d/a l; ln d/a h; echo 2 > d/no/x; chmod 750 d/a; mkfifo p"
+        await left.exec(["sh", "-c", make])
+        archive = await left.pack(["/app", "/data"], leave_out=["/app/d/no"])
+        async with engine.session(self.SPEC) as right:
+            await right.exec(["sh", "-c", "echo old > /app/old; echo kept > /data/kept"])
+            await right.unpack(archive, instead_of=["/app"])
+            look = await right.exec(["sh", "-c", "cd /app; find . | sort; stat -c %a d/a; cat l h; ls /data"])
+            assert look.stdout.split() == [".", "./d", "./d/a", "./e", "./h", "./l", "750", "1", "1", "kept"]
+            with pytest.raises(SandboxFileError):
+                await right.unpack(b"no archive")
+            with pytest.raises(SandboxPathError):
+                await right.pack(["/etc"])
+        await engine.release(left)
+
+
+async def acquired(engine: SandboxEngine, spec: SandboxSpec) -> Sandbox | None:
+    """A sandbox of this kind, None where the engine refuses the kind."""
+    try:
+        return await engine.acquire(spec)
+    except UsageError:
+        return None
+
+
 class SessionTests:
     """What lives on between calls: shells, Python sessions, background programs; and streams."""
 
@@ -411,7 +473,7 @@ class JudgingTests:
 
 
 @pytest.mark.asyncio(loop_scope="class")
-class SandboxConformance(ProgramTests, JudgingTests, SessionTests, LifeTests):
+class SandboxConformance(ProgramTests, JudgingTests, WritableTests, SessionTests, LifeTests):
     """Subclass it and provide the fixture `engine`, with class scope."""
 
     @pytest_asyncio.fixture(loop_scope="class")

@@ -28,7 +28,15 @@ from sandboxes.docker.daemon import FOLDER_PREFIX
 from sandboxes.docker.options import SOCKET_NAME, container_options, random_uid
 from sandboxes.docker.reaper import bury, end_container, is_running, reap, remove_stale_folders, running
 from sandboxes.engine import MAX_USES, RESERVE_MB, RUNNER_MB, PooledEngine
-from sandboxes.images.build import BASE_IMAGE_VARIABLE, ensure_image, ensure_packages, images_kept, prune_images
+from sandboxes.images import BUNDLED
+from sandboxes.images.build import (
+    BASE_IMAGE_VARIABLE,
+    ensure_image,
+    ensure_packages,
+    ensure_seeds,
+    images_kept,
+    prune_images,
+)
 from sandboxes.network import AllowList
 
 START_TIMEOUT_S = 30
@@ -97,7 +105,7 @@ class DockerEngine(PooledEngine):
         self.owner = owner.this_process()
         self.seccomp = seccomp
         self._daemon: daemon.Daemon | None = None
-        self._images: dict[tuple[str, tuple[str, ...]], asyncio.Task[str]] = {}
+        self._images: dict[SandboxSpec, asyncio.Task[str]] = {}
         self._undead: set[str] = set()  # names of containers that a lost daemon may still bring back
 
     @classmethod
@@ -129,15 +137,15 @@ class DockerEngine(PooledEngine):
     def running(cls) -> list[RunningSandbox]:  # noqa: D102
         return daemon.ask(running, [])
 
-    async def build(self, image: str | None = None) -> str:  # noqa: D102
+    async def build(self, image: str | SandboxSpec | None = None) -> str:  # noqa: D102
         await self._connect()
-        return await self._image(image or SandboxSpec().image)
+        return await self._image(image if isinstance(image, SandboxSpec) else SandboxSpec(image or BUNDLED))
 
     async def _prepare(self) -> None:
         await self._connect()
         await asyncio.to_thread(reap, self._client)
         await asyncio.to_thread(remove_stale_folders)
-        await self._image(SandboxSpec().image)
+        await self._image(SandboxSpec())
 
     async def _connect(self) -> None:
         if self._daemon is None:
@@ -171,23 +179,27 @@ class DockerEngine(PooledEngine):
             return None
         return str(own_seccomp.profile_file()) if self._connected.podman else own_seccomp.profile()
 
-    async def _image(self, name: str, packages: tuple[str, ...] = ()) -> str:
-        """The tag of an image with packages, built when missing: once, whoever else asks meanwhile."""
-        key = (name, packages)
+    async def _image(self, spec: SandboxSpec) -> str:
+        """The tag of the image of a sandbox, built when missing: once, whoever else asks meanwhile."""
+        key = SandboxSpec(spec.image, base=spec.base, packages=spec.packages, writable=spec.writable)
         if key not in self._images or (self._images[key].done() and self._images[key].exception()):
             if not (self.base_image or os.environ.get(BASE_IMAGE_VARIABLE)):
                 daemon.check_base(self._connected)
-            self._images[key] = asyncio.ensure_future(self._built(name, packages))
+            self._images[key] = asyncio.ensure_future(self._built(key))
         return await asyncio.shield(self._images[key])
 
-    async def _built(self, name: str, packages: tuple[str, ...]) -> str:
-        if packages:
-            return await asyncio.to_thread(ensure_packages, self._client, await self._image(name), packages)
-        return await asyncio.to_thread(ensure_image, self._client, name, self.base_image)
+    async def _built(self, spec: SandboxSpec) -> str:
+        if spec.writable:
+            plain = await self._image(replace(spec, writable=()))
+            return await asyncio.to_thread(ensure_seeds, self._client, plain, spec.writable)
+        if spec.packages:
+            plain = await self._image(replace(spec, packages=()))
+            return await asyncio.to_thread(ensure_packages, self._client, plain, spec.packages)
+        return await asyncio.to_thread(ensure_image, self._client, spec.image, self.base_image, spec.base)
 
     async def _make_box(self, spec: SandboxSpec) -> Box:
         AllowList.of(spec)  # a bad entry is told before anything is started
-        image = await self._image(spec.image, spec.packages)
+        image = await self._image(spec)
         box = DockerBox(f"{FOLDER_PREFIX}{os.urandom(6).hex()}", spec, self._client, self._undead)
         try:
             if not self._connected.remote:

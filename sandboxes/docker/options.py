@@ -17,9 +17,9 @@ INODES_PER_MB = 64
 MOST_FILES = 4096
 
 
-def tmpfs(size_mb: int, uid: int | None, mode: str, *, podman: bool = False) -> str:
-    """Mount options of one writable folder."""
-    options = f"rw,nosuid,nodev,size={size_mb}m,mode={mode}"
+def tmpfs(size_mb: int, uid: int | None, mode: str, *, programs: bool = False, podman: bool = False) -> str:
+    """Mount options of one writable folder; `programs`: that may hold some."""
+    options = f"rw,nosuid,nodev,{'exec,' if programs else ''}size={size_mb}m,mode={mode}"
     if podman:  # it knows neither inodes nor owners
         return options
     owner = f",uid={uid},gid={uid}" if uid is not None else ""
@@ -48,7 +48,7 @@ def container_options(
     connect = f"{SOCKET_FOLDER}/{SOCKET_NAME}" if socket_folder else ""
     runner = RunnerConfig(isolation="uid", connect=connect, uid=uid, chown=podman)
     runner.proxy_port = PROXY_PORT if spec.proxied else 0
-    runner.pytest, runner.preload = has_pytest(spec), spec.preload
+    runner.pytest, runner.preload, runner.writable = has_pytest(spec), spec.preload, spec.writable
     security = ["no-new-privileges"] + ([f"seccomp={seccomp_profile}"] if seccomp_profile else [])
     memory = (spec.memory_mb + RUNNER_MB) << 20
     ulimits = [{"Name": "core", "Soft": 0, "Hard": 0}]
@@ -72,6 +72,7 @@ def container_options(
                 "/work": tmpfs(spec.disk_mb, uid, "0700", podman=podman),
                 "/work-judge": tmpfs(spec.disk_mb, uid + 1, "0700", podman=podman),
                 "/tmp": tmpfs(SCRATCH_MB, None, "1777", podman=podman),
+                **{path: tmpfs(spec.disk_mb, uid, "0755", programs=True, podman=podman) for path in spec.writable},
             },
             "ShmSize": SCRATCH_MB << 20,
             "CapDrop": ["ALL"],

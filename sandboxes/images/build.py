@@ -34,7 +34,7 @@ def image_tag(base_image: str | None) -> str:
     return f"{REPOSITORY}/{BUNDLED}:{digest.hexdigest()[:16]}"
 
 
-def ensure_image(client: Any, image: str = BUNDLED, base_image: str | None = None) -> str:
+def ensure_image(client: Any, image: str = BUNDLED, base_image: str | None = None, instead: str = "") -> str:
     """The tag of `image` with the runner inside, built when missing. `client`: a `docker.DockerClient`.
 
     Args:
@@ -42,11 +42,14 @@ def ensure_image(client: Any, image: str = BUNDLED, base_image: str | None = Non
         image: `python` for the bundled image, a folder with a Dockerfile, or a reference that the daemon has or can
             pull. Python 3.9 or newer must be inside; a Dockerfile may say `ARG BASE_IMAGE`, `FROM ${BASE_IMAGE}`.
         base_image: public base of the bundled image; by default $FORGE_ENV_BASE_IMAGE, else this machine's Python.
+        instead: image that takes the place of those that a folder's Dockerfile is `FROM`, see `SandboxSpec.base`.
     """
+    if instead and not os.path.isdir(image):
+        raise UsageError(f"image {image!r} has no Dockerfile, so base={instead!r} means nothing", fix="leave base out")
     if image == BUNDLED:
         base = base_image or os.environ.get(BASE_IMAGE_VARIABLE) or None
     elif os.path.isdir(image):
-        base = _ensure_folder_image(client, Path(image), base_image)
+        base = _ensure_folder_image(client, Path(image), base_image, instead)
     elif image.startswith(("/", "./", "../", "~")):
         raise UsageError(f"there is no folder {image}", fix="name a folder with a Dockerfile, or an image")
     else:
@@ -72,9 +75,7 @@ def ensure_packages(client: Any, image: str, wanted: Sequence[str]) -> str:
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as archive:
             lines = f"FROM {image}\nCOPY site/ {python.site}/\nCOPY bin/ {python.scripts}/\n".encode()
-            entry = tarfile.TarInfo("Dockerfile")
-            entry.size = len(lines)
-            archive.addfile(entry, io.BytesIO(lines))
+            _add_text(archive, "Dockerfile", lines)
             for name in ("site", "bin"):
                 archive.add(layer / name, arcname=name, filter=_owned_by_root)
         _build(client, buffer.getvalue(), image, tag)
@@ -103,12 +104,44 @@ def _exists(client: Any, tag: str) -> bool:
     return True
 
 
-def _ensure_folder_image(client: Any, folder: Path, base_image: str | None) -> str:
+def ensure_seeds(client: Any, image: str, writable: Sequence[str]) -> str:
+    """The tag of `image` (as `ensure_image` made it) with what is in its writable folders kept, made when missing."""
+    program = f"from runner import archives; archives.seed({list(writable)!r})"
+    lines = f"FROM {image}\nUSER 0\nRUN {json.dumps(['python3', '-s', '-c', program])}\n".encode()
+    tag = f"{REPOSITORY}/writable:{hashlib.sha256(lines).hexdigest()[:16]}"
+    if not _exists(client, tag):
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+            _add_text(archive, "Dockerfile", lines)
+        _build(client, buffer.getvalue(), image, tag)
+    return tag
+
+
+_FROM = re.compile(r"^(\s*FROM\s+(?:--platform=\S+\s+)?)(\S+)((?:\s+AS\s+(\S+))?\s*)$", re.IGNORECASE | re.MULTILINE)
+
+
+def with_base(dockerfile: str, base: str) -> str:
+    """A Dockerfile's text with every image that it is `FROM`, but `scratch` and its own stages, replaced by `base`."""
+    stages = {"scratch"}
+
+    def replaced(found: re.Match[str]) -> str:
+        head, image, tail, stage = found.groups()
+        image = image if image.lower() in stages else base
+        stages.add((stage or "scratch").lower())
+        return f"{head}{image}{tail}"
+
+    return _FROM.sub(replaced, dockerfile)
+
+
+def _ensure_folder_image(client: Any, folder: Path, base_image: str | None, instead: str) -> str:
     """An image from a user's own Dockerfile, named by everything in its folder."""
     if not (folder / "Dockerfile").is_file():
         raise UsageError(f"no Dockerfile in {folder}", fix="name a folder that has one, or an image")
     base = base_image or os.environ.get(BASE_IMAGE_VARIABLE) or _import_base(client)
-    digest = hashlib.sha256(base.encode())
+    dockerfile = (folder / "Dockerfile").read_bytes()
+    if instead:
+        dockerfile = with_base(dockerfile.decode(), base if instead == BUNDLED else instead).encode()
+    digest = hashlib.sha256(base.encode() + (dockerfile if instead else b""))
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             digest.update(f"{path.relative_to(folder)} {path.stat().st_mode}\n".encode() + path.read_bytes())
@@ -117,8 +150,15 @@ def _ensure_folder_image(client: Any, folder: Path, base_image: str | None) -> s
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as archive:
             archive.add(folder, arcname=".", filter=_owned_by_root)
+            _add_text(archive, "Dockerfile", dockerfile)  # the later one counts
         _build(client, buffer.getvalue(), base, tag)
     return tag
+
+
+def _add_text(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = len(data)
+    archive.addfile(entry, io.BytesIO(data))
 
 
 def images_kept(client: Any) -> str:
@@ -180,8 +220,12 @@ def _build(client: Any, context: bytes, base: str, tag: str) -> None:
             forcerm=True,
         )
     except BuildError as error:
-        log = "".join(entry.get("stream", "") for entry in error.build_log)[-1000:]
-        raise SandboxUnavailableError(f"building {tag} over {base} failed: {error}\n{log}") from error
+        log = "".join(entry.get("stream", "") for entry in error.build_log)
+        step = next(iter(re.findall(r"^Step \d+/\d+ : (.+)$", log, re.MULTILINE)[-1:]), "its first line")
+        base_is_missing = step.startswith("FROM ")
+        said = "" if base_is_missing else f"\n{log[-1000:]}"
+        fix = "name an image that is here in SandboxSpec(base=...)" if base_is_missing else None
+        raise SandboxUnavailableError(f"an image could not be built: `{step}`: {error}{said}", fix=fix) from error
     except APIError as error:
         raise SandboxUnavailableError(f"the Docker daemon could not build {tag}: {error.explanation}") from error
 

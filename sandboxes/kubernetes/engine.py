@@ -172,6 +172,9 @@ class KubernetesEngine(PooledEngine):
         if spec.packages:
             fix = "name an image that has them"
             raise UsageError(f"the kubernetes engine installs no packages ({', '.join(spec.packages)})", fix=fix)
+        if spec.writable:
+            fix = "use the docker engine"
+            raise UsageError(f"the kubernetes engine has no writable folders ({', '.join(spec.writable)})", fix=fix)
         if spec.image.startswith(("/", "./", "../", "~")):
             raise UsageError(f"the kubernetes engine builds no images ({spec.image})", fix="name one in a registry")
         for name in list(self._undead):

@@ -107,9 +107,10 @@ class LocalEngine(PooledEngine):
             for options in _running_options()
         ]
 
-    async def build(self, image: str | None = None) -> str:  # noqa: D102
-        if image not in (None, BUNDLED):
-            raise UsageError(f"the local engine has no image {image!r}", fix="use the docker engine")
+    async def build(self, image: str | SandboxSpec | None = None) -> str:  # noqa: D102
+        name = image.image if isinstance(image, SandboxSpec) else image
+        if name not in (None, BUNDLED):
+            raise UsageError(f"the local engine has no image {name!r}", fix="use the docker engine")
         await self._prepare()
         return str(self._rootfs)
 
@@ -131,6 +132,9 @@ class LocalEngine(PooledEngine):
             raise UsageError(
                 "the local engine has no network access", fix="list hosts in 'allow', or use the docker engine"
             )
+        if deep := [path for path in spec.writable if not self._can_hold(path)]:
+            fix = "name one at the top, such as /app, or use the docker engine"
+            raise UsageError(f"the local engine can't make {deep[0]}: what is above it is read-only", fix=fix)
         AllowList.of(spec)  # a bad entry is told before anything is started
         layer = await asyncio.to_thread(_layer, spec) if spec.packages else None
         launched = launch(self._rootfs, self._runner, spec, self.cpus, layer)
@@ -147,6 +151,12 @@ class LocalEngine(PooledEngine):
                 await box.destroy()
                 raise
         return box
+
+    def _can_hold(self, path: str) -> bool:
+        """Whether a folder can be mounted there: it is in the root filesystem, or its first part isn't."""
+        assert self._rootfs is not None
+        place = self._rootfs / path.lstrip("/")
+        return place.is_dir() or not (self._rootfs / path.split("/")[1]).exists()
 
 
 @dataclass
@@ -181,7 +191,7 @@ def launch(root: Path, runner: Path, spec: SandboxSpec, cpus: float, layer: Path
     config = RunnerConfig("ns", control_fd=theirs.fileno())
     config.memory_mb = 0 if groups else spec.memory_mb
     config.proxy_port = PROXY_PORT if spec.proxied else 0
-    config.pytest, config.preload = packages.has_pytest(spec), spec.preload
+    config.pytest, config.preload, config.writable = packages.has_pytest(spec), spec.preload, spec.writable
     options = {
         "rootfs": root.name,
         "runner": runner.name,
@@ -193,6 +203,7 @@ def launch(root: Path, runner: Path, spec: SandboxSpec, cpus: float, layer: Path
         "owner_pid": os.getpid(),
         "uid": FIRST_UID + int.from_bytes(os.urandom(3), "big") if os.geteuid() == 0 else 0,
         "disk_mb": spec.disk_mb,
+        "writable": ",".join(spec.writable),
         "scratch_mb": SCRATCH_MB,
         "cgroups": ":".join(map(str, groups.folders)) if groups else "",
         "memory_group": str(groups.memory) if groups else "",

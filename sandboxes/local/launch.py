@@ -41,6 +41,7 @@ def parse(words: list[str]) -> dict[str, Any]:
     for name in _NUMBERS:
         options[name] = int(options[name])
     options["cgroups"] = options["cgroups"].split(":") if options["cgroups"] else []
+    options["writable"] = options["writable"].split(",") if options["writable"] else []
     return options
 
 
@@ -105,7 +106,10 @@ def _become_sandbox(options: dict[str, Any]) -> None:
 def _make_root(options: dict[str, Any]) -> None:
     """The cached root filesystem, read-only, with fresh /proc, /dev and work folders on it."""
     hard = kernel.MS_NOSUID | kernel.MS_NODEV
-    _bind_read_only(options["rootfs"], NEW_ROOT)
+    if options["writable"]:
+        _bind_one_by_one(options["rootfs"], options["writable"])
+    else:
+        _bind_read_only(options["rootfs"], NEW_ROOT)
     _bind_read_only(options["runner"], f"{NEW_ROOT}/opt/forge_env")
     if options["packages"]:
         _bind_read_only(f"{options['packages']}/site", f"{NEW_ROOT}/{options['site']}")
@@ -123,12 +127,28 @@ def _make_root(options: dict[str, Any]) -> None:
         ("work-judge", options["disk_mb"], "0700"),
         ("tmp", options["scratch_mb"], "1777"),
         ("dev/shm", options["scratch_mb"], "1777"),
+        *((path.lstrip("/"), options["disk_mb"], "0755") for path in options["writable"]),
     ):
         data = f"size={size_mb}m,nr_inodes={size_mb * INODES_PER_MB},mode={mode}"
         kernel.mount("sandbox", f"{NEW_ROOT}/{folder}", "tmpfs", hard, data)
     kernel.mount(None, f"{NEW_ROOT}/dev", None, kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID)
     if options["memory_group"]:
         _show_memory_group(options["memory_group"], options["unified"])
+
+
+def _bind_one_by_one(rootfs: str, folders: list[str]) -> None:
+    """A root with the entries of the cached one, and with `folders` where something can be mounted, all read-only."""
+    kernel.mount("root", NEW_ROOT, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=64k,mode=0755")
+    for entry in os.scandir(rootfs):
+        if entry.is_symlink():
+            os.symlink(os.readlink(entry.path), f"{NEW_ROOT}/{entry.name}")
+        else:
+            os.mkdir(f"{NEW_ROOT}/{entry.name}")
+            _bind_read_only(entry.path, f"{NEW_ROOT}/{entry.name}")
+    for folder in folders:
+        os.makedirs(NEW_ROOT + folder, exist_ok=True)
+    flags = kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount(None, NEW_ROOT, None, flags)
 
 
 def _show_memory_group(folder: str, unified: bool) -> None:

@@ -39,6 +39,8 @@ class RunnerConfig:
     """The zygotes load pytest once they have nothing to do: the children that they fork then have it."""
     preload: tuple[str, ...] = ()
     """Modules that the solution's zygote loads likewise."""
+    writable: tuple[str, ...] = ()
+    """Folders of the image that programs may write to, each a file system of its own; see `archives`."""
     proxy_port: int = 0
     """Port of the sandbox's loopback that leads to the engine's filtering proxy; 0: no way out at all."""
 

@@ -9,6 +9,8 @@ import itertools
 import os
 from typing import Any
 
+from . import archives
+
 _COUNTING = ("tmpfs", "mqueue")
 """File systems where the size of a folder tells how many entries it has."""
 _TIMES = (0, 0)
@@ -43,6 +45,9 @@ class Folder:
         entries, attributes and free space of the file system, which is this folder's alone, make up for that.
         """
         return self._counting and os.fstat(self.fd).st_ctime_ns == self._changed and self._look() == self._clean
+
+    def fill(self) -> None:
+        """Put back what was in it; nothing."""
 
     def empty(self) -> None:
         """Remove what the calling user may remove, and undo what it did to the folder itself."""
@@ -82,6 +87,33 @@ class Folder:
         }
 
 
+class Seeded(Folder):
+    """A folder that begins with what is in an archive. Made by the user whose files these are to be.
+
+    Whether files deep inside were changed can't be told without reading all of them, so that it is always filled anew.
+    """
+
+    def __init__(self, path: str, archive: str) -> None:
+        self._archive = archive
+        archives.unpack(archive)
+        self._left: list[str] = []
+        super().__init__(path)
+
+    def untouched(self) -> bool:  # noqa: D102
+        return False
+
+    def fill(self) -> None:
+        """Unpack it again."""
+        self._left = os.listdir(self.fd)
+        try:
+            archives.unpack(self._archive)
+        except OSError as error:
+            self._left.append(str(error))
+
+    def restore(self) -> list[str]:  # noqa: D102
+        return [f"{self.path}: {name}" for name in self._left] or super().restore()
+
+
 def _attributes(fd: int) -> list[str]:
     try:
         return os.listxattr(fd)
@@ -108,6 +140,15 @@ def _file_system(path: str) -> str:
 
 
 # --- emptying: any depth, no link followed, two descriptors
+
+
+def clear(path: str) -> None:
+    """Remove everything inside a folder that this user may remove."""
+    top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _wipe(top)
+    finally:
+        os.close(top)
 
 
 def _wipe(top: int) -> None:

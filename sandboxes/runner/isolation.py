@@ -14,9 +14,9 @@ import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 
-from . import kernel
+from . import archives, kernel
 from .config import SCRATCH, WORK, RunnerConfig
-from .folders import Folder
+from .folders import Folder, Seeded
 from .processes import OwnChildren, all_children, owner, tree, visible, wait
 
 _KILLER = 15
@@ -109,6 +109,9 @@ class Isolation(ABC):
                 with self._as_user(slot):
                     for folder in touched:
                         folder.empty()
+            with self._as_user(self.slots[0]):
+                for folder in touched:
+                    folder.fill()
         return [trace for folder in touched for trace in folder.restore()]
 
     def _folders(self) -> list[Folder]:
@@ -116,11 +119,19 @@ class Isolation(ABC):
         for slot in self.slots:
             with self._as_user(slot):  # no right to override file modes: a work folder is its user's
                 found.append(Folder(self.folder(slot)))
+        if 0 in self.slots:
+            with self._as_user(0):
+                found += [_writable(path, number) for number, path in enumerate(self.config.writable)]
         return found + [Folder(path) for path in self.scratch]
 
     def folder(self, slot: int) -> str:
         """Work folder of a slot: 0 runs the agent's code, 1 judges it."""
         return WORK if slot == 0 else f"{WORK}-judge"
+
+
+def _writable(path: str, number: int) -> Folder:
+    seed = f"{archives.SEEDS}/{number}"
+    return Seeded(path, seed) if os.path.exists(seed) else Folder(path)
 
 
 class UserIsolation(Isolation):
@@ -141,6 +152,8 @@ class UserIsolation(Isolation):
         if self.config.chown:
             for slot in self.slots:
                 os.chown(self.folder(slot), self.config.uid + slot, self.config.uid + slot)
+            for folder in self.config.writable:
+                os.chown(folder, self.config.uid, self.config.uid)
         kernel.keep_capabilities(kernel.CAP_SETUID, kernel.CAP_SETGID)
         super().settle()
         self._runner = set(visible())
@@ -214,6 +227,8 @@ class NamespaceIsolation(Isolation):
         kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
         kernel.detach(self.folder(1 - slot))  # the judge's folders and the solution's are out of each other's sight
         if slot:
+            for folder in self.config.writable:
+                kernel.detach(folder)
             for folder in self.scratch:
                 data = "size=16m,nr_inodes=1024,mode=0700"
                 kernel.mount("judge", folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, data)

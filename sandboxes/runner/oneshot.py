@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .supervisor import Supervisor
 
 _CHUNK = 1 << 16
-_CHANNEL_KINDS = ("calls", "counted", "folder", "read")
+_CHANNEL_KINDS = ("calls", "counted", "folder", "pack", "read")
 
 
 class OneShots:

@@ -40,6 +40,8 @@ def run(request: Request, work: str) -> NoReturn:
         _read_file(request)
     if kind == "folder":
         _read_folder(request)
+    if kind in ("pack", "unpack"):
+        _move_archive(request)
     if kind == "write":
         os._exit(0)
     if kind == "shell":
@@ -189,6 +191,23 @@ def _read_folder(request: Request) -> NoReturn:
                     write_all(request.channel, part)
     except OSError as error:
         _fail(error, top)
+    os._exit(0)
+
+
+def _move_archive(request: Request) -> NoReturn:
+    from . import archives, folders  # what it needs, nobody else does
+
+    header = request.header
+    try:
+        if header["kind"] == "unpack":
+            for path in header["paths"]:
+                folders.clear(path)
+            archives.unpack(0)
+        else:
+            with open(request.channel, "wb", closefd=False) as out:
+                archives.pack(header["paths"], out, leave_out=header["leave_out"], max_bytes=header["max_bytes"])
+    except OSError as error:
+        _fail(error, str(error.filename or "an archive"))
     os._exit(0)
 
 
