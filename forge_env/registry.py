@@ -3,7 +3,8 @@
     env = fe.make("coding_rlvr", max_turns=4)
 
 Names come from the entry points `forge_env.environments` of installed packages, from `fe.register`, or are an
-import path `module:Class`.
+import path `module:Class`. `NAME:VALUE` stands for an environment and the one option that it can't be made without:
+`reasoning_gym:chain_sum`.
 """
 
 from __future__ import annotations
@@ -86,6 +87,16 @@ def names() -> list[str]:
     return sorted({*_REGISTERED, *installed(GROUP)})
 
 
+def given_in(name: str) -> tuple[str, dict[str, Any]]:
+    """Environment and option that `NAME:VALUE` stands for; any other name, and no option."""
+    head, colon, value = name.partition(":")
+    if not colon or head not in {*_REGISTERED, *installed(GROUP)}:
+        return name, {}
+    fields = environment_class(head).config_class.model_fields
+    needed = [option for option, field in fields.items() if field.is_required()]
+    return (head, {needed[0]: value}) if len(needed) == 1 and value else (name, {})
+
+
 def environment_class(name: str) -> type[Environment]:
     """The class registered as `name`.
 
@@ -93,6 +104,7 @@ def environment_class(name: str) -> type[Environment]:
         NotRegisteredError: nothing of that name is installed; the nearest is suggested.
         PluginError: it can't be imported, is not an environment, or was written for another API version.
     """
+    name, _ = given_in(name)
     target = _REGISTERED.get(name, name)
     if not isinstance(target, str):
         return target
@@ -104,7 +116,7 @@ def make(name: str, /, *, sandboxes: SandboxEngine | None = None, **options: Any
     """A new environment.
 
     Args:
-        name: registered name, or import path `module:Class`.
+        name: registered name, `NAME:VALUE`, or import path `module:Class`.
         sandboxes: the started engine that its code runs in, where it runs any.
         options: fields of its `config_class`; an unknown one is refused.
 
@@ -141,7 +153,9 @@ def maker(name: str, /, *, sandboxes: SandboxEngine | None = None, **options: An
 
 
 def make_config(name: str, cls: type[Environment], options: dict[str, Any], at: str = "") -> EnvironmentConfig:
-    """`options` validated against the environment's config model; `ConfigError` names every problem.
+    """`options`, and that in the name, validated against the environment's config model.
+
+    `ConfigError` names every problem.
 
     Args:
         name: of the environment.
@@ -149,7 +163,7 @@ def make_config(name: str, cls: type[Environment], options: dict[str, Any], at: 
         options: by name.
         at: dotted key that they stand at in a file, where they come from one.
     """
-    source = Source("" if at else f"environment {name!r}", options)
+    source = Source("" if at else f"environment {name!r}", {**given_in(name)[1], **options})
     return validate(cls.config_class, options, source, tuple(at.split(".")) if at else ())
 
 

@@ -178,7 +178,7 @@ def add_environment(parser: Parser) -> None:
     command = parser.prog.rpartition(" ")[2]
     parser.usage = f"forge-env {command} NAME [--key VALUE | key=VALUE ...] [--sandbox ENGINE] [...]"
     parser.description = f"{parser.description} Options of the environment are given as --key VALUE or key=VALUE."
-    parser.word("NAME", "an installed environment (`forge-env list`), or module:Class")
+    parser.word("NAME", "an installed environment (`forge-env list`), NAME:VALUE with its option, or module:Class")
     parser.keys()
     parser.add_argument("--sandbox", default="auto", metavar="ENGINE", help="auto, docker, local, kubernetes")
     add_docker_host(parser)
@@ -197,13 +197,13 @@ def environment_options(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         UsageError: there is no such environment, option or sandbox engine.
     """
     from forge_env.config.reader import Source, validate, values
-    from forge_env.registry import environment_class
+    from forge_env.registry import environment_class, given_in
     from forge_env.sandbox.engines import load_engine
 
     if args.sandbox != "auto":
         load_engine(args.sandbox)  # a wrong name is said also where no code is run
     name = args.words[0]
     cls = environment_class(name)
-    source = Source("", {}).with_overrides(values(args.overrides, cls.config_class))
+    source = Source("", given_in(name)[1]).with_overrides(values(args.overrides, cls.config_class))
     validate(cls.config_class, source.data, source)
     return name, source.data

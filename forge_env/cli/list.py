@@ -24,6 +24,8 @@ def run(args: argparse.Namespace) -> int:
     width = max((len(entry.name) for entry in entries), default=0)
     for entry in entries:
         needs = f" (needs {', '.join(entry.needs)})" if entry.needs else ""
+        if len(entry.needs) == 1:
+            needs = f" (needs {entry.needs[0]}: {entry.name}:{entry.needs[0].upper()})"
         print(f"{entry.name:<{width}}  {entry.summary if entry.error is None else 'BROKEN: ' + entry.error}{needs}")
         print(f"{'':<{width}}  from {entry.source} ({entry.target})")
     if not entries:

@@ -6,7 +6,7 @@ A field's docstring is its documentation, and a class's is the title of its flag
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -204,7 +204,11 @@ class EvaluationConfig(FigureOptions, LimitOptions, SampleOptions, EndpointOptio
 
 
 def short_name(name: str) -> str:
-    """The class of `module:Class`, or the registered name."""
+    """The class of `module:Class`, the last part of the value of `NAME:VALUE`, or the registered name."""
+    from forge_env.registry import given_in
+
+    if given := given_in(name)[1]:
+        return PurePath(str(next(iter(given.values())))).stem
     return name.rpartition(":")[2].rpartition(".")[2] if ":" in name else name
 
 

@@ -92,6 +92,13 @@ set in `__init__`."""
         """How many tasks `split` has, or None when it is endless."""
         return None
 
+    async def unplayable(self, tasks: Sequence[Task]) -> Mapping[str, str]:
+        """What can't be played here, with the reason: tasks by id, and what its source has and isn't a task here.
+
+        `forge-env validate` asks before it plays these `tasks`, tells all of it, and leaves them out.
+        """
+        return {}
+
     @property
     def tools(self) -> list[ToolSpec]:
         """The tools the agent may call, in a stable order; where there are seats, of the one that acts next."""

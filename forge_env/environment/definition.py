@@ -11,7 +11,7 @@ from forge_env.errors import PluginError
 CALLED = (
     *("task", "tasks", "num_tasks", "prompt", "setup", "cleanup", "is_final", "respond", "reset", "step", "truncate"),
     *("close", "given_answer", "score_group", "gold_actions", "gold_files", "hand_in", "demonstrate", "files"),
-    *("argv", "environment", "run"),
+    *("argv", "environment", "run", "unplayable"),
 )
 """What an author may override, and the platform calls."""
 EITHER = ("prompt",)

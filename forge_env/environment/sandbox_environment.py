@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypedDict
 
 from pydantic import Field
 
@@ -26,6 +26,11 @@ from forge_env.environment.tool_environment import ToolEnvironment, ToolEnvironm
 from forge_env.errors import EnvironmentBugError, SandboxPathError, ToolError, UsageError, environment_code
 from forge_env.sandbox import ExecResult, How, Limits, Sandbox, SandboxSpec, Session, TestsResult
 from forge_env.types import Task
+
+
+class _Where(TypedDict, total=False):
+    env: Mapping[str, str]
+    cwd: str | None
 
 
 class SandboxEnvironmentConfig(ToolEnvironmentConfig):
@@ -76,6 +81,16 @@ class SandboxEnvironment(ToolEnvironment):
         """The limits of the config, for calls of `sandbox`."""
         return Limits(wall_s=self.config.wall_s, cpu_s=self.config.cpu_s, memory_mb=self.config.memory_mb)
 
+    @property
+    def command_folder(self) -> str | None:
+        """Where shell commands begin: below the work folder, or a writable one. None: the work folder itself."""
+        return None
+
+    @property
+    def command_variables(self) -> Mapping[str, str]:
+        """Variables of shell commands, besides the sandbox's own."""
+        return {}
+
     async def run_bash(self, command: str, *, limits: Limits | None = None) -> str:
         """Run a shell command in the work folder; its output and how it ended, as an agent reads it.
 
@@ -86,7 +101,8 @@ class SandboxEnvironment(ToolEnvironment):
             limits: of this command; `self.limits` when not given.
         """
         source = f"{_without_nul(command, 'a command')}\n"
-        return as_text(await self.sandbox.exec(["bash", "-s"], stdin=source, limits=limits or self.limits))
+        where: _Where = {"env": self.command_variables, "cwd": self.command_folder}
+        return as_text(await self.sandbox.exec(["bash", "-s"], stdin=source, limits=limits or self.limits, **where))
 
     async def run_python(self, code: str, *, stdin: str = "", limits: Limits | None = None) -> str:
         """Run a Python program in the work folder; its output and how it ended, as an agent reads it."""
@@ -146,7 +162,8 @@ class SandboxEnvironment(ToolEnvironment):
             if session is None or not session.alive:
                 note = "" if session is None else f"[a new {kind} session: nothing of the last one is left but files]\n"
                 begin = self.sandbox.shell if kind == "shell" else self.sandbox.python
-                session = self._sessions[kind] = await begin(limits=limits)
+                where: _Where = {"env": self.command_variables, "cwd": self.command_folder} if kind == "shell" else {}
+                session = self._sessions[kind] = await begin(limits=limits, **where)
             result = await session.run(source, limits=limits)
             ended = "" if session.alive else f"\n[the {kind} session has ended; the next call begins a new one]"
             return f"{note}{as_text(result)}{ended}"

@@ -78,6 +78,10 @@ class Validator:
             found, check = self._tasks(split) if split in counts else ([], Check("note", f"tasks of {split!r}", "none"))
             tasks += found
             yield check
+        if missing := await self.env.unplayable(tasks):
+            told = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
+            yield Check("note", f"{len(missing)} can't be played here", told)
+            tasks = [task for task in tasks if task.id not in missing]
         if not tasks:
             yield Check("failed", "tasks", "there are none")
             return

@@ -221,13 +221,19 @@ def _build(client: Any, context: bytes, base: str, tag: str) -> None:
         )
     except BuildError as error:
         log = "".join(entry.get("stream", "") for entry in error.build_log)
-        step = next(iter(re.findall(r"^Step \d+/\d+ : (.+)$", log, re.MULTILINE)[-1:]), "its first line")
-        base_is_missing = step.startswith("FROM ")
-        said = "" if base_is_missing else f"\n{log[-1000:]}"
-        fix = "name an image that is here in SandboxSpec(base=...)" if base_is_missing else None
+        step, said = _last_step(log)
+        fix = "name an image that is here in SandboxSpec(base=...)" if step.startswith("FROM ") else None
         raise SandboxUnavailableError(f"an image could not be built: `{step}`: {error}{said}", fix=fix) from error
     except APIError as error:
         raise SandboxUnavailableError(f"the Docker daemon could not build {tag}: {error.explanation}") from error
+
+
+def _last_step(log: str) -> tuple[str, str]:
+    """The line of the Dockerfile that a build came to, and what its program said last."""
+    *_, last = re.split(r"^Step \d+/\d+ : ", log, flags=re.MULTILINE)
+    step, *lines = re.sub(r"\x1b\[[\d;]*m", "", last).splitlines() or ["its first line"]
+    said = [line for line in lines if line.strip() and not line.startswith((" --->", "Removing intermediate"))]
+    return step, f": {' '.join(said)[-500:]}" if said and not step.startswith("FROM ") else ""
 
 
 def _context() -> bytes:

@@ -1,0 +1,247 @@
+"""Tasks of a folder in Harbor's format, each in its own image, judged by its own tests in a fresh sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import math
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+import forge_env as fe
+from environments.harbor.tasks import HOME, LOGS, SOLUTION, TESTS, HarborTask, read_folder
+from forge_env.environment.base import EnvironmentConfig
+from forge_env.errors import SandboxFileError, SandboxUnavailableError, ToolError, UsageError
+from forge_env.rollout.working_time import limited_elsewhere
+from forge_env.sandbox import ExecResult, Limits, Sandbox, SandboxSpec
+from forge_env.sandbox.protocol import is_below
+from forge_env.types import Action, StepResult, Task
+
+VERDICT = f"{LOGS}/verifier"
+"""Where tests write what they think."""
+SCRATCH_MB = 64
+"""Of a sandbox's memory, what its folders in memory and the system keep from one process."""
+
+
+class HarborConfig(fe.SandboxEnvironmentConfig):
+    """Which tasks, and what their agents may use."""
+
+    folder: str
+    """A task, or a folder of tasks."""
+    base_image: str = ""
+    """Image that takes the place of those which the tasks' Dockerfiles are FROM, such as `python`, the bundled one; \
+empty: they are built as they are, which needs a registry."""
+    writable: list[str] = Field(default_factory=list)
+    """Folders that programs may write to, besides /logs, /root, /solution, /tests and the one they begin in."""
+    network: bool = False
+    """Give each task the network that it asks for: all of it (docker only), or the hosts that it lists."""
+    max_turns: int = Field(100, ge=1)
+    """Assistant messages in one episode before it is truncated."""
+    max_tool_calls: int = Field(400, ge=0)
+    """Tool calls in one episode; the calls beyond are not run and the episode is truncated."""
+    tool_timeout_s: float = Field(3600.0, gt=0)
+    """Wall seconds of one call, for tools that set no `timeout_s` of their own."""
+    wall_s: float = Field(600.0, gt=0)
+    """Wall seconds of one command; less where the task's own time ends before."""
+    cpu_s: float = Field(3600.0, gt=0)
+    """CPU seconds of one process of the tests."""
+    memory_mb: int = Field(2048, ge=256)
+    """Memory of a sandbox, what is in its writable folders included, MiB; less where the task says so."""
+    disk_mb: int = Field(256, ge=1)
+    """Size of each writable folder, MiB."""
+    max_agent_s: float | None = Field(None, gt=0)
+    """Longest time of an agent, in seconds, where the task gives it more."""
+
+
+class Harbor(fe.SandboxEnvironment):
+    """Tasks in the format of Harbor and Terminal-Bench, from a folder."""
+
+    api_version = 1
+    config_class: ClassVar[type[EnvironmentConfig]] = HarborConfig
+    splits = ("train",)
+    system_prompt: ClassVar[str | None] = (
+        "You work at a Linux shell, through the tool bash, without network. Do what you are asked, look whether it is "
+        "right, then call submit."
+    )
+    config: HarborConfig
+    bash = fe.tools.bash(
+        stateful=True,
+        description="Run a shell command and return its output. Variables and the current folder live on from one "
+        "command to the next.",
+    )
+    submit = fe.tools.submit(with_answer=False)
+
+    def __init__(self, config: HarborConfig | None = None, **context: Any) -> None:
+        self.rubric = fe.Rubric([verified], metrics=[no_verdict])
+        super().__init__(config, **context)
+        self._tasks, self._refused = read_folder(self.config.folder)
+        self.verdict: dict[str, float] | None = None
+        """What the tests have written; None: nothing, or nothing yet."""
+        self._until = math.inf
+
+    def num_tasks(self, split: str) -> int:
+        """Those of the folder that can be played."""
+        return len(self._tasks)
+
+    def task(self, split: str, index: int) -> Task:
+        """The `index`-th, in order of names."""
+        found = self._tasks[index]
+        texts = {path.name: path.read_text(errors="replace") for path in {found.script, *found.tests.glob("*.py")}}
+        return Task(
+            id=found.name,
+            prompt=found.instruction,
+            data={"index": index, "tests": texts},
+            tags=list(found.tags),
+            split=split,
+        )
+
+    async def unplayable(self, tasks: Sequence[Task]) -> Mapping[str, str]:
+        """Those that ask for what there is not, and those whose image can't be built, with the line that fails."""
+        missing = dict(self._refused)
+        for task in tasks if self.sandboxes is not None else ():
+            try:
+                await self.sandboxes.build(self.spec_of(self._tasks[task.data["index"]]))
+            except (SandboxUnavailableError, UsageError) as error:
+                missing[task.id] = str(error)
+        return missing
+
+    def gold_actions(self, task: Task) -> list[Action] | None:
+        """Write the solution's files, and run it."""
+        found = self._tasks[task.data["index"]]
+        if found.solution is None:
+            return None
+        beside = found.solution.parent.rglob("*") if found.solution.name == "solve.sh" else [found.solution]
+        files = {path.relative_to(found.solution.parent): path for path in beside if path.is_file()}
+        lines = []
+        for name, path in sorted(files.items()):
+            target = shlex.quote(f"{SOLUTION}/{name}")
+            text = base64.encodebytes(path.read_bytes()).decode()
+            lines += [f"mkdir -p $(dirname {target})", f"base64 -d > {target} << 'END_OF_FILE'\n{text}END_OF_FILE"]
+        given = " ".join(shlex.quote(f"{name}={value}") for name, value in found.solution_variables.items())
+        program = shlex.quote(f"{SOLUTION}/{found.solution.name}")
+        lines += [f"chmod +x {program}", f"env {given} bash {program}"]
+        return [fe.call_tool("bash", command="\n".join(lines)), fe.call_tool("submit")]
+
+    # --- the episode
+
+    @property
+    def playing(self) -> HarborTask:
+        """The task of this episode, as it lies in the folder."""
+        return self._tasks[self.current_task.data["index"]]
+
+    @property
+    def command_folder(self) -> str:
+        """The folder that the task's programs begin in."""
+        return self.playing.workdir
+
+    @property
+    def command_variables(self) -> Mapping[str, str]:
+        """The task's variables."""
+        return {"HOME": HOME, **self.playing.variables}
+
+    @property
+    def limits(self) -> Limits:
+        """Of a command: the config's, and what is left of the agent's time."""
+        return replace(self._limits, wall_s=max(0.1, min(self.config.wall_s, self._until - time.monotonic())))
+
+    @property
+    def _limits(self) -> Limits:
+        memory_mb = self.spec_of(self.playing).memory_mb - SCRATCH_MB
+        given = {"processes": 256, "open_files": 1024, "file_size_mb": self.config.disk_mb}
+        return Limits(wall_s=self.playing.tests_s, cpu_s=self.config.cpu_s, memory_mb=memory_mb, **given)
+
+    def spec_of(self, task: HarborTask) -> SandboxSpec:
+        """The sandbox of a task."""
+        wanted = {task.workdir, TESTS, SOLUTION, LOGS, HOME, *self.config.writable}
+        folders = tuple(
+            sorted(one for one in wanted if not any(one != other and is_below(one, other) for other in wanted))
+        )
+        hosts = task.hosts if self.config.network else ()
+        return SandboxSpec(
+            task.image,
+            base=self.config.base_image if task.image.startswith("/") else "",
+            writable=folders,
+            network=hosts is None,
+            allow=hosts or (),
+            disk_mb=self.config.disk_mb,
+            memory_mb=min(self.config.memory_mb, task.memory_mb or self.config.memory_mb),
+        )
+
+    async def _begin(self, task: Task) -> None:
+        self.verdict = None
+        self.sandbox_spec = self.spec_of(self.playing)  # type: ignore[misc]
+        self._until = math.inf
+        with limited_elsewhere():  # an image may have to be built
+            await super()._begin(task)
+        self._until = time.monotonic() + min(self.playing.agent_s, self.config.max_agent_s or math.inf)
+
+    async def step(self, action: Action) -> StepResult:
+        """As every tool environment; the agent's time is the task's."""
+        observation, reward, terminated, truncated, info = await super().step(action)
+        if terminated or truncated or time.monotonic() < self._until:
+            return observation, reward, terminated, truncated, info
+        reward, metrics = await self.truncate("agent_time")
+        return observation, reward, False, True, {"metrics": metrics, "truncation": "agent_time"}
+
+    async def verify(self) -> float:
+        """Run the tests on what the agent left, where none of its programs was, and return what they say."""
+        task = self.playing
+        folders = [folder for folder in self.sandbox_spec.writable if folder not in (TESTS, SOLUTION)]
+        try:
+            left = await self.sandbox.pack(folders, leave_out=[VERDICT])
+        except SandboxFileError as error:
+            raise ToolError(f"what the agent left can't be judged: {error}") from error
+        with limited_elsewhere():
+            async with self.fresh_sandbox() as fresh:
+                await fresh.unpack(left, instead_of=folders)
+                ended = await self._run_tests(fresh, task)
+                self.verdict = await _verdict(fresh, ended, task)
+        return 0.0 if self.verdict is None else _reward(self.verdict)
+
+    async def _run_tests(self, fresh: Sandbox, task: HarborTask) -> ExecResult:
+        if task.tests.is_dir():
+            await fresh.copy_in(task.tests, TESTS)
+        script = f"{TESTS}/{task.script.name}"
+        await fresh.write_file(script, await asyncio.to_thread(task.script.read_bytes))
+        command = f"mkdir -p {VERDICT} {LOGS}/agent; chmod +x {script}; exec {script}"
+        given = {"HOME": HOME, **task.variables, **task.test_variables}
+        return await fresh.exec(["bash", "-c", command], env=given, cwd=task.workdir, limits=self._limits)
+
+
+async def _verdict(fresh: Sandbox, ended: ExecResult, task: HarborTask) -> dict[str, float] | None:
+    """What the tests say, by name; None where they say nothing that can be read."""
+    if task.by_exit_code:
+        return {"reward": float(ended.ok)}
+    for name in ("reward.json", "reward.txt"):
+        try:
+            text = await fresh.read_text(f"{VERDICT}/{name}")
+        except OSError:
+            continue
+        try:
+            said = json.loads(text) if name == "reward.json" else {"reward": float(text)}
+            values = {str(key): float(value) for key, value in (said if isinstance(said, dict) else {"": said}).items()}
+        except (ValueError, TypeError):
+            return None
+        return values if values and all(map(math.isfinite, values.values())) else None
+    return None
+
+
+def _reward(said: Mapping[str, float]) -> float:
+    """The reward among several values: the one of that name, else their mean."""
+    return said["reward"] if "reward" in said else sum(said.values()) / len(said)
+
+
+async def verified(env: Harbor) -> float:
+    """What the task's tests give for what the agent left."""
+    return await env.verify()
+
+
+def no_verdict(env: Harbor) -> float:
+    """Whether the tests ended without one: then the reward is 0."""
+    return float(env.verdict is None)

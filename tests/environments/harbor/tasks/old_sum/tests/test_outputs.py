@@ -1,0 +1,2 @@
+with open("/app/sum.txt") as file:
+    assert int(file.read()) == 42

@@ -1,0 +1,1 @@
+s/amount > coin/amount >= coin/

@@ -1,0 +1,3 @@
+#!/bin/bash
+set -e
+sed -i -f "$(dirname "$0")/parts/repair.sed" "$PROGRAM"
