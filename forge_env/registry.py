@@ -163,7 +163,8 @@ def make_config(name: str, cls: type[Environment], options: dict[str, Any], at: 
         options: by name.
         at: dotted key that they stand at in a file, where they come from one.
     """
-    source = Source("" if at else f"environment {name!r}", {**given_in(name)[1], **options})
+    options = {**given_in(name)[1], **options}
+    source = Source("" if at else f"environment {name!r}", options)
     return validate(cls.config_class, options, source, tuple(at.split(".")) if at else ())
 
 

@@ -2,7 +2,8 @@
 # Tests against other projects, in environments of their own. The real openenv-core and verifiers pin other versions of
 # openai and mcp than vLLM needs (.venv-interop). SkyPilot agrees with neither, and the schemas of Kubernetes are large
 # (.venv-schemas). Agents that are played as programs pin openai, too; inspect_ai and atif, which read what we export, lie
-# beside them (.venv-programs). reasoning_gym and TextArena are only tried here.
+# beside them (.venv-programs). reasoning_gym and TextArena are only tried here. Harbor wants Python 3.12 (PYTHON312=...)
+# and Compose (.venv-harbor).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,7 +19,7 @@ pytest=(hypothesis pytest pytest-asyncio pytest-timeout)
 run() { # run VENV "WHAT TO INSTALL" PYTEST_ARGUMENTS...
   local venv=$1 packages=$2
   shift 2
-  [ -x "$venv/bin/python" ] || "$uv" venv -q --python 3.11 "$venv"
+  [ -x "$venv/bin/python" ] || "$uv" venv -q --python "${python:-3.11}" "$venv"
   # shellcheck disable=SC2086
   "$uv" pip install -q --python "$venv/bin/python" $packages "${pytest[@]}"
   "$venv/bin/python" -m pytest "$@"
@@ -34,6 +35,12 @@ run .venv-interop "$peers" tests/forge_env/serve/test_openenv_core.py tests/envi
 run .venv-programs "-e . mini-swe-agent==2.4.6 openai-agents==0.24.0 pydantic-ai-slim[openai]==2.68.0 \
   smolagents[openai]==1.26.0 langgraph==1.2.22 langchain-openai==1.7.3 atif==1.8.0 inspect-ai==0.3.285" \
   tests/forge_env/gateway/test_real_programs.py tests/forge_env/test_interchange.py
+newer="${PYTHON312:-$(command -v python3.12 || true)}"
+if [ -n "$newer" ] && "$newer" -c "" 2>/dev/null && command -v docker-compose >/dev/null; then
+  python="$newer" run .venv-harbor "-e . harbor==0.24.0" tests/environments/harbor/test_real_harbor.py
+else
+  echo "NOT RUN: harbor run, which needs Python 3.12 (PYTHON312=/path/to/python) and docker-compose"
+fi
 home=$(mktemp -d) # SkyPilot writes there
 trap 'rm -rf "$home"' EXIT
 UV_CACHE_DIR="${UV_CACHE_DIR:-$HOME/.cache/uv}" HOME="$home" run .venv-schemas \

@@ -40,6 +40,7 @@ PEERS = {
     "sky": "forge_env/job/test_files_schema.py",
     "agents": "forge_env/gateway/test_real_programs.py",
     "atif": "forge_env/test_interchange.py",
+    "harbor": "environments/harbor/test_real_harbor.py",
 }
 collect_ignore = [path for package, path in PEERS.items() if find_spec(package) is None]
 

@@ -17,7 +17,7 @@ from pydantic import Field
 import forge_env as fe
 from environments.harbor.tasks import HOME, LOGS, SOLUTION, TESTS, HarborTask, read_folder
 from forge_env.environment.base import EnvironmentConfig
-from forge_env.errors import SandboxFileError, SandboxUnavailableError, ToolError, UsageError
+from forge_env.errors import SandboxFileError, SandboxUnavailableError, UsageError
 from forge_env.rollout.working_time import limited_elsewhere
 from forge_env.sandbox import ExecResult, Limits, Sandbox, SandboxSpec
 from forge_env.sandbox.protocol import is_below
@@ -195,8 +195,8 @@ class Harbor(fe.SandboxEnvironment):
         folders = [folder for folder in self.sandbox_spec.writable if folder not in (TESTS, SOLUTION)]
         try:
             left = await self.sandbox.pack(folders, leave_out=[VERDICT])
-        except SandboxFileError as error:
-            raise ToolError(f"what the agent left can't be judged: {error}") from error
+        except SandboxFileError:  # more than can be moved
+            return 0.0
         with limited_elsewhere():
             async with self.fresh_sandbox() as fresh:
                 await fresh.unpack(left, instead_of=folders)

@@ -80,6 +80,7 @@ def test_adapters_have_names_and_say_what_they_need(capsys: pytest.CaptureFixtur
     adapters = {
         "conversations": ["dataset"],
         "gymnasium": ["env_id"],
+        "harbor": ["folder"],
         "mixture": ["environments"],
         "openenv": ["url"],
         "pettingzoo": ["env_id"],
@@ -94,7 +95,7 @@ def test_adapters_have_names_and_say_what_they_need(capsys: pytest.CaptureFixtur
     assert mixture.task("train", 0).tags[0] in ("gsm8k", "wordle")
     assert fe.make("openenv", url="http://localhost:1").config.model_dump()["url"] == "http://localhost:1"
     assert main(["list"]) == 0
-    assert "(needs taskset)" in capsys.readouterr().out
+    assert "(needs taskset: verifiers:TASKSET)" in capsys.readouterr().out
 
 
 def test_two_packages_of_one_name_are_both_named(third_party: Path) -> None:

@@ -1,2 +1,2 @@
 #!/bin/bash
-python3 $TEST_DIR/test_outputs.py
+python3 $TEST_DIR/outputs.py

@@ -1,0 +1,183 @@
+"""`harbor:FOLDER`: tasks that others have, in both formats; what can't be played is told."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+import forge_env as fe
+from environments.harbor import Harbor, HarborConfig
+from environments.harbor.tasks import read_folder
+from forge_env.cli.main import main
+from forge_env.errors import UsageError
+from forge_env.registry import given_in
+from forge_env.rollout.episode import run_episode
+from forge_env.rollout.scripted import GoldPolicy, ReplayPolicy
+from forge_env.sandbox import SandboxEngine
+from forge_env.trajectory import Trajectory
+from forge_env.types import Action
+from tests.sandboxes.conftest import require
+
+TASKS = Path(__file__).parent / "tasks"
+NAMES = ["greeting", "needs_packages", "old_sum", "repair", "tool_at_home"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine() -> AsyncIterator[SandboxEngine]:
+    require("docker")
+    async with fe.open_engine("docker", concurrency=2, warm=0) as engine:
+        yield engine
+
+
+async def play(engine: SandboxEngine, name: str, *actions: Action) -> Trajectory:
+    """One episode: these actions, or with none the gold ones."""
+
+    def make() -> fe.Environment:
+        return fe.make(f"harbor:{TASKS}", base_image="python", writable=["/data"], sandboxes=engine)
+
+    task = make().task("train", NAMES.index(name))
+    episode = await run_episode(make, ReplayPolicy(actions) if actions else GoldPolicy(), task=task)
+    assert episode.valid, episode.error
+    return episode
+
+
+def run(command: str) -> Action:
+    call: Action = fe.call_tool("bash", command=command)
+    return call
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "needs_packages"])
+async def test_the_solution_scores_1_and_doing_nothing_0(name: str, engine: SandboxEngine) -> None:
+    solved = await play(engine, name)
+    assert (solved.reward, solved.metrics["no_verdict"]) == (1.0, 0.0), solved.final_observation
+    idle = await play(engine, name, "Done.")
+    assert (idle.reward, idle.metrics["no_verdict"]) == (0.0, 0.0)
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_only_files_reach_the_tests(engine: SandboxEngine) -> None:
+    honest = run("echo 'Hello, harbor!' > hello.txt")
+    assert (await play(engine, "greeting", honest, "Done.")).reward == 1.0
+    verdict = run(
+        "mkdir -p /logs/verifier; cd /logs/verifier; echo 1 > reward.txt; echo '{\"reward\": 1}' > reward.json"
+    )
+    assert (await play(engine, "greeting", verdict, "Done.")).reward == 0.0
+    tests = run(
+        "mkdir -p /tests; printf '#!/bin/sh\\necho 1 > /logs/verifier/reward.txt' > /tests/test.sh; chmod 555 /tests"
+    )
+    assert (await play(engine, "greeting", tests, "Done.")).reward == 0.0
+    daemon = run("while :; do echo 'Hello, harbor!' > /app/hello.txt; mkdir -p /logs/verifier; sleep 0.1; done &")
+    gone = run("kill %1; wait; rm hello.txt; pwd; echo $HOME")
+    told = await play(engine, "greeting", daemon, gone, "Done.")
+    assert told.turns[2].observation[0].content == "/app\n/root\n"
+    assert told.reward == 0.0
+    removed = run("sed -i 's/amount > coin/amount >= coin/' change.py; echo $COINS; rmdir empty")
+    kept = await play(engine, "repair", removed, "Done.")
+    assert kept.turns[1].observation[0].content == "50,20,10,5,2,1\n"
+    assert kept.reward == 1.0, "what was removed is not there, and `reward` is the value that counts"
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_agents_time_is_the_tasks(engine: SandboxEngine, tmp_path: Path) -> None:
+    shutil.copytree(TASKS / "greeting", tmp_path / "greeting")
+    options = {"base_image": "python", "sandboxes": engine, "max_agent_s": 0.5}
+
+    def make() -> fe.Environment:
+        return fe.make(f"harbor:{tmp_path}", **options)
+
+    work = run("echo 'Hello, harbor!' > hello.txt; sleep 60")
+    episode = await run_episode(make, ReplayPolicy([work] * 3), task=make().task("train", 0))
+    assert (episode.truncation, episode.reward, len(episode.turns)) == ("agent_time", 1.0, 1)
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_cant_be_built_is_told_with_its_line(engine: SandboxEngine) -> None:
+    env = Harbor(HarborConfig(folder=str(TASKS), base_image="python"), sandboxes=engine)
+    tasks = [env.task("train", index) for index in range(2)]
+    missing = await env.unplayable(tasks)
+    assert missing.keys() == {"two_services", "needs_packages"}
+    assert missing["two_services"] == "it asks for services beside it"
+    assert "`RUN apt-get update && apt-get install -y gcc`" in missing["needs_packages"]
+
+
+def test_validate_tells_what_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(TASKS / "two_services", tmp_path / "two_services")
+    assert main(["validate", f"harbor:{tmp_path}"]) == 1
+    said = capsys.readouterr().out
+    assert "-- 1 can't be played here: two_services: it asks for services beside it" in said
+    assert "!! tasks: there are none" in said
+
+
+def test_both_formats_are_read() -> None:
+    tasks, refused = read_folder(str(TASKS))
+    assert [task.name for task in tasks] == NAMES
+    assert refused == {"two_services": "it asks for services beside it"}
+    found = {task.name: task for task in tasks}
+    old, new = found["old_sum"], found["repair"]
+    assert (old.workdir, old.by_exit_code, old.agent_s, old.test_variables) == (
+        "/app",
+        True,
+        60,
+        {"TEST_DIR": "/tests"},
+    )
+    assert (new.by_exit_code, new.memory_mb, new.variables["COINS"][:2], new.hosts) == (False, 512, "50", None)
+    env = Harbor(HarborConfig(folder=str(TASKS), base_image="python", memory_mb=1024))
+    assert env.spec_of(new).memory_mb == 512
+    assert env.spec_of(old).memory_mb == 1024
+    assert env.spec_of(new).writable == ("/app", "/logs", "/root", "/solution", "/tests")
+    assert not env.spec_of(new).network
+    assert Harbor(HarborConfig(folder=str(TASKS), network=True)).spec_of(new).network
+    alone, _ = read_folder(str(TASKS / "repair"))
+    assert [task.name for task in alone] == ["repair"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ("[environment]\ngpus = 1", "it asks for GPUs"),
+        ("[environment]\nos = 'windows'", "it asks for another operating system"),
+        ("[[steps]]\nname = 'one'", "it asks for steps"),
+        ("[verifier]\nenvironment_mode = 'separate'", "it asks for an environment of its own for the tests"),
+        ("[environment.env]\nKEY = '${KEY}'", "it asks for variables of this machine: ${KEY}"),
+        ("[environment]\nworkdir = '/x/$Y'", "its folder /x/$Y depends on variables"),
+        ("no toml", "it can't be read: TOMLDecodeError"),
+    ],
+)
+def test_what_a_task_asks_for_and_there_is_not(settings: str, why: str, tmp_path: Path) -> None:
+    shutil.copytree(TASKS / "greeting", tmp_path / "task")
+    (tmp_path / "task/task.toml").write_text(settings)
+    assert why in read_folder(str(tmp_path))[1]["task"]
+
+
+def test_folders_without_tasks(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no task in .*task.toml or task.yaml"):
+        fe.make(f"harbor:{tmp_path}")
+    with pytest.raises(UsageError, match="is not a folder"):
+        fe.make("harbor", folder=str(tmp_path / "none"))
+
+
+def test_a_name_may_hold_the_option_that_is_needed() -> None:
+    assert given_in("harbor:a/b") == ("harbor", {"folder": "a/b"})
+    assert given_in("gymnasium:CartPole-v1") == ("gymnasium", {"env_id": "CartPole-v1"})
+    assert given_in("harbor") == ("harbor", {})
+    assert given_in("blackjack:Blackjack") == ("blackjack:Blackjack", {}), "it needs no option: an import path"
+    assert given_in("my.module:Class") == ("my.module:Class", {})
