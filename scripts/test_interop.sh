@@ -32,7 +32,7 @@ if [ $# != 0 ]; then
 fi
 run .venv-interop "$peers" tests/forge_env/serve/test_openenv_core.py tests/environments/test_verifiers.py \
   tests/environments/test_foreign.py
-run .venv-programs "-e . mini-swe-agent==2.4.6 openai-agents==0.24.0 pydantic-ai-slim[openai]==2.68.0 \
+run .venv-programs "-e . pip mini-swe-agent==2.4.6 openai-agents==0.24.0 pydantic-ai-slim[openai]==2.68.0 \
   smolagents[openai]==1.26.0 langgraph==1.2.22 langchain-openai==1.7.3 atif==1.8.0 inspect-ai==0.3.285" \
   tests/forge_env/gateway/test_real_programs.py tests/forge_env/test_interchange.py
 newer="${PYTHON312:-$(command -v python3.12 || true)}"

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import docker
@@ -43,7 +44,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     old = tmp_path_factory.mktemp("old")
     shutil.copytree(HERE / "tasks" / OLD, old / OLD)
     assert not mappers.TerminalBenchMapper().map(old, top).failed
-    with docker.from_env() as client:
+    with closing(docker.from_env()) as client:
         ensure_image(client)
         base = next(tag for image in client.images.list("forge-env/base") for tag in image.tags)
     for path in top.glob("*/environment/Dockerfile"):

@@ -7,6 +7,7 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 import forge_env as fe
+from forge_env.environment.program_environment import ProgramEnvironmentConfig
 from forge_env.gateway.server import Access
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import FunctionPolicy
@@ -74,6 +76,14 @@ PROGRAMS = {
     "mini_swe_agent": ("", MINI),
 }
 """Source of a script, where there is one, and what Python is called with."""
+PACKAGES = {
+    "openai_agents": ("openai-agents",),
+    "pydantic_ai": ("pydantic-ai-slim[openai]", "openai"),
+    "smolagents": ("smolagents[openai]", "openai"),
+    "langgraph": ("langgraph", "langchain-openai"),
+    "mini_swe_agent": ("mini-swe-agent",),
+}
+"""What each needs in a sandbox: in the versions that are installed here."""
 QUIET = {
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
     "LANGSMITH_TRACING": "false",
@@ -129,6 +139,30 @@ class Real(fe.ProgramEnvironment):
         return ExecResult(exit_code=program.returncode, stdout=out.decode(), stderr=err.decode())
 
 
+class Inside(fe.ProgramEnvironment):
+    """The same programs in the episode's sandbox, without network, from packages of its own."""
+
+    rubric = fe.Rubric(right)
+    source: str
+    arguments: tuple[str, ...]
+
+    def task(self, split: str, index: int) -> fe.Task:
+        return fe.Task(id=str(index), prompt="Write 42 into answer.txt.", split=split)
+
+    def files(self, task: fe.Task) -> dict[str, str | bytes]:
+        return {"agent.py": self.source}
+
+    def argv(self, task: fe.Task) -> list[str]:
+        return ["python3", *self.arguments, task.prompt]
+
+    def environment(self, task: fe.Task) -> dict[str, str]:
+        return QUIET
+
+
+def installed(name: str) -> str:
+    return f"{name}=={version(name.partition('[')[0])}"
+
+
 def say(messages: list[Message], tools: list[ToolSpec]) -> Message:
     """What a model would say that can do the task, with the tools that the program offers."""
     done = any(message.role == "tool" or "written" in message.content for message in messages)
@@ -147,6 +181,24 @@ def say(messages: list[Message], tools: list[ToolSpec]) -> Message:
 def called(name: str, **arguments: Any) -> Message:
     call: Message = fe.call_tool(name, **arguments)
     return call
+
+
+@pytest.mark.timeout(900)  # the packages are installed first
+@pytest.mark.parametrize("name", PROGRAMS)
+async def test_it_runs_inside_a_sandbox(name: str, engine: SandboxEngine) -> None:
+    packages = tuple(map(installed, PACKAGES[name]))
+
+    class Program(Inside):
+        sandbox_spec = fe.SandboxSpec(packages=packages, memory_mb=4096, disk_mb=128)
+        source, arguments = PROGRAMS[name]
+
+    def make() -> Program:
+        return Program(ProgramEnvironmentConfig(memory_mb=4096, wall_s=300.0, cpu_s=300.0), sandboxes=engine)
+
+    episode = await run_episode(make, FunctionPolicy(say), seed=1)
+    assert episode.valid, episode.error
+    assert episode.reward == 1.0, episode.final_observation[0].content
+    assert (episode.metrics["exit_code"], len(episode.turns)) == (0.0, 2), episode.final_observation[0].content
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
