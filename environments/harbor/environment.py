@@ -103,10 +103,12 @@ class Harbor(fe.SandboxEnvironment):
 
     async def unplayable(self, tasks: Sequence[Task]) -> Mapping[str, str]:
         """Those that ask for what there is not, and those whose image can't be built, with the line that fails."""
-        missing = dict(self._refused)
-        for task in tasks if self.sandboxes is not None else ():
+        missing, engine = dict(self._refused), self.sandboxes
+        if engine is None:
+            return missing
+        for task in tasks:
             try:
-                await self.sandboxes.build(self.spec_of(self._tasks[task.data["index"]]))
+                await engine.build(self.spec_of(self._tasks[task.data["index"]]))
             except (SandboxUnavailableError, UsageError) as error:
                 missing[task.id] = str(error)
         return missing
@@ -133,7 +135,8 @@ class Harbor(fe.SandboxEnvironment):
     @property
     def playing(self) -> HarborTask:
         """The task of this episode, as it lies in the folder."""
-        return self._tasks[self.current_task.data["index"]]
+        task: HarborTask = self._tasks[self.current_task.data["index"]]
+        return task
 
     @property
     def command_folder(self) -> str:

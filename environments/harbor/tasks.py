@@ -128,10 +128,11 @@ def _harbor(path: Path) -> HarborTask:
 
 def _terminal_bench(path: Path) -> HarborTask:
     settings = yaml.safe_load((path / _TERMINAL_BENCH).read_text())
-    context, workdir, variables = path, None, {}
+    context, workdir = path, None
+    variables: dict[str, str] = {}
     if (path / _COMPOSE).is_file():
         services = yaml.safe_load((path / _COMPOSE).read_text()).get("services", {})
-        service = next(iter(services.values()), {})
+        service: dict[str, Any] = next(iter(services.values()), {})
         further = sorted(set(service) - _PLAIN_SERVICE)
         mounted = [str(volume) for volume in service.get("volumes", ()) if "${T_BENCH_" not in str(volume)]
         _refuse({"services beside it": len(services) > 1, ", ".join(further): further, "volumes": mounted})

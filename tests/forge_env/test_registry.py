@@ -85,6 +85,7 @@ def test_adapters_have_names_and_say_what_they_need(capsys: pytest.CaptureFixtur
         "openenv": ["url"],
         "pettingzoo": ["env_id"],
         "reasoning_gym": ["dataset"],
+        "swe_bench": ["file"],
         "verifiers": ["taskset"],
     }
     assert {name: needs for name, needs in found.items() if needs} == adapters

@@ -1,0 +1,197 @@
+"""Repositories with an issue, from files in SWE-bench's format, judged test by test in a fresh sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+import forge_env as fe
+from environments.swe_bench.instances import files_at, read_instances
+from forge_env.environment.base import EnvironmentConfig
+from forge_env.errors import UsageError
+from forge_env.sandbox import Limits, SandboxSpec, TestsResult
+from forge_env.types import Action, Task
+
+_SETTINGS = ("pytest.ini", "tox.ini", "setup.cfg")
+_CONFTEST = "conftest.py"
+
+
+class SWEBenchConfig(fe.SandboxEnvironmentConfig):
+    """Which instances, and what their tests may use."""
+
+    file: str
+    """JSONL file of instances, with SWE-bench's own field names."""
+    repositories: str = "repositories"
+    """Folder with a Git repository `OWNER__NAME` for each `repo`; a relative path begins at the file's folder."""
+    packages: list[str] = Field(default_factory=list)
+    """Python packages that code and tests import, such as pytest."""
+    image: str = "python"
+    """Image of the sandboxes, where packages are not enough."""
+    max_turns: int = Field(60, ge=1)
+    """Assistant messages in one episode before it is truncated."""
+    wall_s: float = Field(120.0, gt=0)
+    """Wall seconds of one command, and of the hidden tests."""
+    cpu_s: float = Field(120.0, gt=0)
+    """CPU seconds of one command, and of the hidden tests."""
+    memory_mb: int = Field(1024, ge=32)
+    """Memory of one command, MiB."""
+    disk_mb: int = Field(256, ge=1)
+    """Size of the work folder, MiB."""
+
+
+class SWEBench(fe.SandboxEnvironment):
+    """Issues of repositories, in SWE-bench's format; hidden tests decide."""
+
+    api_version = 1
+    config_class: ClassVar[type[EnvironmentConfig]] = SWEBenchConfig
+    splits = ("train",)
+    system_prompt: ClassVar[str | None] = (
+        "The current folder holds a repository with a problem. Find and repair it: look around with bash, change files "
+        "with edit. Tests that you don't see decide. Call submit when you are done."
+    )
+    config: SWEBenchConfig
+    bash = fe.tools.bash()
+    edit = fe.tools.files(name="edit")
+    submit = fe.tools.submit(with_answer=False)
+
+    def __init__(self, config: SWEBenchConfig | None = None, **context: Any) -> None:
+        self.rubric = fe.Rubric([solved], metrics=[tests_passed])
+        super().__init__(config, **context)
+        self._instances = {instance.instance_id: instance for instance in read_instances(self.config.file)}
+        self.sandbox_spec = SandboxSpec(  # type: ignore[misc]
+            self.config.image, packages=tuple(self.config.packages), disk_mb=self.config.disk_mb, memory_mb=2048
+        )
+        self.share = 0.0
+        """Of the tests that must pass, how many do."""
+
+    def num_tasks(self, split: str) -> int:
+        """Every instance of the file."""
+        return len(self._instances)
+
+    def task(self, split: str, index: int) -> Task:
+        """The `index`-th instance, in the order of the file."""
+        instance = list(self._instances.values())[index]
+        return Task(
+            id=instance.instance_id,
+            prompt=instance.problem_statement,
+            data={"patch": instance.patch, "tests": instance.test_patch},
+            tags=[instance.repo],
+            split=split,
+        )
+
+    def files(self, task: Task) -> Mapping[str, str | bytes]:
+        """The repository at its base commit, without its history, which may hold the solution."""
+        return dict(self._at(task))
+
+    def gold_files(self, task: Task) -> Mapping[str, str]:
+        """What the instance's patch changes."""
+        before, after = self._at(task), self._at(task, self._instances[task.id].patch)
+        return {path: data.decode() for path, data in after.items() if before.get(path) != data}
+
+    def hand_in(self, task: Task, files: Mapping[str, str]) -> list[Action]:
+        """Write the files, remove what the patch removes, then submit."""
+        gone = sorted(set(self._at(task)) - set(self._at(task, self._instances[task.id].patch)))
+        removing = [fe.call_tool("bash", command=f"rm -f {' '.join(gone)}")] if gone else []
+        writing = [fe.call_tool("edit", command="create", path=path, file_text=text) for path, text in files.items()]
+        return [*writing, *removing, fe.call_tool("submit")]
+
+    async def unplayable(self, tasks: Sequence[Task]) -> Mapping[str, str]:
+        """Instances that don't do what they say: a test passes before, or fails after."""
+        found = {}
+        for task in tasks:
+            try:
+                problem = await self._what_is_wrong(task)
+            except UsageError as error:
+                problem = error.message
+            if problem:
+                found[task.id] = problem
+        return found
+
+    async def _what_is_wrong(self, task: Task) -> str | None:
+        instance = self._instances[task.id]
+        before = passing(await self._judged(task, self._at(task)), instance.tests)
+        after = passing(await self._judged(task, self._at(task, instance.patch)), instance.tests)
+        if too_early := [name for name in instance.fail_to_pass if name in before]:
+            return f"{too_early[0]} passes before the patch already"
+        if broken := [name for name in instance.pass_to_pass if name not in before]:
+            return f"{broken[0]} doesn't pass before the patch"
+        if broken := [name for name in instance.tests if name not in after]:
+            return f"{broken[0]} doesn't pass after the patch"
+        return None
+
+    async def _judged(self, task: Task, files: Mapping[str, bytes]) -> TestsResult:
+        if self.sandboxes is None:
+            raise UsageError("instances are proved in sandboxes", fix="fe.make(NAME, sandboxes=engine)")
+        async with self.sandboxes.session(self.sandbox_spec) as fresh:
+            return await fresh.run_tests(files=files, tests=self.hidden_tests(task), how="counted", limits=self.limits)
+
+    def hidden_tests(self, task: Task) -> dict[str, bytes]:
+        """The files that judge: those with the tests that count, and what lies beside them and is no other test."""
+        instance = self._instances[task.id]
+        there = self._at(task, instance.test_patch)
+        if missing := [name for name in instance.tests if not _is_defined(name, there)]:
+            raise UsageError(f"instance {task.id}: there is no test {missing[0]}", fix="correct its lists of tests")
+        folders = {posixpath.dirname(path) for path in instance.test_paths} - {""}
+        return {
+            path: data
+            for path, data in there.items()
+            if path in instance.test_paths
+            or path in _SETTINGS
+            or posixpath.basename(path) == _CONFTEST
+            or (not _is_test(path) and any(path.startswith(f"{folder}/") for folder in folders))
+        }
+
+    def _at(self, task: Task, *patches: str) -> dict[str, bytes]:
+        instance = self._instances[task.id]
+        folder = Path(self.config.file).expanduser().parent / Path(self.config.repositories).expanduser()
+        return files_at(str(folder / instance.repo.replace("/", "__")), instance.base_commit, *patches)
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of the config."""
+        return Limits(
+            wall_s=self.config.wall_s, cpu_s=self.config.cpu_s, memory_mb=self.config.memory_mb, file_size_mb=64
+        )
+
+    async def judge(self, task: Task) -> float:
+        """1 where every test that must pass does, on what the agent left."""
+        tests = await asyncio.to_thread(self.hidden_tests, task)
+        names = self._instances[task.id].tests
+        passed = passing(await self.run_hidden_tests(tests, how="counted"), names)
+        self.share = len(passed) / len(names)
+        return float(len(passed) == len(names))
+
+
+def passing(result: TestsResult, names: Sequence[str]) -> set[str]:
+    """Which of the tests passed; none where there is no verdict on each."""
+    of_tests = ["::" in line.partition(": ")[0] for line in result.failures]
+    if result.total == 0 or result.failed > len(of_tests) or not all(of_tests):
+        return set()
+    failed = {line.partition(": ")[0] for line in result.failures}
+    failed |= {name.partition("[")[0] for name in failed}
+    return {name for name in names if name not in failed}
+
+
+def _is_test(path: str) -> bool:
+    name = posixpath.basename(path)
+    return name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py") or name == "tests.py")
+
+
+def _is_defined(name: str, files: Mapping[str, bytes]) -> bool:
+    path, *_, function = name.split("::")
+    return f"def {function.partition('[')[0]}(".encode() in files.get(path, b"")
+
+
+async def solved(env: SWEBench, task: Task) -> float:
+    """Whether all tests pass that must."""
+    return await env.judge(task)
+
+
+def tests_passed(env: SWEBench) -> float:
+    """Of the tests that must pass, the share that does."""
+    return env.share

@@ -1,0 +1,119 @@
+"""Instances of SWE-bench as they lie in a file, and what their repositories hold at a commit.
+
+A line of the JSONL file is one instance, with SWE-bench's own names: `instance_id`, `repo`, `base_commit`,
+`problem_statement`, `patch`, `test_patch`, `FAIL_TO_PASS`, `PASS_TO_PASS` (https://www.swebench.com).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from functools import lru_cache
+from io import BytesIO
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from forge_env.errors import UsageError
+
+_TARGET = re.compile(r"^\+\+\+ (?:b/)?(\S+)", re.MULTILINE)
+
+
+def _names(value: Any) -> Any:
+    """Lists of tests are JSON in a text in SWE-bench's own files."""
+    return json.loads(value) if isinstance(value, str) else value
+
+
+Names = Annotated[list[str], BeforeValidator(_names)]
+
+
+class Instance(BaseModel):
+    """One instance; fields that say nothing to us are left out."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    instance_id: str
+    repo: str
+    """`owner/name`."""
+    base_commit: str
+    problem_statement: str = Field(min_length=1)
+    patch: str
+    """That solves it."""
+    test_patch: str
+    """That adds the tests."""
+    fail_to_pass: Names = Field(alias="FAIL_TO_PASS", min_length=1)
+    """Tests that fail before and pass after, as `path::name` or `path::Class::name`."""
+    pass_to_pass: Names = Field(alias="PASS_TO_PASS", default_factory=list)
+    """Tests that pass before and after."""
+
+    @property
+    def tests(self) -> list[str]:
+        """All that must pass."""
+        return [*self.fail_to_pass, *self.pass_to_pass]
+
+    @property
+    def test_paths(self) -> list[str]:
+        """The files that hold them, and those that the test patch writes."""
+        return sorted({name.partition("::")[0] for name in self.tests} | set(_TARGET.findall(self.test_patch)))
+
+
+@lru_cache(maxsize=16)
+def read_instances(path: str) -> tuple[Instance, ...]:
+    """The instances of a JSONL file.
+
+    Raises:
+        UsageError: it can't be read, with the line.
+    """
+    found = []
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            found.append(Instance.model_validate_json(line))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise UsageError(f"{path}, line {number}: {where}: {first['msg']}", fix="use SWE-bench's fields") from error
+    if not found:
+        raise UsageError(f"no instance in {path}", fix="write one JSON object a line, with SWE-bench's fields")
+    return tuple(found)
+
+
+def _lines(path: str) -> Sequence[str]:
+    try:
+        return Path(path).expanduser().read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} can't be read: {error}", fix="name a JSONL file") from error
+
+
+@lru_cache(maxsize=64)
+def files_at(repository: str, commit: str, *patches: str) -> dict[str, bytes]:
+    """The regular files of a Git repository at a commit, by path, after patches.
+
+    Raises:
+        UsageError: there is no such repository or commit, or a patch does not apply.
+    """
+    archived = subprocess.run(["git", "-C", repository, "archive", commit], capture_output=True, check=False)
+    if archived.returncode:
+        said = archived.stderr.decode(errors="replace").strip()
+        raise UsageError(f"{repository} has no commit {commit}: {said}", fix="clone it there, with its history")
+    with tempfile.TemporaryDirectory(prefix="forge-env-") as folder:
+        with tarfile.open(fileobj=BytesIO(archived.stdout)) as archive:
+            archive.extractall(folder, filter="data")
+        for patch in filter(None, patches):
+            command = ["git", "apply", "--whitespace=nowarn", "-"]
+            alone = {**os.environ, "GIT_CEILING_DIRECTORIES": os.path.dirname(folder)}  # in no repository
+            done = subprocess.run(
+                command, cwd=folder, env=alone, input=patch.encode(), capture_output=True, check=False
+            )
+            if done.returncode:
+                said = done.stderr.decode(errors="replace").strip()
+                raise UsageError(f"a patch does not apply to {repository} at {commit}: {said}")
+        paths = [path for path in Path(folder).rglob("*") if path.is_file() and not path.is_symlink()]
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(paths)}

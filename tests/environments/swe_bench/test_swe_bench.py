@@ -1,0 +1,109 @@
+"""`swe_bench:FILE`: issues of repositories, judged test by test; instances that don't do what they say are named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+import forge_env as fe
+from environments.swe_bench import SWEBench, SWEBenchConfig
+from environments.swe_bench.environment import passing
+from environments.swe_bench.instances import files_at, read_instances
+from environments.swe_bench.small import make
+from forge_env.errors import UsageError
+from forge_env.rollout.episode import run_episode
+from forge_env.rollout.scripted import GoldPolicy, ReplayPolicy
+from forge_env.sandbox import ExecResult, SandboxEngine, TestsResult
+from tests.sandboxes.conftest import require
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("small"))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine() -> AsyncIterator[SandboxEngine]:
+    require("local")
+    async with fe.open_engine("local", concurrency=2, warm=1) as engine:
+        yield engine
+
+
+def changed(small: Path, folder: Path, **fields: object) -> str:
+    """A file with the first instance alone, otherwise filled in."""
+    lines = [{**json.loads(line), **fields} for line in small.read_text().splitlines()[:1]]
+    (folder / "one.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(folder / "one.jsonl")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_each_is_proved_and_its_patch_solves_it(small: Path, engine: SandboxEngine) -> None:
+    env = SWEBench(SWEBenchConfig(file=str(small)), sandboxes=engine)
+    tasks = [env.task("train", index) for index in range(env.num_tasks("train"))]
+    assert [task.tags[0] for task in tasks] == ["small/packaging", "small/docstring-parser", "small/h11"]
+    assert await env.unplayable(tasks) == {}
+    for task in tasks:
+        solved = await run_episode(lambda: fe.make(f"swe_bench:{small}", sandboxes=engine), GoldPolicy(), task=task)
+        assert (solved.valid, solved.reward, solved.metrics["tests_passed"]) == (True, 1.0, 1.0), solved.error
+    none = ReplayPolicy(["Done."])
+    idle = await run_episode(lambda: fe.make(f"swe_bench:{small}", sandboxes=engine), none, task=tasks[0])
+    assert (idle.reward, idle.metrics["tests_passed"]) == (0.0, pytest.approx(1 / 3))
+    assert not any(path.startswith(".git") or "test_packaging" in path for path in env.files(tasks[0]))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_instances_that_do_not_do_what_they_say(small: Path, engine: SandboxEngine, tmp_path: Path) -> None:
+    first = read_instances(str(small))[0]
+    fails, passes = json.dumps(first.fail_to_pass), json.dumps(first.pass_to_pass)
+    gone = json.dumps([f"{first.test_paths[0]}::Tests::test_none"])
+    for fields, why in (
+        ({"FAIL_TO_PASS": passes, "PASS_TO_PASS": "[]"}, "test_one passes before the patch already"),
+        ({"FAIL_TO_PASS": fails, "PASS_TO_PASS": fails}, "test_run doesn't pass before the patch"),
+        ({"patch": ""}, "test_run doesn't pass after the patch"),
+        ({"FAIL_TO_PASS": gone}, "there is no test tests/test_packaging_one.py::Tests::test_none"),
+        ({"base_commit": "0" * 40}, "has no commit 0000"),
+        ({"patch": "--- a/none.py\n+++ b/none.py\n@@ -1 +1 @@\n-x\n+y\n"}, "a patch does not apply"),
+    ):
+        read_instances.cache_clear()
+        given = SWEBenchConfig(file=changed(small, tmp_path, **fields), repositories=str(small.parent / "repositories"))
+        env = SWEBench(given, sandboxes=engine)
+        found = await env.unplayable([env.task("train", 0)])
+        assert why in found[first.instance_id]
+
+
+def test_the_same_packages_give_the_same_commits(small: Path, tmp_path: Path) -> None:
+    again = make(tmp_path)
+    assert again.read_text() == small.read_text()
+    first = read_instances(str(small))[0]
+    repository = str(small.parent / "repositories" / "small__packaging")
+    before, after = files_at(repository, first.base_commit), files_at(repository, first.base_commit, first.patch)
+    assert [path for path in after if after[path] != before[path]] == ["packaging/utils.py"]
+
+
+def test_files_that_cant_be_read(small: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="can't be read"):
+        fe.make(f"swe_bench:{tmp_path / 'none.jsonl'}")
+    (tmp_path / "bad.jsonl").write_text('\n{"instance_id": "a"}\n')
+    with pytest.raises(UsageError, match=r"bad.jsonl, line 2: repo: Field required"):
+        fe.make(f"swe_bench:{tmp_path / 'bad.jsonl'}")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(UsageError, match="no instance in"):
+        fe.make(f"swe_bench:{tmp_path / 'empty.jsonl'}")
+
+
+def test_only_a_verdict_on_each_test_counts() -> None:
+    names = ["t.py::a", "t.py::b[1]", "t.py::b[2]", "t.py::b"]
+
+    def result(total: int, *failures: str, failed: int | None = None) -> TestsResult:
+        count = len(failures) if failed is None else failed
+        return TestsResult(not failures, total, list(failures), ExecResult(0), "counted", count)
+
+    assert passing(result(3), names) == set(names)
+    assert passing(result(3, "t.py::b[1]: no: a::b"), names) == {"t.py::a", "t.py::b[2]"}
+    assert passing(result(0), names) == set()
+    assert passing(result(3, "no verdict: t.py::a was not run"), names) == set()
+    assert passing(result(90, *["t.py::c: no"] * 50, failed=60), names) == set()
