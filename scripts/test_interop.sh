@@ -35,6 +35,13 @@ run .venv-interop "$peers" tests/forge_env/serve/test_openenv_core.py tests/envi
 run .venv-programs "-e . pip mini-swe-agent==2.4.6 openai-agents==0.24.0 pydantic-ai-slim[openai]==2.68.0 \
   smolagents[openai]==1.26.0 langgraph==1.2.22 langchain-openai==1.7.3 atif==1.8.0 inspect-ai==0.3.285" \
   tests/forge_env/gateway/test_real_programs.py tests/forge_env/test_interchange.py
+agents=.node-programs
+if command -v npm >/dev/null && npm install --silent --no-audit --no-fund --omit=optional --prefix "$agents" \
+  node@22.23.3 @qwen-code/qwen-code@0.24.4 && "$agents/node_modules/node/bin/node" --version; then
+  FORGE_ENV_NODE_MODULES="$PWD/$agents/node_modules" run .venv-programs "-e ." tests/forge_env/gateway/test_node_program.py
+else
+  echo "NOT RUN: an agent in Node, which needs npm and its packages node and @qwen-code/qwen-code"
+fi
 newer="${PYTHON312:-$(command -v python3.12 || true)}"
 if [ -n "$newer" ] && "$newer" -c "" 2>/dev/null && command -v docker-compose >/dev/null; then
   python="$newer" run .venv-harbor "-e . harbor==0.24.0" tests/environments/harbor/test_real_harbor.py

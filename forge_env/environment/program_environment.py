@@ -40,6 +40,8 @@ from forge_env.sandbox import ExecResult, Limits
 from forge_env.sandbox.protocol import ORIGIN_URL
 from forge_env.types import Action, Branch, Message, Observation, ResetResult, StepResult, Task, ToolSpec, as_message
 
+_DIRECT = dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1")
+"""The model is reached without the proxy, which some clients can't use for an address of their own machine."""
 KILL_S = 2.0
 """How long a program may take to end once it was told that it gets no more answers."""
 
@@ -107,7 +109,7 @@ class ProgramEnvironment(SandboxEnvironment):
             access: to the model. It is cancelled where the program is to end early.
         """
         process = await self.sandbox.spawn(
-            list(self.argv(task)), env={**access.environment, **self.environment(task)}, limits=self.limits
+            list(self.argv(task)), env={**_DIRECT, **access.environment, **self.environment(task)}, limits=self.limits
         )
         try:
             result = await process.wait(self.config.lifetime_s)
