@@ -76,14 +76,11 @@ PROGRAMS = {
     "mini_swe_agent": ("", MINI),
 }
 """Source of a script, where there is one, and what Python is called with."""
-PACKAGES = {
-    "openai_agents": ("openai-agents",),
-    "pydantic_ai": ("pydantic-ai-slim[openai]", "openai"),
-    "smolagents": ("smolagents[openai]", "openai"),
-    "langgraph": ("langgraph", "langchain-openai"),
-    "mini_swe_agent": ("mini-swe-agent",),
-}
-"""What each needs in a sandbox: in the versions that are installed here."""
+PACKAGES = (
+    *("openai-agents", "pydantic-ai-slim[openai]", "smolagents[openai]", "langgraph", "langchain-openai", "openai"),
+    *("mini-swe-agent", "mcp"),  # litellm imports mcp, and doesn't say so
+)
+"""What they need in a sandbox, in the versions that are installed here."""
 QUIET = {
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
     "LANGSMITH_TRACING": "false",
@@ -186,10 +183,8 @@ def called(name: str, **arguments: Any) -> Message:
 @pytest.mark.timeout(900)  # the packages are installed first
 @pytest.mark.parametrize("name", PROGRAMS)
 async def test_it_runs_inside_a_sandbox(name: str, engine: SandboxEngine) -> None:
-    packages = tuple(map(installed, PACKAGES[name]))
-
     class Program(Inside):
-        sandbox_spec = fe.SandboxSpec(packages=packages, memory_mb=4096, disk_mb=128)
+        sandbox_spec = fe.SandboxSpec(packages=tuple(map(installed, PACKAGES)), memory_mb=4096, disk_mb=128)
         source, arguments = PROGRAMS[name]
 
     def make() -> Program:
