@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -22,6 +23,7 @@ PRELOAD = (
     *("httpcore2", "anyio.streams.tls", "encodings.idna"),
 )
 """What the agent imports, also later: openai imports most of itself when it is first asked."""
+PYDANTIC_AI = (*PRELOAD, "pydantic_ai", "pydantic_ai.models.openai")
 JUDGING = Limits(wall_s=5.0, cpu_s=2.0, memory_mb=256)
 
 
@@ -32,6 +34,8 @@ class CodingProgramConfig(ProgramEnvironmentConfig):
     """Difficulty levels, 1 to 4, drawn evenly."""
     families: list[str] = Field(default_factory=list)
     """Only families whose name begins with one of these; empty: all."""
+    program: Literal["openai", "pydantic_ai"] = "openai"
+    """What the agent is written with: a loop of its own around an openai client, or pydantic-ai's."""
 
 
 async def solved(env: CodingProgram, task: fe.Task) -> float:
@@ -57,6 +61,10 @@ class CodingProgram(fe.ProgramEnvironment):
 
     def __init__(self, config: CodingProgramConfig | None = None, **context: object) -> None:
         super().__init__(config, **context)
+        if self.config.program == "pydantic_ai":
+            packages = ("pydantic-ai-slim[openai]",)
+            self.command = ("python", "agent_pydantic_ai.py", "{instruction}")  # type: ignore[misc]
+            self.sandbox_spec = fe.SandboxSpec(packages=packages, preload=PYDANTIC_AI)  # type: ignore[misc]
         select_families(tuple(self.config.levels), tuple(self.config.families))  # an empty choice fails here
 
     def task(self, split: str, index: int) -> fe.Task:
@@ -66,9 +74,12 @@ class CodingProgram(fe.ProgramEnvironment):
     def files(self, task: fe.Task) -> Mapping[str, str | bytes]:
         """The agent, and the tests that it is shown."""
         public: list[Test] = task.data["public"]
-        return {"agent.py": _agent(), "tests.json": json.dumps(public)}
+        programs = {"agent.py": _text("agent.py")}
+        if self.config.program == "pydantic_ai":
+            programs["agent_pydantic_ai.py"] = _text("agent_pydantic_ai.py.txt")
+        return {**programs, "tests.json": json.dumps(public)}
 
 
 @cache
-def _agent() -> str:
-    return Path(__file__).with_name("agent.py").read_text(encoding="utf-8")
+def _text(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
