@@ -34,6 +34,8 @@ def write_dockerfile(folder: str, text: str) -> None:
 
 
 @pytest.mark.docker
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 async def test_every_user_finds_them_as_the_image_has_them(image: str) -> None:
     require("docker")
     spec = SandboxSpec(image, base="python", writable=("/app", "/root"))
@@ -52,6 +54,8 @@ async def test_every_user_finds_them_as_the_image_has_them(image: str) -> None:
 
 
 @pytest.mark.docker
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 async def test_what_cant_be_built_names_the_line_of_the_dockerfile(image: str) -> None:
     require("docker")
     async with open_engine("docker", concurrency=1, warm=0) as engine:

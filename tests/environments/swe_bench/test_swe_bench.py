@@ -40,6 +40,8 @@ def changed(small: Path, folder: Path, **fields: object) -> str:
     return str(folder / "one.jsonl")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_each_is_proved_and_its_patch_solves_it(small: Path, engine: SandboxEngine) -> None:
     env = SWEBench(SWEBenchConfig(file=str(small)), sandboxes=engine)
@@ -55,6 +57,8 @@ async def test_each_is_proved_and_its_patch_solves_it(small: Path, engine: Sandb
     assert not any(path.startswith(".git") or "test_packaging" in path for path in env.files(tasks[0]))
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_instances_that_do_not_do_what_they_say(small: Path, engine: SandboxEngine, tmp_path: Path) -> None:
     first = read_instances(str(small))[0]
