@@ -1,119 +1,168 @@
 """What judging a software task costs beside its tests' own time, and what cached packages cost to acquire.
 
-    python -m benchmarks.software_tasks [docker|local]
+    python -m benchmarks.software_tasks [--engines local docker] [--rounds 15] [--record]
 
-The tests sleep for a known time; all else is judging: a fresh sandbox, files in, both processes, the verdict. Rounds of
-everything take turns, so that what else the machine does falls on all of them.
+Judging is all of it: a fresh sandbox, the files, one process or two, the verdict. Beside it the same tests run plainly
+in a sandbox of the same kind that has the files already: in an interpreter that has the framework loaded, as the judge
+has, and as the usual command. The ways take turns, and each difference is of one round, so that what else the machine
+does falls on all of them.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import statistics
-import sys
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from benchmarks.report import record, spread, table
 from forge_env.sandbox import Limits, SandboxEngine, SandboxSpec, open_engine
 
-OWN_S = 0.2
-ROUNDS = 15
 FILES = {f"pkg/module_{n}.py": f"def f_{n}(x):\n    return x + {n}\n" for n in range(20)} | {"pkg/__init__.py": ""}
 FILES["pkg/module_0.py"] += (
     "class Point:\n    def __init__(self, x): self.x = x\n    def __eq__(self, o): return self.x == o.x\n"
 )
-_IMPORTS = "import time\nfrom pkg.module_0 import f_0\nfrom pkg.module_7 import f_7\n"
-_SLEEP = f"time.sleep({OWN_S})"
-UNITTEST = f"import unittest\n{_IMPORTS}class T(unittest.TestCase):\n    def test_sleep(self): {_SLEEP}\n" + "".join(
+_IMPORTS = "from pkg.module_0 import f_0\nfrom pkg.module_7 import f_7\n"
+UNITTEST = f"import unittest\n{_IMPORTS}class T(unittest.TestCase):\n" + "".join(
     f"    def test_{n}(self): self.assertEqual(f_7({n}), {n + 7})\n" for n in range(10)
 )
 PYTEST = (
-    f"import pytest\n{_IMPORTS}def test_sleep(): {_SLEEP}\n"
+    f"import pytest\n{_IMPORTS}def test_one(): assert f_0(1) == 1\n"
     "@pytest.mark.parametrize('n', range(10))\ndef test_n(n): assert f_7(n) == n + 7\n"
 )
 DEEP = "from pkg.module_0 import Point\ndef test_point(): assert Point(1) == Point(1)\n"
 PLAIN, PACKED = SandboxSpec(), SandboxSpec(packages=("pytest",))
 LIMITS = Limits(wall_s=30, memory_mb=1024)
-Step = Callable[[], Awaitable[float]]
+LOADED = {
+    "unittest": "import unittest\nunittest.main(module='test_it')\n",
+    "pytest": "import pytest, sys\nsys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', 'test_it.py']))\n",
+}
+COMMANDS = {
+    "unittest": ["python3", "-m", "unittest", "-q", "test_it"],
+    "pytest": ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"],
+}
+Measure = Callable[[], Awaitable[float]]
 """Returns milliseconds."""
 
 
-async def main(name: str) -> None:
-    """Measure and print one line for each."""
-    steps: dict[str, Step] = {}
+@dataclass(frozen=True)
+class Case:
+    """Tests, and the way in which they are judged."""
+
+    framework: str
+    how: str
+    tests: str
+
+    @property
+    def spec(self) -> SandboxSpec:
+        """Of its sandboxes."""
+        return PACKED if self.framework == "pytest" else PLAIN
+
+    def measures(self, engine: SandboxEngine) -> Mapping[str, Measure]:
+        """By what is measured."""
+
+        async def judged() -> float:
+            start = time.perf_counter()
+            async with engine.session(self.spec) as sandbox:
+                result = await sandbox.run_tests(files=FILES, tests={"test_it.py": self.tests}, limits=LIMITS)
+                took = time.perf_counter() - start
+            assert result.passed, result
+            assert result.how == self.how, result
+            return took * 1e3
+
+        async def plainly(loaded: bool) -> float:
+            async with engine.session(self.spec) as sandbox:
+                await sandbox.write_files({**FILES, "test_it.py": self.tests})
+                start = time.perf_counter()
+                if loaded:
+                    result = await sandbox.run_python(LOADED[self.framework], limits=LIMITS)
+                else:
+                    result = await sandbox.exec(COMMANDS[self.framework], limits=LIMITS)
+                took = time.perf_counter() - start
+            assert result.ok, result
+            return took * 1e3
+
+        return {"judged": judged, "loaded": lambda: plainly(True), "command": lambda: plainly(False)}
+
+
+CASES = [
+    Case("unittest", "apart", UNITTEST),
+    Case("unittest", "counted", UNITTEST + DEEP),
+    Case("pytest", "apart", PYTEST),
+    Case("pytest", "counted", PYTEST + DEEP),
+]
+COLUMNS = (
+    *("ms", "judged", "in a loaded interpreter", "judging beside it", "as a command", "judging beside it"),
+    "aim beside",
+)
+ABOUT = (
+    "A repository of 21 files, judged by ten tests or so. Judged: a fresh sandbox, the files, the tests in the way "
+    "that their text asks for, and the verdict. The others are the tests' own time: run plainly in a sandbox of the "
+    "same kind that has the files, in an interpreter with the framework loaded (as the judge has), and as "
+    "`python -m unittest` or `python -m pytest`. Median (smallest to largest) of the rounds; each difference is of one "
+    "round."
+)
+
+
+async def times(name: str, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Milliseconds of every round, by case and by what was measured."""
+    found: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     async with (
         open_engine(name, concurrency=4, warm=2) as engine,
         open_engine(name, concurrency=2, warm=0, max_uses=1) as once,
     ):
-        for label, spec, tests in (
-            ("unittest, apart", PLAIN, UNITTEST),
-            ("unittest, counted", PLAIN, UNITTEST + DEEP),
-            ("pytest, apart", PACKED, PYTEST),
-            ("pytest, counted", PACKED, PYTEST + DEEP),
-        ):
-            steps[f"judging, {label}"] = _judging(engine, spec, tests)
-        command = ["python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"]
-        steps["for comparison: python -m pytest in a sandbox that is there"] = _exec(engine, command)
-        steps["for comparison: print(1 + 1)"] = _print(engine)
-        steps["acquire a new sandbox"] = _acquire(once, PLAIN)
-        steps["acquire a new sandbox, packages cached"] = _acquire(once, PACKED)
-        times: defaultdict[str, list[float]] = defaultdict(list)
-        for round_number in range(ROUNDS + 2):
-            for label, step in steps.items():
-                took = await step()
-                if round_number >= 2:  # the first ones install and fill caches
-                    times[label].append(took)
-    for label, values in times.items():
-        low, *_, high = statistics.quantiles(values, n=10)
-        print(f"{label:62} median {statistics.median(values):7.1f} ms   10 % {low:7.1f}   90 % {high:7.1f}")
+        cases = {f"{case.framework}, {case.how}": case.measures(engine) for case in CASES}
+        cases["acquire"] = {"without": _acquire(once, PLAIN), "packages": _acquire(once, PACKED)}
+        for round_number in range(rounds + 2):
+            for label, measures in cases.items():
+                for what, measure in measures.items():
+                    took = await measure()
+                    if round_number >= 2:  # the first ones install and fill caches
+                        found[label][what].append(took)
+    return {label: dict(measured) for label, measured in found.items()}
 
 
-def _judging(engine: SandboxEngine, spec: SandboxSpec, tests: str) -> Step:
-    async def step() -> float:
-        start = time.perf_counter()
-        async with engine.session(spec) as sandbox:
-            result = await sandbox.run_tests(files=FILES, tests={"test_it.py": tests}, limits=LIMITS)
-            took = time.perf_counter() - start
-        assert result.passed, result
-        return (took - OWN_S) * 1e3
-
-    return step
-
-
-def _exec(engine: SandboxEngine, command: list[str]) -> Step:
-    async def step() -> float:
-        async with engine.session(PACKED) as sandbox:
-            await sandbox.write_files({**FILES, "test_it.py": PYTEST})
-            start = time.perf_counter()
-            result = await sandbox.exec(command, limits=LIMITS)
-            took = time.perf_counter() - start
-        assert result.ok, result
-        return (took - OWN_S) * 1e3
-
-    return step
-
-
-def _print(engine: SandboxEngine) -> Step:
-    async def step() -> float:
-        async with engine.session() as sandbox:
-            start = time.perf_counter()
-            await sandbox.run_python("print(1 + 1)")
-            return (time.perf_counter() - start) * 1e3
-
-    return step
-
-
-def _acquire(engine: SandboxEngine, spec: SandboxSpec) -> Step:
-    async def step() -> float:
+def _acquire(engine: SandboxEngine, spec: SandboxSpec) -> Measure:
+    async def measure() -> float:
         start = time.perf_counter()
         sandbox = await engine.acquire(spec)
         took = time.perf_counter() - start
         await engine.release(sandbox)
         return took * 1e3
 
-    return step
+    return measure
+
+
+def _beside(values: Sequence[float], others: Sequence[float]) -> str:
+    return spread([value - other for value, other in zip(values, others, strict=True)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engines", nargs="+", default=["local", "docker"])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--record", action="store_true", help="write the tables to docs/benchmarks.md")
+    args = parser.parse_args()
+    judging: list[list[Any]] = []
+    acquiring: list[list[Any]] = []
+    for name in args.engines:
+        found = asyncio.run(times(name, args.rounds))
+        acquire = found.pop("acquire")
+        for label, of in found.items():
+            ways = [cell for way in ("loaded", "command") for cell in (spread(of[way]), _beside(of["judged"], of[way]))]
+            judging.append([f"{name}: {label}", spread(of["judged"]), *ways, 60])
+        without, packages = acquire["without"], acquire["packages"]
+        acquiring.append([name, spread(without), spread(packages), _beside(packages, without), 10])
+    columns = ("a new sandbox, ms", "without packages", "with pytest, cached", "more", "aim")
+    lines = [*table(COLUMNS, judging), "", *table(columns, acquiring), "", ABOUT]
+    print("\n".join(lines))
+    if args.record:
+        command = "make bench ARGS='software_tasks --record'"
+        record("software_tasks", "Judging software tasks", command, lines)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "local"))
+    main()

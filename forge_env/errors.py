@@ -185,6 +185,21 @@ def mistakes(error: ValidationError, most: int = 5) -> str:
     return "; ".join(": ".join(filter(None, [".".join(map(str, item["loc"]))[:80], in_words(item)])) for item in items)
 
 
+def misfit(default: object, hint: object) -> str | None:
+    """Why a default doesn't fit its type hint, which pydantic itself never looks at; None where it does."""
+    from pydantic import PydanticUserError, TypeAdapter, ValidationError
+
+    try:
+        fitting = TypeAdapter(hint).validate_python(default)
+    except ValidationError as error:
+        return mistakes(error, most=1)
+    except PydanticUserError:  # a hint that pydantic doesn't know: whoever uses it says so
+        return None
+    if fitting is default or fitting == default or isinstance(fitting, float):
+        return None
+    return f"should be {fitting!r}, not {default!r}"
+
+
 def with_place(error: BaseException) -> str:
     """`KeyError: 'x' [file:line]`."""
     frame = traceback.extract_tb(error.__traceback__)[-1]

@@ -10,6 +10,7 @@ from forge_env.errors import SandboxError, UsageError
 from forge_env.machine import free_memory_gb
 from forge_env.sandbox import HOLDER, SANDBOXES_PER_CPU, TENANT, Sandbox, SandboxEngine, SandboxSpec
 from sandboxes.box import Box, BoxSandbox
+from sandboxes.network import AllowList
 from sandboxes.pool import Pool
 
 MAX_SANDBOXES = 10_000
@@ -53,6 +54,9 @@ class PooledEngine(SandboxEngine):
     async def _make_box(self, spec: SandboxSpec) -> Box:
         """Start one box and wait until its runner answers. Raises `SandboxError`."""
 
+    def check(self, spec: SandboxSpec) -> None:  # noqa: D102
+        AllowList.of(spec)
+
     async def start(self) -> None:  # noqa: D102
         if self._pool is not None:
             return
@@ -68,7 +72,9 @@ class PooledEngine(SandboxEngine):
     async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:  # noqa: D102
         if self._pool is None:
             raise SandboxError("the sandbox engine was not started", fix="use it as 'async with engine:'")
-        return BoxSandbox(await self._pool.acquire(spec or SandboxSpec(), TENANT.get(), HOLDER.get()))
+        spec = spec or SandboxSpec()
+        self.check(spec)
+        return BoxSandbox(await self._pool.acquire(spec, TENANT.get(), HOLDER.get()))
 
     async def release(self, sandbox: Sandbox) -> None:  # noqa: D102
         if not isinstance(sandbox, BoxSandbox):

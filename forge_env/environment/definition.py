@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import inspect
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from forge_env.errors import PluginError
+from forge_env.errors import PluginError, misfit
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 CALLED = (
     *("task", "tasks", "num_tasks", "prompt", "setup", "cleanup", "is_final", "respond", "reset", "step", "truncate"),
@@ -36,9 +39,21 @@ def check_definition(cls: type) -> None:
         if not (texts or isinstance(value, property)) or (name == "splits" and not value):
             example = '("train", "eval")' if name == "splits" else '("first", "second")'
             raise PluginError(f"{cls.__name__}.{name} is {value!r}", fix=f"write {example}")
+    check_defaults(inspect.getattr_static(cls, "config_class"))
     prompt = inspect.getattr_static(cls, "system_prompt", None)
     if not (prompt is None or isinstance(prompt, str | property)):
         raise PluginError(f"{cls.__name__}.system_prompt is {prompt!r}", fix="write a text")
+
+
+def check_defaults(config_class: type[BaseModel]) -> None:
+    """`PluginError` where the default of an option is none that could be given for it."""
+    for name, field in config_class.model_fields.items():
+        if field.is_required() or field.default_factory is not None:
+            continue
+        hint: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+        if (said := misfit(field.default, hint)) is not None:
+            what = f"{config_class.__name__}.{name}: its default {said}"
+            raise PluginError(what, fix="correct the default, or the type hint")
 
 
 def _check_method(cls: type, name: str) -> None:

@@ -56,6 +56,8 @@ class SandboxEnvironment(ToolEnvironment):
         if not isinstance(self.sandbox_spec, SandboxSpec):
             given = f"{type(self).__name__}.sandbox_spec is a {type(self.sandbox_spec).__name__}"
             raise UsageError(given, fix="write fe.SandboxSpec(...)")
+        if self.sandboxes is not None:
+            self.sandboxes.check(self.sandbox_spec)
         self._box: Sandbox | None = None
         self._left: dict[str, bytes] | None = None
         """What the agent left in its sandbox, once that was given back."""

@@ -190,10 +190,15 @@ def _writable(folder: Path) -> bool:
 
 
 def check_sandbox(config: RunConfig) -> str:
-    """Some sandbox engine can isolate code here; its name."""
+    """Some sandbox engine can isolate code here, and has the sandboxes that the environment asks for; its name."""
+    from forge_env.environment.sandbox_environment import SandboxEnvironment
     from forge_env.sandbox.engines import open_engine
 
-    return open_engine(config.sandbox.engine, **config.sandbox.engine_options()).name
+    engine = open_engine(config.sandbox.engine, **config.sandbox.engine_options())
+    cls = registry.environment_class(config.environment.name)
+    if issubclass(cls, SandboxEnvironment):
+        engine.check(cls.sandbox_spec)
+    return engine.name
 
 
 def check_trainer(config: RunConfig) -> None:

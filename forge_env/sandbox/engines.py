@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from forge_env.config.reader import arguments, construct
@@ -73,7 +74,7 @@ def open_engine(name: str = "auto", **options: Any) -> SandboxEngine:
         UsageError: the engine has no such option.
         SandboxUnavailableError: none works; the reasons are listed. There is no unsandboxed fallback.
     """
-    options = {option: value for option, value in options.items() if value is not None}
+    options = _given(options)
     if name == "auto" and "docker_host" in options:
         name = "docker"
     if name != "auto":
@@ -90,6 +91,10 @@ def open_engine(name: str = "auto", **options: Any) -> SandboxEngine:
         + "; ".join(f"{candidate}: {reason}" for candidate, reason in reasons.items()),
         fix="start Docker, or allow unprivileged user namespaces",
     )
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {option: value for option, value in options.items() if value is not None}
 
 
 def _made(engine: type[SandboxEngine], name: str, options: dict[str, Any]) -> SandboxEngine:
@@ -110,11 +115,20 @@ class LazyEngine(SandboxEngine):
         self._options = options
         self._engine: SandboxEngine | None = None
         self._opening = asyncio.Lock()
+        self._checked: set[SandboxSpec] = set()
 
     @classmethod
     def unavailable_reason(cls) -> str | None:
         """Known only when it is opened."""
         return None
+
+    def check(self, spec: SandboxSpec) -> None:
+        """What the real engine says; `auto` finds one that can, or none when it is opened."""
+        if self._engine is not None:
+            self._engine.check(spec)
+        elif self.name != "auto" and spec not in self._checked:
+            _made(load_engine(self.name), self.name, _given(self._options)).check(spec)
+            self._checked.add(spec)
 
     async def start(self) -> None:
         """Nothing yet."""

@@ -621,6 +621,10 @@ class SandboxEngine(ABC):
         """
         raise UsageError(f"the {self.name} engine has nothing to build")
 
+    def check(self, spec: SandboxSpec) -> None:
+        """`UsageError` where this engine can never hand out such a sandbox; asked before anything starts."""
+        return
+
     @abstractmethod
     async def start(self) -> None:
         """Build what is missing (images), reap what dead owners left, warm up."""

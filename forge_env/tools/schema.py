@@ -47,6 +47,7 @@ from forge_env.errors import (
     author_place,
     did_you_mean,
     environment_code,
+    misfit,
     mistakes,
 )
 from forge_env.tools.decorator import PLAIN, ToolOptions, options_of
@@ -257,6 +258,10 @@ def _arguments_model(
         if parameter.name not in hints:
             raise UsageError(f"tool {name!r}: parameter {parameter.name!r} has no type hint", fix="add one")
         default = ... if parameter.default is parameter.empty else parameter.default
+        if default is not ... and (said := misfit(default, hints[parameter.name])) is not None:
+            none = f"write `{parameter.name}: ... | None = None`"
+            fix = none if default is None else "correct the default, or the type hint"
+            raise UsageError(f"tool {name!r}: the default of {parameter.name!r} {said}", fix=fix)
         field = Field(default, alias=parameter.name, description=documented.get(parameter.name))
         fields[f"field_{position}"] = (hints[parameter.name], field)
         names[f"field_{position}"] = parameter.name

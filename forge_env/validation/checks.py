@@ -60,6 +60,7 @@ class Validator:
         self.highest: tuple[float, str] | None = None
         """The highest reward, and its task."""
         self._under_way: dict[object, tuple[str, str, float]] = {}
+        self._split_of: dict[str, str] = {}
 
     async def run(self) -> AsyncIterator[Check]:
         """Checks as they finish; later ones are left out when there are no tasks to play.
@@ -121,7 +122,7 @@ class Validator:
                 tasks.append(self.env.resolve_task(None, {"split": split, "index": 1}))
             twin = self.make_env()
             again = [twin.resolve_task(None, {"split": split, "index": index}) for index in range(len(tasks))]
-        problems = list(_task_problems(split, tasks, again))
+        problems = list(_task_problems(split, tasks, again, self._split_of))
         tasks = tasks[:wanted]
         if problems:
             return tasks, Check("failed", name, problems[0])
@@ -348,12 +349,13 @@ def _function_in(value: object) -> str | None:
     return next((place + rest for place, item in items if (rest := _function_in(item)) is not None), None)
 
 
-def _task_problems(split: str, tasks: Sequence[Task], again: Sequence[Task]) -> Iterator[str]:
-    seen: set[str] = set()
+def _task_problems(split: str, tasks: Sequence[Task], again: Sequence[Task], split_of: dict[str, str]) -> Iterator[str]:
+    """`split_of`: the splits of the ids that were seen before; those of `tasks` are added."""
     for index, (task, twin) in enumerate(zip(tasks, again, strict=True)):
-        if task.id in seen:
+        if (other := split_of.setdefault(task.id, split)) != split:
+            yield f"task {task.id!r} is also the id of one of {other!r}: put the split into the id"
+        elif task.id in [task.id for task in tasks[:index]]:
             yield f"two tasks have the id {task.id!r}"
-        seen.add(task.id)
         if (place := _function_in(task.data)) is not None:
             yield f"task({split!r}, {index}).data{place} is a function, which can't be compared or recorded"
         elif task != twin:

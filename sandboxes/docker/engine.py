@@ -37,7 +37,6 @@ from sandboxes.images.build import (
     images_kept,
     prune_images,
 )
-from sandboxes.network import AllowList
 
 START_TIMEOUT_S = 30
 UNSEEN = "bind source path does not exist"
@@ -198,7 +197,6 @@ class DockerEngine(PooledEngine):
         return await asyncio.to_thread(ensure_image, self._client, spec.image, self.base_image, spec.base)
 
     async def _make_box(self, spec: SandboxSpec) -> Box:
-        AllowList.of(spec)  # a bad entry is told before anything is started
         image = await self._image(spec)
         box = DockerBox(f"{FOLDER_PREFIX}{os.urandom(6).hex()}", spec, self._client, self._undead)
         try:

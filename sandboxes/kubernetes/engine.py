@@ -18,7 +18,6 @@ from sandboxes.images import BUNDLED
 from sandboxes.images.build import BASE_IMAGE_VARIABLE
 from sandboxes.kubernetes.cluster import find_cluster
 from sandboxes.kubernetes.pods import OPEN_NETWORK, POLICY, box_manifest, network_policy, pod_spec, runner_archive
-from sandboxes.network import AllowList
 
 if TYPE_CHECKING:
     from sandboxes.kubernetes.api import Api
@@ -164,8 +163,8 @@ class KubernetesEngine(PooledEngine):
             await api.delete(self._base, "sandboxes" if self._group else "pods", name)
             self._undead.discard(name)
 
-    async def _make_box(self, spec: SandboxSpec) -> Box:
-        AllowList.of(spec)
+    def check(self, spec: SandboxSpec) -> None:  # noqa: D102
+        super().check(spec)
         if spec.proxied:
             fix = "use network=True and a NetworkPolicy of yours"
             raise UsageError("the kubernetes engine can't have 'allow' or 'origin'", fix=fix)
@@ -177,6 +176,8 @@ class KubernetesEngine(PooledEngine):
             raise UsageError(f"the kubernetes engine has no writable folders ({', '.join(spec.writable)})", fix=fix)
         if spec.image.startswith(("/", "./", "../", "~")):
             raise UsageError(f"the kubernetes engine builds no images ({spec.image})", fix="name one in a registry")
+
+    async def _make_box(self, spec: SandboxSpec) -> Box:
         for name in list(self._undead):
             await self._remove(self._connected, name)
         image = self.base_image if spec.image == BUNDLED else spec.image

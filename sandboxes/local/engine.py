@@ -23,7 +23,6 @@ from sandboxes.connection import Connection
 from sandboxes.engine import MAX_USES, SCRATCH_MB, PooledEngine
 from sandboxes.images import BUNDLED, cache, packages, rootfs
 from sandboxes.local import cgroups
-from sandboxes.network import AllowList
 from sandboxes.runner.config import RunnerConfig
 
 START_TIMEOUT_S = 30.0
@@ -123,19 +122,21 @@ class LocalEngine(PooledEngine):
                 f"no root filesystem can be made: {error}", fix="set XDG_CACHE_HOME"
             ) from error
 
-    async def _make_box(self, spec: SandboxSpec) -> Box:
-        assert self._rootfs is not None
-        assert self._runner is not None
+    def check(self, spec: SandboxSpec) -> None:  # noqa: D102
         if spec.image != BUNDLED:
             raise UsageError(f"the local engine has no image {spec.image!r}", fix="use the docker engine")
         if spec.network:  # it would be the host's own, with everything that listens on its loopback
             raise UsageError(
                 "the local engine has no network access", fix="list hosts in 'allow', or use the docker engine"
             )
+        super().check(spec)
+
+    async def _make_box(self, spec: SandboxSpec) -> Box:
+        assert self._rootfs is not None
+        assert self._runner is not None
         if deep := [path for path in spec.writable if not self._can_hold(path)]:
             fix = "name one at the top, such as /app, or use the docker engine"
             raise UsageError(f"the local engine can't make {deep[0]}: what is above it is read-only", fix=fix)
-        AllowList.of(spec)  # a bad entry is told before anything is started
         layer = await asyncio.to_thread(_layer, spec) if spec.packages else None
         launched = launch(self._rootfs, self._runner, spec, self.cpus, layer)
         with launched.log:

@@ -301,9 +301,9 @@ def run_counted(request: Request) -> NoReturn:
     leave = os._exit
     teller = _Teller(request.channel, request.header["nonce"])
     watch = testing.Watch()
-    if request.header["pytest"]:
-        watch.reach_pytest()
     before = testing.fingerprint()
+    if request.header["pytest"]:
+        watch.reach_pytest(before)
     run_suite(request, teller, testing.source_roots(os.getcwd()), watch)
     teller.end(testing.changes(before))
     sys.stdout.flush()

@@ -164,6 +164,7 @@ def load_pytest() -> None:
     for name in default_plugins:
         if name not in _WITHOUT:
             importlib.import_module(f"_pytest.{name}")
+    _noted_ahead.update(fingerprint())
 
 
 def run_pytest(paths: Sequence[str], recorder: Recorder, roots: Sequence[str]) -> None:
@@ -196,6 +197,10 @@ class _PytestPlugin:
     def pytest_configure(self) -> None:
         sys.path += self._roots  # only now: no plug-in is looked for in there
 
+    def pytest_itemcollected(self, item: Any) -> None:
+        if type(item).__module__ == "_pytest.python":  # a traceback that nobody reads costs a millisecond
+            item.repr_failure = _described
+
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._outcomes[nodeid] = ("passed", "")
         self._recorder.start(nodeid)
@@ -212,6 +217,11 @@ class _PytestPlugin:
             self._recorder.finish(report.nodeid or "collection", "failed", _last_line(report))
 
 
+def _described(failure: Any) -> str:
+    message = text_of(failure.value).strip().partition("\n")[0]
+    return f"{failure.typename}: {message}" if message else str(failure.typename)
+
+
 def _last_line(report: Any) -> str:
     lines = str(report.longrepr).strip().splitlines()
     return lines[-1][:MAX_MESSAGE] if lines else ""
@@ -220,7 +230,17 @@ def _last_line(report: Any) -> str:
 # --- tests and judged code in one process
 
 
-_ASSERTION = re.compile(r"self\.assert(?!Raises|Warns|Logs)\w+").fullmatch
+_ASSERTION = re.compile(r"assert(?!Raises|Warns|Logs)\w+").fullmatch
+
+
+def _is_assertion(node: ast.expr) -> bool:
+    """Whether it is `self.assert...`, of what compares."""
+    return (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+        and _ASSERTION(node.attr) is not None
+    )
 
 
 class Watch:
@@ -239,8 +259,8 @@ class Watch:
 
         setattr(builtins, self._NAME, self.look)
 
-    def reach_pytest(self) -> None:
-        """Rewrite what pytest rewrites, too."""
+    def reach_pytest(self, noted: dict[str, Noted]) -> None:
+        """Rewrite what pytest rewrites, too; `noted` is told."""
         try:
             from _pytest.assertion import rewrite
         except ImportError:  # told of when it is needed
@@ -252,6 +272,7 @@ class Watch:
             original(tree, *others, **options)
 
         rewrite.rewrite_asserts = rewrite_asserts  # type: ignore[assignment]
+        noted[f"{rewrite.__name__}.rewrite_asserts"] = Noted(vars(rewrite), "rewrite_asserts")
 
     def rewrite(self, tree: ast.Module) -> None:
         """Put a call of `look` around whatever is compared."""
@@ -259,7 +280,7 @@ class Watch:
             if isinstance(node, ast.Compare) and any(isinstance(op, (ast.Eq, ast.NotEq, ast.In)) for op in node.ops):
                 node.left = self._around(node.left)
                 node.comparators = [self._around(item) for item in node.comparators]
-            elif isinstance(node, ast.Call) and _ASSERTION(ast.unparse(node.func)):
+            elif isinstance(node, ast.Call) and _is_assertion(node.func):
                 node.args = [self._around(item) for item in node.args]
         ast.fix_missing_locations(tree)
 
@@ -294,28 +315,65 @@ class Watch:
             yield value
 
 
-def fingerprint() -> dict[str, object]:
-    """What judging is made of: built-in functions, unittest's and pytest's functions and classes, and their code."""
-    found: dict[str, object] = {}
+_noted_ahead: dict[str, Noted] = {}
+"""The fingerprint that was taken when pytest was loaded, for every child."""
+_JUDGES = ("builtins", "unittest", "_pytest", "pytest", "pluggy", __name__.partition(".")[0])
+_CALLED = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)
+
+
+class Noted:
+    """One thing that judging is made of, and where it is."""
+
+    __slots__ = ("_code", "_defaults", "_function", "_key", "_space", "_value")
+
+    def __init__(self, space: Mapping[str, object], key: str) -> None:
+        self._space, self._key = space, key
+        self._value = inner = space[key]
+        if isinstance(inner, (staticmethod, classmethod)):
+            inner = inner.__func__
+        elif isinstance(inner, property):
+            inner = inner.fget
+        self._function = inner if isinstance(inner, types.FunctionType) else _nothing
+        self._code, self._defaults = self._function.__code__, self._function.__defaults__
+
+    def is_same(self) -> bool:
+        """Whether it is there still, with the same code."""
+        function = self._function
+        return (
+            self._space.get(self._key) is self._value
+            and function.__code__ is self._code
+            and function.__defaults__ is self._defaults
+        )
+
+
+def _nothing() -> None:
+    """In place of what has no code."""
+
+
+def fingerprint() -> dict[str, Noted]:
+    """What judging is made of: functions and classes of the built-ins, unittest, pytest and this runner.
+
+    Of what was loaded ahead it is known already, and then handed out once.
+    """
+    if _noted_ahead:
+        found = dict(_noted_ahead)
+        _noted_ahead.clear()
+        return found
+    found: dict[str, Noted] = {}
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in ("builtins", "unittest", "_pytest", "pytest", "pluggy"):
-            for key, value in list(vars(module).items()):
-                if isinstance(value, (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)):
-                    found[f"{name}.{key}"] = value
-                    found.update(_code(f"{name}.{key}", value))
-                if isinstance(value, type) and value.__module__ == name != "builtins":
-                    for member, item in list(vars(value).items()):
-                        if callable(item) or isinstance(item, (property, staticmethod, classmethod)):
-                            found[f"{name}.{key}.{member}"] = item
-                            found.update(_code(f"{name}.{key}.{member}", item))
+        if name.partition(".")[0] not in _JUDGES:
+            continue
+        space = vars(module)
+        for key, value in list(space.items()):
+            if isinstance(value, _CALLED):
+                found[f"{name}.{key}"] = Noted(space, key)
+            if isinstance(value, type) and value.__module__ == name != "builtins":
+                for member, item in list(vars(value).items()):
+                    if callable(item) or isinstance(item, (property, staticmethod, classmethod)):
+                        found[f"{name}.{key}.{member}"] = Noted(vars(value), member)
     return found
 
 
-def _code(place: str, value: object) -> dict[str, object]:
-    return {f"{place}()": value.__code__} if isinstance(value, types.FunctionType) else {}
-
-
-def changes(before: dict[str, object]) -> list[str]:
+def changes(before: Mapping[str, Noted]) -> list[str]:
     """The names of what is not as it was."""
-    now = fingerprint()
-    return [name for name, value in before.items() if now.get(name) is not value]
+    return [name for name, noted in before.items() if not noted.is_same()]

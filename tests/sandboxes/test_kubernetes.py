@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+import forge_env as fe
+from forge_env.cli.main import main
 from forge_env.errors import SandboxError, SandboxUnavailableError, UsageError
 from forge_env.sandbox import SandboxEngine, SandboxSpec, open_engine
-from forge_env.sandbox.engines import available_engines
+from forge_env.sandbox.engines import LazyEngine, available_engines
 from forge_env.sandbox_audit.conformance import LifeTests, SandboxConformance
 from sandboxes import owner
 from sandboxes.kubernetes import KubernetesEngine
@@ -133,7 +135,11 @@ async def test_what_is_wrong_is_named_early(tmp_path: Path, monkeypatch: pytest.
         async with await opened(base_image="no/such:1", concurrency=1, warm=0) as engine:
             with pytest.raises(SandboxUnavailableError, match=r"no/such:1 can't start: ErrImagePull"):
                 await engine.acquire()
-            for spec in (SandboxSpec(allow=("example.org",)), SandboxSpec(image="./folder")):
+            for spec in (
+                SandboxSpec(allow=("example.org",)),
+                SandboxSpec(image="./folder"),
+                SandboxSpec(packages=("pytest",)),
+            ):
                 with pytest.raises(UsageError, match="the kubernetes engine"):
                     await engine.acquire(spec)
         assert not cluster.pods
@@ -143,6 +149,25 @@ async def test_what_is_wrong_is_named_early(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     with pytest.raises(SandboxUnavailableError, match="can't be reached"):
         await opened()
+
+
+class Packed(fe.SandboxEnvironment):
+    api_version = 1
+    rubric = fe.Rubric(lambda: 1.0)
+    sandbox_spec = SandboxSpec(packages=("numpy",))
+
+    def task(self, split: str, index: int) -> fe.Task:
+        return fe.Task(id=f"{split}-{index}", split=split, prompt="x")
+
+
+def test_packages_are_refused_before_anything_is_started(capsys: pytest.CaptureFixture[str]) -> None:
+    """There is no cluster here, and nobody looks for one."""
+    assert main(["validate", f"{__name__}:Packed", "--sandbox", "kubernetes"]) == 2
+    said = capsys.readouterr().err
+    assert "the kubernetes engine installs no packages (numpy)" in said
+    assert "name an image that has them" in said
+    with pytest.raises(UsageError, match="the local engine has no image 'other'"):
+        LazyEngine("local").check(SandboxSpec(image="other"))
 
 
 async def test_a_plug_in_gives_the_token(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import Field
 
 import forge_env as fe
 from forge_env.cli.main import main
@@ -105,6 +106,42 @@ class ToolAsks(Find):
     @fe.tool
     def find(self) -> str:
         raise EOFError("EOF when reading a line")  # what `input` does where nobody types
+
+
+class ToolDefaultNone(Find):
+    @fe.tool
+    def find(self, most: int = None) -> str:  # type: ignore[assignment]  # noqa: RUF013
+        return "x"
+
+
+class ToolDefaultText(Find):
+    @fe.tool
+    def find(self, most: int = "ten") -> str:  # type: ignore[assignment]
+        return "x"
+
+
+class TextConfig(fe.ToolEnvironmentConfig):
+    size: int = "large"  # type: ignore[assignment]
+
+
+class OptionText(Find):
+    config_class = TextConfig
+
+
+class RangeConfig(fe.ToolEnvironmentConfig):
+    size: int = Field(0, ge=1)
+
+
+class OptionOutOfRange(Find):
+    config_class = RangeConfig
+
+
+class ListConfig(fe.ToolEnvironmentConfig):
+    levels: tuple[int, ...] = [1, 2]  # type: ignore[assignment]
+
+
+class OptionList(Find):
+    config_class = ListConfig
 
 
 class GoldDictionary(Find):
@@ -364,6 +401,11 @@ HERE = "tests.forge_env.environment.test_careless_mistakes"
         (ToolSubmitsNumber, "ToolSubmitsNumber.submit was given a int", "give a text"),
         (ToolStep, "the tool ToolStep.step hides ToolEnvironment.step", "step_tool"),
         (ToolAsks, "-0': EOF when reading a line [find, ", ""),
+        (ToolDefaultNone, "tool 'find': the default of 'most' should be a valid integer, not None", "... | None ="),
+        (ToolDefaultText, "tool 'find': the default of 'most' should be a valid integer", "correct the default"),
+        (OptionText, "TextConfig.size: its default should be a valid integer", "correct the default"),
+        (OptionOutOfRange, "RangeConfig.size: its default should be greater than or equal to 1, not 0", "the default"),
+        (OptionList, "ListConfig.levels: its default should be (1, 2), not [1, 2]", "correct the default"),
         (
             GoldDictionary,
             "GoldDictionary.gold_actions: an action is a text or a Message, not dict",
@@ -456,6 +498,11 @@ class EqualIds(Find):
         return fe.Task(id="one", split=split, prompt=f"x{index}", gold="x")
 
 
+class EqualAcross(Find):
+    def task(self, split: str, index: int) -> fe.Task:
+        return fe.Task(id=str(index), split=split, prompt=f"{split} {index}", gold="x")
+
+
 class OtherSplit(Find):
     def task(self, split: str, index: int) -> fe.Task:
         return fe.Task(id=f"{split}-{index}", prompt="x", gold="x")
@@ -541,6 +588,7 @@ class ScoredByChance(Find):
     ("cls", "mark", "said"),
     [
         (EqualIds, "!!", "tasks of 'train': two tasks have the id 'one'"),
+        (EqualAcross, "!!", "tasks of 'eval': task '0' is also the id of one of 'train': put the split into the id"),
         (OtherSplit, "!!", "says split='train': set Task.split"),
         (EmptyPrompt, "!!", "has an empty prompt"),
         (ShowsNothing, "!!", "shows the agent nothing at the start"),
