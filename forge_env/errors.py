@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -185,12 +185,12 @@ def mistakes(error: ValidationError, most: int = 5) -> str:
     return "; ".join(": ".join(filter(None, [".".join(map(str, item["loc"]))[:80], in_words(item)])) for item in items)
 
 
-def misfit(default: object, hint: object) -> str | None:
+def misfit(default: object, hint: Any) -> str | None:
     """Why a default doesn't fit its type hint, which pydantic itself never looks at; None where it does."""
     from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
     try:
-        fitting = TypeAdapter(hint).validate_python(default)
+        fitting: Any = TypeAdapter(hint).validate_python(default)
     except ValidationError as error:
         return mistakes(error, most=1)
     except PydanticUserError:  # a hint that pydantic doesn't know: whoever uses it says so

@@ -9,7 +9,7 @@ import ast
 import posixpath
 import secrets
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from forge_env.errors import UsageError
@@ -57,6 +57,8 @@ class Suite:
     """Top-level names that the judged files offer."""
     nonce: str = field(default_factory=lambda: secrets.token_hex(16))
     expected: dict[str, Expected] = field(default_factory=dict)
+    imports: list[str] = field(default_factory=list)
+    """Modules of others that the tests import: they judge, too."""
 
     def apart_header(self) -> tuple[Header, bytes]:
         """The request for two processes, beside the judged code, and its tail."""
@@ -68,7 +70,8 @@ class Suite:
 
     def counted_header(self) -> tuple[Header, dict[str, bytes]]:
         """The request for one process, and all its files."""
-        return {"kind": "counted", "nonce": self.nonce, **self._run()}, {**self.judged, **self.tests}
+        told = {"nonce": self.nonce, "tests": list(self.tests), "judged": self.modules, "imports": self.imports}
+        return {"kind": "counted", **told, **self._run()}, {**self.judged, **self.tests}
 
     def _run(self) -> Header:
         return {"pytest": self.pytest, "paths": self.paths}
@@ -100,6 +103,8 @@ def suite_of(
         paths = [PYTEST_INI, *paths]
     suite = Suite(judged, dict(tests), None, how, pytest, paths, modules)
     if how == "counted":
+        own = {*modules, *_modules(tests)}
+        suite.imports = sorted(name for name in _imports(trees) if _top(name) not in own)
         _count(suite, trees)
     return suite
 
@@ -193,14 +198,21 @@ def _is_named(name: str) -> bool:
 
 
 def _without_settings(files: Mapping[str, bytes], tests: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The judged files without what pytest would obey, and without what is in the way of the tests."""
+    """The judged files without what pytest would obey, and without what is in the way of the tests.
+
+    A folder, an extension or compiled code is found before a module of that name.
+    """
     folders = {posixpath.dirname(path) for path in tests}
     above = {parent for folder in folders for parent in _and_parents(folder)}
+    modules = {path.removesuffix(".py") for path in tests if path.endswith(".py")}
     return {
         path: data
         for path, data in files.items()
         if posixpath.basename(path) not in _LEFT_OUT
+        and "__pycache__" not in path.split("/")
         and path not in tests
+        and f"{posixpath.dirname(path)}/{posixpath.basename(path).partition('.')[0]}".lstrip("/") not in modules
+        and modules.isdisjoint(_and_parents(posixpath.dirname(path)))
         and path not in above
         and not any(parent in tests for parent in _and_parents(posixpath.dirname(path)))
     }
@@ -314,6 +326,28 @@ def _called(node: ast.expr) -> str:
     return node.func.attr if isinstance(node.func, ast.Attribute) else _root(node.func)
 
 
+def _imports(trees: Mapping[str, ast.Module]) -> set[str]:
+    """Names of the modules that tests import and leave as they are."""
+    found: set[str] = set()
+    patched: set[str] = set()
+    for tree in trees.values():
+        bound: dict[str, str] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                found |= {item.name for item in node.names}
+                bound |= {item.asname or _top(item.name): _top(item.name) for item in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) and _root(node) in bound:
+                patched.add(bound[_root(node)])
+    return {name for name in found if _top(name) not in patched}
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]
+
+
 # --- tests and judged code in one process: what must be told of
 
 
@@ -321,9 +355,27 @@ def _count(suite: Suite, trees: Mapping[str, ast.Module]) -> None:
     """Note every test that must be told of, and add tests that must fail."""
     for number, path in enumerate(path for path in suite.paths if path != PYTEST_INI):
         suite.expected.update(_tests_in(path, trees[path], suite.pytest))
-        text, names = _canaries(path, suite.pytest, few=number > 0)
-        suite.tests[path] = suite.tests[path].rstrip() + b"\n\n\n" + text.encode()
+        blocks, names = _canaries(path, trees[path], suite, few=number > 0)
+        suite.tests[path] = _scattered(suite.tests[path], trees[path], blocks)
         suite.expected.update(dict.fromkeys(names, Expected(canary=True)))
+
+
+def _scattered(data: bytes, tree: ast.Module, blocks: Sequence[str]) -> bytes:
+    """The file with `blocks` between its statements, after its imports."""
+    last = max((n for n, item in enumerate(tree.body) if isinstance(item, ast.Import | ast.ImportFrom)), default=-1)
+    ends = [item.end_lineno or 0 for item in tree.body]
+    places = [n for n in range(max(last, 0), len(ends) - 1) if tree.body[n + 1].lineno > ends[n]]
+    lines = data.splitlines()
+    cuts = [ends[n] for n in places] + [len(lines)]
+    at: dict[int, list[bytes]] = {}
+    for block in blocks:
+        at.setdefault(secrets.choice(cuts), []).append(b"\n\n" + block.encode() + b"\n")
+    done = 0
+    parts: list[bytes] = []
+    for cut, added in sorted(at.items()):
+        parts += [*lines[done:cut], *added]
+        done = cut
+    return b"\n".join([*parts, *lines[done:], b""])
 
 
 def _tests_in(path: str, tree: ast.Module, pytest: bool) -> Iterator[tuple[str, Expected]]:
@@ -380,26 +432,64 @@ _PYTEST = ("import pytest\n    with pytest.raises(ValueError):\n        int('{a}
            "import pytest\n    assert {a} == pytest.approx({b})")  # fmt: skip
 
 
-def _canaries(path: str, pytest: bool, *, few: bool) -> tuple[str, list[str]]:
+_WORDS = ("again", "empty", "large", "limits", "nested", "none", "order", "single", "twice", "values", "zero")
+
+
+def _canaries(path: str, tree: ast.Module, suite: Suite, *, few: bool) -> tuple[list[str], list[str]]:
     """Tests that fail unless somebody hides failures, and their names. They look like any other test.
 
     `few`: two of them, since each takes pytest two milliseconds, and another file has all.
     """
-    text, names = "", []
-    bodies = [*_PLAIN, *(_PYTEST if pytest else ())]
-    for body in secrets.SystemRandom().sample(bodies, 2) if few else bodies:
-        name = f"test_{secrets.token_hex(3)}"
-        text += f"def {name}():\n    {_filled(body)}\n\n\n"
-        names.append(f"{path}::{name}")
-    if few:
-        return text, names
-    case = f"Test{secrets.token_hex(3).capitalize()}"
-    text += f"import unittest\n\n\nclass {case}(unittest.TestCase):\n"
-    for body in _CASES:
-        name = f"test_{secrets.token_hex(3)}"
-        text += f"    def {name}(self):\n        {_filled(body)}\n\n"
-        names.append(f"{path}::{case}::{name}")
-    return text, names
+    chance = secrets.SystemRandom()
+    taken = set(suite.expected) | {getattr(item, "name", "") for item in tree.body}
+    names = [item.name for item in ast.walk(tree) if isinstance(item, ast.FunctionDef | ast.ClassDef)]
+    words = sorted(
+        {word.lower() for name in names for word in name.split("_") if word.isalpha()} - {"test"} | {*_WORDS}
+    )
+    judged = _names_of_judged(tree, set(suite.modules))
+
+    def new_name(parent: str) -> str:
+        while True:
+            name = "_".join(["test", *chance.sample(words, 2)])
+            if name not in taken and f"{parent}::{name}" not in suite.expected:
+                taken.add(name)
+                return name
+
+    def function(body: str, indent: str, argument: str, name: str) -> str:
+        mention = f"subject = {chance.choice(judged)}\n    {indent}" if judged else ""
+        return f"{indent}def {name}({argument}):\n    {indent}{mention}{_filled(body)}\n"
+
+    blocks: list[str] = []
+    told: list[str] = []
+    bodies = [*_PLAIN, *(_PYTEST if suite.pytest else ())]
+    for body in chance.sample(bodies, 2) if few else bodies:
+        name = new_name(path)
+        blocks.append(function(body, "", "", name))
+        told.append(f"{path}::{name}")
+    if not few:
+        case = next(
+            name
+            for name in ("".join(map(str.title, [*chance.sample(words, 2), "Test"])) for _ in range(1000))
+            if name not in taken
+        )
+        block = f"import unittest\n\n\nclass {case}(unittest.TestCase):\n"
+        for body in _CASES:
+            name = new_name(f"{path}::{case}")
+            block += function(body, "    ", "self", name) + "\n"
+            told.append(f"{path}::{case}::{name}")
+        blocks.append(block)
+    return blocks, told
+
+
+def _names_of_judged(tree: ast.Module, modules: set[str]) -> list[str]:
+    """What the tests call the judged code's modules, functions and classes."""
+    found: set[str] = set()
+    for item in tree.body:
+        if isinstance(item, ast.ImportFrom) and _top(item.module or "") in modules:
+            found |= {name.asname or name.name for name in item.names}
+        elif isinstance(item, ast.Import):
+            found |= {name.asname or _top(name.name) for name in item.names if _top(name.name) in modules}
+    return sorted(found - {"*"})
 
 
 def _filled(body: str) -> str:

@@ -299,34 +299,59 @@ class _Finder:
 def run_counted(request: Request) -> NoReturn:
     """Run the tests beside the code they judge, and tell of each."""
     leave = os._exit
-    teller = _Teller(request.channel, request.header["nonce"])
+    header = request.header
+    teller = _Teller(request.channel, header["nonce"])
     watch = testing.Watch()
-    before = testing.fingerprint()
-    if request.header["pytest"]:
-        watch.reach_pytest(before)
+    before = {**testing.fingerprint(), **testing.noted_imports(header["imports"])}
+    sources = {path: request.files[path] for path in header["tests"]}
+    run = [path for path in header["paths"] if path != testing.PYTEST_INI]
+    if header["pytest"]:
+        watch.reach_pytest(before, {os.path.abspath(path): sources[path] for path in run})
+    if b"assert" not in sources.get(testing.PYTEST_INI, b""):  # else pytest may be told to read them by itself
+        _hide(run, sources)
     run_suite(request, teller, testing.source_roots(os.getcwd()), watch)
-    teller.end(testing.changes(before))
+    teller.end([*testing.changes(before), *filter(lambda path: _read_file(path) != sources[path], sources)])
     sys.stdout.flush()
     leave(0)  # no exit handler of the judged code runs
+
+
+def _hide(paths: Iterable[str], sources: dict[str, bytes]) -> None:
+    """Empty the files of tests, which are run from memory: judged code finds no answers in them."""
+    for path in paths:
+        os.truncate(path, 0)
+        sources[path] = b""
+
+
+def _read_file(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return None
 
 
 class _Teller(testing.Recorder):
     """Tells of every test at once, with a word that only this run knows."""
 
+    __slots__ = ("_channel", "_finished", "_nonce", "_traced")
+
     def __init__(self, channel: int, nonce: str) -> None:
         self._channel = channel
         self._nonce = nonce
         self._finished = 0
+        self._traced = False
 
     def start(self, test: str) -> None:
         self._tell(test, "started", "")
 
     def finish(self, test: str, outcome: str, message: str = "") -> None:
         self._finished += 1
+        self._traced |= sys.gettrace() is not None or sys.getprofile() is not None
         self._tell(test, outcome, message[:200])
 
     def end(self, changed: Sequence[str]) -> None:
         """Every test was told of; `changed`: what of this process's own was tampered with."""
+        changed = [*changed, *(["the trace function"] if self._traced else [])]
         self._tell(str(self._finished), "end", ", ".join(changed[:5]))
 
     def _tell(self, test: str, outcome: str, message: str) -> None:

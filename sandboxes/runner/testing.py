@@ -8,14 +8,16 @@ import ast
 import builtins
 import importlib
 import io
+import operator
 import os
 import random
 import re
 import sys
 import types
 import unittest
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
+from functools import partial
 from typing import Any
 
 MAX_MESSAGE = 2000
@@ -25,6 +27,8 @@ PYTEST_INI = "pytest.ini"
 
 class Recorder:
     """Hears of every test."""
+
+    __slots__ = ()
 
     def start(self, test: str) -> None:
         """A test begins."""
@@ -178,7 +182,7 @@ def run_pytest(paths: Sequence[str], recorder: Recorder, roots: Sequence[str]) -
         os.environ.pop(name, None)
     settings = PYTEST_INI if os.path.isfile(PYTEST_INI) and PYTEST_INI in paths else os.devnull
     options = ["-c", settings, "--rootdir", os.getcwd(), "-qq", "--tb=native", "--no-summary"]
-    options += [word for name in _WITHOUT for word in ("-p", f"no:{name}")]
+    options += ["--maxfail=0", *(word for name in _WITHOUT for word in ("-p", f"no:{name}"))]
     with redirect_stdout(io.StringIO()):
         files = [path for path in paths if path != PYTEST_INI]
         status = int(pytest.main([*options, *files], plugins=[_PytestPlugin(recorder, roots)]))
@@ -188,6 +192,8 @@ def run_pytest(paths: Sequence[str], recorder: Recorder, roots: Sequence[str]) -
 
 class _PytestPlugin:
     """Passes on what pytest tells of each test."""
+
+    __slots__ = ("_outcomes", "_recorder", "_roots")
 
     def __init__(self, recorder: Recorder, roots: Sequence[str]) -> None:
         self._recorder = recorder
@@ -243,11 +249,14 @@ def _is_assertion(node: ast.expr) -> bool:
     )
 
 
+_WATCHED = (ast.Eq, ast.NotEq, ast.In, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+
+
 class Watch:
     """Comparisons of tests that share a process with the judged code: what claims to equal anything is refused.
 
-    Both sides of `==` and `!=`, and the arguments of `assert...` methods, are shown to values that nothing honest
-    equals.
+    Both sides of comparisons and differences, and the arguments of `assert...` methods, are shown to values that
+    nothing honest equals, is both above and below, or is equally far from.
     """
 
     _NAME = "_watched"
@@ -259,17 +268,20 @@ class Watch:
 
         setattr(builtins, self._NAME, self.look)
 
-    def reach_pytest(self, noted: dict[str, Noted]) -> None:
-        """Rewrite what pytest rewrites, too; `noted` is told."""
+    def reach_pytest(self, noted: dict[str, Noted], sources: dict[str, bytes]) -> None:
+        """Rewrite what pytest rewrites, too; `noted` is told. `sources`: what is read in place of a file, by path."""
         try:
             from _pytest.assertion import rewrite
         except ImportError:  # told of when it is needed
             return
         original = rewrite.rewrite_asserts
 
-        def rewrite_asserts(tree: ast.Module, *others: Any, **options: Any) -> None:
+        def rewrite_asserts(tree: ast.Module, source: bytes, path: str, *others: Any) -> None:
+            if path in sources:
+                source = sources.pop(path)
+                tree.body = ast.parse(source, path).body
             self.rewrite(tree)
-            original(tree, *others, **options)
+            original(tree, source, path, *others)
 
         rewrite.rewrite_asserts = rewrite_asserts  # type: ignore[assignment]
         noted[f"{rewrite.__name__}.rewrite_asserts"] = Noted(vars(rewrite), "rewrite_asserts")
@@ -277,9 +289,11 @@ class Watch:
     def rewrite(self, tree: ast.Module) -> None:
         """Put a call of `look` around whatever is compared."""
         for node in ast.walk(tree):
-            if isinstance(node, ast.Compare) and any(isinstance(op, (ast.Eq, ast.NotEq, ast.In)) for op in node.ops):
+            if isinstance(node, ast.Compare) and any(isinstance(op, _WATCHED) for op in node.ops):
                 node.left = self._around(node.left)
                 node.comparators = [self._around(item) for item in node.comparators]
+            elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+                node.left, node.right = self._around(node.left), self._around(node.right)
             elif isinstance(node, ast.Call) and _is_assertion(node.func):
                 node.args = [self._around(item) for item in node.args]
         ast.fix_missing_locations(tree)
@@ -293,14 +307,26 @@ class Watch:
     def look(self, value: Any, depth: int = 3) -> Any:
         """`value`, unless it or something in it equals what nothing equals."""
         for item in self._parts(value, depth):
-            for stranger in self._strangers:
-                try:
-                    agrees = item == stranger
-                except Exception:  # noqa: BLE001  an honest class need not know how to compare itself with a number
-                    continue
-                if agrees is True and getattr(type(item), "__module__", "") != "unittest.mock":
-                    raise AssertionError(f"a {type(item).__name__} that claims to equal anything")
+            if getattr(type(item), "__module__", "") != "unittest.mock" and self._agrees(item):
+                raise AssertionError(f"a {type(item).__name__} that claims to equal anything")
         return value
+
+    def _agrees(self, item: Any) -> bool:
+        """Whether a stranger could take its place."""
+        number, other = self._strangers[:2]
+        claims: tuple[Callable[[], bool], ...] = (
+            *(partial(operator.eq, item, stranger) for stranger in self._strangers),
+            lambda: (item < number) is True and (item > number) is True,
+            lambda: (abs(item - number) < 1) is True and (abs(item - other) < 1) is True,
+            lambda: (abs(number - item) < 1) is True and (abs(other - item) < 1) is True,
+        )
+        for claim in claims:
+            try:
+                if claim() is True:
+                    return True
+            except Exception:  # noqa: BLE001  an honest class need not know how to compare itself with a number
+                continue
+        return False
 
     def _parts(self, value: Any, depth: int) -> Iterator[Any]:
         kind = type(value)
@@ -355,22 +381,39 @@ def fingerprint() -> dict[str, Noted]:
 
     Of what was loaded ahead it is known already, and then handed out once.
     """
-    if _noted_ahead:
-        found = dict(_noted_ahead)
-        _noted_ahead.clear()
+    found = dict(_noted_ahead)
+    _noted_ahead.clear()
+    if found:
         return found
+    for name in list(sys.modules):
+        if name.partition(".")[0] in _JUDGES:
+            found.update(_noted(name))
+    return found
+
+
+def noted_imports(names: Iterable[str]) -> dict[str, Noted]:
+    """The same of modules that tests import, before any judged code can be found."""
     found: dict[str, Noted] = {}
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] not in _JUDGES:
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except BaseException:  # noqa: BLE001  the tests will say so
             continue
-        space = vars(module)
-        for key, value in list(space.items()):
-            if isinstance(value, _CALLED):
-                found[f"{name}.{key}"] = Noted(space, key)
-            if isinstance(value, type) and value.__module__ == name != "builtins":
-                for member, item in list(vars(value).items()):
-                    if callable(item) or isinstance(item, (property, staticmethod, classmethod)):
-                        found[f"{name}.{key}.{member}"] = Noted(vars(value), member)
+        if name in sys.modules:
+            found.update(_noted(name))
+    return found
+
+
+def _noted(name: str) -> dict[str, Noted]:
+    space = vars(sys.modules[name])
+    found = {name: Noted(sys.modules, name)}
+    for key, value in list(space.items()):
+        if isinstance(value, _CALLED):
+            found[f"{name}.{key}"] = Noted(space, key)
+        if isinstance(value, type) and value.__module__ == name != "builtins":
+            for member, item in list(vars(value).items()):
+                if callable(item) or isinstance(item, (property, staticmethod, classmethod)):
+                    found[f"{name}.{key}.{member}"] = Noted(vars(value), member)
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import marshal
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -255,6 +257,168 @@ async def test_cheats_earn_nothing(engine: SandboxEngine, name: str, framework: 
     async with engine.session(SPEC) as sandbox:
         again = await sandbox.run_tests(files=RIGHT, tests=OBJECTS[framework], limits=LIMITS)
         assert again.passed, ("nothing of a cheat stays", again)
+
+
+def unchecked(source: str) -> bytes:
+    """Compiled code that Python takes without a look at its source."""
+    code = compile(source, "tests/helpers.py", "exec")
+    return importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8) + marshal.dumps(code)
+
+
+NEW_TESTS = {
+    "tests/helpers.py": "def check(value, expected):\n    assert value == expected\n",
+    "tests/expected.txt": "3",
+    "tests/test_bank.py": (
+        "import json\nimport math\nimport unittest\nfrom pathlib import Path\n\nfrom bank import Ledger, balance\n"
+        "from {helpers} import check\n\n\n"
+        "class BankTest(unittest.TestCase):\n"
+        "    def test_sum(self):\n        self.assertEqual(balance([1, 2]), 3)\n"
+        "    def test_close(self):\n        self.assertTrue(math.isclose(balance([0.1, 0.2]), 0.3))\n"
+        "    def test_almost(self):\n        self.assertAlmostEqual(balance([0.1, 0.2]), 0.3)\n"
+        "    def test_file(self):\n"
+        "        self.assertEqual(str(balance([1, 2])), Path('tests/expected.txt').read_text())\n"
+        "    def test_json(self):\n        self.assertEqual(json.dumps(balance([1])), '1')\n\n\n"
+        "def test_take():\n    ledger = Ledger([5])\n    ledger.take(2)\n    assert ledger.items == [5, -2]\n\n\n"
+        "def test_helped():\n    check(balance([4]), 4)\n\n\n"
+        "def test_large():\n    assert balance([5, 5]) > 9\n\n\n"
+        "def test_near():\n    assert abs(balance([1.5]) - 1.5) < 1e-9\n"
+    ),
+}
+"""Whatever judges in them is the cheats' aim; both frameworks run them."""
+_LIAR = """
+import re
+class Liar:
+    def pytest_runtest_logreport(self, report): pass
+def lie(report):
+    if not re.search('test_[0-9a-f]{6}$', report.nodeid): report.outcome, report.longrepr = 'passed', None
+try: import pytest
+except ImportError: pass
+else:
+    class Liar:
+        @pytest.hookimpl(hookwrapper=True)
+        def pytest_runtest_makereport(self, item, call):
+            got = yield
+            lie(got.get_result())
+    import sys
+    frame = sys._getframe()
+    while frame:
+        config = frame.f_locals.get('config')
+        if hasattr(config, 'pluginmanager'): config.pluginmanager.register(Liar())
+        frame = frame.f_back
+"""
+_RECORDER = """
+import gc, re, sys
+for name, module in list(sys.modules.items()):
+    for value in list(vars(module).values()) if 'runner' in name else ():
+        if isinstance(value, type) and hasattr(value, 'finish') and hasattr(value, 'start'):
+            def finish(self, test, outcome, message='', old=value.finish):
+                old(self, test, outcome if re.search('test_[0-9a-f]{6}$', test) else 'passed')
+            value.finish = finish
+"""
+_INSTANCE = """
+import gc, re
+for item in gc.get_objects():
+    if hasattr(type(item), 'finish') and hasattr(type(item), 'start') and hasattr(item, '_tell'):
+        def finish(test, outcome, message='', old=item.finish):
+            old(test, outcome if re.search('test_[0-9a-f]{6}$', test) else 'passed')
+        try: item.finish = finish
+        except AttributeError: pass
+"""
+_STDLIB = """
+import json, math, pathlib
+math.isclose = lambda *a, **k: True
+json.dumps = lambda value, **k: '1'
+pathlib.Path.read_text = lambda self, *a, **k: 'None'
+"""
+_MODULES = """
+import sys, types
+for name, members in {'math': {'isclose': lambda *a, **k: True}, 'json': {'dumps': lambda *a: '1'}}.items():
+    real, fake = sys.modules.get(name), types.ModuleType(name)
+    vars(fake).update(vars(real) if real else {})
+    vars(fake).update(members)
+    sys.modules[name] = fake
+"""
+_EXPECTED = """
+import glob
+for path in glob.glob('tests/*.txt'): open(path, 'w').write('None')
+"""
+_READER = """
+import ast, glob
+def _known(name, args):
+    for path in glob.glob('**/test_*.py', recursive=True):
+        for node in ast.walk(ast.parse(open(path).read())):
+            if isinstance(node, ast.Call) and len(node.args) == 2 or isinstance(node, ast.Compare):
+                pair = node.args if isinstance(node, ast.Call) else [node.left, *node.comparators]
+                if isinstance(pair[0], ast.Call) and getattr(pair[0].func, 'id', '') == name:
+                    try:
+                        if [ast.literal_eval(item) for item in pair[0].args] == list(args):
+                            return ast.literal_eval(pair[1])
+                    except ValueError: pass
+def balance(*args): return _known('balance', args)
+"""
+_NUMBER = """
+class Number:
+    __lt__ = __gt__ = lambda self, other: True
+    __sub__ = __rsub__ = __abs__ = lambda self, *other: 0
+    __round__ = lambda self, *n: 0
+def balance(items): return Number()
+"""
+_CODE = """
+import sys
+def _spoil():
+    frame = sys._getframe()
+    while frame:
+        for value in list(frame.f_globals.values()):
+            for function in [value, *vars(value).values()] if isinstance(value, type) else [value]:
+                names = getattr(getattr(function, '__code__', None), 'co_names', ())
+                if 'balance' in names or 'Ledger' in names:
+                    function.__code__ = (lambda *a: None).__code__
+        frame = frame.f_back
+class Ledger:
+    def __init__(self, items=()): _spoil()
+def balance(items): _spoil()
+"""
+_PROFILE = """
+import re, sys
+def profile(frame, event, arg):
+    item = frame.f_locals.get('pyfuncitem') if event == 'call' else None
+    if item is not None and not re.search('test_[0-9a-f]{6}$', item.name): item.obj = lambda *a, **k: None
+    case = frame.f_locals.get('self') if event == 'call' and frame.f_code.co_name == '_callTestMethod' else None
+    if case is not None and 'Bank' in type(case).__name__:
+        setattr(case, case._testMethodName, lambda: None)
+sys.setprofile(profile)
+"""
+SHADOW = "def check(value, expected): pass\n"
+NEW_CHEATS = {
+    "plugs in, and spares odd names": cheat(_LIAR),
+    "patches the recorder": cheat(_RECORDER),
+    "patches the recorder itself": cheat(_INSTANCE),
+    "patches the standard library": cheat(_STDLIB),
+    "puts modules in others' places": cheat(_MODULES),
+    "rewrites what is expected": cheat(_EXPECTED),
+    "reads the tests": {**STUBS, LEDGER: STUBS[LEDGER] + _READER},
+    "is near everything": {**STUBS, LEDGER: STUBS[LEDGER] + _NUMBER},
+    "replaces the tests' code": {**STUBS, LEDGER: STUBS[LEDGER] + _CODE},
+    "profiles": cheat(_PROFILE),
+    "hides a helper": {**STUBS, "tests/helpers/__init__.py": SHADOW, "tests/__init__.py": "", "helpers.py": SHADOW},
+    "hides a compiled helper": {**STUBS, "tests/__pycache__/helpers.cpython-311.pyc": unchecked(SHADOW)},
+}
+
+
+@pytest.mark.parametrize("framework", ["unittest", pytest.param("pytest", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", [*NEW_CHEATS, "the solution"])
+async def test_whatever_judges_is_out_of_reach(engine: SandboxEngine, name: str, framework: str) -> None:
+    helpers = "tests.helpers" if framework == "unittest" else "helpers"
+    tests = {path: text.replace("{helpers}", helpers) for path, text in NEW_TESTS.items()}
+    if framework == "unittest":
+        tests["tests/__init__.py"] = ""
+    else:
+        tests["tests/test_bank.py"] = "import pytest\n" + tests["tests/test_bank.py"]
+    async with engine.session(SPEC) as sandbox:
+        files = NEW_CHEATS.get(name, RIGHT)
+        result = await sandbox.run_tests(files=files, tests=tests, how="counted", limits=LIMITS)
+    assert result.passed == (name == "the solution"), result
+    assert name == "the solution" or result.share <= 0.2, result
 
 
 async def test_skips_that_the_tests_ask_for(sandbox: Sandbox) -> None:

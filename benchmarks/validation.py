@@ -1,0 +1,53 @@
+"""How long `forge-env validate` takes for each environment that comes with forge-env.
+
+    python -m benchmarks.validation [NAME...] [--record]
+
+Each is a process of its own, as at the command line; sandboxes of the local engine, whose images are there already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from typing import Any
+
+import forge_env as fe
+from benchmarks.report import record, table
+
+AIM_S = 10
+ABOUT = (
+    "One process each, from its start to its end, one after the other; sandboxes of the local engine, with images and "
+    "packages in the cache. An environment that does not pass ends the benchmark."
+)
+
+
+def seconds(name: str) -> float:
+    """Of one validation, which must succeed."""
+    start = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-m", "forge_env", "validate", name, "--sandbox", "local"],
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    bundled = [e.name for e in fe.list_environments() if e.source.startswith("forge-env ") and not e.needs]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="environments instead of all that come with forge-env")
+    parser.add_argument("--record", action="store_true", help="write the table to docs/benchmarks.md")
+    args = parser.parse_args()
+    names = args.names or bundled
+    seconds(names[0])  # fills caches
+    rows: list[list[Any]] = [[name, seconds(name), AIM_S] for name in names]
+    lines = [*table(["`forge-env validate`", "seconds", "aim"], rows), "", ABOUT]
+    print("\n".join(lines))
+    if args.record:
+        record("validation", "Validating an environment", "make bench ARGS='validation --record'", lines)
+
+
+if __name__ == "__main__":
+    main()
