@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -157,7 +158,9 @@ def main() -> None:
         without, packages = acquire["without"], acquire["packages"]
         acquiring.append([name, spread(without), spread(packages), _beside(packages, without), 10])
     columns = ("a new sandbox, ms", "without packages", "with pytest, cached", "more", "aim")
-    lines = [*table(COLUMNS, judging), "", *table(columns, acquiring), "", ABOUT]
+    load = " ".join(f"{value:.1f}" for value in os.getloadavg())
+    about = f"{ABOUT} Load of the machine at the end {load}."
+    lines = [*table(COLUMNS, judging), "", *table(columns, acquiring), "", about]
     print("\n".join(lines))
     if args.record:
         command = "make bench ARGS='software_tasks --record'"

@@ -2,7 +2,7 @@
 # Tests against other projects, in environments of their own. The real openenv-core and verifiers pin other versions of
 # openai and mcp than vLLM needs (.venv-interop). SkyPilot agrees with neither, and the schemas of Kubernetes are large
 # (.venv-schemas). Agents that are played as programs pin openai, too; inspect_ai and atif, which read what we export, lie
-# beside them (.venv-programs). reasoning_gym and TextArena are only tried here. Harbor wants Python 3.12 (PYTHON312=...)
+# beside them (.venv-programs). reasoning_gym, TextArena and MiniGrid are only tried here. Harbor wants Python 3.12 (PYTHON312=...)
 # and Compose (.venv-harbor).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -25,7 +25,7 @@ run() { # run VENV "WHAT TO INSTALL" PYTEST_ARGUMENTS...
   "$venv/bin/python" -m pytest "$@"
 }
 
-peers="-e .[openenv,verifiers,reasoning_gym] openenv-core==0.3.0 textarena==0.7.4"
+peers="-e .[openenv,verifiers,reasoning_gym] openenv-core==0.3.0 textarena==0.7.4 minigrid==3.2.0"
 if [ $# != 0 ]; then
   run .venv-interop "$peers" "$@"
   exit

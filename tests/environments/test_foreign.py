@@ -1,4 +1,4 @@
-"""Against the real reasoning_gym and TextArena: their problems and games are played as ours."""
+"""Against the real reasoning_gym, TextArena and MiniGrid: their problems and games are played as ours."""
 
 from __future__ import annotations
 
@@ -44,6 +44,21 @@ def test_what_it_does_not_have_is_said() -> None:
         fe.make("reasoning_gym", dataset="chain_sums")
     with pytest.raises(UsageError, match=r"can't make 'chain_sum': .*options of chain_sum: min_terms"):
         fe.make("reasoning_gym", dataset="chain_sum", options={"terms": 3})
+
+
+async def test_minigrid_plays() -> None:
+    env = fe.make("gymnasium", env_id="minigrid:MiniGrid-Empty-5x5-v0")
+    try:
+        (first, *_), _ = await env.reset(seed=1)
+        assert "left, right, forward, pickup, drop, toggle, done" in first.content
+        assert first.content.endswith("mission: get to the green goal square")
+        reward = 0.0
+        for move in ("forward", "forward", "right", "forward", "forward"):
+            _, reward, terminated, _, _ = await env.step(f"<action>{move}</action>")
+        assert terminated
+        assert reward > 0.9
+    finally:
+        await env.close()
 
 
 async def test_the_example_validates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
