@@ -1,6 +1,6 @@
 """The pages of `forge-env view` over a run of 100,000 episodes: processor time of the server, and of the browser.
 
-    python -m benchmarks view [--episodes 100000] [--folder PATH]
+    python -m benchmarks view [--episodes 100000] [--folder PATH [--make]]
 
 The run is made up (tests/forge_env/view/made.py): 8 episodes a group, 60 groups a step. Each figure is the processor
 time of all threads of the process that makes the page, the smallest of the repeats; the first one of a page computes
@@ -19,6 +19,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -39,6 +40,8 @@ from forge_env.view.server import Guard
 from tests.forge_env.view.made import GROUP, TOKENIZER, episode, reply, training_run
 
 GROUPS = 60
+LONG = "/run/long/t/eval/long"
+"""Address of the episode of 32,000 tokens."""
 PORT = 7000
 
 
@@ -55,8 +58,8 @@ def make(folder: Path, episodes: int) -> None:
             writer.write(episode(group, member, group // GROUPS, 0.3 + 0.6 * number / episodes, chance))
 
 
-def long_episode(folder: Path) -> str:
-    """An evaluation with one episode of 32,000 sampled tokens in 16 turns; its address in the pages."""
+def long_episode(folder: Path) -> None:
+    """An evaluation with one episode of 32,000 sampled tokens in 16 turns."""
     chance = random.Random(2)
     turns = [
         Turn(
@@ -69,7 +72,6 @@ def long_episode(folder: Path) -> str:
     (model / "tokenizer.json").write_text(json.dumps(TOKENIZER))
     with TrajectoryWriter(folder / "trajectories" / "eval.jsonl") as writer:
         writer.write(Trajectory("long", "made", "long", split="eval", turns=turns, reward=1.0))
-    return f"/run/{folder.name}/t/eval/long"
 
 
 def drawn(root: Path, cache: Path, path: str, repeats: int) -> tuple[float, float]:
@@ -163,7 +165,7 @@ async def pages(root: Path, cache: Path, repeats: int, version: int) -> list[lis
             ("search, not there (one page of it)", "/run/big/trajectories?q=nowhere+in+it"),
             ("trajectory", name),
             ("group", "/run/big/g?kind=train&group=77"),
-            ("32,000 tokens", f"{long_episode(root / 'long')}?tab=tokens"),
+            ("32,000 tokens", f"{LONG}?tab=tokens"),
             ("runs", "/"),
         ):
 
@@ -188,20 +190,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=100_000)
     parser.add_argument("--repeats", type=int, default=6)
+    parser.add_argument("--folder", type=Path, help="where the run is made, and left for the next time")
+    parser.add_argument("--make", action="store_true", help="only make it")
     parser.add_argument("--record", action="store_true", help="write docs/benchmarks.md")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        root, cache = Path(place) / "runs", Path(place) / "cache"
-        make(root / "big", args.episodes)
+        root, cache = args.folder or Path(place) / "runs", Path(place) / "cache"
+        if not (root / "big").exists():
+            make(root / "big", args.episodes)
+            long_episode(root / "long")
+        if args.make:
+            return
         records = root / "big" / "trajectories" / "train.jsonl"
         size, index_size = records.stat().st_size, index_path(records).stat().st_size
         rows: list[list[object]] = [["opened from index rows", f"{1000 * opened(root / 'big', cache):.0f}", ""]]
         rows += asyncio.run(pages(root, cache, args.repeats, args.episodes // (GROUP * GROUPS)))
-        tokens, recoloured = drawn(root, cache, "/run/long/t/eval/long", args.repeats)
+        tokens, recoloured = drawn(root, cache, LONG, args.repeats)
         rows.append(["32,000 tokens, in the browser", f"{tokens:.0f}", ""])
         rows.append(["coloured by something else", f"{recoloured:.0f}", ""])
-        index_path(records).unlink()
+        index_path(records).rename(Path(place) / "index")
         rows.insert(1, ["opened without", f"{1000 * opened(root / 'big', Path(place) / 'other'):.0f}", ""])
+        shutil.move(Path(place) / "index", index_path(records))
     lines = table(["what", "first, ms of CPU", "again"], rows)
     print("\n".join(lines))
     if args.record:

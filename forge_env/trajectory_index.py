@@ -95,13 +95,13 @@ class IndexRow:
 COLUMNS = ("version", *(item.name for item in fields(IndexRow)))
 """Of a row on disk."""
 _values = attrgetter(*COLUMNS[1:])
-_EMPTY: dict[str, Any] = {
-    item.name: {"str": "", "dict": {}, "list": []}[str(item.type).partition("[")[0]]
+_EMPTY: list[tuple[int, type]] = [
+    (COLUMNS.index(item.name), {"str": str, "dict": dict, "list": list}[str(item.type).partition("[")[0]])
     for item in fields(IndexRow)
     if item.type not in ("int", "float", "int | None")
-}
-"""What 0 stands for, in columns that are no numbers."""
-_FIGURES = tuple(item.name for item in fields(IndexRow) if item.type == "float")
+]
+"""Places and types of the columns that are no numbers: 0 stands for an empty one."""
+_FIGURES = [COLUMNS.index(item.name) for item in fields(IndexRow) if item.type == "float"]
 
 
 def index_path(records: Path) -> Path:
@@ -240,16 +240,16 @@ def decode(line: bytes) -> IndexRow:
     values = json.loads(line)
     if not isinstance(values, list) or values[:1] != [VERSION] or len(values) < len(COLUMNS):
         raise ValueError("no row of version 1")
-    row = IndexRow(*values[1 : len(COLUMNS)])
-    for name, empty in _EMPTY.items():
-        value = getattr(row, name)
+    for place, kind in _EMPTY:
+        value = values[place]
         if value == 0:
-            setattr(row, name, empty if isinstance(empty, str) else type(empty)())
-        elif type(value) is not type(empty):
-            raise ValueError(f"{name} is a {type(value).__name__}")
-    for name in _FIGURES:
-        if getattr(row, name) is None:
-            setattr(row, name, math.nan)
+            values[place] = kind()
+        elif type(value) is not kind:
+            raise ValueError(f"{COLUMNS[place]} is a {type(value).__name__}")
+    for place in _FIGURES:
+        if values[place] is None:
+            values[place] = math.nan
+    row = IndexRow(*values[1 : len(COLUMNS)])
     row.outcome = row.outcome or "ended"
     row.environment = row.environment or _environment_in(row.id)
     row.split = row.split or _split_in(row.id, row.group, row.member)
@@ -265,9 +265,10 @@ def _environment_in(name: str) -> str:
 
 def _split_in(name: str, group: int | None, member: int | None) -> str:
     """Of the ids of a run, SPLIT-GROUP-MEMBER and SPLIT-INDEX; empty where there is none in it."""
-    for suffix in (f"-{group}-{member}", f"-{group}"):
-        if group is not None and name.endswith(suffix):
-            return name.removesuffix(suffix)
+    if group is not None:
+        for suffix in (f"-{group}-{member}", f"-{group}"):
+            if name.endswith(suffix):
+                return name.removesuffix(suffix)
     return ""
 
 
