@@ -116,6 +116,10 @@ class SandboxUnavailableError(ForgeError):
     """This machine can't isolate code the way the engine needs; execution is refused."""
 
 
+class ImageError(SandboxUnavailableError):
+    """An image can't be built here; others may."""
+
+
 class GeneratorError(InfrastructureError):
     """The model endpoint or generator died or refused a request."""
 

@@ -17,7 +17,7 @@ from pydantic import Field
 import forge_env as fe
 from environments.harbor.tasks import HOME, LOGS, SOLUTION, TESTS, HarborTask, read_folder
 from forge_env.environment.base import EnvironmentConfig
-from forge_env.errors import SandboxFileError, SandboxUnavailableError, UsageError
+from forge_env.errors import ImageError, InfrastructureError, SandboxFileError, UsageError
 from forge_env.rollout.working_time import limited_elsewhere
 from forge_env.sandbox import ExecResult, Limits, Sandbox, SandboxSpec
 from forge_env.sandbox.protocol import is_below
@@ -37,6 +37,8 @@ class HarborConfig(fe.SandboxEnvironmentConfig):
     base_image: str = ""
     """Image that takes the place of those which the tasks' Dockerfiles are FROM, such as `python`, the bundled one; \
 empty: they are built as they are, which needs a registry."""
+    tasks: list[str] = Field(default_factory=list)
+    """Only these, by name; empty: all."""
     writable: list[str] = Field(default_factory=list)
     """Folders that programs may write to, besides /logs, /root, /solution, /tests and the one they begin in."""
     network: bool = False
@@ -80,7 +82,11 @@ class Harbor(fe.SandboxEnvironment):
     def __init__(self, config: HarborConfig | None = None, **context: Any) -> None:
         self.rubric = fe.Rubric([verified], metrics=[no_verdict])
         super().__init__(config, **context)
-        self._tasks, self._refused = read_folder(self.config.folder)
+        found, self._refused = read_folder(self.config.folder)
+        if unknown := set(self.config.tasks) - {task.name for task in found} - set(self._refused):
+            there = ", ".join(task.name for task in found)
+            raise UsageError(f"no task {sorted(unknown)[0]!r} in {self.config.folder}", fix=f"there are: {there}")
+        self._tasks = [task for task in found if not self.config.tasks or task.name in self.config.tasks]
         self.verdict: dict[str, float] | None = None
         """What the tests have written; None: nothing, or nothing yet."""
         self._until = math.inf
@@ -109,7 +115,7 @@ class Harbor(fe.SandboxEnvironment):
         for task in tasks:
             try:
                 await engine.build(self.spec_of(self._tasks[task.data["index"]]))
-            except (SandboxUnavailableError, UsageError) as error:
+            except (ImageError, UsageError) as error:
                 missing[task.id] = str(error)
         return missing
 
@@ -180,8 +186,11 @@ class Harbor(fe.SandboxEnvironment):
         self.verdict = None
         self.sandbox_spec = self.spec_of(self.playing)  # type: ignore[misc]
         self._until = math.inf
-        with limited_elsewhere():  # an image may have to be built
-            await super()._begin(task)
+        try:
+            with limited_elsewhere():  # an image may have to be built
+                await super()._begin(task)
+        except ImageError as error:  # of this task alone: the others are played
+            raise InfrastructureError(f"task {task.id!r} can't be played here: {error.message}") from error
         self._until = time.monotonic() + min(self.playing.agent_s, self.config.max_agent_s or math.inf)
 
     async def step(self, action: Action) -> StepResult:

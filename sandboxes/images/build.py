@@ -15,7 +15,7 @@ from typing import Any
 
 from docker.errors import APIError, BuildError, ContainerError, ImageNotFound
 
-from forge_env.errors import SandboxUnavailableError, UsageError
+from forge_env.errors import ImageError, SandboxUnavailableError, UsageError
 from sandboxes.images import BUNDLED, cache, packages, rootfs
 
 REPOSITORY = "forge-env"
@@ -223,7 +223,7 @@ def _build(client: Any, context: bytes, base: str, tag: str) -> None:
         log = "".join(entry.get("stream", "") for entry in error.build_log)
         step, said = _last_step(log)
         fix = "name an image that is here in SandboxSpec(base=...)" if step.startswith("FROM ") else None
-        raise SandboxUnavailableError(f"an image could not be built: `{step}`: {error}{said}", fix=fix) from error
+        raise ImageError(f"an image could not be built: `{step}`: {error}{said}", fix=fix) from error
     except APIError as error:
         raise SandboxUnavailableError(f"the Docker daemon could not build {tag}: {error.explanation}") from error
 

@@ -117,6 +117,13 @@ async def test_what_cant_be_built_is_told_with_its_line(engine: SandboxEngine) -
     assert missing["two_services"] == "it asks for services beside it"
     assert "`RUN apt-get update && apt-get install -y gcc`" in missing["needs_packages"]
 
+    def make() -> fe.Environment:
+        return fe.make(f"harbor:{TASKS}", base_image="python", sandboxes=engine)
+
+    episode = await run_episode(make, GoldPolicy(), task=tasks[1])  # invalid, and no end of a run
+    assert not episode.valid
+    assert "task 'needs_packages' can't be played here: an image could not be built" in (episode.error or "")
+
 
 def test_validate_tells_what_is_left_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -174,6 +181,13 @@ def test_folders_without_tasks(tmp_path: Path) -> None:
         fe.make(f"harbor:{tmp_path}")
     with pytest.raises(UsageError, match="is not a folder"):
         fe.make("harbor", folder=str(tmp_path / "none"))
+
+
+def test_some_tasks_alone() -> None:
+    env = fe.make(f"harbor:{TASKS}", tasks=["repair", "greeting"])
+    assert [env.task("train", index).id for index in range(env.num_tasks("train") or 0)] == ["greeting", "repair"]
+    with pytest.raises(UsageError, match=r"no task 'other' in .*there are: greeting, needs_packages, old_sum"):
+        fe.make(f"harbor:{TASKS}", tasks=["other"])
 
 
 def test_a_name_may_hold_the_option_that_is_needed() -> None:
