@@ -112,6 +112,10 @@ class SandboxError(InfrastructureError):
     """A sandbox or its engine was lost, could not start, or answered out of protocol."""
 
 
+class ContractError(ForgeError):
+    """What is trained is not what was sampled, served or asked: going on would train something else (docs/trust.md)."""
+
+
 class SandboxUnavailableError(ForgeError):
     """This machine can't isolate code the way the engine needs; execution is refused."""
 

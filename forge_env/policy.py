@@ -55,6 +55,8 @@ class Reply:
         metadata: JSON-ready facts worth recording: "usage", "latency_s", "attempts", ...
         continues: how many tokens the prompt has before `prompt_ids`: all of the turn before, prompt and sampled, or
             none (0: `prompt_ids` is the whole prompt).
+        receipt: hash of the sampled tokens by whoever sampled them (`trainers.generator.receipt`), by which a trainer
+            knows them again; None: nobody signs for them. It is not recorded.
     """
 
     message: Message
@@ -66,6 +68,7 @@ class Reply:
     forked: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)
     continues: int = 0
+    receipt: int | None = None
 
     def __post_init__(self) -> None:
         if self.has_tokens:
@@ -113,6 +116,7 @@ class Reply:
             if name in TOKEN_FIELDS
             else getattr(self, name) == getattr(other, name)
             for name in self.__slots__
+            if name != "receipt"  # no record has it
         )
 
     __hash__ = None  # type: ignore[assignment]

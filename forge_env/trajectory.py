@@ -62,6 +62,7 @@ class Segment:
         versions: policy version that sampled it, -1 elsewhere, int32 [T].
         advantages: of each sampled token, 0 elsewhere, float32 [T].
         ref_logprobs: log-probability under the reference model, 0 elsewhere, float32 [T]; None without one.
+        receipt: sum of the `Reply.receipt` of its sampled tokens, modulo 2**64; None: nobody signs for some of them.
     """
 
     token_ids: IntArray
@@ -70,6 +71,7 @@ class Segment:
     versions: IntArray = NO_TOKENS
     advantages: FloatArray = NO_TOKENS
     ref_logprobs: FloatArray | None = None
+    receipt: int | None = None
 
     def __post_init__(self) -> None:
         import numpy as np
@@ -108,6 +110,9 @@ class _Joined:
             segment.mask[place] = True
             segment.logprobs[place] = reply.logprobs
             segment.versions[place] = reply.versions
+        receipts = [reply.receipt for _, reply in self.sampled]
+        signed = [receipt for receipt in receipts if receipt is not None]
+        segment.receipt = sum(signed) % 2**64 if len(signed) == len(receipts) else None
         return segment
 
 

@@ -37,6 +37,7 @@ COMMANDS = {
     "view": "look at runs and evaluations in the browser",
     "show": "say in short whether a run learned, how it fails, why its reward moved, what limited its speed",
     "tail": "follow a run while it goes on",
+    "hacks": "look for rewards that were not earned",
     "trajectory": "read one recorded episode as a conversation",
     "report": "write a run's report as a page, as Markdown or as a picture",
     "trajectories": "list the recorded episodes of a run or an evaluation, or show one in full",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from forge_env.cli.command import Parser
 from forge_env.errors import UsageError
 from forge_env.machine import cache_dir, user_path
+from forge_env.run.contract import in_a_sentence
 from forge_env.visible import one_line, visible
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
             "learned": asdict(found.learned),
             "reasons": asdict(found.reasons),
             "limit": asdict(found.limit),
+            "contract": [own.row() for own in found.contract],
         }
         print(json.dumps(answers, indent=2, default=str))
         return 0
@@ -85,6 +87,9 @@ def lines(found: Digest, width: int) -> Iterator[str]:
             yield from _wrapped(f"{key}: {what}", width, "    ")
         yield from _answer("Why did the reward move?", [found.reasons.words, *found.reasons.warnings], width)
         yield from _moved(found, width)
+    if found.contract:
+        doubts = [own.words for own in found.contract if own.verdict in ("doubtful", "broken")]
+        yield from _answer("Can it be trusted?", [in_a_sentence(found.contract), *doubts], width)
     yield from _answer("What does a typical failure look like?", [found.failure_words, found.unsolved_words], width)
     yield from _failures(found, width)
     if found.is_evaluation:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from forge_env.display.terminal import duration
+from forge_env.errors import UsageError
+from forge_env.hacks.findings import Findings, find
+from forge_env.run.contract import Clause, read_contract
+from forge_env.run.folder import RunFolder
 from forge_env.trajectory import Trajectory
 from forge_env.view.answers import Learned, Limit, Reasons, learned, limit, reasons
 from forge_env.view.queries import PAID_UNSOLVED, TRAIN, UNSOLVED
@@ -22,6 +26,8 @@ from forge_env.view.runs import RunView
 
 EXAMPLES = 3
 """Failures, and successes, that are shown."""
+SEARCHED = 2_000
+"""Episodes, spread over the run, that a report's look for hacks takes."""
 MOST_CLASSES = 6
 """Classes of failures."""
 
@@ -70,6 +76,10 @@ class Digest:
     reasons: Reasons = field(default_factory=Reasons)
     limit: Limit = field(default_factory=Limit)
     examples: list[Example] = field(default_factory=list)
+    contract: list[Clause] = field(default_factory=list)
+    """What the run made sure of at its start."""
+    hacks: Findings | None = None
+    """Signs that rewards were not earned; None: nobody looked."""
 
     @property
     def fallen_short(self) -> int:
@@ -142,7 +152,11 @@ def digest(root: Path, *, examples: int = 0, cache: Path | None = None) -> Diges
         if not run.is_evaluation:
             found.learned, found.reasons, found.limit = learned(run), reasons(run), limit(run)
         found.examples = [*_examples(run, found.failures, kind, examples)]
-        return found
+    found.contract = read_contract(RunFolder(root).contract)
+    if examples and found.episodes:
+        with suppress(UsageError):  # none that can be read
+            found.hacks = find(root, most=SEARCHED)
+    return found
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from forge_env.display.curves import (
 from forge_env.display.svg import legend, line_chart, number, share_bars
 from forge_env.display.terminal import duration
 from forge_env.files import write_whole, written_whole
+from forge_env.run.contract import CLAUSES, in_a_sentence
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import read_metrics
 from forge_env.visible import one_line, visible
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from forge_env.display.digest import Digest, Example
+    from forge_env.hacks.findings import Findings
     from forge_env.types import Message
 
 Row = Mapping[str, Any]
@@ -269,6 +271,11 @@ def _cut(text: str) -> str:
 
 def _tables(found: Digest) -> Iterator[str]:
     summary = found.summary
+    if found.contract:
+        cells = [(CLAUSES[own.clause], f"{own.verdict}: {own.text}") for own in found.contract]
+        yield _table("Contract", cells)
+    if found.hacks is not None:
+        yield _table("Is the reward earned?", [*earned(found.hacks)])
     yield _table("What was run", [*facts(found.summary)])
     if isinstance(scores := summary.get("heldout"), dict) and scores:
         cells = [
@@ -285,6 +292,13 @@ def _tables(found: Digest) -> Iterator[str]:
         last |= {key: value for key, value in row.items() if key not in ("step", "time") and value is not None}
     if last:
         yield _table("Every metric, last value", [(key, f"{last[key]:.6g}") for key in sorted(last)], folded=True)
+
+
+def earned(hacks: Findings) -> Iterator[tuple[str, str]]:
+    """What `forge-env hacks` says, in short: name and value."""
+    yield "in short", hacks.words + (" (a sample of them)" if hacks.left_out else "")
+    for own in hacks.signs:
+        yield f"{own.sign}: {own.reason}", f"{own.episodes:,} episodes"
 
 
 def facts(summary: Row) -> Iterator[tuple[str, str]]:
@@ -337,6 +351,12 @@ def markdown(found: Digest) -> str:
         lines += [f"| {_plain(own.name)} | {own.count:,} | {own.share:.1%} |" for own in found.failures[:8]] + [""]
     if found.examples:
         lines += [*_folded(found.examples[0])]
+    if found.contract:
+        lines += [f"**Contract** {_plain(in_a_sentence(found.contract))}", ""]
+        lines += [f"- {_plain(own.words)}" for own in found.contract if own.verdict in ("doubtful", "broken")] + [""]
+    if found.hacks is not None:
+        lines += ["**Is the reward earned?**"]
+        lines += [f"- {_plain(name)}: {_plain(value)}" for name, value in earned(found.hacks)] + [""]
     lines += ["<details><summary>What was run</summary>", "", "| | |", "|---|---|"]
     lines += [f"| {_plain(name)} | {_plain(value)} |" for name, value in facts(found.summary)]
     return "\n".join([*lines, "", "</details>", ""])

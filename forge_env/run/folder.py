@@ -40,6 +40,11 @@ class RunFolder(HeldFolder):
         return self.root / "trained.jsonl"
 
     @property
+    def contract(self) -> Path:
+        """What the run made sure of at its start: one JSON object a line (`forge_env.run.contract`)."""
+        return self.root / "contract.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         """Checkpoints, laid out by the trainer."""
         return self.root / "checkpoints"

@@ -28,6 +28,7 @@ from forge_env.display.state import HeldOutScore, RunState, Stage
 from forge_env.display.terminal import Display
 from forge_env.files import NO_SPACE, DiskFullError, LineWriter
 from forge_env.run.account import Account
+from forge_env.run.contract import Clause
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import MetricsLogger, read_metrics
 from forge_env.run.timeline import Timeline, keep_earlier
@@ -193,6 +194,23 @@ class Run:
             return self._trained.held > 0
 
         self._trajectories.submit(write)
+
+    def contract(self, clause: Clause) -> None:
+        """What came of something that the run makes sure of: a line of `contract.jsonl` and of the log; in the summary.
+
+        What is doubtful is a warning.
+        """
+        line = json.dumps(with_schema(clause.row())) + "\n"
+        try:
+            with self.folder.contract.open("a", encoding="utf-8") as file:
+                file.write(line)
+        except OSError as error:
+            self.forgive(error)
+        self.summary.setdefault("contract", {})[clause.clause] = clause.verdict
+        if clause.verdict == "doubtful":
+            self.warn(f"contract: {clause.words}")
+        else:
+            logger.info("contract: %s", clause.words)
 
     async def drain(self) -> None:
         """Wait while the thread that writes trajectories is too far behind; raises as `trajectory`."""

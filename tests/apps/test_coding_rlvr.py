@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from forge_env.run.contract import CLAUSES
 from forge_env.trajectory import read_trajectories
 from forge_env.trajectory_index import is_index
 from sandboxes.docker import DockerEngine
@@ -131,6 +132,7 @@ def test_a_run_to_its_end(tmp_path: Path) -> None:
     assert training.wait() == 0, training.output.read_text()
     summary = training.summary
     assert summary["exit"] == "success"
+    assert summary["contract"] == dict.fromkeys(CLAUSES, "holds")
     assert summary["engine"] == engine
     assert summary["steps"] == 3
     assert summary["tokens_generated"] > 0

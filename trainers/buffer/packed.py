@@ -66,12 +66,14 @@ class PackedGroup:
         columns: names of the table's columns, `FIXED` first.
         data: header, table, segments, tokens; `pack` writes it.
         members: as in `GroupRecord`.
+        receipts: `Segment.receipt` of each token sequence; empty in what an older version packed.
     """
 
     task_id: str
     columns: tuple[str, ...]
     data: bytes
     members: tuple[str, ...] = ()
+    receipts: tuple[int | None, ...] = ()
 
     def __post_init__(self) -> None:  # one copy of the names for all groups
         object.__setattr__(self, "columns", _NAMES.setdefault(self.columns, self.columns))
@@ -80,7 +82,7 @@ class PackedGroup:
             raise UsageError("a group was packed by another version of forge-env", fix="start a new run")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return PackedGroup, (self.task_id, self.columns, self.data, self.members)
+        return PackedGroup, (self.task_id, self.columns, self.data, self.members, self.receipts)
 
     @property
     def _header(self) -> tuple[Any, ...]:
@@ -139,6 +141,8 @@ class PackedGroup:
             part = slice(start, start + length)
             start += length
             found.append(Segment(token_ids[part], mask[part], logprobs[part], versions[part], advantages[part]))
+        for segment, receipt in zip(found, self.receipts, strict=False):
+            segment.receipt = receipt
         return found
 
 
@@ -243,7 +247,8 @@ def pack(
     )
     task_id = episodes[0].task_id if episodes else ""
     members = tuple(map(_member, episodes))
-    return PackedGroup(task_id, columns, header + b"".join(array.tobytes() for array in arrays), members)
+    receipts = tuple(segment.receipt for segment in segments)
+    return PackedGroup(task_id, columns, header + b"".join(array.tobytes() for array in arrays), members, receipts)
 
 
 def _member(episode: Trajectory) -> str:

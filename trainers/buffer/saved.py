@@ -24,7 +24,8 @@ def save_buffer(state: dict[str, Any], file: Path) -> None:
         if isinstance(value, PackedGroup):
             name = str(len(blocks))
             blocks[name] = np.frombuffer(value.data, np.uint8)
-            return {"group": name, "task_id": value.task_id, "columns": value.columns, "members": value.members}
+            names = ("task_id", "columns", "members", "receipts")
+            return {"group": name, **{each: getattr(value, each) for each in names}}
         if isinstance(value, dict):
             return {key: plain(item) for key, item in value.items()}
         return [plain(item) for item in value] if isinstance(value, list) else value
@@ -42,7 +43,8 @@ def load_buffer(file: Path) -> dict[str, Any]:
     def whole(value: Any) -> Any:
         if isinstance(value, dict) and "group" in value:
             data = blocks.get_tensor(value["group"]).tobytes()
-            return PackedGroup(value["task_id"], tuple(value["columns"]), data, tuple(value.get("members", ())))
+            apart = (tuple(value.get(name, ())) for name in ("members", "receipts"))
+            return PackedGroup(value["task_id"], tuple(value["columns"]), data, *apart)
         if isinstance(value, dict):
             return {key: whole(item) for key, item in value.items()}
         return [whole(item) for item in value] if isinstance(value, list) else value

@@ -156,6 +156,12 @@ class AsyncLLMEngine(Engine):
                 self._open.set()
         return time.perf_counter() - started
 
+    async def checksum(self) -> tuple[int, bool]:
+        """See `Engine`."""
+        self.check()
+        found = await self.engine.collective_rpc("checksum")
+        return found[0], len(found) == 1 and not reorders(self.engine)
+
     async def close(self) -> None:
         """See `Engine`."""
         self._failed(GeneratorError("the generator was stopped"))

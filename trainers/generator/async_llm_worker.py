@@ -40,6 +40,12 @@ class WeightLoader:
         """Of this process."""
         return os.getpid()
 
+    def checksum(self) -> int:
+        """Of the weights of this process (`trainers.weights.checksum`)."""
+        from trainers.weights.checksum import held_by
+
+        return held_by(self.model_runner.model)
+
     def load_flat(self, message: bytes) -> None:
         """Load weights, or adapters, from memory of another process.
 

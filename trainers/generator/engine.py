@@ -32,6 +32,7 @@ from forge_env.policy import NO_TOKENS
 from forge_env.run.account import Account
 from trainers.actors.ranks import Followers
 from trainers.generator.lockstep import Abortion, Admission, Order, carry_out
+from trainers.generator.receipt import receipt
 from trainers.generator.types import Completion, EngineFailedError, SamplingOptions
 
 logger = logging.getLogger(__name__)
@@ -113,6 +114,16 @@ class Engine(ABC):
         Raises:
             GeneratorError: the engine has failed, or was closed.
             Exception: loading failed, and with it the engine: nobody knows which weights it holds.
+        """
+
+    @abstractmethod
+    async def checksum(self) -> tuple[int, bool]:
+        """Checksum of all weights, as far as the first process has them, and whether they are whole and in order there.
+
+        Generation stands still meanwhile, for about as long as it takes to read them once.
+
+        Raises:
+            GeneratorError: the engine has failed, or was closed.
         """
 
     @abstractmethod
@@ -354,6 +365,15 @@ class InProcessEngine(Engine):
                     raise
             return time.perf_counter() - started
 
+    async def checksum(self) -> tuple[int, bool]:
+        """See `Engine`."""
+        from trainers.weights.checksum import held_by
+
+        async with self._pause():
+            self.check()
+            found = await self._in_thread(self.engine.apply_model, held_by)
+            return found[0], self._followers is None and not self._reorders
+
     async def follow_load(self, weights: Weights, version: int) -> None:
         """As a follower: swap the weights as the leader does."""
         await self._in_thread(self._load, weights, version)
@@ -409,3 +429,4 @@ def _take(completion: Completion, token_ids: Sequence[int], logprobs: Any, spans
     completion.logprobs = np.array(logprobs.logprobs, np.float32)
     versions = np.array([(span.version, span.end - span.start) for span in spans], np.int32).reshape(-1, 2)
     completion.versions = np.repeat(versions[:, 0], versions[:, 1])
+    completion.receipt = receipt(completion.prompt_ids, completion.token_ids, completion.logprobs)

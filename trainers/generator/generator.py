@@ -21,6 +21,7 @@ from trainers.generator.types import Completion, EngineFailedError, SamplingOpti
 
 if TYPE_CHECKING:
     from trainers.generator.engine import Engine
+    from trainers.weights.checksum import Served
     from trainers.weights.store import Published
 
 
@@ -202,6 +203,30 @@ class Generator(LedActor):
             raise WeightsDroppedError(f"the weights of version {version} are not in the store any more") from error
         if self.followers is not None:
             await self.followers.call("take", replace(published, handles=self._pulled.handles))
+
+    @concurrent_endpoint
+    async def checksums(self, published: Published | None = None) -> Served:
+        """Of the weights that the engine has, and of those it took.
+
+        Args:
+            published: where those lie; None: there are none.
+
+        Raises:
+            GeneratorError: they are gone, or the engine has failed.
+        """
+        from trainers.model.adapter import PREFIX
+        from trainers.weights.checksum import Served, checksums
+
+        async with self._updating:
+            taken = None
+            if published is not None:
+                try:
+                    taken = await asyncio.to_thread(checksums, await self._store.take(published))
+                except OSError as error:
+                    raise WeightsDroppedError(f"there are newer weights: {error}") from error
+            held, alone = await self._engine.checksum()
+            adapters = taken is not None and any(name.startswith(PREFIX) for name in taken)
+            return Served(self._engine.version, taken, held, alone and not adapters)
 
     def _take_pulled(self) -> Any:
         weights, self._pulled = self._pulled, None

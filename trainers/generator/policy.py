@@ -120,6 +120,7 @@ class _Session(PolicySession):
             stop_reason=completion.stop_reason,
             forked=forked,
             continues=continues,
+            receipt=completion.receipt,
         )
         self._replies.append(reply)
         self._sampled = reply.token_ids

@@ -39,6 +39,7 @@ from trainers.generator.types import (
 )
 
 if TYPE_CHECKING:
+    from trainers.weights.checksum import Served
     from trainers.weights.store import Published
 
 Version = tuple[int, int]
@@ -393,6 +394,19 @@ class GeneratorPool(Service):
         return self.client.in_flight[number] + self._weights[number].stats.get("in_flight", 0.0)
 
     # --- figures
+
+    async def checksums(self, published: Published | None = None) -> dict[int, Served]:
+        """Of the weights that each replica has that is up, by its number; see `Generator.checksums`."""
+        healthy = [replica for replica in self.replicas if replica.healthy]
+        calls = (replica.call("checksums", published) for replica in healthy)
+        found = {}
+        for replica, told in zip(healthy, await asyncio.gather(*calls, return_exceptions=True), strict=True):
+            if isinstance(told, ActorDiedError | EngineFailedError | WeightsDroppedError):
+                continue  # it will have others
+            if isinstance(told, BaseException):
+                raise told
+            found[replica.number] = told
+        return found
 
     async def stats(self) -> dict[str, float]:
         """Counters summed over replicas and their lives; `replicas`, how many of them are up."""

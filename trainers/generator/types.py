@@ -65,6 +65,7 @@ class Completion:
         metadata: whatever the caller wants to keep with it.
         tool_calls: parsed tool calls, where the caller parsed.
         content: text besides tool calls, where the caller parsed.
+        receipt: hash of the sampled tokens, made where they were sampled (`trainers.generator.receipt`).
     """
 
     prompt_ids: NDArray[np.int32]
@@ -78,6 +79,7 @@ class Completion:
     metadata: dict[str, Any] = field(default_factory=dict)
     tool_calls: list[ToolCall] = field(default_factory=list)
     content: str | None = None
+    receipt: int | None = None
 
     def __post_init__(self) -> None:
         self.prompt_ids, self.token_ids, self.versions = (

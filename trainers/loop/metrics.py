@@ -8,6 +8,8 @@ from typing import Any
 from trainers.buffer.packed import FIXED, GroupRecord
 from trainers.buffer.types import BufferStats, Reservation
 
+AUDIT = "contract/"
+"""How the trainer's figures begin that `trainers.loop.contract` wants, and nobody logs."""
 _METRIC_NAMES = {
     "loss": "grpo_loss/total_loss",
     "entropy": "grpo_loss/entropy",
@@ -26,6 +28,13 @@ def named(trained: Mapping[str, float]) -> dict[str, float]:
     if "loss/kl_k3" in trained:
         result.setdefault("grpo_loss/kl_divergence_mean", trained["loss/kl_k3"])
     return result
+
+
+def split_audit(trained: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """What the trainer says of a step: the figures of its audit of the tokens, and its metrics as `named`."""
+    audit = {name: value for name, value in trained.items() if name.startswith(AUDIT)}
+    metrics = named({name: value for name, value in trained.items() if name not in audit})
+    return {name.removeprefix(AUDIT): value for name, value in audit.items()}, metrics
 
 
 def _default(name: str) -> str:

@@ -14,12 +14,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge_env.concurrency import gather_or_cancel
 from trainers.buffer.types import GroupBuffer
 from trainers.generator.pool import GeneratorPool
+from trainers.loop.contract import Contract
 from trainers.loop.trainer import TrainerHandle
+
+if TYPE_CHECKING:
+    from trainers.weights.checksum import Sums
+    from trainers.weights.store import Published
 
 logger = logging.getLogger(__name__)
 
@@ -32,15 +37,22 @@ class Publisher:
         generators: where they go.
         buffer: told when they have arrived.
         tasks: children of the run; a failure on the way ends the run.
+        contract: sees to it that what arrives is what was trained.
     """
 
     def __init__(
-        self, trainer: TrainerHandle, generators: GeneratorPool, buffer: GroupBuffer[Any], tasks: asyncio.TaskGroup
+        self,
+        trainer: TrainerHandle,
+        generators: GeneratorPool,
+        buffer: GroupBuffer[Any],
+        tasks: asyncio.TaskGroup,
+        contract: Contract,
     ) -> None:
         self._trainer = trainer
         self._generators = generators
         self._buffer = buffer
         self._tasks = tasks
+        self._contract = contract
         self._under_way: asyncio.Task[None] | None = None
         self._metrics: dict[str, float] = {}
 
@@ -49,16 +61,24 @@ class Publisher:
         await self.settled()
         logger.info(f"Pushing weights for policy version {version}")
         published, indexed = await self._trainer.begin_push(version)
+        sums = await self._contract.weights_sent()  # before the next step changes them
         arriving = [self._generators.update_weights(version, published), indexed]
-        self._under_way = self._tasks.create_task(self._carry(version, arriving))
+        self._under_way = self._tasks.create_task(self._carry(version, published, sums, arriving))
 
     async def settled(self) -> None:
         """Wait until the version under way, if any, has arrived."""
         if self._under_way is not None:
             await asyncio.shield(self._under_way)
 
-    async def _carry(self, version: int, arriving: Sequence[Coroutine[Any, Any, dict[str, float]]]) -> None:
+    async def _carry(
+        self,
+        version: int,
+        published: Published,
+        sums: Sums | None,
+        arriving: Sequence[Coroutine[Any, Any, dict[str, float]]],
+    ) -> None:
         swapped, pushed = await gather_or_cancel(arriving)
+        await self._contract.weights_arrived(version, published, sums)
         await self._buffer.release(version)
         self._metrics = {f"weights/{name}": value for name, value in (pushed | swapped).items()}
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import forge_env as fe
 from forge_env.config.recipe import RunConfig
 from forge_env.environment.base import Environment
-from forge_env.errors import ForgeError, PluginError
+from forge_env.errors import ContractError, ForgeError, PluginError
 from forge_env.evaluation.estimates import Estimate
 from forge_env.job.survey import survey
 from forge_env.rewards.rubric import reward_definition
@@ -30,8 +30,9 @@ from forge_env.run.trainer import Question, Trainer
 from trainers.buffer.types import BufferStats, Reservation, Ticket
 from trainers.loop import checks
 from trainers.loop.checkpoints import Checkpoints, Saved
+from trainers.loop.contract import Contract
 from trainers.loop.evaluation import Evaluator
-from trainers.loop.metrics import batch_metrics, buffer_metrics, named, trained_row
+from trainers.loop.metrics import batch_metrics, buffer_metrics, split_audit, trained_row
 from trainers.loop.prepare import Actors, find_model, start_actors
 from trainers.loop.publisher import Publisher
 from trainers.loop.stack import RoleDiedError, Stack, prepare_controller
@@ -171,6 +172,7 @@ class System:
         self.generators.tell = run.warn
         self.evaluator = Evaluator(run, self.rollouts, self.generators)
         self.step = 0
+        self.contract = Contract(run, self.trainer, self.generators, self.buffer)
         self._checkpoints = Checkpoints(run)
         self._account = run.account("trainer", "start")
         self._status = Status(run, self.generators, self.rollouts, self._account, self.trainer.reference)
@@ -208,7 +210,9 @@ class System:
 
         Raises:
             ForgeError: group after group can't be trained on, or isn't wanted.
+            ContractError: the model was not shown the task.
         """
+        self.contract.opened(report.opening)
         if report.fate == Fate.LOST:  # infrastructure or the environment failed: never a zero
             await self._replace(ticket, report)
         elif report.fate == Fate.DROPPED:
@@ -261,15 +265,21 @@ class System:
 
     async def train(self, batch: Reservation) -> dict[str, float]:
         """Update the weights from a batch, which goes from the buffer to the processes that compute it; metrics."""
+        self._account.enter("book-keeping")
+        await self.contract.before_training(batch)
         self._unsettled = True
         logger.info("step %d trains groups %s", batch.step + 1, sorted(batch.indices))
         try:
-            metrics = named(await self.trainer.train_on(self.buffer, batch, self._account))
-        except ForgeError:  # it gave up by itself, between two updates
+            trained = await self.trainer.train_on(self.buffer, batch, self._account)
+        except ForgeError as error:  # it gave up by itself, between two updates
             self._unsettled = False
+            if isinstance(error, ContractError):
+                raise self.contract.tokens_differ(error) from error
             raise
+        audit, metrics = split_audit(trained)
         self.step, self._unsettled, self._deaths_in_a_row = batch.step + 1, False, 0
         self._unlogged = batch, metrics
+        self.contract.trained(batch.groups, audit)
         self._account.enter("book-keeping")
         if self.synchronous:  # all groups were in the batch, or are gone: nothing is left but to hear of the last ones
             await self._all_settled()
@@ -420,7 +430,8 @@ class System:
     async def _side_by_side(self) -> None:
         async with asyncio.TaskGroup() as group:
             self._tasks = group
-            self._publisher = Publisher(self.trainer, self.generators, self.buffer, group)
+            self._publisher = Publisher(self.trainer, self.generators, self.buffer, group, self.contract)
+            await self.contract.before_weights()
             self._checkpoints.start_clock()
             self._evaluate_what_was_lost()
             generating = group.create_task(self._algorithm.generate())
@@ -429,6 +440,7 @@ class System:
             await asyncio.wait([generating])
             await self._save()  # now: an evaluation that never ends must not cost what was trained
             await self._settled()
+            self.contract.close()
 
     async def _settled(self) -> None:
         self._account.enter("wait for generators")
@@ -550,6 +562,7 @@ class System:
         self.rollouts.count_from(Totals(**saved.state["totals"]))
         self.step = saved.step
         self._at_rest = self._unlogged = None
+        self.contract.begin_again()
         self._under_way.clear()
         self.run.saved(self.step)
         self.rollouts.order.load_state_dict(saved.state["order"])

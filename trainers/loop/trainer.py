@@ -20,6 +20,7 @@ from trainers.buffer.types import GroupBuffer, Reservation
 from trainers.loop.reference import Reference
 
 if TYPE_CHECKING:
+    from trainers.weights.checksum import Sums
     from trainers.weights.store import Published
 
 
@@ -87,6 +88,12 @@ class TrainerHandle:
             return metrics
 
         return published, indexed()
+
+    async def checksums(self) -> Sums:
+        """Of the weights as they are now, over all ranks, by tensor (`trainers.weights.checksum`)."""
+        from trainers.weights.checksum import together
+
+        return together((await result(self.actor.checksums.call())).values())
 
     async def begin_save(self, folder: str) -> asyncio.Future[dict[str, float]]:
         """Start to write weights and training state as they are now; what is returned ends when they are written.

@@ -39,6 +39,7 @@ from trainers.generator.client import GeneratorClient
 from trainers.generator.policy import GenerateFunction, GeneratorPolicy
 from trainers.model.chat import Chat
 from trainers.rollout.in_turn import InTurn
+from trainers.rollout.opening import FIRST, Opening, opening
 from trainers.rollout.types import (
     BUG,
     VERSIONS,
@@ -109,6 +110,7 @@ class LocalWorker:
         self._client = GeneratorClient(config.generator.num_replicas, share)
         self._open = AsyncExitStack()
         self._in_turn = InTurn(config.grpo.max_off_policy_steps == 0)
+        self._looked = 0
 
     async def setup(self) -> None:
         """Open the sandbox engine; make environment, chat format and the algorithm's part."""
@@ -198,6 +200,7 @@ class LocalWorker:
         try:
             policy = self._policy(request.ticket.version)
             group = await self._player.group(request.ticket.index, request.task, policy)
+            begins = self._look(group)
             await self._record(group.episodes, "train")
             fate = await self._hand_in(group, request)
         finally:
@@ -209,8 +212,16 @@ class LocalWorker:
             bug=bug_of(group.episodes),
             why_lost=why_nothing(group) if fate == Fate.LOST else ("", ""),
             state=self._prepare.state_dict(),
+            opening=begins,
         )
         return self._said(report)
+
+    def _look(self, group: Group) -> Opening | None:
+        """How a group begins, of the first ones."""
+        if self._looked >= FIRST:
+            return None
+        self._looked += 1
+        return opening(group.valid, lambda ids: str(self._chat.tokenizer.decode(ids)))
 
     async def _record(self, episodes: Sequence[Trajectory], kind: str) -> None:
         if is_kept(self._config.logging.trajectories, kind):

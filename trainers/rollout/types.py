@@ -18,6 +18,7 @@ from forge_env.trajectory import Segment, Trajectory
 from trainers.buffer.packed import PackedGroup
 from trainers.buffer.types import GroupBuffer, Ticket
 from trainers.generator.client import Member
+from trainers.rollout.opening import Opening
 
 BUG = "EnvironmentBugError: "
 """How the error of an episode begins that the environment's own code has ended, as in an evaluation's record."""
@@ -232,6 +233,7 @@ class GroupReport(Report):
         bug: what the environment's own code raised, if it did.
         why_lost: why no episode counts, and what to do about it.
         state: of the worker's `Preparation`.
+        opening: how it begins, of a worker's first groups.
     """
 
     fate: Fate = Fate.LOST
@@ -240,6 +242,7 @@ class GroupReport(Report):
     bug: str | None = None
     why_lost: tuple[str, str] = ("", "")
     state: dict[str, Any] = field(default_factory=dict)
+    opening: Opening | None = None
 
 
 @dataclass(slots=True)

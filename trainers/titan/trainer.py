@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from forge_env.config.recipe import LoRASection, OptimizerSection, ParallelismSection
-from forge_env.errors import UsageError
+from forge_env.errors import ContractError, UsageError
 from trainers.actors.actor import concurrent_endpoint, endpoint
 from trainers.actors.processes import settle_heap
 from trainers.actors.ranks import RankedActor, leave
@@ -148,8 +150,29 @@ class TitanTrainer(RankedActor):
         sizes = await buffer.batch_sizes(step)
         share = self._engine.share(sizes, self._minibatches)
         segments = await fetch(buffer, step, sizes, share.runs)
+        audit = self._check_tokens(segments.values())
         metrics: dict[str, float] = await asyncio.to_thread(self._engine.train_share, share, segments, self._loss)
-        return metrics
+        return metrics | audit
+
+    def _check_tokens(self, segments: Iterable[Any]) -> dict[str, float]:
+        """That what is to be trained on is what was sampled; all ranks see the same figures.
+
+        Raises:
+            ContractError: some of it is not.
+        """
+        from trainers.generator.receipt import audit
+
+        own = asdict(audit(segments))
+        named = {f"contract/{name}": float(value) for name, value in own.items()}
+        found: dict[str, float] = self._model.ranks.together(named)
+        if altered := int(found["contract/altered"]):
+            raise ContractError(
+                f"{altered} of {int(found['contract/sequences'])} token sequences of this step are not what the "
+                "generators sampled: their tokens, or log-probabilities, differ by count or hash",
+                fix="look at what handles episodes between sampling and training: grpo.mask, the algorithm's "
+                "Preparation, score_group; tokens must stay as they are (docs/trust.md)",
+            )
+        return found
 
     @endpoint
     async def score_base(self, buffer: Any, step: int) -> None:
@@ -224,6 +247,15 @@ class TitanTrainer(RankedActor):
             return {}
         metrics: dict[str, float] = await self._pushing
         return metrics
+
+    @endpoint
+    async def checksums(self) -> dict[str, int]:
+        """Of what this rank has of the weights as they are now, by tensor, in the precision they are published in."""
+        from trainers.weights.checksum import checksums
+
+        parts = ((part.name, part.values) for part in self._model.published())
+        found: dict[str, int] = checksums(parts, self._model.dtype)
+        return found
 
     @endpoint
     async def push_weights(self, version: int) -> dict[str, float]:

@@ -58,6 +58,7 @@ async def test_dropped_groups_make_room_and_are_counted_and_nothing_but_them_end
     system: Any = System.__new__(System)
     system.config, system.rollouts, system.buffer = config, Rollouts(), buffer
     system.run = SimpleNamespace(not_trained=lambda index, fate, why: recorded.append((index, fate, why)))
+    system.contract = SimpleNamespace(opened=lambda opening: None)
     system._discarded_in_a_row = system._dropped_in_a_row = 0
     system._under_way, system._results, system._changed = set(), {}, asyncio.Event()
     algorithm = GRPO(system)

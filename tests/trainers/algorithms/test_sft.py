@@ -96,7 +96,7 @@ def test_every_row_is_learned_once_an_epoch_and_those_too_long_are_counted(recip
     assert len(set(rows)) == 10
     last = list(read_metrics(run.folder.metrics))
     assert [row["sft/left_out"] for row in last if "sft/left_out" in row][-1] == 2.0
-    assert [row["eval/eval/loss"] for row in last if "eval/eval/loss" in row] == [0.5] * 4
+    assert [row["eval/eval/loss"] for row in last if "eval/eval/loss" in row] == [1.0] * 4
     assert (run.folder.root / "model" / "model.safetensors").is_file()
     assert set(needed_memory(config)) == {"controller", "trainer", "left free"}
 

@@ -8,6 +8,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,12 @@ from trainers.actors.withdrawal import Withdrawable
 from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.types import Reservation
 from trainers.generator.hold import Hold
+from trainers.generator.receipt import audit, receipt
 from trainers.generator.types import Completion
+from trainers.loop.metrics import AUDIT
 from trainers.rollout.local import LocalWorker
 from trainers.rollout.types import GroupReport, HeldOut, HeldOutReport, Links, RollOut, WorkerStatus
+from trainers.weights.checksum import Served
 
 Events = list[tuple[float, str, str]]
 """Virtual second, what, details."""
@@ -95,6 +99,7 @@ class Actor:
         self._forge_all: Actor = self
         self._forge_pids = self._forge_lost = ()
         self._forge_named = "no process"
+        self.version_had = 0
 
     def __getattr__(self, endpoint: str) -> Endpoint:
         return Endpoint(self, endpoint)
@@ -108,10 +113,18 @@ class Actor:
     async def do_ended(self) -> None:
         await asyncio.Event().wait()
 
+    async def do_checksums(self, *published: Any) -> Any:
+        """Of a trainer, or, asked with where weights lie, of a generator: as if all weights of a version were that."""
+        held = self.version_had
+        return Served(held, {"w": held} if published[0] else None, held, whole=True) if published else {"w": held}
+
     async def answer(self, endpoint: str, *args: Any, **kwargs: Any) -> Any:
         """What the endpoint returns; most return nothing."""
         answer = getattr(type(self), f"do_{endpoint}", None)
-        return None if answer is None else await answer(self, *args, **kwargs)
+        found = None if answer is None else await answer(self, *args, **kwargs)
+        if endpoint in ("begin_push", "update_weights"):
+            self.version_had = args[0]
+        return found
 
 
 NAMES_LAST = {"generate": 2, "abort": 0, "withdraw": 0}
@@ -158,10 +171,11 @@ class TitanTrainer(Actor):
         reference = sum(
             float(sequence.ref_logprobs.sum()) for sequence in sequences if sequence.ref_logprobs is not None
         )
-        return {"loss": total / 1000 + reference, "entropy": 1.0, "tokens_per_s": 100.0}
+        audited = {f"{AUDIT}{name}": float(value) for name, value in asdict(audit(sequences)).items()}
+        return {"loss": total / 1000 + reference, "entropy": 1.0, "tokens_per_s": 100.0, **audited}
 
     async def do_logprobs(self, sequences: Sequence[Any]) -> list[Any]:
-        return [np.full(int(sequence.mask[1:].sum()), -0.5, np.float32) for sequence in sequences]
+        return [np.full(int(sequence.mask[1:].sum()), -1.0, np.float32) for sequence in sequences]
 
     async def do_begin_push(self, version: int) -> tuple[Any, dict[str, float]]:
         return f"where version {version} lies", {"snapshot_s": 0.0}
@@ -218,7 +232,9 @@ class Generator(Actor):
         await asyncio.sleep({6: 60.0, 2: 3.0, 7: 3.0}.get(place, 0.05 * count))
         self._tokens += count
         versions = sorted([first] * (count // 2) + [self._version] * (count - count // 2))
-        return Completion(prompt_ids, ids, [-1.0] * count, versions, "stop", self._version)
+        completion = Completion(prompt_ids, ids, [-1.0] * count, versions, "stop", self._version)
+        completion.receipt = receipt(completion.prompt_ids, completion.token_ids, completion.logprobs)
+        return completion
 
     async def do_update_weights(self, version: int, published: Any) -> dict[str, float]:
         await asyncio.sleep(0.1)

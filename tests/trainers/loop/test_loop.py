@@ -180,7 +180,7 @@ def evaluating(run: Run, evaluator: SlowEvaluator, tasks: asyncio.TaskGroup) -> 
     system = System.__new__(System)
     system.run, system.config, system.step, system._evaluation = run, run.config, 10, None
     system.evaluator = evaluator  # type: ignore[assignment]
-    system._publisher = Publisher(None, None, None, tasks)  # type: ignore[arg-type]
+    system._publisher = Publisher(None, None, None, tasks, None)  # type: ignore[arg-type]
     system._checkpoints = Checkpoints(run)
     system._tasks = tasks
     return system

@@ -29,6 +29,7 @@ from forge_env.trajectory import Segment
 from tests.leftovers import assert_no_shared_memory, shared_memory
 from trainers.actors.processes import end_of
 from trainers.actors.remote import result
+from trainers.generator.receipt import receipt
 from trainers.generator.types import Completion, SamplingOptions
 from trainers.loop.stack import Stack, prepare_controller
 from trainers.losses.sft import SFTLoss
@@ -103,6 +104,13 @@ async def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreemen
         after = await sample(30)
         assert {version for completion in after for version in completion.versions} == {UPDATES}
         assert await largest_mismatch(trainer, after) <= MISMATCH
+        for completion in [*after, *long]:  # the generator has signed for what it sampled
+            signed = receipt(completion.prompt_ids, completion.token_ids, completion.logprobs)
+            assert completion.receipt == signed
+        [served] = (await generators.checksums(published)).values()
+        assert (served.version, served.taken) == (UPDATES, await trainer.checksums())
+        assert served.whole == (procs == 1)
+        assert served.expected == (served.held if served.whole else None)
         moved = max(
             abs(old - new)
             for before_update, now in zip(
@@ -241,6 +249,7 @@ async def test_adapters_alone_travel_to_the_generators(engine: Literal["in_proce
             return await asyncio.gather(*(generators.generate([10 + place] * 20, options) for place in range(8)))
 
         first = await sample()
+        [before] = (await generators.checksums()).values()
         in_flight = asyncio.ensure_future(sample())
         for version in range(1, 6):
             await trainer.train_step([sequence(completion) for completion in first])
@@ -249,6 +258,10 @@ async def test_adapters_alone_travel_to_the_generators(engine: Literal["in_proce
             pushed = await indexed
         await in_flight
         after = await sample()
+        [served] = (await generators.checksums(published)).values()
+        assert served.taken == await trainer.checksums()
+        assert not served.whole, "the engine adds adapters to weights of its own"
+        assert served.held != before.held
         assert pushed["bytes"] * 5 < (folder / "model.safetensors").stat().st_size  # which is in bfloat16
         assert await largest_mismatch(trainer, after) <= TRAINED_MISMATCH
         assert await largest_mismatch(trainer, first) > 0.1, "the updates changed nothing"

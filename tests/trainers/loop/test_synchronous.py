@@ -114,6 +114,9 @@ class Trainer(Actor):
         share = self._engine.share(sizes, self._minibatches)
         return self._engine.train_share(share, await buffer.sequences(step, sizes.numbers.tolist()), self._loss)
 
+    async def do_logprobs(self, sequences: Sequence[Segment]) -> list[Any]:
+        return self._engine.logprobs(sequences)
+
     async def do_begin_push(self, version: int) -> tuple[Any, dict[str, float]]:
         return {name: tensor.clone() for name, tensor in self._model.state_dict_hf().items()}, {}
 

@@ -16,8 +16,9 @@ from trainers.actors.remote import ActorDiedError
 from trainers.algorithms.grpo import Weighing
 from trainers.buffer.types import GroupBuffer
 from trainers.rollout.local import LocalWorker, WorkerSettings
+from trainers.rollout.opening import Opening
 from trainers.rollout.rollouts import Rollouts
-from trainers.rollout.types import Links, Preparation
+from trainers.rollout.types import Group, Links, Preparation
 
 MakeEnvironment = Callable[[], fe.Environment]
 
@@ -34,6 +35,9 @@ class PlayedHere(LocalWorker):
 
     def _maker(self) -> MakeEnvironment:
         return self._make_env
+
+    def _look(self, group: Group) -> Opening | None:
+        return None  # there is no model, and no tokenizer
 
     def _policy(self, version: int) -> Policy:
         return self._plays

@@ -1,0 +1,163 @@
+"""`forge-env hacks`: is the reward earned, or taken?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from forge_env.cli.command import Parser
+from forge_env.errors import PluginError, UsageError
+from forge_env.machine import user_path
+from forge_env.visible import one_line, visible
+
+if TYPE_CHECKING:
+    from forge_env.hacks.findings import Findings, Judge
+
+WIDTH = 80
+"""Columns of every line."""
+SHOWN = 8
+"""Episodes that are named."""
+
+
+def add_arguments(parser: Parser) -> None:
+    """Describe the command."""
+    from forge_env.hacks.findings import SAMPLE
+
+    parser.description = (
+        "Look for rewards that were not earned: does the reward rise away from hidden tests or the held-out score, "
+        "does a second judge pay less, were episodes paid more for less, and what did agents write that goes for the "
+        "score? Of a run, an evaluation, or a folder of any agent's transcripts (trajectories, ATIF, OpenAI messages)."
+    )
+    parser.add_argument("folder", metavar="RUN", help="folder of a run or an evaluation, or one with transcripts")
+    parser.add_argument("--visible", metavar="METRIC", help="what the agent sees (one named so, or the reward)")
+    parser.add_argument("--hidden", metavar="METRIC", help="what it does not (one named so, or the held-out score)")
+    parser.add_argument("--judge", metavar="MODULE:FUNCTION", help="a second judge: a Trajectory to its score")
+    parser.add_argument("--sample", type=int, default=SAMPLE, metavar="N", help="rewarded episodes it is asked about")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="for a person or for a program")
+    parser.add_argument("--catalogue", action="store_true", help="also print every sign that is looked for")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what was found."""
+    from forge_env.hacks.findings import find
+
+    if args.sample < 1:
+        raise UsageError(f"--sample {args.sample} is not a number of episodes", fix="use 1 or more")
+    judge = None if args.judge is None else _judge(args.judge)
+    found = find(_root(args.folder), visible=args.visible, hidden=args.hidden, judge=judge, sample=args.sample)
+    if args.format == "json":
+        json.dump(found.as_json(), sys.stdout, indent=2, default=str)
+        print()
+        return 0
+    for line in lines(found, catalogue=args.catalogue):
+        print(line)
+    return 0
+
+
+def _root(text: str) -> Path:
+    for path in (user_path(text), Path("runs") / text):
+        if path.exists():
+            return path.absolute()
+    raise UsageError(f"there is no {one_line(text)}", fix="give a run, an evaluation, or a folder with transcripts")
+
+
+def _judge(name: str) -> Judge:
+    from forge_env.plugins import load_plugin
+
+    found = load_plugin("forge_env.judges", name)
+    if not callable(found):
+        raise PluginError(f"--judge {name} can't be called", fix="name a function of a Trajectory that returns a score")
+    return cast("Callable[[Any], float]", found)
+
+
+def lines(found: Findings, *, catalogue: bool = False) -> Iterator[str]:
+    """What was found in lines of `WIDTH` columns; the result stands last."""
+    if catalogue:
+        yield from _catalogue()
+    yield from _gap(found)
+    yield from _judged(found)
+    yield from _signs(found)
+    yield from _named(found)
+    notes = [f"{found.left_out:,} episodes were left out"] if found.left_out else []
+    notes += [f"{found.damaged:,} records can't be read"] if found.damaged else []
+    yield from notes
+    yield from _wrapped(f"{found.name}: {found.words}")
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        " ".join(visible(text).split()), WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
+
+
+def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    first = f"{one_line(cells[0], widths[0]):<{widths[0]}}"
+    return " ".join(
+        [first, *(f"{one_line(cell, width):>{width}}" for cell, width in zip(cells[1:], widths[1:], strict=True))]
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _gap(found: Findings) -> Iterator[str]:
+    if not found.windows:
+        return
+    widths = (14, 9, 16, 16, 8, 8)
+    yield _row(["steps", "episodes", found.visible_name, found.hidden_name or "hidden", "gap", "±"], widths)
+    for own in found.windows:
+        steps = f"{own.first} to {own.last}" if own.last else "all"
+        error = "-" if own.gap is None else _number(own.stderr)
+        cells = [steps, f"{own.episodes:,}", _number(own.visible), _number(own.hidden), _number(own.gap), error]
+        yield _row(cells, widths)
+    if not found.hidden_name:
+        yield from _wrapped("No hidden score is known; name a metric with --hidden, or a second judge with --judge.")
+    yield ""
+
+
+def _judged(found: Findings) -> Iterator[str]:
+    if (own := found.judged) is None:
+        return
+    yield from _wrapped(
+        f"Second judge: {own.episodes} rewarded episodes earned {own.mean_reward:.3f} and are judged "
+        f"{own.mean_judged:.3f}; {own.overpaid} are judged lower"
+        + (f"; it failed on {own.failed}" if own.failed else "")
+    )
+    yield ""
+
+
+def _signs(found: Findings) -> Iterator[str]:
+    if not found.signs:
+        return
+    widths = (24, 9, 14, 20)
+    yield _row(["sign", "episodes", "mean reward", "others of the task"], widths)
+    for own in found.signs:
+        yield _row([own.sign, f"{own.episodes:,}", _number(own.reward), _number(own.others)], widths)
+        yield from _wrapped(own.reason, "    ")
+    yield ""
+
+
+def _named(found: Findings) -> Iterator[str]:
+    named = [*found.paid[:SHOWN], *found.examples][: 2 * SHOWN]
+    for own in named:
+        score = "" if own.other is None else f", hidden or judged {own.other:.3f}"
+        reward = "" if own.reward is None else f": reward {own.reward:.3f}{score}"
+        yield one_line(f"{own.sign}: {own.id} ({own.task}){reward}", WIDTH)
+        if own.text:
+            yield f"    {one_line(own.text, WIDTH - 4)}"
+    if named:
+        yield ""
+
+
+def _catalogue() -> Iterator[str]:
+    from forge_env.hacks.catalogue import CATALOGUE
+
+    for sign in CATALOGUE:
+        yield from _wrapped(f"{sign.name} ({sign.where}): {sign.reason}")
+    yield ""

@@ -1,0 +1,1 @@
+"""Signs that agents earn their reward in another way than was meant."""

@@ -1,0 +1,360 @@
+"""What a run makes sure of at its start, and again after a resume, so that no run trains nothing in silence.
+
+    prompt      the model's first prompts have the words of their tasks                 stops the run
+    log-probs   trainer and generator give the sampled tokens the same log-probability   stops it
+    weights     generators serve what the trainer has, and it changes with training      stops it
+    tokens      what is trained on is what was sampled, by count and hash, every step     stops it
+    rewards     they differ                                                              a warning
+    answers     the model answers different tasks differently                            a warning
+
+Where going on would train something else than the recipe says, the run ends with what to look at; what may be the
+task's own nature is a warning. There is nothing to set. Each is decided once a session and then costs nothing, but for
+the hash of the tokens, which is compared at every step. docs/trust.md has the tolerances and what they rest on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from forge_env.errors import ContractError
+from forge_env.run import Run
+from forge_env.run.contract import CLAUSES, Clause, Verdict
+from forge_env.trajectory import Segment
+from trainers.buffer.packed import GroupRecord
+from trainers.buffer.sequences import targets
+from trainers.buffer.types import GroupBuffer, Reservation
+from trainers.generator.types import Completion, SamplingOptions
+from trainers.loop.trainer import TrainerHandle
+from trainers.rollout.opening import Opening
+
+if TYPE_CHECKING:
+    from trainers.weights.checksum import Served, Sums
+    from trainers.weights.store import Published
+
+TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
+"""Mean difference of log-probabilities, in nats, by `model.dtype`."""
+SEQUENCES = 16
+"""Of the first batch that are compared."""
+PROBES, PROBE_TOKENS = 4, 32
+"""Where that batch was sampled by older weights: prompts that are asked once more, and tokens of each answer."""
+TASKS = 4
+"""Whose prompts and answers are compared with each other."""
+STEPS = 3
+"""In which rewards may all be the same, and weights may stay as they are."""
+FEWEST_WORDS = 0.5
+"""Of a task's words in its prompt: with fewer the model is not shown its task."""
+logger = logging.getLogger(__name__)
+
+
+class Serving(Protocol):
+    """The generators, as far as they are looked at."""
+
+    async def checksums(self, published: Published | None = None) -> dict[int, Served]:
+        """Of each replica that is up, by its number."""
+
+    async def generate(self, prompt_ids: Any, options: SamplingOptions, session: object = None) -> Completion:
+        """One completion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Between the trainer's and the generator's log-probabilities of the same tokens, in nats."""
+
+    tokens: int
+    mean: float
+    largest: float
+
+    @classmethod
+    def between(cls, theirs: Sequence[Any], ours: Sequence[Any]) -> Difference:
+        """Of the same tokens in sequences, [N] each; those that are not finite are left out."""
+        values = np.abs(np.concatenate(theirs) - np.concatenate(ours)) if len(theirs) else np.empty(0)
+        values = values[np.isfinite(values)]
+        return cls(len(values), float(values.mean()) if len(values) else 0.0, float(values.max(initial=0.0)))
+
+
+class Contract:
+    """The clauses of one session of a run.
+
+    Args:
+        run: is told.
+        trainer: trains.
+        generators: serve.
+        buffer: holds what is trained on.
+    """
+
+    def __init__(self, run: Run, trainer: TrainerHandle, generators: Serving, buffer: GroupBuffer[Any]) -> None:
+        self._run = run
+        self._trainer = trainer
+        self._generators = generators
+        self._buffer = buffer
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """The run was set back: everything is looked at anew."""
+        self._step = 0
+        self._verdicts: dict[str, Verdict] = {}
+        self._openings: dict[str, Opening] = {}
+        self._rewards: list[Any] = []
+        self._signal = False
+        self._served: dict[int, int] = {}
+        """What replicas held before, by number."""
+        self._sums: Sums | None = None
+        """The trainer's, before."""
+        self._unchanged = 0
+
+    # --- what is said
+
+    def _is_open(self, clause: str) -> bool:
+        return clause not in self._verdicts
+
+    def _say(self, clause: str, verdict: Verdict, text: str) -> None:
+        self._verdicts[clause] = verdict
+        self._run.contract(Clause(clause, verdict, text, self._step))
+
+    def _break(self, clause: str, text: str, fix: str) -> ContractError:
+        self._say(clause, "broken", text)
+        return ContractError(f"the run's contract is broken ({CLAUSES[clause]}): {text}", fix=f"{fix} (docs/trust.md)")
+
+    def close(self) -> None:
+        """The session is over: what could not be told is said to be open."""
+        waits = {
+            "prompt": f"fewer than {TASKS} tasks were played",
+            "log-probs": "no token was sampled by the weights that trained on it",
+            "weights": "no newer weights arrived",
+            "tokens": "no step was trained",
+            "rewards": f"fewer than {STEPS} steps were trained, and all their rewards are the same",
+            "answers": f"fewer than {TASKS} tasks were played",
+        }
+        for clause in filter(self._is_open, CLAUSES):
+            self._say(clause, "open", waits[clause])
+
+    # --- prompt and answers
+
+    def opened(self, opening: Opening | None) -> None:
+        """A group was played.
+
+        Raises:
+            ContractError: the model is not shown its task.
+        """
+        if opening is None or not (self._is_open("prompt") or self._is_open("answers")):
+            return
+        if self._is_open("prompt") and len(opening.missing) > (1 - FEWEST_WORDS) * opening.words:
+            some = ", ".join(opening.missing[:5])
+            raise self._break(
+                "prompt",
+                f"the model's prompt for task {opening.task!r} lacks {len(opening.missing)} of the {opening.words} "
+                f"words that the environment wrote: {some}",
+                "look at model.renderer and at the tokenizer of model.path: does `forge-env trajectory` show the task?",
+            )
+        self._openings.setdefault(opening.task, opening)
+        if len(self._openings) >= TASKS:
+            self._judge_openings(list(self._openings.values()))
+
+    def _judge_openings(self, found: Sequence[Opening]) -> None:
+        if self._is_open("prompt"):
+            if lacking := [own for own in found if own.missing]:
+                words = ", ".join(lacking[0].missing[:5])
+                self._say(
+                    "prompt", "doubtful", f"{len(lacking)} of {len(found)} prompts lack words of their task: {words}"
+                )
+            elif len({own.prompt for own in found}) == 1:
+                text = f"the prompts of {len(found)} different tasks are the same: the model can't tell them apart"
+                self._say("prompt", "doubtful", text)
+            else:
+                words_seen = sum(own.words for own in found)
+                self._say("prompt", "holds", f"all {words_seen:,} words of {len(found)} tasks are in their prompts")
+        if self._is_open("answers"):
+            answers = [answer for own in found for answer in own.answers]
+            different = len(set(answers))
+            if different == 1 and len(answers) > 1:
+                text = f"all {len(answers)} first answers to {len(found)} different tasks are the same"
+                self._say("answers", "doubtful", f"{text}: the model does not look at the task, or has collapsed")
+            else:
+                self._say("answers", "holds", f"{different:,} different first answers to {len(found)} tasks")
+
+    # --- log-probabilities
+
+    async def before_training(self, batch: Reservation) -> None:
+        """A batch is about to be trained on: do trainer and generator agree on what was sampled?
+
+        Raises:
+            ContractError: they don't.
+        """
+        self._step = batch.step
+        if not self._is_open("log-probs"):
+            return
+        sizes = await self._buffer.batch_sizes(batch.step)
+        count = sizes.total_sequences + sizes.not_finite
+        chosen = np.unique(np.linspace(0, count - 1, min(count, SEQUENCES)).astype(int)).tolist() if count else []
+        segments = await self._buffer.sequences(batch.step, chosen)
+        own = [segment for segment in segments if _sampled_by(segment, batch.step)]
+        what = "of the first batch"
+        if not own:
+            own, what = await self._probe(segments, batch.step), "of answers to prompts of the first batch"
+        if not own:
+            return  # the next batch may have some
+        theirs = await self._trainer.logprobs(own)
+        ours = [segment.logprobs[targets(segment)] for segment in own]
+        self._judge_logprobs(Difference.between(theirs, ours), what)
+
+    async def _probe(self, segments: Sequence[Segment], version: int) -> list[Segment]:
+        """Answers of the weights that the trainer has, to a few prompts of these sequences."""
+        config = self._run.config
+        asked = []
+        for number, segment in enumerate(segments[:PROBES]):
+            (sampled,) = np.nonzero(segment.versions >= 0)
+            prompt = segment.token_ids[: sampled[0]] if len(sampled) else segment.token_ids
+            room = min(PROBE_TOKENS, config.model.max_length - len(prompt))
+            options = SamplingOptions(max_tokens=room, temperature=config.grpo.temperature, seed=number)
+            if room > 0 and len(prompt):
+                asked.append(self._generators.generate(prompt, options))
+        found = []
+        for completion in await asyncio.gather(*asked):
+            ids = np.concatenate([completion.prompt_ids, completion.token_ids])
+            new = np.arange(len(ids)) >= len(completion.prompt_ids)
+            logprobs, versions = np.zeros(len(ids), np.float32), np.full(len(ids), -1, np.int32)
+            logprobs[new], versions[new] = completion.logprobs, completion.versions
+            segment = Segment(ids, new, logprobs, versions)
+            found += [segment] if _sampled_by(segment, version) else []
+        return found
+
+    def _judge_logprobs(self, found: Difference, what: str) -> None:
+        dtype = self._run.config.model.dtype
+        bound = TOLERANCE[dtype]
+        if not found.tokens:
+            return
+        text = (
+            f"{found.tokens:,} tokens {what} differ by {found.mean:.1e} nats on average, {found.largest:.1e} at most "
+            f"(at most {bound:g} on average in {dtype})"
+        )
+        if found.mean > bound or not np.isfinite(found.mean):
+            raise self._break(
+                "log-probs",
+                text,
+                "trainer and generators don't compute the same model: look at generator.engine_args, model.dtype and "
+                "grpo.temperature; is the model's folder the one that both loaded?",
+            )
+        self._say("log-probs", "holds", text)
+
+    # --- weights
+
+    async def before_weights(self) -> None:
+        """Nothing is trained yet in this session: what do the generators serve?"""
+        if self._is_open("weights"):
+            self._sums = await self._trainer.checksums()
+            self._served = {number: own.held for number, own in (await self._generators.checksums()).items()}
+
+    async def weights_sent(self) -> Sums | None:
+        """New weights were just published: the trainer's checksums of them; None: nobody wants to know any more."""
+        return await self._trainer.checksums() if self._is_open("weights") else None
+
+    async def weights_arrived(self, version: int, published: Published, trained: Sums | None) -> None:
+        """They are where they belong, and no others are on their way.
+
+        Raises:
+            ContractError: they are others than the trainer's, or none have come.
+        """
+        if trained is None or not self._is_open("weights"):
+            return
+        found = await self._generators.checksums(published)
+        there = {number: own for number, own in found.items() if own.version == version}
+        for number, own in there.items():
+            stale = trained != self._sums and own.held == self._served.get(number)
+            if fault := _fault(own, trained, stale=stale):
+                raise self._break(
+                    "weights",
+                    f"generator {number} {fault} (version {version})",
+                    "what it samples is not from the policy that is trained: look at run.log for its process, at "
+                    "generator.engine_args, and at what else loads weights",
+                )
+        changed = [number for number, own in there.items() if self._served.get(number, own.held) != own.held]
+        self._served |= {number: own.held for number, own in there.items()}
+        self._sums = trained
+        if changed:
+            own = there[changed[0]]
+            every = "all of them" if own.whole else "what they took of them"
+            text = f"{_counted(changed)} version {version}, which differs from the one before and equals"
+            self._say("weights", "holds", f"{text} the trainer's by checksum ({len(trained):,} tensors, {every})")
+        elif there:
+            self._unchanged += 1
+            if self._unchanged >= STEPS:
+                text = f"the weights are the same after {self._unchanged} versions: training changes nothing"
+                self._say("weights", "doubtful", f"{text}; look at trainer.optimizer.lr and groups/with_signal")
+
+    # --- tokens and rewards
+
+    def trained(self, groups: Sequence[GroupRecord], figures: Mapping[str, float]) -> None:
+        """A step was trained.
+
+        Args:
+            groups: on which.
+            figures: of the trainer's audit of its tokens (`trainers.generator.receipt.Audit`).
+        """
+        self._step += 1
+        self._judge_tokens(figures)
+        self._judge_rewards(groups)
+
+    def tokens_differ(self, error: ContractError) -> ContractError:
+        """The trainer has refused a step."""
+        assert error.fix is not None
+        return self._break("tokens", error.message, error.fix.removesuffix(" (docs/trust.md)"))
+
+    def _judge_tokens(self, figures: Mapping[str, float]) -> None:
+        sequences, tokens, unsigned = (int(figures.get(name, 0)) for name in ("sequences", "tokens", "unsigned"))
+        if not self._is_open("tokens") or not sequences:
+            return
+        if unsigned:
+            text = f"no generator has signed for {unsigned:,} of {sequences:,} sequences, so nobody knows"
+            self._say("tokens", "doubtful", f"{text} whether they are what was sampled")
+        else:
+            text = f"all {tokens:,} tokens of the {sequences:,} sequences that step {self._step} learned"
+            self._say(
+                "tokens", "holds", f"{text} are the sampled ones, by count and hash; so for every step, or it stops"
+            )
+
+    def _judge_rewards(self, groups: Sequence[GroupRecord]) -> None:
+        if not self._is_open("rewards"):
+            return
+        self._rewards.append(np.concatenate([group.column("reward") for group in groups]))
+        self._signal |= any(group.has_signal for group in groups)
+        rewards = np.concatenate(self._rewards)
+        low, high = float(rewards.min()), float(rewards.max())
+        if high > low:
+            self._say("rewards", "holds", f"{len(rewards):,} episodes earned {low:g} to {high:g}")
+        elif len(self._rewards) >= STEPS:
+            text = f"all {len(rewards):,} episodes of {STEPS} steps earned {low:g}"
+            if self._signal:
+                self._say("rewards", "holds", f"{text}; what is learned comes from elsewhere")
+            else:
+                fix = (
+                    "there is nothing to learn from: look at the rubric with `forge-env validate`, or try easier tasks"
+                )
+                self._say("rewards", "doubtful", f"{text}: {fix}")
+
+
+def _sampled_by(segment: Segment, version: int) -> bool:
+    """Whether these weights sampled all that was sampled of it, and there is something to learn."""
+    versions = segment.versions[segment.versions >= 0]
+    return bool(len(targets(segment)) and len(versions) and (versions == version).all())
+
+
+def _fault(served: Served, trained: Sums, *, stale: bool) -> str | None:
+    """What is wrong with what a generator has, where something is; `stale`: it has what it had before."""
+    if stale:
+        return "still serves the weights of before"
+    if served.taken is not None and served.taken != trained:
+        wrong = [name for name in {**trained, **served.taken} if trained.get(name) != served.taken.get(name)]
+        return f"was sent other weights than the trainer has: {len(wrong)} tensors differ, {wrong[0]} among them"
+    if served.expected is not None and served.held != served.expected:
+        return "serves other weights than it was sent"
+    return None
+
+
+def _counted(numbers: Sequence[int]) -> str:
+    return "1 generator serves" if len(numbers) == 1 else f"{len(numbers)} generators serve"
