@@ -4,7 +4,7 @@ export STACK PYTHON
 # Where this is set, each of a run's processes compiles five thousand modules again: ten seconds of its start.
 export PYTHONDONTWRITEBYTECODE =
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint format bench chaos pins clean
+.PHONY: help setup train test lint format docs bench chaos pins clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -26,6 +26,9 @@ lint: setup ## check style, format and types
 format: setup ## fix style and format
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
+
+docs: setup ## build the documentation as a site: build/docs/site/index.html
+	@.venv/bin/python scripts/docs.py $(ARGS)
 
 bench: setup ## list the benchmarks, or run one: make bench ARGS=environment_step
 	@.venv/bin/python -m benchmarks $(ARGS)

@@ -28,7 +28,17 @@ _PLATFORM = tuple(os.path.join(_HERE, room, "") for room in ("forge_env", "sandb
 
 
 class ForgeError(Exception):
-    """Base of every deliberate error. `fix` says what the person can do about it."""
+    """Base of every deliberate error. `fix` says what the person can do about it.
+
+    Args:
+        message: what is wrong, and where.
+        fix: what to do; shown in brackets.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> str(fe.ForgeError("the disk is full", fix="remove old runs"))
+        'the disk is full (remove old runs)'
+    """
 
     exit_code = 1
 
@@ -45,7 +55,18 @@ class ForgeError(Exception):
 
 
 class UsageError(ForgeError):
-    """The command line, a recipe or a call is wrong: nothing was started."""
+    """The command line, a recipe or a call is wrong: nothing was started.
+
+    Args:
+        message: what is wrong, and where.
+        fix: what to do.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> fe.make("calculatr")
+        Traceback (most recent call last):
+        forge_env.errors.NotRegisteredError: ...
+    """
 
     exit_code = 2
 
@@ -63,7 +84,22 @@ class PluginError(ForgeError):
 
 
 class ToolError(ForgeError):
-    """Raised inside a tool: the agent used it wrongly. The message becomes the tool's answer to the model."""
+    """Raised inside a tool: the agent used it wrongly. The message becomes the tool's answer to the model.
+
+    Args:
+        message: what the agent reads.
+        fix: shown to it in brackets.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> def divide(a: float, b: float) -> float:
+        ...     if b == 0:
+        ...         raise fe.ToolError("can't divide by zero")
+        ...     return a / b
+        >>> divide(1, 0)
+        Traceback (most recent call last):
+        forge_env.errors.ToolError: can't divide by zero
+    """
 
 
 class SandboxPathError(UsageError):
@@ -105,11 +141,32 @@ class HeldUpError(BaseException):
 
 
 class InfrastructureError(ForgeError):
-    """Something outside the agent's control failed: retry it, then mark the episode invalid."""
+    """Something outside the agent's control failed: retry it, then mark the episode invalid.
+
+    Args:
+        message: what failed.
+        fix: what to do.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> issubclass(fe.SandboxError, fe.InfrastructureError)
+        True
+    """
 
 
 class SandboxError(InfrastructureError):
-    """A sandbox or its engine was lost, could not start, or answered out of protocol."""
+    """A sandbox or its engine was lost, could not start, or answered out of protocol.
+
+    Args:
+        message: what failed.
+        fix: what to do.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> raise fe.SandboxError("the sandbox was lost")
+        Traceback (most recent call last):
+        forge_env.errors.SandboxError: the sandbox was lost
+    """
 
 
 class ContractError(ForgeError):

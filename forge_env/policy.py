@@ -95,6 +95,9 @@ class Reply:
     def follow(self, before: IntArray) -> IntArray:
         """Of a whole prompt, keep what it adds to `before`: the tokens of the turn before, prompt and sampled.
 
+        Args:
+            before: int32 [P].
+
         Returns:
             `before` of the next turn.
         """
@@ -177,11 +180,22 @@ class Policy:
     """What an evaluation records as the model; empty is the class's name."""
 
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
-        """Open a conversation with these tools. One of this method and `session_inside` is a policy's own."""
+        """Open a conversation with these tools. One of this method and `session_inside` is a policy's own.
+
+        Args:
+            tools: that the conversation may call.
+            seed: of sampling, where the policy samples.
+        """
         name = type(self).__name__
         raise UsageError(f"{name} plays through run_episode only", fix=f"or define {name}.session")
 
     def session_inside(self, env: Environment, task: Task, *, seed: int | None = None) -> PolicySession:
         """Open a conversation for one episode. Scripted policies override this to see the environment and the task's
-        hidden data; every other policy is given the tools alone."""
+        hidden data; every other policy is given the tools alone.
+
+        Args:
+            env: the environment.
+            task: with its hidden data.
+            seed: of sampling, where the policy samples.
+        """
         return self.session(env.tools, seed=seed)

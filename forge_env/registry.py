@@ -69,6 +69,24 @@ def register(name: str, target: type[Environment] | str) -> None:
     """Make `target` (a class, or an import path `module:Class`) available as `name` in this process.
 
     A name registered here comes before an installed one; registering it again replaces it.
+
+    Args:
+        name: letters, digits, `_` and `-`.
+        target: the class, or where it is.
+
+    Raises:
+        PluginError: the class is broken, or written for another version of the contract.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> class Hello(fe.SingleTurnEnvironment):
+        ...     def task(self, split, index):
+        ...         return fe.Task(id=f"{split}-{index}", prompt="Say hello.", gold="hello", split=split)
+        ...
+        ...     reward = fe.rewards.ExactMatch()
+        >>> fe.register("hello", Hello)
+        >>> fe.make("hello").task("train", 0).prompt
+        'Say hello.'
     """
     if not isinstance(target, str):
         _checked(name, target)
@@ -123,6 +141,12 @@ def make(name: str, /, *, sandboxes: SandboxEngine | None = None, **options: Any
     Raises:
         UsageError: there is no such environment or option, or it can't be made as asked.
         PluginError: its class is broken.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> env = fe.make("calculator", max_turns=4)
+        >>> env.config.max_turns
+        4
     """
     return maker(name, sandboxes=sandboxes, **options)()
 
@@ -169,7 +193,13 @@ def make_config(name: str, cls: type[Environment], options: dict[str, Any], at: 
 
 
 def list_environments() -> list[EnvironmentEntry]:
-    """Every environment, also those that can't be loaded (with the reason), by name."""
+    """Every environment, also those that can't be loaded (with the reason), by name.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> {entry.name: entry.target for entry in fe.list_environments()}["calculator"]
+        'environments.calculator:Calculator'
+    """
     entries = []
     for name in names():
         target = _REGISTERED.get(name)

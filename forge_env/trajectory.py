@@ -122,6 +122,12 @@ class Trajectory:
 
     `valid` is False when infrastructure failed beyond retry; such a trajectory is counted and shown but
     enters no statistic, baseline or score.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> episode = fe.Trajectory(id="train-0", environment="calculator", task_id="train-0")
+        >>> fe.Trajectory.from_dict(episode.to_dict()).valid
+        True
     """
 
     id: str
@@ -201,7 +207,11 @@ class Trajectory:
         return counts
 
     def earn(self, rewards: Mapping[str, float]) -> None:
-        """Seats ("" where there are none) have earned this, each with its last turn."""
+        """Seats ("" where there are none) have earned this, each with its last turn.
+
+        Args:
+            rewards: seat -> reward.
+        """
         for seat, reward in rewards.items():
             for turn in reversed(self.turns):
                 if turn.seat == seat:
@@ -307,7 +317,11 @@ class Trajectory:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Trajectory:
-        """Rebuild what `to_dict` wrote, or an earlier version of it."""
+        """Rebuild what `to_dict` wrote, or an earlier version of it.
+
+        Args:
+            data: a line of a record, parsed.
+        """
         if type(version := data.get("schema", 1)) is not int:
             raise ValueError(f"{version!r} is not a version")  # a damaged byte, which costs this record only
         old = version == 1

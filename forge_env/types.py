@@ -67,7 +67,14 @@ class FunctionCall(SlottedModel):
 
 @dataclass(slots=True, kw_only=True)
 class ToolCall(SlottedModel):
-    """One tool call of an assistant message (OpenAI chat format)."""
+    """One tool call of an assistant message (OpenAI chat format).
+
+    Examples:
+        >>> import forge_env as fe
+        >>> call = fe.call_tool("weigh", colour="red").tool_calls[0]
+        >>> call.function.arguments
+        '{"colour": "red"}'
+    """
 
     id: str
     """The tool's answer names it (`Message.tool_call_id`)."""
@@ -79,7 +86,13 @@ class ToolCall(SlottedModel):
 
 @dataclass(slots=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Message(SlottedModel):
-    """One chat message in OpenAI's format."""
+    """One chat message in OpenAI's format.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> fe.Message(role="user", content="Hello").to_openai()
+        {'role': 'user', 'content': 'Hello'}
+    """
 
     role: Role
     """Who says it."""
@@ -117,7 +130,11 @@ class Message(SlottedModel):
 
     @classmethod
     def from_openai(cls, data: Any) -> Message:
-        """What `to_openai` gave. `ValidationError`, `TypeError` or `KeyError`: it is something else."""
+        """What `to_openai` gave. `ValidationError`, `TypeError` or `KeyError`: it is something else.
+
+        Args:
+            data: a chat message as a dictionary.
+        """
         if not isinstance(data.get("content"), list):
             return cls.model_validate(data)
         parts = data["content"]
@@ -133,8 +150,19 @@ _IMAGES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif"}
 def image(source: str | Path | bytes) -> str:
     """A picture for `Message.images`: PNG, JPEG, GIF or WebP, from a file or its bytes.
 
+    Args:
+        source: a file's path, or what is in it.
+
+    Returns:
+        A `data:` address.
+
     Raises:
         UsageError: it is none of these, or there is no such file.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> fe.image(b"GIF89a")
+        'data:image/gif;base64,R0lGODlh'
     """
     if isinstance(source, bytes):
         data, name = source, "these bytes are"
@@ -196,13 +224,29 @@ def as_message(action: Action) -> Message:
 
 
 def call_tool(name: str, /, **arguments: Any) -> Message:
-    """The assistant message that calls one tool, for gold actions, scripts and tests."""
+    """The assistant message that calls one tool, for gold actions, scripts and tests.
+
+    Args:
+        name: of the tool.
+        arguments: of the call, JSON-ready.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> fe.call_tool("add", a=1, b=2).tool_calls[0].function.arguments
+        '{"a": 1, "b": 2}'
+    """
     function = FunctionCall(name=name, arguments=json.dumps(arguments, ensure_ascii=False))
     return Message(role="assistant", tool_calls=[ToolCall(id="call-0", function=function)])
 
 
 class ToolSpec(BaseModel):
-    """A tool as the model sees it: name, what it does, JSON schema of its arguments."""
+    """A tool as the model sees it: name, what it does, JSON schema of its arguments.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> fe.ToolSpec(name="roll", description="Roll a die.").to_openai()["function"]["name"]
+        'roll'
+    """
 
     name: str
     """Of the tool."""
@@ -221,6 +265,12 @@ class Task(BaseModel):
 
     `data` is hidden from the agent: environments must never copy it into an observation or a sandbox
     that runs agent code. `gold` is an answer that scores full marks, used by validation only.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> task = fe.Task(id="eval-3", prompt="What is 6 * 7?", data={"answer": 42}, gold="42", split="eval")
+        >>> task.difficulty
+        1
     """
 
     model_config = ConfigDict(extra="forbid")

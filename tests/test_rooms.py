@@ -108,16 +108,6 @@ def test_the_architecture_page_shows_every_folder() -> None:
         assert not [name for name in folders if not re.search(rf"^  {name}/ +\w", page, re.MULTILINE)]
 
 
-def test_files_that_the_documents_name_exist() -> None:
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("apps/**/*.md")]
-    assert len(pages) > 30
-    for page in pages:
-        text = page.read_text()
-        links = {page.parent / link for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)}
-        named = {ROOT / name for name in re.findall(rf"`((?:{'|'.join(ROOMS)}|tests|benchmarks)/[\w/]+\.py)`", text)}
-        assert not [path for path in links | named if not path.exists()], page
-
-
 TIME_OF_DAY = {
     "forge_env/gateway/request.py": "when an answer was given, for programs",
     "environments/verifiers/endpoint.py": "a message's time, as its library wants it",

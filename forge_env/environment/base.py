@@ -40,6 +40,13 @@ class EnvironmentConfig(BaseModel):
     """Options of an environment; subclass it to add your own. Unknown options are refused.
 
     It can't be changed: all environments that are made together share one.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> class MazeConfig(fe.EnvironmentConfig):
+        ...     size: int = 5
+        >>> MazeConfig(size=9).max_turns
+        8
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
@@ -58,6 +65,26 @@ class Environment(ABC):
 
     Tasks are addressed by `(split, index)`: `task("train", 17)` is the same task in every process, so a
     run's data position is one integer. `num_tasks` is None where a generator never runs out.
+
+    Args:
+        config: its options, an object of `config_class`; None: the defaults.
+        sandboxes: the started engine that its code runs in, where it runs any.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> class Echo(fe.Environment):
+        ...     def task(self, split, index):
+        ...         return fe.Task(id=f"{split}-{index}", prompt=f"Say {index}.", split=split)
+        ...
+        ...     async def reset(self, *, seed=None, options=None):
+        ...         self.current = self.resolve_task(seed, options)
+        ...         return [fe.Message(role="user", content=self.current.prompt)], {}
+        ...
+        ...     async def step(self, action):
+        ...         said = action if isinstance(action, str) else action.content
+        ...         return [], float(said == self.current.prompt[4:-1]), True, False, {}
+        >>> Echo().task("eval", 3).prompt
+        'Say 3.'
     """
 
     api_version: ClassVar[int] = API_VERSION
@@ -86,16 +113,28 @@ set in `__init__`."""
 
     @abstractmethod
     def task(self, split: str, index: int) -> Task:
-        """The `index`-th task of `split`; deterministic in `(config.seed, split, index)`."""
+        """The `index`-th task of `split`; deterministic in `(config.seed, split, index)`.
+
+        Args:
+            split: one of `splits`.
+            index: from 0, below `num_tasks(split)`.
+        """
 
     def num_tasks(self, split: str) -> int | None:
-        """How many tasks `split` has, or None when it is endless."""
+        """How many tasks `split` has, or None when it is endless.
+
+        Args:
+            split: one of `splits`.
+        """
         return None
 
     async def unplayable(self, tasks: Sequence[Task]) -> Mapping[str, str]:
         """What can't be played here, with the reason: tasks by id, and what its source has and isn't a task here.
 
-        `forge-env validate` asks before it plays these `tasks`, tells all of it, and leaves them out.
+        `forge-env validate` asks before it plays them, tells all of it, and leaves them out.
+
+        Args:
+            tasks: that would be played.
         """
         return {}
 
@@ -120,12 +159,19 @@ set in `__init__`."""
 
     @abstractmethod
     async def step(self, action: Action) -> StepResult:
-        """Apply one assistant message; see the module docstring."""
+        """Apply one assistant message; see the module docstring.
+
+        Args:
+            action: an assistant message, or its text.
+        """
 
     async def truncate(self, reason: str) -> tuple[float, dict[str, float]]:
         """A limit that the environment doesn't know ("tokens", "time") ended the episode: `(reward, metrics)`.
 
         The reward is for what there is so far, on top of what steps gave; by default nothing.
+
+        Args:
+            reason: which limit.
         """
         return 0.0, {}
 
@@ -137,6 +183,10 @@ set in `__init__`."""
         """Add to the rewards of all episodes of one task what only shows beside each other; by default nothing.
 
         Called in training on every group, of an object that need not have played any of them.
+
+        Args:
+            task: that all of them played.
+            trajectories: its episodes.
         """
         return
 
@@ -148,6 +198,9 @@ set in `__init__`."""
         """Actions that score full marks, for `forge-env validate`; None when none are known.
 
         Where there are seats: what they say in turn, until the end, which gives one of them full marks.
+
+        Args:
+            task: what is solved.
         """
         files = self.gold_files(task)
         if files is not None:
@@ -159,11 +212,19 @@ set in `__init__`."""
 
         `forge-env validate` hands in cheats in their place, with `hand_in`; code that a gold solution says in a
         message or in a tool's argument it finds by itself.
+
+        Args:
+            task: what is solved.
         """
         return None
 
     def hand_in(self, task: Task, files: Mapping[str, str]) -> list[Action]:
-        """What an agent does to hand in these files. Written together with `gold_files`."""
+        """What an agent does to hand in these files. Written together with `gold_files`.
+
+        Args:
+            task: what is solved.
+            files: text by path.
+        """
         name = type(self).__name__
         raise EnvironmentBugError(f"{name} has gold_files, and no hand_in", fix="say how files are handed in")
 
@@ -194,7 +255,12 @@ set in `__init__`."""
         return rng.choice(list(seats.values())) if len(seats) > 1 else next(iter(seats.values()))
 
     def resolve_task(self, seed: int | None, options: dict[str, Any] | None) -> Task:
-        """The task that `reset(seed=..., options=...)` asks for."""
+        """The task that `reset(seed=..., options=...)` asks for.
+
+        Args:
+            seed: as of `reset`.
+            options: as of `reset`.
+        """
         options = options or {}
         if isinstance(task := options.get("task"), Task):
             return task

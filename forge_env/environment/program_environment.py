@@ -47,7 +47,13 @@ KILL_S = 2.0
 
 
 class ProgramEnvironmentConfig(SandboxEnvironmentConfig):
-    """Limits of a program."""
+    """Limits of a program.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> fe.ProgramEnvironmentConfig(max_turns=10).lifetime_s
+        3600.0
+    """
 
     max_turns: int = Field(50, ge=1)
     """Requests to the model in one episode before it is truncated."""
@@ -70,7 +76,24 @@ class _Asked:
 
 
 class ProgramEnvironment(SandboxEnvironment):
-    """An environment around a program; see the module."""
+    """An environment around a program; see the module.
+
+    Args:
+        config: its options, an object of `config_class`; None: the defaults.
+        context: `sandboxes`, the started engine.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> class Writer(fe.ProgramEnvironment):
+        ...     command = ("python", "agent.py", "{instruction}")
+        ...     rubric = fe.Rubric(lambda answer: float("done" in answer))
+        ...
+        ...     def task(self, split, index):
+        ...         return fe.Task(id=f"{split}-{index}", prompt="Write a poem.", split=split)
+        >>> env = Writer()
+        >>> env.argv(env.task("eval", 0))
+        ['python', 'agent.py', 'Write a poem.']
+    """
 
     config_class: ClassVar[type[EnvironmentConfig]] = ProgramEnvironmentConfig
     command: ClassVar[Sequence[str]] = ()
@@ -92,13 +115,21 @@ class ProgramEnvironment(SandboxEnvironment):
     # What an author may override.
 
     def argv(self, task: Task) -> Sequence[str]:
-        """The program and its arguments for a task: `command` by default."""
+        """The program and its arguments for a task: `command` by default.
+
+        Args:
+            task: of this episode.
+        """
         if not self.command:
             raise UsageError(f"{type(self).__name__} has no command", fix='set `command = ("python", "agent.py")`')
         return [part.replace("{instruction}", task.prompt) for part in self.command]
 
     def environment(self, task: Task) -> dict[str, str]:
-        """Variables of the program, besides those by which it finds the model."""
+        """Variables of the program, besides those by which it finds the model.
+
+        Args:
+            task: of this episode.
+        """
         return {}
 
     async def run(self, task: Task, access: Access) -> ExecResult:

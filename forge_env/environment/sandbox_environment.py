@@ -34,7 +34,13 @@ class _Where(TypedDict, total=False):
 
 
 class SandboxEnvironmentConfig(ToolEnvironmentConfig):
-    """Limits of what runs in the sandbox."""
+    """Limits of what runs in the sandbox.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> fe.SandboxEnvironmentConfig(wall_s=30).memory_mb
+        256
+    """
 
     wall_s: float = Field(10.0, gt=0)
     """Wall seconds of one command or program."""
@@ -45,7 +51,30 @@ class SandboxEnvironmentConfig(ToolEnvironmentConfig):
 
 
 class SandboxEnvironment(ToolEnvironment):
-    """A tool environment with a sandbox for each episode."""
+    """A tool environment with a sandbox for each episode.
+
+    A subclass gives `task` (or `tasks`) and `rubric`; where needed also `files`, what the work folder begins with.
+
+    Args:
+        config: its options, an object of `config_class`; None: the defaults.
+        context: `sandboxes`, the started engine.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> async def hidden_tests(env, task):
+        ...     result = await env.run_hidden_tests({"test_double.py": task.data["tests"]})
+        ...     return float(result.passed)
+        >>> class Double(fe.SandboxEnvironment):
+        ...     rubric = fe.Rubric(hidden_tests)
+        ...     bash = fe.tools.bash()
+        ...     editor = fe.tools.files()
+        ...
+        ...     def task(self, split, index):
+        ...         tests = "from double import double\\ndef test_double(): assert double(21) == 42"
+        ...         return fe.Task(id=f"{split}-{index}", prompt="Write double.py.", data={"tests": tests}, split=split)
+        >>> sorted(tool.name for tool in Double().tools)
+        ['bash', 'str_replace_based_edit_tool']
+    """
 
     config_class: ClassVar[type[EnvironmentConfig]] = SandboxEnvironmentConfig
     sandbox_spec: ClassVar[SandboxSpec] = SandboxSpec()
@@ -66,7 +95,11 @@ class SandboxEnvironment(ToolEnvironment):
         self._session_turn = asyncio.Lock()
 
     def files(self, task: Task) -> Mapping[str, str | bytes]:
-        """What is in the sandbox's work folder when the episode starts: path -> content. Never what judges it."""
+        """What is in the sandbox's work folder when the episode starts: path -> content. Never what judges it.
+
+        Args:
+            task: of this episode.
+        """
         return {}
 
     @property
@@ -107,19 +140,39 @@ class SandboxEnvironment(ToolEnvironment):
         return as_text(await self.sandbox.exec(["bash", "-s"], stdin=source, limits=limits or self.limits, **where))
 
     async def run_python(self, code: str, *, stdin: str = "", limits: Limits | None = None) -> str:
-        """Run a Python program in the work folder; its output and how it ended, as an agent reads it."""
+        """Run a Python program in the work folder; its output and how it ended, as an agent reads it.
+
+        Args:
+            code: the program.
+            stdin: what it reads.
+            limits: of this program; `self.limits` when not given.
+        """
         return as_text(await self.sandbox.run_python(code, stdin=stdin, limits=limits or self.limits))
 
     async def run_bash_session(self, command: str, *, limits: Limits | None = None) -> str:
-        """`run_bash` in the episode's shell: variables, the folder and background processes live on."""
+        """`run_bash` in the episode's shell: variables, the folder and background processes live on.
+
+        Args:
+            command: any shell source.
+            limits: of this command; `self.limits` when not given.
+        """
         return await self._run_in_session("shell", _without_nul(command, "a command"), limits or self.limits)
 
     async def run_python_session(self, code: str, *, limits: Limits | None = None) -> str:
-        """Run a cell in the episode's Python: names live on, and the value of a last expression is shown."""
+        """Run a cell in the episode's Python: names live on, and the value of a last expression is shown.
+
+        Args:
+            code: the cell.
+            limits: of this cell; `self.limits` when not given.
+        """
         return await self._run_in_session("python", _without_nul(code, "code"), limits or self.limits)
 
     async def read_text(self, path: str) -> str | None:
-        """A file that the agent left in the work folder; None when there is none, or none that can be read."""
+        """A file that the agent left in the work folder; None when there is none, or none that can be read.
+
+        Args:
+            path: relative to the work folder.
+        """
         try:
             return await self.sandbox.read_text(path)
         except OSError:

@@ -34,10 +34,34 @@ class SingleTurnConfig(ToolEnvironmentConfig):
 
 
 class SingleTurnEnvironment(ToolEnvironment):
-    """An episode is one assistant message; its text is the answer, whatever else it holds."""
+    """An episode is one assistant message; its text is the answer, whatever else it holds.
+
+    A subclass gives `task` (or `tasks`), and `reward(self, task, answer)` or a `rubric`.
+
+    Args:
+        config: its options, an object of `config_class`; None: the defaults.
+        context: `sandboxes`, as for every `Environment`.
+
+    Examples:
+        >>> import asyncio
+        >>> import forge_env as fe
+        >>> class Reverse(fe.SingleTurnEnvironment):
+        ...     def task(self, split, index):
+        ...         return fe.Task(id=f"{split}-{index}", prompt="Reverse 'abc'.", gold="cba", split=split)
+        ...
+        ...     def reward(self, task, answer):
+        ...         return float(answer == task.gold)
+        >>> async def play(answer):
+        ...     env = Reverse()
+        ...     await env.reset(seed=0)
+        ...     return (await env.step(answer))[1]
+        >>> asyncio.run(play("cba"))
+        1.0
+    """
 
     config_class: ClassVar[type[EnvironmentConfig]] = SingleTurnConfig
     reward: ClassVar[RewardFunction]
+    """How an answer is scored, in place of a `rubric`."""
     _how_to_reward = "define `reward(self, task, answer)`, or set `rubric = fe.Rubric([...])`"
     _reward_is_called = "reward function"
 

@@ -40,7 +40,13 @@ if TYPE_CHECKING:
 
 
 class ToolEnvironmentConfig(EnvironmentConfig):
-    """Limits of an episode with tools."""
+    """Limits of an episode with tools.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> fe.ToolEnvironmentConfig(max_tool_calls=3).tool_timeout_s
+        60.0
+    """
 
     max_turns: int = Field(8, ge=1)
     """Assistant messages in one episode before it is truncated."""
@@ -57,11 +63,31 @@ class ToolEnvironment(Environment):
 
     A subclass gives `task` (or `tasks`) and `rubric`; where needed also `prompt`, `setup` and `cleanup`.
     Tools and reward functions find the episode in `current_task`, `messages` and `answer`.
+
+    Args:
+        config: its options, an object of `config_class`; None: the defaults.
+        context: `sandboxes`, as for every `Environment`.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> class Scale(fe.ToolEnvironment):
+        ...     rubric = fe.Rubric(fe.rewards.ExactMatch())
+        ...
+        ...     def task(self, split, index):
+        ...         return fe.Task(id=f"{split}-{index}", prompt="What does it weigh?", gold=str(index), split=split)
+        ...
+        ...     @fe.tool
+        ...     def weigh(self) -> str:
+        ...         \"\"\"Put it on the scale.\"\"\"
+        ...         return str(self.current_task.gold)
+        >>> [tool.name for tool in Scale().tools]
+        ['weigh']
     """
 
     config_class: ClassVar[type[EnvironmentConfig]] = ToolEnvironmentConfig
     rubric: Rubric
     system_prompt: ClassVar[str | None] = None
+    """First message of each episode, where there is one."""
 
     current_task: Task
     """The task of this episode, hidden data included."""
@@ -99,7 +125,11 @@ class ToolEnvironment(Environment):
         return tasks[index]
 
     def tasks(self, split: str) -> Sequence[Task] | StreamedTasks:
-        """All tasks of `split`, the same at every call (`forge_env.tasks.datasets.load_tasks` reads files and hubs)."""
+        """All tasks of `split`, the same at every call (`forge_env.tasks.datasets.load_tasks` reads files and hubs).
+
+        Args:
+            split: one of `splits`.
+        """
         raise UsageError(f"{type(self).__name__} has no tasks", fix="define `task(split, index)` or `tasks(split)`")
 
     def num_tasks(self, split: str) -> int | None:
@@ -110,12 +140,20 @@ class ToolEnvironment(Environment):
         return len(tasks) if isinstance(tasks, Sequence) else None
 
     def prompt(self, task: Task) -> Observation:
-        """The first messages: `system_prompt` if there is one, and the task's prompt."""
+        """The first messages: `system_prompt` if there is one, and the task's prompt.
+
+        Args:
+            task: of this episode.
+        """
         system = [Message(role="system", content=self.system_prompt)] if self.system_prompt else []
         return [*system, Message(role="user", content=task.prompt)]
 
     async def setup(self, task: Task) -> None:
-        """Prepare an episode (acquire a sandbox, open files). `cleanup` follows also when this fails."""
+        """Prepare an episode (acquire a sandbox, open files). `cleanup` follows also when this fails.
+
+        Args:
+            task: of this episode.
+        """
         return
 
     async def cleanup(self) -> None:
@@ -126,6 +164,9 @@ class ToolEnvironment(Environment):
 
     def submit(self, answer: str = "") -> None:
         """Called by a tool or `respond`: end the episode after this turn, with `answer` as the agent's answer.
+
+        Args:
+            answer: what reward functions get as `answer`; empty: the last message.
 
         Raises:
             ToolError: the tool call that this runs in timed out, or belongs to an episode that is over.
@@ -148,7 +189,11 @@ class ToolEnvironment(Environment):
         return next((message.content for message in reversed(self.messages) if message.role == "assistant"), "")
 
     def add_tool(self, tool: Tool) -> None:
-        """Offer a tool that isn't a method of the class; one that `setup` adds is there for that episode."""
+        """Offer a tool that isn't a method of the class; one that `setup` adds is there for that episode.
+
+        Args:
+            tool: one whose name is new.
+        """
         self._running_calls.check("add_tool")
         if tool.spec.name in self._tools:
             raise UsageError(f"there is already a tool named {tool.spec.name!r}", fix="rename one")
@@ -225,7 +270,11 @@ class ToolEnvironment(Environment):
         return observation, result.reward, terminated, truncation is not None, info
 
     def is_final(self, message: Message) -> bool:
-        """Whether this message ends the episode: by default, when it calls no tool."""
+        """Whether this message ends the episode: by default, when it calls no tool.
+
+        Args:
+            message: of the agent.
+        """
         return not message.tool_calls
 
     def _ends(self, message: Message) -> bool:
@@ -237,7 +286,11 @@ class ToolEnvironment(Environment):
         return ends
 
     async def respond(self, message: Message) -> Observation:
-        """What is said to a message that calls no tool and is not final (a simulated user, a game's next state)."""
+        """What is said to a message that calls no tool and is not final (a simulated user, a game's next state).
+
+        Args:
+            message: of the agent.
+        """
         return []
 
     async def score(self) -> RubricResult:

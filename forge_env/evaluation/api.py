@@ -56,6 +56,13 @@ def evaluate(
     Raises:
         UsageError: something asked for can't be; nothing was started.
         EndpointError: the endpoint doesn't answer at all.
+
+    Examples:
+        >>> import tempfile
+        >>> import forge_env as fe
+        >>> result = fe.evaluate("calculator", "gold", n=3, out=tempfile.mkdtemp())
+        >>> result.summary.environments["calculator"].score.value
+        1.0
     """
     job = partial(evaluate_async, environments, model, resume=resume, show=show, sandboxes=sandboxes, **settings)
     try:
@@ -74,7 +81,27 @@ async def evaluate_async(
     sandboxes: SandboxEngine | None = None,
     **settings: Any,
 ) -> EvaluationResult:
-    """`evaluate` as a coroutine."""
+    """`evaluate` as a coroutine.
+
+    Args:
+        environments: as of `evaluate`.
+        model: as of `evaluate`.
+        resume: as of `evaluate`.
+        show: as of `evaluate`.
+        sandboxes: as of `evaluate`.
+        settings: keys of `EvaluationConfig`.
+
+    Raises:
+        UsageError: something asked for can't be; nothing was started.
+        EndpointError: the endpoint doesn't answer at all.
+
+    Examples:
+        >>> import asyncio, tempfile
+        >>> import forge_env as fe
+        >>> run = fe.evaluate_async("calculator", lambda messages, tools: "42", n=2, out=tempfile.mkdtemp())
+        >>> asyncio.run(run).summary.environments["calculator"].score.value
+        0.0
+    """
     single = isinstance(environments, str | type | EnvironmentChoice | dict)
     given: list[Any] = [environments] if single else list(environments)  # type: ignore[arg-type]
     classes = {_path(cls): cls for cls in given if isinstance(cls, type)}

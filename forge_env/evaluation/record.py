@@ -95,10 +95,20 @@ def open_folder(path: Path | str) -> ResultsFolder:
 
 @dataclass(slots=True)
 class EvaluationResult:
-    """What an evaluation came to."""
+    """What an evaluation came to.
+
+    Examples:
+        >>> import tempfile
+        >>> import forge_env as fe
+        >>> result = fe.evaluate("calculator", "gold", n=2, out=tempfile.mkdtemp())
+        >>> [trajectory.reward for trajectory in result.trajectories()]
+        [1.0, 1.0]
+    """
 
     folder: Path
+    """Where everything is."""
     summary: Summary
+    """Scores with their errors, by environment; what it cost."""
     samples: list[SampleResult]
     """One for each sample that was played, in a fixed order."""
     error: ForgeError | None = None

@@ -12,7 +12,16 @@ from forge_env.types import Task
 
 
 def extract_code(response: str) -> str:
-    """The last fenced code block, or the whole response when there is none."""
+    """The last fenced code block, or the whole response when there is none.
+
+    Args:
+        response: what the agent said.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> fe.rewards.extract_code("Here it is:\\n```python\\nprint(42)\\n```")
+        'print(42)\\n'
+    """
     block = last_fenced(response)
     return response if block is None else block
 
@@ -23,10 +32,17 @@ class CodeTests:
 
     `task.data["tests"]` is a list of `{"call": "f(2)", "expected": 4}`. Calls are evaluated in a fresh sandbox
     that agent code has never run in; values are compared out here, where it can't reach them.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> rubric = fe.Rubric(fe.rewards.CodeTests(all_or_nothing=False, limits=fe.Limits(wall_s=2)))
+        >>> task = fe.Task(id="0", prompt="Write f(x) = 2 x.", data={"tests": [{"call": "f(2)", "expected": 4}]})
     """
 
     all_or_nothing: bool = True
+    """1 where all pass, else 0; otherwise the share that passes."""
     limits: Limits | None = None
+    """Of each call; None: the engine's."""
 
     async def __call__(self, task: Task, answer: str, env: Any) -> float:
         """Score one answer."""

@@ -26,6 +26,14 @@ class Ensemble:
         verifiers: callables `(prompt, response, target) -> float`, sync or async; 0.5 and above is a vote for.
         accuracies: how often each is right, in (0, 1); `estimate_accuracies` learns them. Equal ones when None.
         prior: share of answers that are right.
+
+    Examples:
+        >>> import asyncio
+        >>> import forge_env as fe
+        >>> verifiers = [fe.rewards.ExactMatch(), fe.rewards.FuzzyMatch(threshold=0.5)]
+        >>> ensemble = fe.rewards.Ensemble(verifiers, accuracies=[0.9, 0.6])
+        >>> round(asyncio.run(ensemble("", "42", "42")), 3)
+        0.931
     """
 
     def __init__(
@@ -58,9 +66,24 @@ def combine(votes: Sequence[bool], accuracies: Sequence[float], prior: float = 0
 def estimate_accuracies(
     votes: Sequence[Sequence[bool]], labels: Sequence[bool] | None = None, *, iterations: int = 100
 ) -> tuple[list[float], float]:
-    """`(accuracy of each verifier, prior)` from votes [N answers][K verifiers], with labels or without.
+    """`(accuracy of each verifier, prior)` from the votes of K verifiers on N answers, with labels or without.
 
     Without labels at least three verifiers are needed, and most must be better than chance.
+
+    Args:
+        votes: of each verifier on each answer, [N, K].
+        labels: whether each answer is right, [N]; None: they are not known.
+        iterations: of expectation maximisation, at most.
+
+    Raises:
+        UsageError: there are no votes, too few verifiers, or not as many labels as answers.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> votes = [[True, True, False], [False, False, False], [True, True, True], [False, True, False]]
+        >>> accuracies, prior = fe.rewards.estimate_accuracies(votes, labels=[True, False, True, False])
+        >>> [round(accuracy, 2) for accuracy in accuracies], prior
+        ([1.0, 0.75, 0.75], 0.5)
     """
     if not votes or not votes[0]:
         raise UsageError("no votes to learn accuracies from")

@@ -27,7 +27,16 @@ _SCORE = re.compile(r"score\s*[:=][\s*]*(\d[\d.]*)", re.IGNORECASE)
 
 @dataclass(eq=False)
 class JudgeReward:
-    """Score in [0, 1] that a model gives by `criteria`."""
+    """Score in [0, 1] that a model gives by `criteria`.
+
+    Examples:
+        >>> import asyncio
+        >>> import forge_env as fe
+        >>> from forge_env.rollout.scripted import ReplayPolicy
+        >>> judge = fe.rewards.JudgeReward(ReplayPolicy(["It is polite. Score: 8"]), criteria="It is polite.")
+        >>> asyncio.run(judge("Say hello.", "Good morning!"))
+        0.8
+    """
 
     policy: Policy
     """The judge: an endpoint, a generator, a script."""

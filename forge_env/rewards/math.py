@@ -32,7 +32,16 @@ _HASHES = re.compile(r"####\s*([^\n]+)")
 
 
 def parse_number(text: str) -> float | None:
-    """The number that `text` is: "1,234.5", "-3", "$5", "3/4", "50%", "\\frac{1}{2}", "x = 7". None: none, or two."""
+    """The number that `text` is: "1,234.5", "-3", "$5", "3/4", "50%", "\\frac{1}{2}", "x = 7". None: none, or two.
+
+    Args:
+        text: a number in words of mathematics, LaTeX or money; the first 200 characters are read.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> fe.rewards.parse_number("$1,234.5"), fe.rewards.parse_number("18 or 19")
+        (1234.5, None)
+    """
     text = text.strip()[:200].translate(_MINUS)
     bare = _WORDS.sub(" ", text)  # units, unless the number itself is in there
     text = (bare if any(map(str.isdigit, bare)) else _WORDS.sub(r"\1", text)).rpartition("=")[2].strip()
@@ -83,6 +92,12 @@ class MathReward:
     The target decides how answers are compared: with a number, as numbers; with another expression (fractions of
     roots, formulas, sets, intervals, matrices; LaTeX or plain), as math-verify does, which the extra `math` installs.
     That runs in processes beside this one (`forge_env.rewards.equivalence`), and the call returns an awaitable then.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> reward = fe.rewards.MathReward()
+        >>> reward("", "It is <answer>3/4</answer>.", "0.75"), reward("", "It may be 0.75.", "0.75")
+        (1.0, 0.1)
     """
 
     tolerance: float = 1e-6

@@ -48,7 +48,13 @@ RewardFunction = Callable[..., Any]
 
 @dataclass(slots=True)
 class RubricResult:
-    """`reward` is the weighted sum; `metrics` holds every function's own value by name, unweighted."""
+    """`reward` is the weighted sum; `metrics` holds every function's own value by name, unweighted.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> fe.RubricResult(1.1, {"exact": 1.0, "short": 1.0}).reward
+        1.1
+    """
 
     reward: float
     """Of the episode."""
@@ -90,7 +96,28 @@ class _Scorer:
 
 
 class Rubric:
-    """Reward functions with weights, and metrics that are logged but not rewarded."""
+    """Reward functions with weights, and metrics that are logged but not rewarded.
+
+    Args:
+        functions: one or several callables, sync or async, that return a number. What they name as parameters they are
+            given: `task`, `answer`, `messages`, `env`, `info`, `prompt`, `response`, `target`.
+        weights: one for each function; 1 each when None.
+        metrics: functions that are logged and earn nothing.
+        group: functions of all episodes of one task, with their weights, or 1 each.
+
+    Raises:
+        UsageError: there are not as many weights as functions, or two have one name.
+
+    Examples:
+        >>> import asyncio
+        >>> import forge_env as fe
+        >>> def short(answer):
+        ...     return float(len(answer) < 10)
+        >>> rubric = fe.Rubric([fe.rewards.ExactMatch(), short], weights=[1.0, 0.1])
+        >>> task = fe.Task(id="0", prompt="What is 6 * 7?", gold="42")
+        >>> asyncio.run(rubric.score(task=task, answer="42")).reward
+        1.1
+    """
 
     def __init__(
         self,
@@ -100,7 +127,6 @@ class Rubric:
         metrics: Sequence[RewardFunction] = (),
         group: Mapping[RewardFunction, float] | Sequence[RewardFunction] = (),
     ) -> None:
-        """Reward functions with `weights` (1 each when None), `metrics`, and `group` functions with their weights."""
         chosen = list(functions) if isinstance(functions, Sequence) else [functions]
         weights = [1.0] * len(chosen) if weights is None else list(weights)
         if len(weights) != len(chosen):
@@ -136,6 +162,13 @@ class Rubric:
     ) -> RubricResult:
         """Score one finished episode; async functions run concurrently.
 
+        Args:
+            task: that was played.
+            answer: what the agent submitted, or its last message.
+            messages: the conversation.
+            env: the environment.
+            info: a dictionary that the functions share.
+
         Raises:
             EnvironmentBugError: a function raised, or returned something that is not a finite number.
             InfrastructureError: as a function raised it.
@@ -160,7 +193,12 @@ class Rubric:
         return RubricResult(reward=float(reward), metrics=named)
 
     async def score_group(self, task: Task, trajectories: Sequence[Trajectory]) -> None:
-        """Add the group functions' rewards and metrics to the episodes of one task; invalid episodes are left out."""
+        """Add the group functions' rewards and metrics to the episodes of one task; invalid episodes are left out.
+
+        Args:
+            task: that all of them played.
+            trajectories: its episodes.
+        """
         valid = [trajectory for trajectory in trajectories if trajectory.valid]
         if not valid or not self._group_scorers:
             return

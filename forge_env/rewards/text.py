@@ -27,10 +27,18 @@ def _accepted(target: Target | None) -> list[str]:
 
 @dataclass(eq=False, kw_only=True)
 class ExactMatch:
-    """1 when the response is the target, surrounding white space aside."""
+    """1 when the response is the target, surrounding white space aside.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> fe.rewards.ExactMatch(ignore_case=True)(" Paris ", "paris")
+        1.0
+    """
 
     ignore_case: bool = False
+    """Upper and lower case are alike."""
     ignore_punctuation: bool = False
+    """Punctuation, and how much white space there is, don't count."""
 
     def __call__(self, response: str, target: Target) -> float:
         """Score one response."""
@@ -49,9 +57,15 @@ class FuzzyMatch:
     """Similarity of response and target in [0, 1], upper and lower case alike; below `threshold` it is 0.
 
     It is 2 L / (n + m), where L is the length of their longest common subsequence and n, m are their own.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> fe.rewards.FuzzyMatch(threshold=0.5)("colour", "color") > 0.9
+        True
     """
 
     threshold: float = 0.0
+    """What is less alike earns nothing."""
 
     def __call__(self, response: str, target: Target) -> float:
         """Score one response against the nearest accepted text."""
@@ -82,7 +96,16 @@ def _common(one: str, two: str) -> int:
 
 
 class FormatReward:
-    """1 when the whole response matches a regular expression (`re.DOTALL`)."""
+    """1 when the whole response matches a regular expression (`re.DOTALL`).
+
+    Args:
+        pattern: what the response, without white space around it, has to match from its beginning to its end.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> fe.rewards.FormatReward(r"<answer>.*</answer>")("<answer>42</answer>")
+        1.0
+    """
 
     def __init__(self, pattern: str) -> None:
         self.pattern = re.compile(pattern, re.DOTALL)
@@ -93,21 +116,50 @@ class FormatReward:
 
 
 def exact_match(response: str, target: Target) -> float:
-    """`ExactMatch()` as a function."""
+    """`ExactMatch()` as a function.
+
+    Args:
+        response: what the agent said.
+        target: a text or number, or several accepted ones.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> fe.rewards.exact_match("42", ["42", "forty-two"])
+        1.0
+    """
     return ExactMatch()(response, target)
 
 
 def fuzzy_match(response: str, target: Target) -> float:
-    """`FuzzyMatch()` as a function."""
+    """`FuzzyMatch()` as a function.
+
+    Args:
+        response: what the agent said.
+        target: a text or number, or several accepted ones.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> fe.rewards.fuzzy_match("abc", "abd")
+        0.6666666666666666
+    """
     return FuzzyMatch()(response, target)
 
 
 @dataclass(eq=False)
 class ThinkingReward:
-    """`full_reward` for exactly one well-formed, non-empty `<think>` block, `partial_reward` for an attempt, else 0."""
+    """`full_reward` for exactly one well-formed, non-empty `<think>` block, `partial_reward` for an attempt, else 0.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> reward = fe.rewards.ThinkingReward(partial_reward=0.1)
+        >>> reward("", "<think>6 * 7</think>42"), reward("", "<think>6 * 7"), reward("", "42")
+        (1.0, 0.1, 0.0)
+    """
 
     partial_reward: float = 0.2
+    """For tags that don't make one block, or an empty one."""
     full_reward: float = 1.0
+    """For one block."""
 
     def __call__(self, prompt: str, response: str, target: object = None) -> float:
         """Score one response; prompt and target don't matter."""

@@ -122,6 +122,14 @@ async def run_episode(
     Raises:
         EnvironmentBugError: the environment's own code failed.
         UsageError: an opponent plays a seat that there isn't, or no seat is left for the policy.
+
+    Examples:
+        >>> import asyncio
+        >>> import forge_env as fe
+        >>> from forge_env.rollout.scripted import GoldPolicy
+        >>> episode = asyncio.run(fe.run_episode(lambda: fe.make("calculator"), GoldPolicy(), seed=0))
+        >>> episode.reward, episode.turns[-1].reply.message.role
+        (1.0, 'assistant')
     """
     started, began = clock(), round(time.time(), 3)
     tries = 0

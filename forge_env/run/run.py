@@ -87,6 +87,10 @@ class Run:
         """A phase begins and the last ends.
 
         Names: "sandbox", "model", "trainer", "warm-up", "generator", "evaluation", "training", "shutdown".
+
+        Args:
+            name: what it is called on the terminal.
+            detail: more about it.
         """
         self.end_stage()
         stage = Stage(name, detail, self.state.elapsed)
@@ -102,13 +106,24 @@ class Run:
             stage.ended = self.state.elapsed
 
     def progress(self, done: int, total: int, **fields: Any) -> None:
-        """`done` of `total` units of the current stage, with a few figures to show beside them."""
+        """`done` of `total` units of the current stage, with a few figures to show beside them.
+
+        Args:
+            done: of the stage.
+            total: of the stage.
+            fields: figures to show beside it.
+        """
         self.state.done, self.state.total = done, total
         self.state.progress_fields = fields
         self.display.update()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Keep one row of metrics: metrics.jsonl, TensorBoard, Weights & Biases, display."""
+        """Keep one row of metrics: metrics.jsonl, TensorBoard, Weights & Biases, display.
+
+        Args:
+            step: from 1; 0: before training.
+            metrics: name -> number.
+        """
         self._log(step, metrics)
         self.state.step = max(self.state.step, step)
         if (reward := metrics.get(REWARD)) is not None:
@@ -152,11 +167,19 @@ class Run:
         self.display.event(said)
 
     def saved(self, step: int) -> None:
-        """A checkpoint after `step` steps is what a resumed run goes on from; 0: there is none yet."""
+        """A checkpoint after `step` steps is what a resumed run goes on from; 0: there is none yet.
+
+        Args:
+            step: of the checkpoint.
+        """
         self.state.saved = step
 
     def status(self, **fields: Any) -> None:
-        """Live figures: reward, staleness, tokens_per_s, in_flight, buffer, eta_s, waiting={"trainer": "episodes"}."""
+        """Live figures: reward, staleness, tokens_per_s, in_flight, buffer, eta_s, waiting={"trainer": "episodes"}.
+
+        Args:
+            fields: what has changed.
+        """
         self.state.status |= fields
         self.display.update()
 
@@ -165,6 +188,10 @@ class Run:
 
         A thread does so, in the order of the calls; nobody may change the trajectory from here on. A full disk ends no
         run: what can't be written waits for room in memory, up to a bound. Whoever writes many calls `drain`.
+
+        Args:
+            trajectory: that has ended.
+            kind: name of the file.
 
         Raises:
             OSError: an earlier one could not be written, for another reason than room.
@@ -182,7 +209,13 @@ class Run:
         self._annotate({"step": step, "groups": list(groups)})
 
     def not_trained(self, group: int, fate: str, why: str = "") -> None:
-        """A group that was played is not trained on: it was "dropped" by the filter, "lost", or "stale"."""
+        """A group that was played is not trained on: it was "dropped" by the filter, "lost", or "stale".
+
+        Args:
+            group: its number.
+            fate: what became of it.
+            why: of a lost one: to what.
+        """
         self._annotate({"group": group, "fate": str(fate), **({"why": why} if why else {})})
 
     def _annotate(self, row: Mapping[str, Any]) -> None:
@@ -199,6 +232,9 @@ class Run:
         """What came of something that the run makes sure of: a line of `contract.jsonl` and of the log; in the summary.
 
         What is doubtful is a warning.
+
+        Args:
+            clause: what was looked at, and what came of it.
         """
         line = json.dumps(with_schema(clause.row())) + "\n"
         try:
@@ -225,17 +261,30 @@ class Run:
         return self._timeline
 
     def account(self, actor: str, doing: str) -> Account:
-        """A time account whose spans are on the timeline."""
+        """A time account whose spans are on the timeline.
+
+        Args:
+            actor: its name on the timeline.
+            doing: what it does at first.
+        """
         timeline = self.timeline
         return Account(actor, doing, on_span=None if timeline is None else timeline.span)
 
     def note(self, text: str) -> None:
-        """A line worth showing on the terminal and keeping in the log."""
+        """A line worth showing on the terminal and keeping in the log.
+
+        Args:
+            text: one line.
+        """
         logger.info("%s", text)
         self.display.note(text)
 
     def warn(self, text: str) -> None:
-        """Something the person should know; the same text is shown once and counted."""
+        """Something the person should know; the same text is shown once and counted.
+
+        Args:
+            text: one line.
+        """
         count = self.state.warnings.get(text, 0)
         self.state.warnings[text] = count + 1
         logger.warning("%s", text)
@@ -247,7 +296,11 @@ class Run:
         self.warn(DISK_FULL)
 
     def forgive(self, error: OSError) -> None:
-        """Warn where `error` is a lack of space, which ends no run; raise any other."""
+        """Warn where `error` is a lack of space, which ends no run; raise any other.
+
+        Args:
+            error: of writing.
+        """
         if error.errno not in NO_SPACE:
             raise error
         self.disk_full()

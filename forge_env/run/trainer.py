@@ -32,10 +32,19 @@ class Trainer:
     """A trainer that can also say early what is wrong with a recipe. A plain `async def train(run)` is one as well."""
 
     def check(self, config: RunConfig) -> None:
-        """Refuse a recipe that can't be run, before anything is started; by default none."""
+        """Refuse a recipe that can't be run, before anything is started; by default none.
+
+        Args:
+            config: the whole recipe.
+        """
 
     def plan(self, config: RunConfig, question: Question) -> Iterator[str]:
-        """Lines that say what a recipe will take: memory, time, cost; by default nothing is known of that."""
+        """Lines that say what a recipe will take: memory, time, cost; by default nothing is known of that.
+
+        Args:
+            config: the whole recipe.
+            question: what was asked: GPUs, lengths, price.
+        """
         raise UsageError(
             f"method={config.method} does not say what a recipe will take",
             fix="derive it from forge_env.run.trainer.Trainer, with a method `plan`",

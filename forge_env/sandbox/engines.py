@@ -70,9 +70,22 @@ def open_engine(name: str = "auto", **options: Any) -> SandboxEngine:
     A `docker_host` means docker. `concurrency` and `warm` are wishes that an engine without a pool need not know; it
     must take every other option. An option that is None is not given.
 
+    Args:
+        name: `auto`, a registered engine (docker, local, kubernetes), or `module:Class`.
+        options: of the engine, such as `concurrency`, `warm`, `base_image`.
+
     Raises:
         UsageError: the engine has no such option.
         SandboxUnavailableError: none works; the reasons are listed. There is no unsandboxed fallback.
+
+    Examples:
+        >>> import asyncio
+        >>> import forge_env as fe
+        >>> async def main():
+        ...     async with fe.open_engine("local", concurrency=1) as engine, engine.session() as sandbox:
+        ...         return (await sandbox.run_python("print(6 * 7)")).stdout
+        >>> asyncio.run(main())
+        '42\\n'
     """
     options = _given(options)
     if name == "auto" and "docker_host" in options:

@@ -49,7 +49,13 @@ SANDBOXES_PER_CPU = 4
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on one call. Every call has all of them; there is no 'unlimited'."""
+    """Bounds on one call. Every call has all of them; there is no 'unlimited'.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> fe.Limits(wall_s=2.0).memory_mb
+        512
+    """
 
     wall_s: float = 10.0
     """Wall-clock seconds."""
@@ -81,7 +87,13 @@ def _check_size(name: str, value: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """What kind of sandbox to hand out."""
+    """What kind of sandbox to hand out.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> fe.SandboxSpec(packages=("numpy>=2",), allow=("api.example.com",)).network
+        False
+    """
 
     image: str = "python"
     """Name of a bundled image, or an image reference of the engine."""
@@ -314,7 +326,15 @@ class Sandbox(ABC):
         cwd: str | None = None,
         limits: Limits | None = None,
     ) -> ExecResult:
-        """Run a program. Files of the work folder persist between calls of one sandbox; processes don't."""
+        """Run a program. Files of the work folder persist between calls of one sandbox; processes don't.
+
+        Args:
+            argv: the program and its arguments.
+            stdin: what it reads.
+            env: variables besides the sandbox's own.
+            cwd: where it starts, relative to the work folder.
+            limits: of this call; None: the defaults of `Limits`.
+        """
 
     @abstractmethod
     async def run_python(
@@ -325,7 +345,14 @@ class Sandbox(ABC):
         files: Mapping[str, str | bytes] | None = None,
         limits: Limits | None = None,
     ) -> ExecResult:
-        """Run `code` as `__main__` in a fresh interpreter, with `files` written to the work folder first."""
+        """Run `code` as `__main__` in a fresh interpreter, with `files` written to the work folder first.
+
+        Args:
+            code: the program.
+            stdin: what it reads.
+            files: by path in the work folder.
+            limits: of this call; None: the defaults of `Limits`.
+        """
 
     @abstractmethod
     async def run_calls(self, code: str, calls: Sequence[str], *, limits: Limits | None = None) -> CallsResult:
@@ -333,11 +360,20 @@ class Sandbox(ABC):
 
         Values come back over a channel of their own and are compared by the caller, outside: nothing that
         judges the code is ever inside the sandbox.
+
+        Args:
+            code: definitions.
+            calls: expressions, such as `f(1)`.
+            limits: of this call; None: the defaults of `Limits`.
         """
 
     @abstractmethod
     async def write_file(self, path: str, data: str | bytes) -> None:
         """Write a file into the work folder, text as UTF-8.
+
+        Args:
+            path: relative to the work folder.
+            data: what it holds from then on.
 
         Raises:
             SandboxPathError: the path is not a relative one inside the work folder, nor an absolute one inside a folder
@@ -349,6 +385,9 @@ class Sandbox(ABC):
     async def read_file(self, path: str) -> bytes:
         """Read a file of the work folder.
 
+        Args:
+            path: relative to the work folder.
+
         Raises:
             SandboxPathError: as for `write_file`.
             SandboxFileNotFoundError: there is none; it is a `FileNotFoundError`.
@@ -356,15 +395,28 @@ class Sandbox(ABC):
         """
 
     async def read_text(self, path: str) -> str:
-        """`read_file` as text; what is not UTF-8 becomes replacement characters."""
+        """`read_file` as text; what is not UTF-8 becomes replacement characters.
+
+        Args:
+            path: relative to the work folder.
+        """
         return (await self.read_file(path)).decode("utf-8", "replace")
 
     async def write_text(self, path: str, text: str) -> None:
-        """`write_file` of text."""
+        """`write_file` of text.
+
+        Args:
+            path: relative to the work folder.
+            text: what it holds from then on.
+        """
         await self.write_file(path, text.encode("utf-8", "surrogatepass"))
 
     async def write_files(self, files: Mapping[str, str | bytes]) -> None:
-        """Write several files into the work folder."""
+        """Write several files into the work folder.
+
+        Args:
+            files: by path, text or bytes.
+        """
         for path, data in files.items():
             await self.write_file(path, data)
 
@@ -372,6 +424,9 @@ class Sandbox(ABC):
         """Every file below a folder of the work folder, by its path relative to that folder, 128 MiB at most.
 
         Links and special files are left out.
+
+        Args:
+            path: relative to the work folder.
 
         Raises:
             SandboxPathError: as for `write_file`.
@@ -381,6 +436,10 @@ class Sandbox(ABC):
 
     async def copy_in(self, folder: str | Path, path: str = ".") -> None:
         """Copy the files of a local folder into a folder of the work folder. Links are not followed.
+
+        Args:
+            folder: of this machine.
+            path: relative to the work folder.
 
         Raises:
             UsageError: there is no such local folder.
@@ -394,6 +453,10 @@ class Sandbox(ABC):
 
     async def copy_out(self, path: str, folder: str | Path) -> None:
         """Copy a folder of the work folder to a new local folder.
+
+        Args:
+            path: relative to the work folder.
+            folder: of this machine.
 
         Raises:
             UsageError: the local folder exists and holds something.
@@ -470,7 +533,15 @@ class Sandbox(ABC):
         cwd: str | None = None,
         limits: Limits | None = None,
     ) -> AsyncIterator[OutputChunk | ExecResult]:
-        """`exec`, with output as it comes: chunks up to `output_bytes`, then the result."""
+        """`exec`, with output as it comes: chunks up to `output_bytes`, then the result.
+
+        Args:
+            argv: the program and its arguments.
+            stdin: what it reads.
+            env: variables besides the sandbox's own.
+            cwd: where it starts, relative to the work folder.
+            limits: of this call; None: the defaults of `Limits`.
+        """
         raise UsageError(f"{type(self).__name__} does not stream")
 
     async def shell(
@@ -479,6 +550,11 @@ class Sandbox(ABC):
         """A bash whose variables, functions and folder live on from one command to the next.
 
         Of `limits`, memory, processes, files and descriptors hold for the session.
+
+        Args:
+            env: variables besides the sandbox's own.
+            cwd: where it starts, relative to the work folder.
+            limits: of the session.
         """
         raise UsageError(f"{type(self).__name__} has no shell sessions")
 
@@ -488,6 +564,11 @@ class Sandbox(ABC):
         """A Python whose names live on from one cell to the next; the last expression's value is printed.
 
         `limits` as of `shell`.
+
+        Args:
+            env: variables besides the sandbox's own.
+            cwd: where it starts, relative to the work folder.
+            limits: of the session.
         """
         raise UsageError(f"{type(self).__name__} has no Python sessions")
 
@@ -499,7 +580,14 @@ class Sandbox(ABC):
         cwd: str | None = None,
         limits: Limits | None = None,
     ) -> Process:
-        """Start a program that runs on in the background until it ends, is killed, or the sandbox is released."""
+        """Start a program that runs on in the background until it ends, is killed, or the sandbox is released.
+
+        Args:
+            argv: the program and its arguments.
+            env: variables besides the sandbox's own.
+            cwd: where it starts, relative to the work folder.
+            limits: of the program.
+        """
         raise UsageError(f"{type(self).__name__} has no background processes")
 
 
@@ -545,6 +633,10 @@ class Session(ABC):
         """Run one command or cell. Of `limits`, wall time and output apply per command.
 
         A time-out interrupts the command and keeps the session; one that resists ends with it (`alive` is False).
+
+        Args:
+            source: a command, or a cell.
+            limits: of this call; None: the defaults of `Limits`.
         """
 
     @abstractmethod
@@ -557,7 +649,12 @@ class Process(ABC):
 
     @abstractmethod
     async def write(self, data: bytes, *, end: bool = False) -> None:
-        """Feed its standard input; `end` closes it."""
+        """Feed its standard input; `end` closes it.
+
+        Args:
+            data: bytes.
+            end: whether this is the last of it.
+        """
 
     @abstractmethod
     async def read(self) -> tuple[str, str]:
@@ -565,7 +662,11 @@ class Process(ABC):
 
     @abstractmethod
     async def wait(self, timeout: float) -> ExecResult | None:
-        """How it ended, with the output not read yet; None when it has not within `timeout` seconds."""
+        """How it ended, with the output not read yet; None when it has not within `timeout` seconds.
+
+        Args:
+            timeout: seconds.
+        """
 
     @abstractmethod
     async def kill(self) -> None:
@@ -576,6 +677,7 @@ class SandboxEngine(ABC):
     """Makes sandboxes, keeps warm ones, and leaves nothing behind."""
 
     name: str
+    """What it is registered as."""
     automatic = True
     """Whether `auto` may choose it."""
 
@@ -616,13 +718,20 @@ class SandboxEngine(ABC):
     async def build(self, image: str | SandboxSpec | None = None) -> str:
         """Build what an image needs where it is missing, without starting anything; returns what it is called.
 
+        Args:
+            image: as of `SandboxSpec.image`, or what kind of sandbox; None: the default one.
+
         Raises:
             SandboxUnavailableError: it can't be built; where a Dockerfile says how, with its line.
         """
         raise UsageError(f"the {self.name} engine has nothing to build")
 
     def check(self, spec: SandboxSpec) -> None:
-        """`UsageError` where this engine can never hand out such a sandbox; asked before anything starts."""
+        """`UsageError` where this engine can never hand out such a sandbox; asked before anything starts.
+
+        Args:
+            spec: what would be asked for.
+        """
         return
 
     @abstractmethod
@@ -631,11 +740,19 @@ class SandboxEngine(ABC):
 
     @abstractmethod
     async def acquire(self, spec: SandboxSpec | None = None) -> Sandbox:
-        """A clean sandbox; waits while all are taken. Raises `SandboxError` when none can be made."""
+        """A clean sandbox; waits while all are taken. Raises `SandboxError` when none can be made.
+
+        Args:
+            spec: what kind; None: the default one.
+        """
 
     @abstractmethod
     async def release(self, sandbox: Sandbox) -> None:
-        """Give a sandbox back; it is wiped, checked and used again, or replaced."""
+        """Give a sandbox back; it is wiped, checked and used again, or replaced.
+
+        Args:
+            sandbox: from `acquire`.
+        """
 
     @abstractmethod
     async def close(self) -> None:
@@ -647,7 +764,11 @@ class SandboxEngine(ABC):
 
     @asynccontextmanager
     async def session(self, spec: SandboxSpec | None = None) -> AsyncIterator[Sandbox]:
-        """`acquire` and `release` around a block."""
+        """`acquire` and `release` around a block.
+
+        Args:
+            spec: what kind; None: the default one.
+        """
         sandbox = await self.acquire(spec)
         try:
             yield sandbox

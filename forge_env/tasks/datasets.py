@@ -112,7 +112,13 @@ class MissingColumn(UsageError):
 
 
 class DatasetConfig(BaseModel):
-    """Where tasks come from and which column is what; a path alone will do."""
+    """Where tasks come from and which column is what; a path alone will do.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> fe.DatasetConfig(path="questions.jsonl", columns={"prompt": "question", "gold": "answer"}).eval_fraction
+        0.1
+    """
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
 
@@ -221,6 +227,14 @@ def load_tasks(config: DatasetConfig | str | Path, split: str = "train") -> Sequ
     Raises:
         UsageError: a file, split, column or library is missing; the message says which.
         ForgeError: the hub can't be reached.
+
+    Examples:
+        >>> import json, pathlib, tempfile
+        >>> import forge_env as fe
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "questions.jsonl")
+        >>> _ = path.write_text(json.dumps({"prompt": "What is 6 * 7?", "gold": "42"}))
+        >>> fe.load_tasks(fe.DatasetConfig(path=str(path), eval_fraction=0))[0].gold
+        '42'
     """
     if not isinstance(config, DatasetConfig):
         config = DatasetConfig(path=str(config))

@@ -63,6 +63,26 @@ def tool(function: Any = None, /, **options: Any) -> Any:
             environment's `tool_timeout_s` when not given); `max_calls` bounds the calls in one episode, those
             beyond are answered with an error; `thread=False` runs a sync method on the event loop:
             quicker, but it blocks every other episode while it runs and its timeout can't be enforced.
+
+    Raises:
+        UsageError: an option is not valid, or what is decorated is no method.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> class Calculator(fe.ToolEnvironment):
+        ...     rubric = fe.Rubric(fe.rewards.ExactMatch())
+        ...
+        ...     @fe.tool(max_calls=5)
+        ...     def add(self, a: int, b: int) -> int:
+        ...         \"\"\"Add two numbers.
+        ...
+        ...         Args:
+        ...             a: the first.
+        ...             b: the second.
+        ...         \"\"\"
+        ...         return a + b
+        >>> Calculator().tools[0].description
+        'Add two numbers.'
     """
 
     checked = ToolOptions(**options)

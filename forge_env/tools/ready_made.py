@@ -55,6 +55,14 @@ def bash(
         timeout_s: wall seconds of one command; the environment's `wall_s` when not given.
         output_chars: longest answer, head and tail are kept; the environment's `max_tool_output_chars` at most.
         max_calls: calls in one episode.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> class Work(fe.SandboxEnvironment):
+        ...     rubric = fe.Rubric(fe.rewards.ExactMatch())
+        ...     bash = fe.tools.bash(stateful=True, timeout_s=5)
+        >>> [tool.name for tool in Work().tools]
+        ['bash']
     """
     if stateful:
         lives = "Variables, the current folder and background processes live on from one command to the next."
@@ -93,6 +101,14 @@ def python(
         timeout_s: wall seconds of one call; the environment's `wall_s` when not given.
         output_chars: longest answer, head and tail are kept; the environment's `max_tool_output_chars` at most.
         max_calls: calls in one episode.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> class Work(fe.SandboxEnvironment):
+        ...     rubric = fe.Rubric(fe.rewards.ExactMatch())
+        ...     python = fe.tools.python(max_calls=10)
+        >>> [tool.name for tool in Work().tools]
+        ['python']
     """
     if stateful:
         lives = "Names live on from one call to the next, and the value of a last expression is shown."
@@ -129,6 +145,14 @@ def files(
         description: what the agent reads about it; by default what is written for it here.
         output_chars: longest answer, head and tail are kept; the environment's `max_tool_output_chars` at most.
         max_calls: calls in one episode.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> class Work(fe.SandboxEnvironment):
+        ...     rubric = fe.Rubric(fe.rewards.ExactMatch())
+        ...     editor = fe.tools.files()
+        >>> [tool.name for tool in Work().tools]
+        ['str_replace_based_edit_tool']
     """
 
     async def edit(
@@ -180,6 +204,14 @@ def submit(*, name: str = "submit", description: str | None = None, with_answer:
         name: what the agent calls it.
         description: what the agent reads about it; by default what is written for it here.
         with_answer: whether the agent gives an answer, which reward functions get as `answer`.
+
+    Examples:
+        >>> import forge_env as fe
+        >>> class Work(fe.SandboxEnvironment):
+        ...     rubric = fe.Rubric(fe.rewards.ExactMatch())
+        ...     submit = fe.tools.submit()
+        >>> [tool.name for tool in Work().tools]
+        ['submit']
     """
 
     def submit_answer(env: ToolEnvironment, answer: str) -> str:

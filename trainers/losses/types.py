@@ -50,7 +50,9 @@ class LossOutput:
     """
 
     loss: torch.Tensor
+    """A scalar."""
     metrics: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Name -> a scalar."""
 
 
 @dataclass(frozen=True, slots=True)
