@@ -113,7 +113,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_site_is_whole(site: Path) -> None:
     page = (site / "docs" / "reference" / "environment.html").read_text()
     assert 'id="forge_env.registry.make"' in page
-    assert "registered name, or import path" in page  # of its docstring
+    assert "fields of its <code>config_class</code>" in page  # of its docstring
     assert "usage: forge-env train" in (site / "docs" / "reference" / "commands.html").read_text()
     assert (site / "trainers" / "algorithms" / "grpo.py.html").is_file()  # the page on the architecture links to it
 
