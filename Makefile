@@ -4,10 +4,10 @@ export STACK PYTHON
 # Where this is set, each of a run's processes compiles five thousand modules again: ten seconds of its start.
 export PYTHONDONTWRITEBYTECODE =
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint format docs bench chaos pins clean
+.PHONY: help setup train test conformance lint format docs bench chaos pins clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 setup: ## make the virtual environment .venv with the pinned packages (STACK=cpu|gpu)
 	@scripts/setup.sh
@@ -17,6 +17,9 @@ train: setup ## train coding_rlvr, e.g. make train ARGS="seed=1 --name first"
 
 test: setup ## run every test, e.g. make test ARGS="-k sandbox -x"
 	@scripts/test.sh $(ARGS)
+
+conformance: setup ## run the checks of other projects and write docs/conformance.md, or some: ARGS="mcp openenv"
+	@.venv/bin/python -m benchmarks conformance $(if $(ARGS),$(ARGS),--record)
 
 lint: setup ## check style, format and types
 	.venv/bin/ruff check .
@@ -40,5 +43,5 @@ pins: setup ## resolve requirements/*.txt again from pyproject.toml
 	@scripts/pins.sh $(ARGS)
 
 clean: ## remove .venv, caches and build leftovers; runs/ stays
-	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -61,13 +61,13 @@ if [ "$(id -u)" = 0 ] && [ ! -x /usr/bin/chromium ] && command -v apt-get >/dev/
   install_packages chromium >/dev/null 2>&1 || echo "test: Chromium is not installed: tests marked 'browser' are not run" >&2
 fi
 
-# The real openenv-core and verifiers can't share an environment with vLLM: their tests have one of their own, and run
+# The kits of other projects can't share an environment with vLLM: their tests have environments of their own, and run
 # first, so that the summary of the whole suite is the last line.
-interop_status=0
+kits_status=0
 if [ $# = 0 ] || [ "${CI:-}" = true ]; then
-  scripts/test_interop.sh || interop_status=$?
+  .venv/bin/python -m benchmarks conformance --ci || kits_status=$?
 fi
 status=0
 # Two workers, of which one runs what is heavy, one test after the other. For a debugger: make test ARGS="-n 0 --pdb ..."
 .venv/bin/python -m pytest -n 2 "$@" || status=$?
-exit $((status ? status : interop_status))
+exit $((status ? status : kits_status))

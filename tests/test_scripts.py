@@ -18,17 +18,21 @@ touch "$STUBS/up"
 while :; do sleep 0.05; done
 """
 BROKEN = "#!/bin/sh\necho no cgroups >&2\nexit 1\n"
-PYTEST = '#!/bin/sh\n[ -e "$STUBS/up" ] && echo with a daemon\necho "args: $*"\nexit ${PYTEST_EXIT:-0}\n'
-INTEROP = "#!/bin/sh\necho interop >&2\nexit ${INTEROP_EXIT:-0}\n"
+PYTHON = """\
+#!/bin/sh
+[ "$2" != benchmarks ] || { echo "kits: $*" >&2; exit ${KITS_EXIT:-0}; }
+[ -e "$STUBS/up" ] && echo with a daemon
+echo "args: $*"
+exit ${PYTEST_EXIT:-0}
+"""
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     (tmp_path / "scripts").mkdir()
     shutil.copy(ROOT / "scripts" / "test.sh", tmp_path / "scripts")
-    stub(tmp_path / "scripts" / "test_interop.sh", INTEROP)
     (tmp_path / ".venv/bin").mkdir(parents=True)
-    stub(tmp_path / ".venv/bin/python", PYTEST)
+    stub(tmp_path / ".venv/bin/python", PYTHON)
     (tmp_path / "stubs").mkdir()
     stub(tmp_path / "stubs/docker", DOCKER)
     return tmp_path
@@ -88,9 +92,9 @@ def test_in_ci_no_daemon_is_a_failure(checkout: Path, user: int) -> None:
     assert "args:" not in result.stdout
 
 
-def test_interop_tests_run_in_their_own_environment_and_count(checkout: Path) -> None:
+def test_kits_of_others_run_in_their_own_environments_and_count(checkout: Path) -> None:
     (checkout / "stubs/up").touch()
-    assert "interop" in run(checkout).stderr
-    assert run(checkout, INTEROP_EXIT="4").returncode == 4
-    assert "interop" not in run(checkout, "-k", "name").stderr
-    assert "interop" in run(checkout, "-k", "name", CI="true").stderr
+    assert "kits: -m benchmarks conformance --ci" in run(checkout).stderr
+    assert run(checkout, KITS_EXIT="4").returncode == 4
+    assert "kits" not in run(checkout, "-k", "name").stderr
+    assert "kits" in run(checkout, "-k", "name", CI="true").stderr

@@ -33,7 +33,11 @@ def add_arguments(parser: Parser) -> None:
     kinds = ("tools", "single", "sandbox", "repository", "program")
     about = "tools, one turn, a sandbox, a software task, a program with its own loop"
     parser.add_argument("--kind", choices=kinds, default="tools", help=about)
-    parser.add_argument("--openenv", action="store_true", help="add openenv.yaml and the application it names")
+    parser.add_argument(
+        "--openenv",
+        action="store_true",
+        help="add openenv.yaml and what it names: application, image, an episode to check",
+    )
     parser.add_argument("--dir", default=".", metavar="DIR", help="where to create its folder")
 
 
@@ -78,7 +82,12 @@ def render(name: str, kind: str, *, openenv: bool = False) -> dict[str, str]:
     def fill(template: str) -> str:
         return Template((templates / template).read_text(encoding="utf-8")).substitute(values)
 
-    served = {"openenv.yaml": fill("openenv.yaml.txt"), f"src/{name}/server.py": fill("server.py.txt")}
+    served = {
+        "openenv.yaml": fill("openenv.yaml.txt"),
+        "Dockerfile": fill("Dockerfile.txt"),
+        "validation/runtime.json": fill("runtime.json.txt"),
+        f"src/{name}/server.py": fill("server.py.txt"),
+    }
     return {
         "pyproject.toml": fill("pyproject.toml.txt"),
         "README.md": fill("README.md.txt"),

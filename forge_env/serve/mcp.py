@@ -97,7 +97,7 @@ class McpEndpoint:
             await self._manager.handle_request(scope, receive, send)
             await self._end(request.headers.get("mcp-session-id", ""))
         elif "text/event-stream" not in request.headers.get("accept", ""):
-            response = Response(status_code=405, headers={"Allow": "POST"})
+            response = Response(status_code=405, headers={"Allow": "DELETE, POST"})
             if request.method == "POST":
                 response = JSONResponse(await answer_rpc(await request.body(), self.sessions))
             await response(scope, receive, send)

@@ -22,10 +22,13 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Literal
 
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
@@ -36,13 +39,46 @@ from forge_env.config.serving import ServeLimits
 from forge_env.registry import environment_class, make, make_config, summary_of
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.serve.mcp import SERVER_ERROR, McpEndpoint, answer_rpc
-from forge_env.serve.sessions import EpisodeState, Session, Sessions, WireError, parse_message, schemas
+from forge_env.serve.server import OwnPages
+from forge_env.serve.sessions import (
+    RESET,
+    AssistantAction,
+    CallTool,
+    EpisodeState,
+    ListTools,
+    Refusal,
+    Result,
+    Session,
+    Sessions,
+    TextObservation,
+    WireError,
+    parse_message,
+    schemas,
+)
 
 log = logging.getLogger(__name__)
 COOKIE = "openenv_session"
 PROTOCOL = "1.0.0"
 """Version of OpenEnv's HTTP interface."""
 _STATUS = {"INVALID_JSON": 400, "VALIDATION_ERROR": 422, "SESSION_ERROR": 409, "CAPACITY_REACHED": 503}
+REFUSALS = {
+    400: "the body is not JSON",
+    409: "there is no such session, or no running episode",
+    422: "the body is not as documented",
+    500: "the environment failed",
+    503: "all sessions are in use",
+}
+MODE: Literal["validation"] = "validation"
+MODELS: list[type[BaseModel]] = [
+    AssistantAction,
+    CallTool,
+    ListTools,
+    TextObservation,
+    EpisodeState,
+    Result,
+    Refusal,
+]
+REFERENCE = "#/components/schemas/{model}"
 DEFAULT_LIMITS = ServeLimits()
 
 
@@ -93,12 +129,13 @@ def app_of(
         Route("/health", health),
         Route("/metadata", metadata),
         Route("/schema", schema),
-        *http_routes(sessions, name),
+        *http_routes(sessions, name, cls.splits),
         WebSocketRoute("/ws", connect),
         WebSocketRoute("/mcp", connect_tools),
         Route("/mcp", mcp),
     ]
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={WireError: _refused})
+    guard = [Middleware(OwnPages)]
+    app = Starlette(routes=routes, lifespan=lifespan, middleware=guard, exception_handlers={WireError: _refused})
     app.state.sessions = sessions
     return app
 
@@ -106,14 +143,14 @@ def app_of(
 # --- without a connection
 
 
-def http_routes(sessions: Sessions, name: str) -> list[BaseRoute]:
+def http_routes(sessions: Sessions, name: str, splits: Sequence[str]) -> list[BaseRoute]:
     """The routes of a server with these sessions, which requests name."""
 
     async def reset(request: Request) -> Response:
         data = await _body(request)
-        session_id = data.pop("session_id", None) or request.cookies.get(COOKIE)
+        session_id = _session_id(data.pop("session_id", None), request)
         try:
-            session = sessions.find(str(session_id)) if session_id else await sessions.open(named=True)
+            session = sessions.find(session_id) if session_id else await sessions.open(named=True)
         except WireError as error:
             if error.code != "SESSION_ERROR":
                 raise
@@ -129,7 +166,7 @@ def http_routes(sessions: Sessions, name: str) -> list[BaseRoute]:
         action, timeout_s = data.get("action"), data.get("timeout_s")
         if not isinstance(action, dict):
             raise WireError("VALIDATION_ERROR", "action: an object is needed, such as {'message': text}")
-        if timeout_s is not None and not (isinstance(timeout_s, int | float) and timeout_s > 0):
+        if timeout_s is not None and not (type(timeout_s) in (int, float) and timeout_s > 0):
             raise WireError("VALIDATION_ERROR", "timeout_s is not a number above 0")
         reply = await sessions.use(session, session.step(action, timeout_s=timeout_s))
         return JSONResponse(reply["data"])
@@ -148,15 +185,20 @@ def http_routes(sessions: Sessions, name: str) -> list[BaseRoute]:
         return response
 
     async def document(request: Request) -> Response:
-        return JSONResponse(openapi(name))
+        return JSONResponse(openapi(name, splits))
+
+    def _session_id(given: Any, request: Request) -> str | None:
+        if given is not None and not isinstance(given, str):
+            raise WireError("VALIDATION_ERROR", "session_id is not a string")
+        return given or request.cookies.get(COOKIE)
 
     def _named(request: Request, data: dict[str, Any]) -> Session:
-        session_id = data.get("session_id") or request.cookies.get(COOKIE)
+        session_id = _session_id(data.get("session_id"), request)
         if not session_id:
             raise WireError(
                 "SESSION_ERROR", "name the session: reset's answer has it in observation.metadata.session_id"
             )
-        return sessions.find(str(session_id))
+        return sessions.find(session_id)
 
     return [
         Route("/reset", reset, methods=["POST"]),
@@ -185,32 +227,55 @@ async def _body(request: Request) -> dict[str, Any]:
     return data
 
 
-def openapi(name: str) -> dict[str, Any]:
+def openapi(name: str, splits: Sequence[str]) -> dict[str, Any]:
     """The OpenAPI document of a server."""
 
-    def answered(schema: dict[str, Any]) -> dict[str, Any]:
-        return {"200": {"description": "OK", "content": {"application/json": {"schema": schema}}}}
+    def reference(model: type[BaseModel]) -> dict[str, Any]:
+        return {"$ref": REFERENCE.format(model=model.__name__)}
 
-    def post(summary: str, body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-        content = {"application/json": {"schema": {"type": "object", **body}}}
-        return {"post": {"summary": summary, "requestBody": {"content": content}, "responses": answered(answer)}}
+    def answers(schema: dict[str, Any], *codes: int) -> dict[str, Any]:
+        refused = {"application/json": {"schema": reference(Refusal)}}
+        found = {str(code): {"description": REFUSALS[code], "content": refused} for code in codes}
+        return {"200": {"description": "OK", "content": {"application/json": {"schema": schema}}}, **found}
 
-    session = {"session_id": {"type": "string"}}
-    whole = {"integer": {"type": "integer"}, "string": {"type": "string"}}
-    found = schemas()
-    result = {"type": "object", "properties": {"observation": found["observation"], "reward": {}, "done": {}}}
-    asked = {"seed": whole["integer"], "index": whole["integer"], "split": whole["string"]}
-    step = {**session, "action": found["action"], "timeout_s": {"type": "number"}}
+    def post(summary: str, body: dict[str, Any], responses: dict[str, Any]) -> dict[str, Any]:
+        content = {"application/json": {"schema": body}}
+        return {"post": {"summary": summary, "requestBody": {"content": content}, "responses": responses}}
+
+    session = {"session_id": {"type": ["string", "null"]}}
+    split = {"split": {"enum": [*splits, None]}}
+    reset = {"properties": {**session, **RESET, **split}, "additionalProperties": False}
+    action = {"anyOf": [reference(model) for model in (AssistantAction, CallTool, ListTools)]}
+    seconds = {"type": ["number", "null"], "exclusiveMinimum": 0}
+    step = {"properties": {**session, "action": action, "timeout_s": seconds}, "required": ["action"]}
+    free = {"type": "object"}
+    named = {"name": "session_id", "in": "query", "schema": {"type": "string"}}
+    state = {"summary": "where the episode stands", "parameters": [named]}
     paths: dict[str, Any] = {
-        "/reset": post("start an episode", {"properties": {**session, **asked}}, result),
-        "/step": post("act", {"properties": step, "required": ["action"]}, result),
-        "/state": {"get": {"summary": "where the episode stands", "responses": answered(found["state"])}},
-        "/close": post("end a session", {"properties": session}, {"type": "object"}),
-        "/mcp": post("JSON-RPC: tools/list, tools/call", {}, {"type": "object"}),
+        "/reset": post("start an episode", {**free, **reset}, answers(reference(Result), 400, 422, 500, 503)),
+        "/step": post("act", {**free, **step}, answers(reference(Result), 400, 409, 422, 500)),
+        "/state": {"get": {**state, "responses": answers(reference(EpisodeState), 409)}},
+        "/close": post("end a session", {**free, "properties": session}, answers(free, 400, 409, 422)),
+        "/mcp": post("JSON-RPC: tools/list, tools/call; mistakes are answered as it says", {}, answers(free)),
     }
+    gone = {"400": {"description": "no session is named"}, "404": {"description": "there is no such session"}}
+    which = {"name": "mcp-session-id", "in": "header", "required": True, "schema": {"type": "string"}}
+    ended = {"summary": "end a session of MCP", "parameters": [which], "responses": {**answers(free), **gone}}
+    paths["/mcp"]["delete"] = ended
     for path in ("/health", "/metadata", "/schema"):
-        paths[path] = {"get": {"summary": path[1:], "responses": answered({"type": "object"})}}
-    return {"openapi": "3.1.0", "info": {"title": name, "version": PROTOCOL}, "paths": paths}
+        paths[path] = {"get": {"summary": path[1:], "responses": answers(free)}}
+    models: list[type[BaseModel]] = [
+        AssistantAction,
+        CallTool,
+        ListTools,
+        TextObservation,
+        EpisodeState,
+        Result,
+        Refusal,
+    ]
+    _, found = models_json_schema([(model, MODE) for model in models], ref_template=REFERENCE)
+    info = {"title": name, "version": PROTOCOL}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": found["$defs"]}}
 
 
 # --- over a WebSocket

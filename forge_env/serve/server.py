@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
-from starlette.types import ASGIApp
+from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forge_env.errors import UsageError
 
+NAMES = ("127.0.0.1", "localhost", "[::1]")
+"""Of this machine, as a client of it writes them."""
 SHUTDOWN_S = 5.0
 """How long connections have to end when the server does."""
 
@@ -72,3 +78,52 @@ async def serve(
         raise
     finally:
         sock.close()
+
+
+class OwnPages:
+    """Refuses what pages of other sites make a browser send to a server that asks for no password.
+
+    A request that arrives over loopback must be addressed to a name of this machine (`Host`), or a page could reach
+    it under a name of its own that resolves to 127.0.0.1 (DNS rebinding). A page that sends it (`Origin`) must be one
+    of this machine or of the server itself. Other programs send no `Origin`.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer 421 or 403, or hand on."""
+        headers = Headers(scope=scope) if scope["type"] in ("http", "websocket") else None
+        refused = headers and _refused(headers, scope.get("server"))
+        if not refused:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": refused[1]})
+        else:
+            await PlainTextResponse(refused[1] + "\n", refused[0])(scope, receive, send)
+
+
+def _refused(headers: Headers, server: tuple[str, int | None] | None) -> tuple[int, str] | None:
+    host, origin = _name(f"//{headers.get('host', '')}"), headers.get("origin")
+    if server and _is_loopback(server[0]) and host not in NAMES:
+        return 421, "on this machine the server is called localhost or 127.0.0.1: let a proxy send that as Host"
+    if origin is not None and _name(origin) not in {*NAMES, host}:
+        return 403, "pages of other sites have no access"
+    return None
+
+
+def _name(url: str) -> str:
+    """The host of an address as `NAMES` writes it, or an empty string."""
+    try:
+        name = urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+    return f"[{name}]" if ":" in name else name
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback

@@ -27,13 +27,13 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from forge_env.config.serving import ServeLimits
 from forge_env.environment.base import Environment
-from forge_env.errors import ForgeError, InfrastructureError, mistakes
+from forge_env.errors import ForgeError, InfrastructureError, UsageError, mistakes
 from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec
 
 log = logging.getLogger(__name__)
@@ -73,10 +73,16 @@ class CallTool(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    type: str
+    type: Literal["call_tool"]
     tool_name: str
     arguments: dict[str, Any] = Field(default_factory=dict)
     metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class ListTools(BaseModel):
+    """A look at the tools, which is not a step."""
+
+    type: Literal["list_tools"]
 
 
 class TextObservation(BaseModel):
@@ -90,12 +96,39 @@ class TextObservation(BaseModel):
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
+class Result(BaseModel):
+    """What `reset` and `step` answer."""
+
+    observation: TextObservation
+    reward: float | None
+    done: bool
+
+
 class EpisodeState(BaseModel):
     """Where an episode stands."""
 
     episode_id: str | None = None
     step_count: int = 0
     task_id: str | None = None
+
+
+class Refusal(BaseModel):
+    """The answer to a request that was refused; `code` as in `WireError`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    detail: str
+    code: str
+
+
+RESET: dict[str, Any] = {
+    "seed": {"type": ["integer", "null"], "minimum": 0},
+    "index": {"type": ["integer", "null"], "minimum": 0},
+    "split": {"type": ["string", "null"]},
+    "episode_id": {"type": ["string", "null"]},
+    "metadata": {},
+}
+"""JSON schemas of the keys that `reset` understands."""
 
 
 def schemas() -> dict[str, Any]:
@@ -137,6 +170,11 @@ def parse_action(data: Mapping[str, Any], call_id: str) -> Message:
     except ValidationError as error:
         raise WireError("VALIDATION_ERROR", f"{mistakes(error)}; an action is {{'message': text}}") from None
     return Message(role="assistant", content=action.message, tool_calls=action.tool_calls)
+
+
+def _whole(value: Any) -> Any:
+    """To JSON 3.0 is an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def observation_reply(
@@ -225,14 +263,17 @@ class Session:
 
     async def reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Start an episode: `seed`, `episode_id`, `split` and `index` are understood, other keys are not."""
-        if unknown := set(data) - {"seed", "episode_id", "split", "index", "metadata"}:
+        if unknown := data.keys() - RESET.keys():
             raise WireError(
                 "VALIDATION_ERROR", f"reset has no key {sorted(unknown)[0]!r}; use seed, episode_id, split, index"
             )
+        data = {name: _whole(value) for name, value in data.items() if value is not None}
         for name, kind in (("seed", int), ("index", int), ("split", str), ("episode_id", str)):
-            if data.get(name) is not None and (not isinstance(data[name], kind) or isinstance(data[name], bool)):
+            if name in data and (not isinstance(data[name], kind) or isinstance(data[name], bool)):
                 raise WireError("VALIDATION_ERROR", f"{name} is not of type {kind.__name__}")
-        options = {name: data[name] for name in ("split", "index") if data.get(name) is not None}
+            if kind is int and data.get(name, 0) < 0:
+                raise WireError("VALIDATION_ERROR", f"{name} is below 0")
+        options: dict[str, Any] = {name: data[name] for name in ("split", "index") if name in data}
         self._playing = False
         async with self._in_time("reset"):
             if not self.env.reusable:  # a tool call that timed out still runs in it
@@ -300,6 +341,9 @@ class Session:
             raise WireError("EXECUTION_ERROR", text, retriable=True) from None
         except WireError:
             raise
+        except UsageError as error:  # the client's, as of a split that there isn't
+            self._playing = False
+            raise WireError("VALIDATION_ERROR", str(error)) from error
         except asyncio.CancelledError:
             self._playing = False
             raise

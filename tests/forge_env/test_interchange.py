@@ -12,7 +12,7 @@ from forge_env.policy import Reply
 from forge_env.trajectory import Trajectory, TrajectoryWriter, Turn
 from forge_env.types import Message, call_tool
 
-WHY = "NOT RUN: atif and inspect_ai are not installed (scripts/test_interop.sh makes an environment for them)"
+WHY = "NOT RUN: atif and inspect_ai are not installed (`make conformance` makes an environment for them)"
 atif = pytest.importorskip("atif", reason=WHY)
 log = pytest.importorskip("inspect_ai.log", reason=WHY)
 USER, SYSTEM = Message(role="user", content="6 * 7?"), Message(role="system", content="Be brief.")

@@ -1,4 +1,4 @@
-"""What is sent to a cluster is what its published schemas allow; `scripts/test_interop.sh` has them."""
+"""What is sent to a cluster is what its published schemas allow; `make conformance` has them."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from forge_env.sandbox import ExecResult, SandboxEngine
 from forge_env.types import Message, ToolSpec
 from tests.sandboxes.conftest import require
 
-WHY = "NOT RUN: these agents are not installed (scripts/test_interop.sh makes an environment for them)"
+WHY = "NOT RUN: these agents are not installed (`make conformance` makes an environment for them)"
 pytest.importorskip("agents", reason=WHY)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
 WRITE = '''

@@ -1,4 +1,4 @@
-"""Job files against what Kubernetes publishes, and against SkyPilot itself; `scripts/test_interop.sh` has both."""
+"""Job files against what Kubernetes publishes, and against SkyPilot itself; `make conformance` has both."""
 
 from __future__ import annotations
 

