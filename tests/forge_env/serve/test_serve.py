@@ -85,7 +85,7 @@ async def test_the_protocol_as_it_goes_over_the_wire() -> None:
         ('{"type": "step", "data": {"message": "1"}}', "SESSION_ERROR"),
         ('{"type": "reset", "data": {"seed": "x"}}', "VALIDATION_ERROR"),
         ('{"type": "reset", "data": {"sed": 1}}', "VALIDATION_ERROR"),
-        ('{"type": "reset", "data": {"split": "moon"}}', "EXECUTION_ERROR"),
+        ('{"type": "reset", "data": {"split": "moon"}}', "VALIDATION_ERROR"),
         ('{"type": "reset", "data": {"resume": "none"}}', "SESSION_ERROR"),
     ],
 )

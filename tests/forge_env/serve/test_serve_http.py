@@ -69,7 +69,7 @@ async def test_a_client_that_keeps_cookies_needs_no_id() -> None:
         ("/reset", "[" * 100_000, 400, "not valid JSON"),
         ("/reset", "[1]", 422, "a JSON object"),
         ("/reset", '{"sed": 1}', 422, "has no key 'sed'"),
-        ("/reset", '{"split": "moon"}', 500, "no split 'moon'"),
+        ("/reset", '{"split": "moon"}', 422, "no split 'moon'"),
         ("/step", '{"action": {"message": "1"}}', 409, "name the session"),
         ("/step", '{"session_id": "x", "action": {"message": "1"}}', 409, "no session 'x'"),
         ("/close", '{"session_id": "x"}', 409, "no session 'x'"),
