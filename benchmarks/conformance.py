@@ -233,7 +233,8 @@ def run(name: str, kits: Sequence[Kit], for_pytest: Sequence[str]) -> tuple[int,
             environ["HOME"] = folder
         report = Path(folder) / "report.xml"
         tests = dict.fromkeys(test for kit in kits for test in kit.tests.split())
-        command = [python, "-m", "pytest", f"--junitxml={report}", *tests, *for_pytest]
+        options = [f"--junitxml={report}", "-o", "junit_family=xunit1"]  # which takes what a test records
+        command = [python, "-m", "pytest", *options, *tests, *for_pytest]
         status = subprocess.run(command, cwd=ROOT, env=environ, check=False).returncode
         return int(status != 0), read(report) if report.exists() else [], versions
 
