@@ -129,7 +129,7 @@ KITS = [
         "tests/environments/test_reasoning_gym.py",
         "interop",
     ),
-    Kit("TextArena", "its games as environments", "textarena", "tests/environments/test_foreign.py", "interop"),
+    Kit("TextArena, MiniGrid", "games as environments", "textarena", "tests/environments/test_foreign.py", "interop"),
     Kit("ATIF", "exported trajectories", "atif", f"{EXPORTS}::test_atif_reads_its_documents", "programs"),
     Kit(
         "inspect_ai's logs", "exported evaluations", "inspect-ai", f"{EXPORTS}::test_inspect_reads_its_log", "programs"
