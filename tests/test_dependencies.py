@@ -39,9 +39,9 @@ PROGRAM = {path.stem for path in (ROOT / "sandboxes" / "runner").glob("*.py")} |
 """What runs inside a sandbox: a program of its own, whose modules import each other by these names."""
 ON_DEMAND = (
     *("forge_env/serve/", "forge_env/sandbox_audit/conformance.py", "forge_env/gym/aec_twin.py"),
-    "sandboxes/kubernetes/attachment.py",
+    *("sandboxes/kubernetes/attachment.py", "forge_env/sandbox/for_inspect.py"),
 )
-"""Imported by those who have the extra `openenv`, pytest, the extra `pettingzoo`, or `kubernetes`."""
+"""Imported by those who have the extra `openenv`, pytest, the extra `pettingzoo`, `kubernetes`, or `inspect`."""
 
 
 def undeclared(modules: Iterable[str], known: set[str]) -> set[str]:
