@@ -128,6 +128,7 @@ KITS = [
         "reasoning-gym",
         "tests/environments/test_reasoning_gym.py",
         "interop",
+        ci=False,
     ),
     Kit("TextArena, MiniGrid", "games as environments", "textarena", "tests/environments/test_foreign.py", "interop"),
     Kit("ATIF", "exported trajectories", "atif", f"{EXPORTS}::test_atif_reads_its_documents", "programs"),
@@ -140,6 +141,7 @@ KITS = [
         "inspect-ai",
         "tests/forge_env/sandbox/test_for_inspect.py",
         "programs",
+        ci=False,  # half a minute of it is waiting
     ),
     Kit(
         "HumanEval",
