@@ -5,6 +5,7 @@ Seen by a rollout worker, which has messages and tokens; the controller's contra
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -58,9 +59,17 @@ def words_of(observation: Sequence[Message]) -> list[str]:
 
 
 def lacking(words: Sequence[str], prompt: str) -> tuple[str, ...]:
-    """The words that a prompt lacks, wherever it has the others: a chat format may put its own between them."""
-    known = set(prompt.split())
-    return tuple(word for word in words if word not in known and word not in prompt)
+    """The words that a prompt lacks, wherever it has the others: a chat format may put its own between them.
+
+    Tokenizers may compose accents and lower letters: that is the same word.
+    """
+    there = _plain(prompt)
+    known = set(there.split())
+    return tuple(word for word in words if (plain := _plain(word)) not in known and plain not in there)
+
+
+def _plain(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).casefold()
 
 
 def _first(episode: Trajectory) -> Turn | None:
