@@ -42,7 +42,7 @@ class Venv(NamedTuple):
     beside: bool = False
     """Whether the packages are laid, without what they depend on, beside the test suite's own."""
     python: str = "3.11"
-    """Its version; the interpreter is `PYTHON312`, say, or on the path."""
+    """Its version, where they aren't laid beside ours; the interpreter is `PYTHON312`, say, or on the path."""
     needs: str = ""
     """A program without which its kits aren't run."""
 
@@ -159,7 +159,14 @@ KITS = [
         "tests/forge_env/gateway/test_real_programs.py tests/forge_env/gateway/test_node_program.py",
         "programs",
     ),
-    Kit("Harbor", "its tasks as environments", "harbor", "tests/environments/harbor/test_real_harbor.py", "harbor"),
+    Kit(
+        "Harbor",
+        "its tasks as environments",
+        "harbor",
+        "tests/environments/harbor/test_real_harbor.py",
+        "harbor",
+        ci=False,
+    ),
     Kit("Kubernetes' schemas", "pods", "kubernetes-validate", "tests/sandboxes/test_pod_schema.py", "schemas"),
     Kit("SkyPilot", "job files", "skypilot", "tests/forge_env/job/test_files_schema.py", "schemas"),
 ]
@@ -181,7 +188,7 @@ class Check(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run kits; 1 where one did not pass."""
+    """Run kits; 1 where one did not pass, or, with `CI=true`, where one could not be run."""
     parser = argparse.ArgumentParser(prog="conformance", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("kit", nargs="*", help="parts of names of kits: " + ", ".join(kit.name for kit in KITS))
     parser.add_argument("--record", action="store_true", help="write the rows to docs/conformance.md")
@@ -200,6 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kits = [kit for kit in chosen if kit.venv == name]
         if name and (reason := lacking(VENVS[name])):
             rows |= {kit.name: [kit.name, "", kit.ours, "", reason] for kit in kits}
+            failed |= os.environ.get("CI") == "true"  # where a kit that is left out would never be missed
             continue
         status, checks, versions = run(name, kits, for_pytest)
         failed |= status
@@ -254,6 +262,8 @@ def lacking(venv: Venv) -> str:
 
 def interpreter(venv: Venv) -> str | None:
     """The Python that the environment is made of."""
+    if venv.beside:
+        return sys.executable
     named = os.environ.get(f"PYTHON{venv.python.replace('.', '')}")
     here = sys.executable if sys.version.startswith(venv.python) else None
     found = named or here or shutil.which(f"python{venv.python}")

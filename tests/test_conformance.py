@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.conformance import KITS, VENVS, Kit, read, recorded, verdict
+from benchmarks import conformance
+from benchmarks.conformance import KITS, VENVS, Kit, Venv, interpreter, read, recorded, verdict
 from tests.conftest import PEERS
 
 ROOT = Path(__file__).parents[1]
@@ -43,3 +45,19 @@ def test_a_row_says_what_passed_and_why_the_rest_did_not(tmp_path: Path) -> None
     assert row == ("1 of 4: 3 of 3", "has no sound (2); FAILED test_three")
     assert verdict(Kit("", "", "", "a.py::test_two"), checks) == ("0 of 2", "has no sound (2)")
     assert verdict(Kit("", "", "", "b.py"), checks) == ("0 of 1", "SKIPPED no Docker")
+
+
+@pytest.mark.parametrize(("ci", "status"), [("true", 1), ("", 0)])
+def test_a_kit_that_cannot_be_run_fails_in_continuous_integration(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ci: str, status: int
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setattr(conformance, "lacking", lambda venv: "not run: needs Python 3.99")
+    monkeypatch.setattr(conformance, "run", lambda *_: pytest.fail("it can't be run"))
+    assert conformance.main(["Schemathesis"]) == status
+    assert "not run: needs Python 3.99" in capsys.readouterr().out
+
+
+def test_packages_beside_ours_are_run_by_our_interpreter() -> None:
+    assert interpreter(Venv("", beside=True, python="3.99")) == sys.executable
+    assert interpreter(Venv("", python="3.99")) is None

@@ -46,9 +46,14 @@ def check_definition(cls: type) -> None:
 
 
 def check_defaults(config_class: type[BaseModel]) -> None:
-    """`PluginError` where the default of an option is none that could be given for it."""
+    """`PluginError` where the default of an option is none that could be given for it.
+
+    Where pydantic validates defaults itself (`validate_default`), it does so with the class's own validators.
+    """
+    every = config_class.model_config.get("validate_default", False)
     for name, field in config_class.model_fields.items():
-        if field.is_required() or field.default_factory is not None:
+        validated = every if field.validate_default is None else field.validate_default
+        if field.is_required() or field.default_factory is not None or validated:
             continue
         hint: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
         if (said := misfit(field.default, hint)) is not None:

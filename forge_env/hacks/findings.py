@@ -388,7 +388,7 @@ def _measure_gap(root: Path, episodes: Sequence[Played], found: Findings, metric
     own = [
         episode for episode in episodes if (episode.kind == "train" or episode.kind.startswith("train-")) == bool(steps)
     ]
-    timed = [(steps.get(episode.group or 0, 0) if steps else 0, episode) for episode in own]
+    timed = [(0 if episode.group is None else steps.get(episode.group, 0), episode) for episode in own]
     timed = [(step, episode) for step, episode in timed if step or not steps]
     scores = {} if metric else _held_out(root)
     found.hidden_name = metric or ("held-out score" if scores else "")

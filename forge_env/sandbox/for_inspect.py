@@ -28,7 +28,7 @@ from forge_env.sandbox.protocol import WORK, Limits, Sandbox, SandboxSpec
 
 LONGEST_S = 24 * 3600.0
 """What a command may take where inspect_ai gives no limit."""
-TOOLS = Limits(wall_s=120, cpu_s=120, memory_mb=1024, file_size_mb=1024, output_bytes=256 * 2**20)
+TOOLS = Limits(wall_s=120, cpu_s=LONGEST_S, memory_mb=1024, file_size_mb=1024, output_bytes=256 * 2**20)
 """Of reading and writing a file outside the work folder."""
 _MISSING, _FOLDER, _FORBIDDEN, _TOO_LARGE = 101, 102, 103, 104
 _ERRORS = {_MISSING: errno.ENOENT, _FOLDER: errno.EISDIR, _FORBIDDEN: errno.EACCES}
@@ -135,7 +135,7 @@ class ForgeSandboxEnvironment(SandboxEnvironment):  # type: ignore[misc]  # it i
         most = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
         limits = Limits(
             wall_s=timeout or LONGEST_S,
-            cpu_s=timeout or LONGEST_S,
+            cpu_s=LONGEST_S,  # a timeout is one of the clock: several threads use more than that together
             memory_mb=self.config.memory_mb,
             processes=256,
             file_size_mb=self.config.disk_mb,

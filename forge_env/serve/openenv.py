@@ -264,16 +264,7 @@ def openapi(name: str, splits: Sequence[str]) -> dict[str, Any]:
     paths["/mcp"]["delete"] = ended
     for path in ("/health", "/metadata", "/schema"):
         paths[path] = {"get": {"summary": path[1:], "responses": answers(free)}}
-    models: list[type[BaseModel]] = [
-        AssistantAction,
-        CallTool,
-        ListTools,
-        TextObservation,
-        EpisodeState,
-        Result,
-        Refusal,
-    ]
-    _, found = models_json_schema([(model, MODE) for model in models], ref_template=REFERENCE)
+    _, found = models_json_schema([(model, MODE) for model in MODELS], ref_template=REFERENCE)
     info = {"title": name, "version": PROTOCOL}
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": found["$defs"]}}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import Field
+from pydantic import Field, field_validator
 
 import forge_env as fe
 from forge_env.cli.main import main
@@ -466,6 +466,25 @@ def test_a_mistake_is_named(cls: type, said: str, fix: str, capsys: pytest.Captu
     assert fix in error
     assert len(error.splitlines()) == 1 + bool(fix)
     assert "this is a bug" not in error
+
+
+class ValidatedConfig(fe.ToolEnvironmentConfig):
+    names: tuple[str, ...] = Field("a,b", validate_default=True)  # type: ignore[arg-type]
+
+    @field_validator("names", mode="before")
+    @classmethod
+    def split(cls, value: Any) -> Any:
+        return value.split(",") if isinstance(value, str) else value
+
+
+class OptionValidated(Find):
+    config_class = ValidatedConfig
+
+
+def test_a_default_that_pydantic_itself_validates_is_no_mistake() -> None:
+    environment = fe.make(f"{HERE}:OptionValidated")
+    assert isinstance(environment.config, ValidatedConfig)
+    assert environment.config.names == ("a", "b")
 
 
 @pytest.mark.slow

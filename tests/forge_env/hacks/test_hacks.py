@@ -190,6 +190,17 @@ def test_a_run_that_learned_to_fool_its_visible_tests(tmp_path: Path) -> None:
     assert result.suspicious == sign.episodes
 
 
+def test_an_episode_without_a_group_is_of_no_step(tmp_path: Path) -> None:
+    trained, alone = episode(0, 0, 1.0, 1.0, kind="train"), episode(0, 1, 0.0, 0.0, kind="train")
+    alone.group = None
+    write(tmp_path / "trajectories" / "train.jsonl", [trained, alone])
+    group = {"group": 0, "task": "", "version": 1, "staleness": 0, "uses": 1, "episodes": []}
+    (tmp_path / "trained.jsonl").write_text(json.dumps({"schema": 1, "step": 1, "groups": [group]}) + "\n")
+    result = find(tmp_path)
+    assert result.episodes == 2
+    assert [(window.episodes, window.visible) for window in result.windows] == [(1, 1.0)]
+
+
 def test_an_honest_run_gives_no_alarm(tmp_path: Path) -> None:
     result = find(made_training(tmp_path / "honest", honest=True))
     assert (result.widened, result.paid_count, result.signs, result.suspicious) == (None, 0, [], 0)

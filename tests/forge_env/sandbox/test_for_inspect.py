@@ -16,6 +16,9 @@ from inspect_ai.util._sandbox.environment import resolve_sandbox_environment  # 
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv  # noqa: E402
 from inspect_ai.util._sandbox.self_check import *  # noqa: E402, F403
 
+from forge_env.sandbox.for_inspect import LONGEST_S, ForgeSandboxConfig, ForgeSandboxEnvironment  # noqa: E402
+from forge_env.sandbox.protocol import ExecResult, Limits  # noqa: E402
+
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 NOT_OURS = {"test_exec_as_user": "a sandbox has one user, who is not root"}
 
@@ -64,3 +67,19 @@ async def test_a_task_names_it(tmp_path: Path) -> None:
     task = Task(dataset=samples, solver=adder(), scorer=match(), sandbox=("forge_env", "local"))
     [log] = await inspect_ai.eval_async(task, model="mockllm/model", log_dir=str(tmp_path))
     assert (log.status, log.results.scores[0].metrics["accuracy"].value) == ("success", 1.0), log.error
+
+
+class Recorder:
+    """A sandbox that only remembers its limits."""
+
+    limits: Limits
+
+    async def exec(self, command: list[str], *, limits: Limits, **_: Any) -> ExecResult:
+        self.limits = limits
+        return ExecResult(0, "", "")
+
+
+async def test_a_timeout_is_one_of_the_clock_and_not_of_all_threads_together() -> None:
+    box = Recorder()
+    await ForgeSandboxEnvironment(box, ForgeSandboxConfig()).exec(["true"], timeout=2)  # type: ignore[arg-type]
+    assert (box.limits.wall_s, box.limits.cpu_s) == (2, LONGEST_S)
