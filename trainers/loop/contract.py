@@ -132,7 +132,7 @@ class Contract:
             "prompt": f"fewer than {TASKS} tasks were played",
             "log-probs": "no token was sampled by the weights that trained on it",
             "weights": "no newer weights arrived",
-            "tokens": "no step was trained",
+            "tokens": "no sequence was learned",
             "rewards": f"fewer than {STEPS} steps were trained, and all their rewards are the same",
             "answers": f"fewer than {TASKS} tasks were played",
         }

@@ -58,7 +58,7 @@ def test_the_trainers_host_is_lost_and_the_run_goes_on_elsewhere(tmp_path: Path)
     assert max(row["mismatch/max"] for row in steps.values() if row["staleness/max"] == 0) < 1e-5
     assert max(row["staleness/max"] for row in steps.values()) <= 2
     busy = {name: row[name] for row in steps.values() for name in row if name.startswith("host/")}
-    assert {name.split("/")[1].partition("-")[0] for name in busy} == {"0", "1", "2"}
+    assert {name.split("/")[1].partition("-")[0] for name in busy} >= {"1", "2"}
     assert all(value > 0 for value in busy.values()), busy
     assert PROCESS_ENVIRONMENT["VLLM_LOGGING_LEVEL"] == "ERROR"
     assert "INFO" not in "".join(path.read_text() for path in (tmp_path / "runs/run/logs").iterdir())

@@ -64,7 +64,9 @@ def finish(run: Training) -> None:
     run.process.send_signal(signal.SIGINT)
     assert run.process.wait(PATIENCE_S) == 130, run.said
     assert [len(run.lives(role)) for role in ROLES] == [1] * len(ROLES), run.said
-    assert "warning" not in run.said.lower(), run.said
+    untaught = ("contract: rewards: doubtful", "contract: weights: doubtful")  # nobody earns anything here
+    warnings = [line for line in run.said.lower().splitlines() if "warning" in line]
+    assert not [line for line in warnings if not any(words in line for words in untaught)], run.said
     assert run.steps == list(range(1, len(run.steps) + 1))
 
 
