@@ -14,6 +14,14 @@ from forge_env.interrupts import run_until_interrupted
 def add_arguments(parser: Parser) -> None:
     """Describe the command."""
     add_environment(parser)
+    parser.add_argument(
+        "--name",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="clients may call this machine so, beside its address and its own name; several times for several"
+        " (also $FORGE_ENV_NAMES, with spaces between them)",
+    )
     parser.keys(ServeConfig)
 
 
@@ -36,6 +44,13 @@ def run(args: argparse.Namespace) -> int:
         address = f"http://{host}:{port}"
         print(f"{name} is served at {address} (OpenEnv) and {address}/mcp (MCP); Ctrl-C stops", flush=True)
 
-    app = app_of(name, sandbox=args.sandbox, docker_host=args.docker_host, limits=config, **options)
+    app = app_of(
+        name,
+        sandbox=args.sandbox,
+        docker_host=args.docker_host,
+        limits=config,
+        names=[config.host, *args.name],
+        **options,
+    )
     run_until_interrupted(serve(app, config.host, config.port, ready=ready))
     return 0

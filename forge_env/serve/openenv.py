@@ -22,6 +22,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 
@@ -88,11 +89,13 @@ def app_of(
     sandbox: str = "auto",
     docker_host: str | None = None,
     limits: ServeLimits = DEFAULT_LIMITS,
+    names: Sequence[str] = (),
     **options: Any,
 ) -> Starlette:
     """The application that serves the environment `name`, for any ASGI server: `app = app_of("my_env")`.
 
-    `app.state.sessions` are its sessions; they are closed when the application shuts down.
+    `app.state.sessions` are its sessions; they are closed when the application shuts down. Clients reach it by its
+    address, by a name of this machine, by `names`, and by those in the environment variable FORGE_ENV_NAMES.
 
     Raises:
         UsageError: there is no such environment, or no such option of it.
@@ -134,7 +137,7 @@ def app_of(
         WebSocketRoute("/mcp", connect_tools),
         Route("/mcp", mcp),
     ]
-    guard = [Middleware(OwnPages)]
+    guard = [Middleware(OwnPages, names=[*names, *os.environ.get("FORGE_ENV_NAMES", "").split()])]
     app = Starlette(routes=routes, lifespan=lifespan, middleware=guard, exception_handlers={WireError: _refused})
     app.state.sessions = sessions
     return app

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -83,18 +83,24 @@ async def serve(
 class OwnPages:
     """Refuses what pages of other sites make a browser send to a server that asks for no password.
 
-    A request that arrives over loopback must be addressed to a name of this machine (`Host`), or a page could reach
-    it under a name of its own that resolves to 127.0.0.1 (DNS rebinding). A page that sends it (`Origin`) must be one
-    of this machine or of the server itself. Other programs send no `Origin`.
+    A page can reach the server under a name of its own that resolves to the server's address (DNS rebinding), so a
+    request must be addressed (`Host`) to an address, to a name of this machine, or to one that the server was given.
+    A page that sends it (`Origin`) must be one of this machine or of the server itself. Other programs send no
+    `Origin`.
+
+    Args:
+        app: what is guarded.
+        names: that it was given.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, names: Iterable[str] = ()) -> None:
         self._app = app
+        self._names = {_name(f"//{name}") for name in ("localhost", socket.gethostname(), *names)} - {""}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer 421 or 403, or hand on."""
         headers = Headers(scope=scope) if scope["type"] in ("http", "websocket") else None
-        refused = headers and _refused(headers, scope.get("server"))
+        refused = headers and _refused(headers, self._names)
         if not refused:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -103,10 +109,10 @@ class OwnPages:
             await PlainTextResponse(refused[1] + "\n", refused[0])(scope, receive, send)
 
 
-def _refused(headers: Headers, server: tuple[str, int | None] | None) -> tuple[int, str] | None:
+def _refused(headers: Headers, names: Collection[str]) -> tuple[int, str] | None:
     host, origin = _name(f"//{headers.get('host', '')}"), headers.get("origin")
-    if server and _is_loopback(server[0]) and host not in NAMES:
-        return 421, "on this machine the server is called localhost or 127.0.0.1: let a proxy send that as Host"
+    if host not in names and not _is_address(host):
+        return 421, "the server has no such name: use its address, or start it with --name HOST"
     if origin is not None and _name(origin) not in {*NAMES, host}:
         return 403, "pages of other sites have no access"
     return None
@@ -121,9 +127,9 @@ def _name(url: str) -> str:
     return f"[{name}]" if ":" in name else name
 
 
-def _is_loopback(host: str) -> bool:
+def _is_address(host: str) -> bool:
     try:
-        address = ipaddress.ip_address(host)
+        ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return False
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+    return True

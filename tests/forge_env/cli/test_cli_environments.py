@@ -154,7 +154,8 @@ def test_a_new_package_for_openenv_is_served(tmp_path: Path) -> None:
     site = install(package, tmp_path / "site")
     code = (
         "from starlette.testclient import TestClient; from my_env.server import app\n"
-        "with TestClient(app) as client: print(client.post('/reset').json()['observation']['messages'][1]['content'])"
+        "with TestClient(app, 'http://localhost') as client:\n"
+        "    print(client.post('/reset').json()['observation']['messages'][1]['content'])"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(package / "src")])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)

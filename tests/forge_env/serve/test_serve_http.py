@@ -23,6 +23,10 @@ pytest.importorskip("uvicorn", reason='NOT RUN: pip install "forge-env[openenv]"
 websockets = pytest.importorskip("websockets.asyncio.client", reason='NOT RUN: pip install "forge-env[openenv]"')
 
 
+HOSTS = {"games": 200, "games.example": 200, "calculators": 200, "evil.example": 421}
+"""How each is answered."""
+
+
 @asynccontextmanager
 async def client_of(**limits: Any) -> AsyncIterator[Any]:
     async with serving(**limits) as (url, sessions), httpx.AsyncClient(base_url=url, trust_env=False) as client:
@@ -179,13 +183,15 @@ def serve(*arguments: str) -> subprocess.Popen[str]:
 def test_the_command_serves_until_it_is_stopped(ending: signal.Signals) -> None:
     import httpx
 
-    with serve("gsm8k", "--port", "0", "levels=[2]") as process:
+    with serve("gsm8k", "--port", "0", "levels=[2]", "--name", "games", "--name=games.example") as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("gsm8k is served at http://localhost:"), process.communicate()
         url = line.split(" at ")[1].split()[0]
         with httpx.Client(base_url=url, trust_env=False) as client:
             assert client.get("/metadata").json()["name"] == "gsm8k"
+            for host, status in {"games": 200, "games.example": 200, "evil.example": 421}.items():
+                assert client.get("/health", headers={"Host": host}).status_code == status
             assert client.post("/reset", json={"seed": 1}).json()["observation"]["messages"][0]["role"] == "system"
         process.send_signal(ending)
         out, err = process.communicate(timeout=60)
@@ -224,9 +230,9 @@ def test_a_port_that_is_taken_is_named() -> None:
 async def test_pages_of_other_sites_have_no_access(path: str) -> None:
     async with serving() as (url, sessions), httpx.AsyncClient(base_url=url, trust_env=False) as client:
         for headers, status, said in [
-            ({"Host": "evil.example"}, 421, "is called localhost"),
-            ({"Host": "evil.example:80", "Origin": "http://evil.example"}, 421, "is called localhost"),
-            ({"Host": "["}, 421, "is called localhost"),
+            ({"Host": "evil.example"}, 421, "start it with --name"),
+            ({"Host": "evil.example:80", "Origin": "http://evil.example"}, 421, "start it with --name"),
+            ({"Host": "["}, 421, "start it with --name"),
             ({"Origin": "http://evil.example"}, 403, "other sites"),
             ({"Origin": "http://localhost.evil.example"}, 403, "other sites"),
             ({"Origin": "null"}, 403, "other sites"),
@@ -248,17 +254,36 @@ async def test_nor_their_sockets() -> None:
         assert len(sessions) == 0
 
 
-async def test_a_server_for_other_machines_has_any_name_but_pages_of_its_own() -> None:
+@pytest.mark.parametrize("address", ["http://10.0.0.7", "http://127.0.0.1", "http://[::1]"])
+async def test_a_server_has_the_names_that_it_is_given_and_pages_of_its_own(address: str) -> None:
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         await PlainTextResponse("here")(scope, receive, send)
 
-    transport = httpx.ASGITransport(OwnPages(answer))  # which says that it came to the address that was asked
-    async with httpx.AsyncClient(transport=transport, base_url="http://10.0.0.7") as client:
+    transport = httpx.ASGITransport(OwnPages(answer, ["games.example", "Games:8000"]))  # asked at this address
+    async with httpx.AsyncClient(transport=transport, base_url=address) as client:
         for headers, status in [
-            ({"Host": "games.example"}, 200),
+            ({}, 200),
+            ({"Host": "10.0.0.8:8000"}, 200),
+            ({"Host": "[fe80::1]:8000"}, 200),
+            ({"Host": f"{socket.gethostname()}:8000"}, 200),
+            ({"Host": "games:8000"}, 200),
+            ({"Host": "Games.example"}, 200),
             ({"Host": "games.example", "Origin": "https://games.example"}, 200),
             ({"Host": "games.example", "Origin": "https://evil.example"}, 403),
+            ({"Host": "10.0.0.8", "Origin": "https://evil.example"}, 403),
+            ({"Host": "evil.example"}, 421),
+            ({"Host": "evil.example", "Origin": "http://evil.example"}, 421),
+            ({"Host": "10.0.0.8.evil.example"}, 421),
+            ({"Host": ""}, 421),
         ]:
-            assert (await client.get("/", headers=headers)).status_code == status
-    async with httpx.AsyncClient(transport=transport, base_url="http://[::ffff:127.0.0.1]") as client:
-        assert (await client.get("/", headers={"Host": "games.example"})).status_code == 421
+            assert (await client.get("/", headers=headers)).status_code == status, headers
+
+
+async def test_names_come_from_python_and_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from forge_env.serve.openenv import app_of
+
+    monkeypatch.setenv("FORGE_ENV_NAMES", "games games.example")
+    transport = httpx.ASGITransport(app_of("calculator", names=["calculators"]))
+    async with httpx.AsyncClient(transport=transport, base_url="http://10.0.0.7") as client:
+        found = {host: (await client.get("/health", headers={"Host": host})).status_code for host in HOSTS}
+    assert found == HOSTS
