@@ -80,7 +80,7 @@ class Harbor(fe.SandboxEnvironment):
     submit = fe.tools.submit(with_answer=False)
 
     def __init__(self, config: HarborConfig | None = None, **context: Any) -> None:
-        self.rubric = fe.Rubric([verified], metrics=[no_verdict])
+        self.rubric = fe.Rubric([verified], metrics=[no_verdict, not_moved])
         super().__init__(config, **context)
         found, self._refused = read_folder(self.config.folder)
         if unknown := set(self.config.tasks) - {task.name for task in found} - set(self._refused):
@@ -89,6 +89,8 @@ class Harbor(fe.SandboxEnvironment):
         self._tasks = [task for task in found if not self.config.tasks or task.name in self.config.tasks]
         self.verdict: dict[str, float] | None = None
         """What the tests have written; None: nothing, or nothing yet."""
+        self.left_unmoved = False
+        """Whether what the agent left could not be moved to where the tests run, so that they did not."""
         self._until = math.inf
 
     def num_tasks(self, split: str) -> int:
@@ -167,7 +169,7 @@ class Harbor(fe.SandboxEnvironment):
 
     def spec_of(self, task: HarborTask) -> SandboxSpec:
         """The sandbox of a task."""
-        wanted = {task.workdir, TESTS, SOLUTION, LOGS, HOME, *self.config.writable}
+        wanted = {task.workdir, TESTS, SOLUTION, LOGS, HOME, *self.config.writable} - {"/"}
         folders = tuple(
             sorted(one for one in wanted if not any(one != other and is_below(one, other) for other in wanted))
         )
@@ -183,9 +185,12 @@ class Harbor(fe.SandboxEnvironment):
         )
 
     async def _begin(self, task: Task) -> None:
-        self.verdict = None
-        self.sandbox_spec = self.spec_of(self.playing)  # type: ignore[misc]
+        self.verdict, self.left_unmoved = None, False
         self._until = math.inf
+        try:
+            self.sandbox_spec = self.spec_of(self.playing)  # type: ignore[misc]
+        except UsageError as error:  # such as a folder that is never writable
+            raise InfrastructureError(f"task {task.id!r} can't be played here: {error.message}") from error
         try:
             with limited_elsewhere():  # an image may have to be built
                 await super()._begin(task)
@@ -208,6 +213,7 @@ class Harbor(fe.SandboxEnvironment):
         try:
             left = await self.sandbox.pack(folders, leave_out=[VERDICT])
         except SandboxFileError:  # more than can be moved
+            self.left_unmoved = True
             return 0.0
         with limited_elsewhere():
             async with self.fresh_sandbox() as fresh:
@@ -238,15 +244,16 @@ async def _verdict(fresh: Sandbox, ended: ExecResult, task: HarborTask) -> dict[
         try:
             said = json.loads(text) if name == "reward.json" else {"reward": float(text)}
             values = {str(key): float(value) for key, value in (said if isinstance(said, dict) else {"": said}).items()}
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError, RecursionError):
             return None
         return values if values and all(map(math.isfinite, values.values())) else None
     return None
 
 
 def _reward(said: Mapping[str, float]) -> float:
-    """The reward among several values: the one of that name, else their mean."""
-    return said["reward"] if "reward" in said else sum(said.values()) / len(said)
+    """The reward among several values, each brought into [0, 1]: the one of that name, else their mean."""
+    within = {name: min(max(value, 0.0), 1.0) for name, value in said.items()}
+    return within["reward"] if "reward" in within else sum(within.values()) / len(within)
 
 
 async def verified(env: Harbor) -> float:
@@ -256,4 +263,9 @@ async def verified(env: Harbor) -> float:
 
 def no_verdict(env: Harbor) -> float:
     """Whether the tests ended without one: then the reward is 0."""
-    return float(env.verdict is None)
+    return float(env.verdict is None and not env.left_unmoved)
+
+
+def not_moved(env: Harbor) -> float:
+    """Whether what the agent left is too much or can't be read, so that no test ran: then the reward is 0."""
+    return float(env.left_unmoved)

@@ -25,7 +25,10 @@ _HARBOR, _TERMINAL_BENCH = "task.toml", "task.yaml"
 _COMPOSE = "docker-compose.yaml"
 _AGENT_S, _TESTS_S = 600.0, 600.0
 _BENCH_AGENT_S, _BENCH_TESTS_S = 360.0, 60.0
-_WORKDIR = re.compile(r"^\s*WORKDIR\s+(\S+)\s*$", re.IGNORECASE | re.MULTILINE)
+_STAGE = re.compile(
+    r"^\s*(?:FROM\s+(?:--\S+\s+)*(?P<base>\S+)(?:\s+AS\s+(?P<name>\S+))?|WORKDIR\s+(?P<folder>\S+))\s*$",
+    re.IGNORECASE | re.MULTILINE,
+)
 _PLAIN_SERVICE = {"build", "command", "container_name", "environment", "image", "volumes", "working_dir"}
 
 
@@ -173,19 +176,32 @@ def _require(path: Path) -> None:
         raise NotPlayableError(f"it has no {path.name}")
 
 
-def _image(context: Path, prebuilt: str | None) -> tuple[str, str]:
-    """The image, and the folder that its programs begin in, as far as its Dockerfile says."""
+def _image(context: Path, prebuilt: str | None) -> tuple[str, str | None]:
+    """The image, and the folder that its programs begin in, where its Dockerfile says."""
     if not (context / "Dockerfile").is_file():
         if prebuilt is None:
             raise NotPlayableError("it has neither a Dockerfile nor an image")
-        return prebuilt, "/"
-    folder = "/"
-    for found in _WORKDIR.findall((context / "Dockerfile").read_text()):
-        folder = posixpath.join(folder, found.strip("\"'"))
-    return os.path.abspath(context), folder
+        return prebuilt, None
+    return os.path.abspath(context), _last_workdir((context / "Dockerfile").read_text())
 
 
-def _workdir(path: str) -> str:
+def _last_workdir(dockerfile: str) -> str | None:
+    """The folder of the last stage, which begins in that of the stage it is FROM; None: in another image's."""
+    folder: str | None = None
+    stages: dict[str, str | None] = {}
+    stage = ""
+    for found in _STAGE.finditer(dockerfile):
+        if found["folder"]:
+            folder = posixpath.join(folder or "/", found["folder"].strip("\"'"))
+        else:
+            folder, stage = stages.get(found["base"].lower()), (found["name"] or "").lower()
+        stages[stage] = folder
+    return folder
+
+
+def _workdir(path: str | None) -> str:
+    if path is None:
+        raise NotPlayableError("it names no working folder: no WORKDIR in a Dockerfile, no workdir in its settings")
     if "$" in path:
         raise NotPlayableError(f"its folder {path} depends on variables")
     return posixpath.normpath(path)

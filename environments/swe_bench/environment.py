@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +20,8 @@ from forge_env.types import Action, Task
 
 _SETTINGS = ("pytest.ini", "tox.ini", "setup.cfg")
 _CONFTEST = "conftest.py"
+_FOR_TESTS = {"test", "tests", "testing"}
+"""What a folder is called that holds nothing but tests and what they need."""
 
 
 class SWEBenchConfig(fe.SandboxEnvironmentConfig):
@@ -96,7 +99,7 @@ class SWEBench(fe.SandboxEnvironment):
     def hand_in(self, task: Task, files: Mapping[str, str]) -> list[Action]:
         """Write the files, remove what the patch removes, then submit."""
         gone = sorted(set(self._at(task)) - set(self._at(task, self._instances[task.id].patch)))
-        removing = [fe.call_tool("bash", command=f"rm -f {' '.join(gone)}")] if gone else []
+        removing = [fe.call_tool("bash", command=shlex.join(["rm", "-f", "--", *gone]))] if gone else []
         writing = [fe.call_tool("edit", command="create", path=path, file_text=text) for path, text in files.items()]
         return [*writing, *removing, fe.call_tool("submit")]
 
@@ -131,19 +134,27 @@ class SWEBench(fe.SandboxEnvironment):
             return await fresh.run_tests(files=files, tests=self.hidden_tests(task), how="counted", limits=self.limits)
 
     def hidden_tests(self, task: Task) -> dict[str, bytes]:
-        """The files that judge: those with the tests that count, and what lies beside them and is no other test."""
+        """The files that judge: those with the tests that count, and what lies beside them in folders for tests.
+
+        Other tests, and what the instance's patch changes, are the agent's.
+        """
         instance = self._instances[task.id]
         there = self._at(task, instance.test_patch)
         if missing := [name for name in instance.tests if not _is_defined(name, there)]:
             raise UsageError(f"instance {task.id}: there is no test {missing[0]}", fix="correct its lists of tests")
-        folders = {posixpath.dirname(path) for path in instance.test_paths} - {""}
+        folders = {posixpath.dirname(path) for path in instance.test_paths}
+        folders = {folder for folder in folders if _FOR_TESTS.intersection(folder.split("/"))}
         return {
             path: data
             for path, data in there.items()
             if path in instance.test_paths
             or path in _SETTINGS
             or posixpath.basename(path) == _CONFTEST
-            or (not _is_test(path) and any(path.startswith(f"{folder}/") for folder in folders))
+            or (
+                not _is_test(path)
+                and path not in instance.patched_paths
+                and any(path.startswith(f"{folder}/") for folder in folders)
+            )
         }
 
     def _at(self, task: Task, *patches: str) -> dict[str, bytes]:

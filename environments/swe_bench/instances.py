@@ -22,7 +22,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from forge_env.errors import UsageError
 
-_TARGET = re.compile(r"^\+\+\+ (?:b/)?(\S+)", re.MULTILINE)
+_SOURCE = re.compile(r"^--- (?:a/)?([^\t\r\n]+)", re.MULTILINE)
+_TARGET = re.compile(r"^\+\+\+ (?:b/)?([^\t\r\n]+)", re.MULTILINE)
 
 
 def _names(value: Any) -> Any:
@@ -61,6 +62,11 @@ class Instance(BaseModel):
     def test_paths(self) -> list[str]:
         """The files that hold them, and those that the test patch writes."""
         return sorted({name.partition("::")[0] for name in self.tests} | set(_TARGET.findall(self.test_patch)))
+
+    @property
+    def patched_paths(self) -> set[str]:
+        """The files that the solution changes, adds or removes."""
+        return {*_SOURCE.findall(self.patch), *_TARGET.findall(self.patch)}
 
 
 @lru_cache(maxsize=16)

@@ -283,15 +283,23 @@ class WritableTests:
             await engine.release(sandbox)
 
     async def test_folders_are_packed(self, engine: SandboxEngine) -> None:
-        """What is in them moves to another sandbox: links, modes and empty folders too, and what was removed is not."""
+        """What is in them moves to another sandbox: links, modes and empty folders too, and what was removed is not.
+
+        So does what its owner may not read.
+        """
         if (left := await acquired(engine, self.SPEC)) is None:
             return
         make = "cd /app; mkdir -p e d/no; echo 1 > d/a; ln -s d/a l; ln d/a h; echo 2 > d/no/x; chmod 750 d/a; mkfifo p"
         await left.exec(["sh", "-c", make])
+        hide = "cd /data; mkdir s; echo 3 > s/x; ln s/x y; chmod 0 s/x s"
+        hidden = await left.exec(["sh", "-c", hide])
+        assert hidden.ok, hidden.stderr[-500:]
         archive = await left.pack(["/app", "/data"], leave_out=["/app/d/no"])
         async with engine.session(self.SPEC) as right:
             await right.exec(["sh", "-c", "echo old > /app/old; echo kept > /data/kept"])
             await right.unpack(archive, instead_of=["/app"])
+            found = await right.exec(["sh", "-c", "cd /data; stat -c %a s y; chmod 700 s; rm -rf s y"])
+            assert found.stdout.split() == ["0", "0"]
             look = await right.exec(["sh", "-c", "cd /app; find . | sort; stat -c %a d/a; cat l h; ls /data"])
             assert look.stdout.split() == [".", "./d", "./d/a", "./e", "./h", "./l", "750", "1", "1", "kept"]
             with pytest.raises(SandboxFileError):

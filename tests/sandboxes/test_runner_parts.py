@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import select
 import signal
+import tarfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from forge_env.sandbox import WORK
-from sandboxes.runner import child, config, processes, seccomp
+from sandboxes.runner import archives, child, config, folders, processes, seccomp
 from sandboxes.runner.deaths import Deaths
 
 
@@ -103,3 +106,28 @@ def test_which_variables_of_an_image_reach_programs() -> None:
 def test_both_sides_know_the_work_folder_by_one_name() -> None:
     """The runner imports nothing of ours, so it says it again."""
     assert config.WORK == WORK
+
+
+def test_what_goes_away_while_it_is_packed_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").write_text("1")
+    monkeypatch.setattr(os, "listdir", lambda path: ["gone", "here"])
+    out = io.BytesIO()
+    archives.pack([str(tmp_path)], out)
+    out.seek(0)
+    with tarfile.open(fileobj=out) as archive:
+        assert archive.getnames() == [f"{tmp_path}/here"[1:]]
+
+
+def test_folders_are_packed_however_deep(tmp_path: Path) -> None:
+    deep = tmp_path
+    for _ in range(1500):
+        deep /= "d"
+        deep.mkdir()
+    out = io.BytesIO()
+    try:
+        archives.pack([str(tmp_path)], out)
+    finally:
+        folders.clear(str(tmp_path))
+    out.seek(0)
+    with tarfile.open(fileobj=out) as archive:
+        assert archive.getnames()[-1] == f"{deep}"[1:]

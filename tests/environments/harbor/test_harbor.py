@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 import forge_env as fe
 from environments.harbor import Harbor, HarborConfig
+from environments.harbor.environment import _reward, _verdict, no_verdict, not_moved
 from environments.harbor.tasks import read_folder
 from forge_env.cli.main import main
-from forge_env.errors import UsageError
+from forge_env.errors import SandboxFileError, UsageError
 from forge_env.registry import given_in
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import GoldPolicy, ReplayPolicy
-from forge_env.sandbox import SandboxEngine
+from forge_env.sandbox import ExecResult, SandboxEngine
+from forge_env.sandbox.engines import LazyEngine
 from forge_env.trajectory import Trajectory
 from forge_env.types import Action
 from tests.sandboxes.conftest import require
@@ -196,3 +200,87 @@ def test_a_name_may_hold_the_option_that_is_needed() -> None:
     assert given_in("harbor") == ("harbor", {})
     assert given_in("blackjack:Blackjack") == ("blackjack:Blackjack", {}), "it needs no option: an import path"
     assert given_in("my.module:Class") == ("my.module:Class", {})
+
+
+def with_dockerfile(folder: Path, dockerfile: str) -> str:
+    shutil.copytree(TASKS / "greeting", folder / "task")
+    (folder / "task/environment/Dockerfile").write_text(dockerfile)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "workdir"),
+    [
+        ("FROM a AS build\nWORKDIR /src\nFROM b\nWORKDIR app", "/app"),
+        ("FROM a AS build\nWORKDIR /src\nFROM --platform=linux/amd64 build\nWORKDIR app", "/src/app"),
+        ("FROM a\nWORKDIR /", "/"),
+        ("FROM a\nRUN true", None),
+        ("FROM a AS build\nWORKDIR /src\nFROM b", None),
+    ],
+)
+def test_the_folder_is_that_of_the_last_stage(dockerfile: str, workdir: str | None, tmp_path: Path) -> None:
+    tasks, refused = read_folder(with_dockerfile(tmp_path, dockerfile))
+    if workdir is None:
+        assert "it names no working folder" in refused["task"]
+        return
+    assert tasks[0].workdir == workdir
+    assert "/" not in Harbor(HarborConfig(folder=str(tmp_path))).spec_of(tasks[0]).writable
+
+
+def test_an_image_alone_names_no_folder(tmp_path: Path) -> None:
+    shutil.copytree(TASKS / "greeting", tmp_path / "task", ignore=shutil.ignore_patterns("Dockerfile"))
+    (tmp_path / "task/task.toml").write_text("[environment]\ndocker_image = 'a'")
+    assert "it names no working folder" in read_folder(str(tmp_path))[1]["task"]
+
+
+async def test_a_folder_that_is_never_writable_is_the_tasks_own_problem(tmp_path: Path) -> None:
+    def make() -> fe.Environment:
+        return fe.make(f"harbor:{folder}", sandboxes=LazyEngine("docker"))
+
+    folder = with_dockerfile(tmp_path, "FROM a\nWORKDIR /etc")
+    episode = await run_episode(make, GoldPolicy(), task=make().task("train", 0))
+    assert not episode.valid
+    assert "task 'task' can't be played here: writable: '/etc' is never writable" in (episode.error or "")
+
+
+class Wrote:
+    """A sandbox where the tests wrote this."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    async def read_text(self, path: str) -> str:
+        return self.text
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        ('{"reward": 1' + "0" * 400 + "}", None),
+        ("[" * 100_000, None),
+        ('{"reward": NaN}', None),
+        ('{"reward": Infinity}', None),
+        ('{"reward": 1e400}', None),
+        ('{"reward": 3}', 1.0),
+        ('{"reward": -3}', 0.0),
+        ('{"a": 1e308, "b": 1e308, "c": 0, "d": -1}', 0.5),
+    ],
+)
+async def test_a_verdict_is_a_number_from_0_to_1(text: str, reward: float | None) -> None:
+    wrote: Any = Wrote(text)
+    said = await _verdict(wrote, ExecResult(0), read_folder(str(TASKS / "greeting"))[0][0])
+    assert (None if said is None else _reward(said)) == reward
+
+
+class TooFull:
+    """A sandbox with more in it than can be moved."""
+
+    async def pack(self, folders: list[str], leave_out: list[str]) -> bytes:
+        raise SandboxFileError(errno.EFBIG, "too much", "/app")
+
+
+async def test_what_cant_be_moved_has_a_metric_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = Harbor(HarborConfig(folder=str(TASKS / "greeting")))
+    monkeypatch.setattr(Harbor, "playing", read_folder(str(TASKS / "greeting"))[0][0])
+    monkeypatch.setattr(Harbor, "sandbox", TooFull())
+    assert (await env.verify(), not_moved(env), no_verdict(env)) == (0.0, 1.0, 0.0)

@@ -13,7 +13,7 @@ import forge_env as fe
 from environments.swe_bench import SWEBench, SWEBenchConfig
 from environments.swe_bench.environment import passing
 from environments.swe_bench.instances import files_at, read_instances
-from environments.swe_bench.small import make
+from environments.swe_bench.small import _commit, _diff, make
 from forge_env.errors import UsageError
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import GoldPolicy, ReplayPolicy
@@ -111,3 +111,26 @@ def test_only_a_verdict_on_each_test_counts() -> None:
     assert passing(result(0), names) == set()
     assert passing(result(3, "no verdict: t.py::a was not run"), names) == set()
     assert passing(result(90, *["t.py::c: no"] * 50, failed=60), names) == set()
+
+
+def test_what_the_agent_repairs_is_no_judge(tmp_path: Path) -> None:
+    test = "def test_one():\n    pass\n"
+    wrong = {"pkg/mod.py": "a = 1\n", "pkg/data.txt": "d\n", "pkg/a b.py": "b\n", "pkg/test_old.py": test}
+    beside = {"pkg/tests/helper.py": "h\n", "pkg/tests/fixed.py": "f\n", "pkg/tests/test_new.py": test}
+    removed = "diff --git a/pkg/a b.py b/pkg/a b.py\ndeleted file mode 100644\n--- a/pkg/a b.py\t\n+++ /dev/null\n"
+    patch = _diff("pkg/mod.py", "a = 1\n", "a = 2\n") + _diff("pkg/tests/fixed.py", "f\n", "g\n")
+    instance = {
+        "instance_id": "one",
+        "repo": "o/n",
+        "base_commit": _commit(tmp_path / "repositories/o__n", {**wrong, **beside}),
+        "problem_statement": "a",
+        "patch": f"{patch}{removed}@@ -1 +0,0 @@\n-b\n",
+        "test_patch": "",
+        "FAIL_TO_PASS": ["pkg/test_old.py::test_one", "pkg/tests/test_new.py::test_one"],
+    }
+    (tmp_path / "one.jsonl").write_text(json.dumps(instance))
+    env = SWEBench(SWEBenchConfig(file=str(tmp_path / "one.jsonl")))
+    task = env.task("train", 0)
+    assert set(env.hidden_tests(task)) == {"pkg/test_old.py", "pkg/tests/test_new.py", "pkg/tests/helper.py"}
+    handed_in = env.hand_in(task, env.gold_files(task))
+    assert fe.call_tool("bash", command="rm -f -- 'pkg/a b.py'") in handed_in
