@@ -283,15 +283,10 @@ class RunIndex:
         )
 
     def _store(self, number: int, kind: str, rows: Iterable[IndexRow], *, low: int, high: int, size: int) -> None:
-        own = self.connection()
-        own.execute("begin")
-        try:
+        with self.connection() as own:  # all of it, or nothing
+            own.execute("begin")
             own.executemany(INSERT, (_values(number, kind, self.measure, row) for row in rows))
             own.execute("update file set low = ?, high = ?, size = ? where number = ?", (low, high, size, number))
-        except BaseException:
-            own.execute("rollback")
-            raise
-        own.execute("commit")
         self.generation += 1
 
     def place(self, key: int) -> tuple[Path, int]:
