@@ -15,7 +15,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -139,15 +140,9 @@ async def run_episode(
         trajectory.started = began
         try:
             env = make_env()
-            try:
+            async with _closing(env, watch):
                 with on_behalf_of(environment_name or type(env).__name__):
                     await _play(env, Sessions(env, policy, opponents, seed), trajectory, task, limits, clock, watch)
-            except BaseException as error:  # cancelled too: the episode's resources are released
-                watch("close")
-                await _close(env, after=error)
-                raise
-            watch("close")
-            await _close(env)
             break
         except InfrastructureError as error:
             log.warning("episode of task %s lost (try %d): %s", trajectory.task_id or seed, tries + 1, error)
@@ -162,6 +157,18 @@ async def run_episode(
     trajectory.retries = tries
     trajectory.wall_s = _seconds(clock() - started)
     return trajectory
+
+
+@asynccontextmanager
+async def _closing(env: Environment, watch: Callable[[str], None]) -> AsyncIterator[None]:
+    try:
+        yield
+    except BaseException as error:  # cancelled too: the episode's resources are released
+        watch("close")
+        await _close(env, after=error)
+        raise
+    watch("close")
+    await _close(env)
 
 
 def _seconds(measured: float) -> float:

@@ -8,6 +8,7 @@ import pytest
 
 from forge_env.errors import SandboxUnavailableError, UsageError
 from forge_env.sandbox import SandboxSpec, open_engine
+from forge_env.sandbox.protocol import WORK
 from sandboxes.images.build import with_base
 
 from .conftest import require
@@ -97,7 +98,7 @@ async def test_the_local_engine_makes_them_where_it_can() -> None:
         (["/etc"], "never writable"),
         (["/opt"], "never writable"),
         (["/proc/self"], "never writable"),
-        (["/work/x"], "is in '/work'"),
+        ([f"{WORK}/x"], f"is in '{WORK}'"),
         (["/app", "/app/x"], "'/app/x' is in '/app'"),
     ],
 )
