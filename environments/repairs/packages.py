@@ -129,8 +129,8 @@ def from_roman(text):
         ("small", "self.assertEqual([to_roman(n) for n in (1, 4, 9)], ['I', 'IV', 'IX'])"),
         ("large", "self.assertEqual([to_roman(n) for n in (944, 1990)], ['CMXLIV', 'MCMXC'])"),
         ("back", "self.assertEqual([from_roman(t) for t in ('XIV', 'CDXLIV')], [14, 444])"),
-        ("all", "self.assertTrue(all(from_roman(to_roman(n)) == n for n in range(1, 4000)))"),
-        ("length", "self.assertEqual(max(len(to_roman(n)) for n in range(1, 4000)), 15)"),
+        ("all", "self.assertTrue(all(from_roman(to_roman(n)) == n for n in range(1, 4000, 13)))"),
+        ("length", "self.assertEqual(max(len(to_roman(n)) for n in range(3800, 4000)), 15)"),
     ),
     (
         Bug("forty", "roman.py", ', (40, "XL")', "", "to_roman(44) is XXXXIV; it should be XLIV."),
