@@ -17,7 +17,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from itertools import pairwise
+from itertools import islice, pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ VERSION = 1
 SUFFIX = ".index.jsonl"
 MOST_METRICS, MOST_TAGS, MOST_NAME, MOST_ANSWER = 12, 8, 64, 48
 """What a row holds of one trajectory: metrics, tags, characters of a name, characters of the answer."""
+AT_ONCE = 500
+"""Rows that are parsed together."""
 BAD_RECORD = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """Exceptions raised when a line that is not a record is read."""
 
@@ -237,7 +239,10 @@ def decode(line: bytes) -> IndexRow:
     Raises:
         ValueError, TypeError: it holds none, or one of a version that this forge-env doesn't know.
     """
-    values = json.loads(line)
+    return _row(json.loads(line))
+
+
+def _row(values: Any) -> IndexRow:
     if not isinstance(values, list) or values[:1] != [VERSION] or len(values) < len(COLUMNS):
         raise ValueError("no row of version 1")
     for place, kind in _EMPTY:
@@ -246,9 +251,10 @@ def decode(line: bytes) -> IndexRow:
             values[place] = kind()
         elif type(value) is not kind:
             raise ValueError(f"{COLUMNS[place]} is a {type(value).__name__}")
-    for place in _FIGURES:
-        if values[place] is None:
-            values[place] = math.nan
+    if None in values:
+        for place in _FIGURES:
+            if values[place] is None:
+                values[place] = math.nan
     row = IndexRow(*values[1 : len(COLUMNS)])
     row.outcome = row.outcome or "ended"
     row.environment = row.environment or _environment_in(row.id)
@@ -256,6 +262,22 @@ def decode(line: bytes) -> IndexRow:
     if type(row.offset) is not int or type(row.length) is not int or row.offset < 0 or row.length < 1:
         raise ValueError("no place in a file")
     return row
+
+
+def _decoded(lines: Iterable[bytes]) -> Iterator[IndexRow]:
+    """The rows of these lines that can be read; many at once as one array, which takes half the time."""
+    coming = iter(lines)
+    while part := [*islice(coming, AT_ONCE)]:
+        try:
+            values = json.loads(b"[%b]" % b",".join(part))
+        except (ValueError, RecursionError):
+            values = ()  # one of them is damaged
+        together = len(values) == len(part)
+        for found in values if together else part:
+            try:
+                yield _row(found) if together else decode(found)
+            except (ValueError, TypeError, RecursionError):
+                continue
 
 
 def _environment_in(name: str) -> str:
@@ -292,13 +314,13 @@ def scan(records: Path, start: int = 0, end: int | None = None) -> Iterator[Inde
             offset += len(line)
 
 
-def new_lines(records: Path, read: int, most: float = math.inf) -> tuple[list[bytes], int]:
+def new_lines(records: Path, read: int, most: int = -1) -> tuple[list[bytes], int]:
     """The whole lines of an index behind its byte `read`, and where to read on. One that was cut short is read anew.
 
     Args:
         records: the file of trajectories.
         read: bytes of its index that were read before.
-        most: bytes to read now, about.
+        most: bytes to read now, about; -1: all.
 
     Raises:
         OSError: the index is there and can't be read.
@@ -307,20 +329,14 @@ def new_lines(records: Path, read: int, most: float = math.inf) -> tuple[list[by
         file = index_path(records).open("rb")
     except FileNotFoundError:
         return [], read
-    lines: list[bytes] = []
     with file:
         if os.fstat(file.fileno()).st_size < read:
             read = 0
         file.seek(read)
-        for line in file:
-            if not line.endswith(b"\n"):
-                break
-            read += len(line)
-            most -= len(line)
-            lines.append(line)
-            if most <= 0:
-                break
-    return lines, read
+        lines = file.readlines(most)
+    if lines and not lines[-1].endswith(b"\n"):
+        del lines[-1]  # somebody is writing it
+    return lines, read + sum(map(len, lines))
 
 
 def rows_of(lines: Iterable[bytes], start: int, end: int) -> list[IndexRow]:
@@ -329,14 +345,7 @@ def rows_of(lines: Iterable[bytes], start: int, end: int) -> list[IndexRow]:
     A line that is damaged, or of a newer version, gives none: its row is made of the record. Of rows that overlap the
     later counts: the others' records were lost with a machine's memory, and written over.
     """
-    found: list[IndexRow] = []
-    for line in lines:
-        try:
-            row = decode(line)
-        except (ValueError, TypeError, RecursionError):
-            continue
-        if start <= row.offset and row.end <= end:
-            found.append(row)
+    found = [row for row in _decoded(lines) if start <= row.offset and row.end <= end]
     if all(one.end <= other.offset for one, other in pairwise(found)):
         return found
     kept: list[tuple[int, IndexRow]] = []

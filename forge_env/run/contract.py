@@ -60,12 +60,12 @@ def read_contract(path: Path) -> list[Clause]:
         OSError: the file can't be read.
     """
     found: dict[str, Clause] = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         try:
             row = without_schema(json.loads(line), path.name)
             clause = Clause(str(row["clause"]), row["verdict"], str(row["text"]), int(row["step"]))
-        except (ValueError, TypeError, LookupError, AttributeError):
-            continue  # cut short by a full disk
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
+            continue  # damaged, or cut short by a full disk
         if clause.clause in CLAUSES and clause.verdict in get_args(Verdict):
             found[clause.clause] = clause
     return [found[name] for name in CLAUSES if name in found]

@@ -26,6 +26,8 @@ from starlette.routing import Route
 from forge_env.config.evaluation import CONFIDENCE
 from forge_env.display.report import facts
 from forge_env.errors import ForgeError
+from forge_env.evaluation.estimates import mean
+from forge_env.run.contract import CLAUSES, in_a_sentence
 from forge_env.run.trained import TrainedEpisode, TrainedGroup
 from forge_env.view import answers, charts, evaluations, records, text, timeline
 from forge_env.view.index import Indexer
@@ -141,11 +143,12 @@ class Pages:
 
     @cached_property
     def jinja(self) -> Environment:
-        """The templates; all that they show is escaped."""
+        """The templates; all that they show is escaped. Each is read once."""
         environment = Environment(
             loader=PackageLoader("forge_env.view"),
             autoescape=True,
             undefined=StrictUndefined,
+            auto_reload=False,  # an update of forge-env must not mix its templates with the code that runs
             finalize=_finalize,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -172,6 +175,14 @@ class Pages:
             "joined": lambda texts: Markup(escape("".join(texts))),
         }
         return environment
+
+    def load(self) -> None:
+        """Load what would make the first page of each kind wait: templates, numpy, the lexers of programs."""
+        for name in self.jinja.list_templates():
+            self.jinja.get_template(name)
+        mean([[0.0], [1.0]])
+        for language in text.LANGUAGES:
+            text.code("1", language)
 
     def application(self) -> Starlette:
         """What answers."""
@@ -275,7 +286,7 @@ class Pages:
         assert figures is not None
         kind = "train" if queries.count("train") else ""
         failures = queries.failures(kind)
-        around = _whole(request.query_params.get("around"))
+        around, contract = _whole(request.query_params.get("around")), run.contract
         parts = [
             figures.environment,
             figures.model,
@@ -300,6 +311,9 @@ class Pages:
             played=queries.count(kind),
             most_failed=max((n for _, n, _ in failures), default=1),
             unsolved=_unsolved(failures),
+            contract=contract,
+            trust=in_a_sentence(contract),
+            clauses=CLAUSES,
             facts=[*facts(run.summary)],
             reasons=answers.reasons(run, around),
             around=around,

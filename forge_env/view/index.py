@@ -28,7 +28,7 @@ VERSION = 6
 """Of the tables below."""
 PART = 8 << 20
 """Bytes of records that are read at once where they have no rows."""
-ROWS_PART = 4 << 20
+ROWS_PART = 1 << 20
 """Bytes of index rows that are taken at once."""
 PLACES = 1 << 42
 """Bytes that a file's records can have; a row's key is its file's number times this, and its offset."""
@@ -347,8 +347,6 @@ def _line_before(path: Path, offset: int) -> int:
 
 def _utf8(text: str) -> str:
     """SQLite has UTF-8 only: half of a surrogate pair is written as JSON writes it."""
-    if text.isascii():
-        return text
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -372,19 +370,23 @@ def _values(number: int, kind: str, measure: str, row: IndexRow) -> tuple[Any, .
     name = "" if group is None else str(group)
     if group is None and kind.startswith("train") and (found := GROUPED.match(row.id)):
         name, member = found["group"], int(found["member"])
-    elif member is not None and row.id.endswith(f"/{member}"):
+    elif member is not None and "/" in row.id and row.id.endswith(f"/{member}"):
         name = row.id.rpartition("/")[0]  # of an evaluation: ENVIRONMENT/SPLIT/INDEX
     elif not kind.startswith("train"):
         name = ""
     identity = row.id or f"line at byte {row.offset}"
+    texts = [identity, row.environment, row.task, row.split, name, row.why, row.answer]
+    if not "".join(texts).isascii():
+        texts = [_utf8(text) for text in texts]
+    identity, environment, task, split, name, why, answer = texts
     return (
-        number * PLACES + row.offset, kind, _utf8(identity), row.length, _utf8(row.environment), _utf8(row.task),
-        _utf8(row.split), _utf8(name), member, _finite(row.reward), _finite(row.best), row.outcome, _utf8(row.why),
-        row.turns, row.num_calls, _json(tuple(row.calls.items())) if row.calls else "", row.tokens, row.context,
+        number * PLACES + row.offset, kind, identity, row.length, environment, task, split, name, member,
+        _finite(row.reward), _finite(row.best), row.outcome, why, row.turns, row.num_calls,
+        _json(tuple(row.calls.items())) if row.calls else "", row.tokens, row.context,
         _finite(row.wall_s), _finite(row.waited_s), _finite(row.generate_s), _finite(row.step_s), row.started,
         row.oldest, row.newest, row.difficulty, _list(tuple(row.tags)) if row.tags else "",
         _json(tuple(row.metrics.items())) if row.metrics else "", row.metrics.get(measure), row.retries,
-        _finite(row.cost), _utf8(row.answer),
+        _finite(row.cost), answer,
     )  # fmt: skip
 
 

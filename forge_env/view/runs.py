@@ -21,6 +21,7 @@ import yaml
 from forge_env.display.curves import REWARD, evaluation_splits, merge_rows
 from forge_env.errors import UsageError
 from forge_env.machine import cache_dir
+from forge_env.run.contract import Clause, read_contract
 from forge_env.run.folder import RunFolder
 from forge_env.run.trained import Trained, TrainedEpisode, TrainedGroup
 from forge_env.schema import without_schema
@@ -41,7 +42,7 @@ POINTS = 80
 """Of a list's small curve."""
 MARKS = ("metrics.jsonl", "config.yaml", "summary.json", "trajectories")
 LARGEST_DOCUMENT = 8 << 20
-"""Bytes of a summary or a recipe that are read."""
+"""Bytes of a summary, a recipe or a contract that are read."""
 
 
 class Metrics:
@@ -274,6 +275,15 @@ class RunView:
         return found if isinstance(found, dict) else {}
 
     @property
+    def contract(self) -> list[Clause]:
+        """What it made sure of before anybody believes its curve; empty where there is nothing that can be read."""
+        path = self.folder.contract
+        with suppress(OSError, UsageError):
+            if path.stat().st_size <= LARGEST_DOCUMENT:
+                return read_contract(path)
+        return []
+
+    @property
     def is_evaluation(self) -> bool:
         """Whether `forge-env eval` made it."""
         return "environments" in self.config or (
@@ -316,7 +326,7 @@ class RunView:
     def stamp(self) -> str:
         """Changes whenever its files do; what pages are told of."""
         marks = []
-        for name in ("metrics.jsonl", "summary.json", "config.yaml"):
+        for name in ("metrics.jsonl", "summary.json", "config.yaml", "contract.jsonl"):
             with suppress(OSError):
                 found = (self.root / name).stat()
                 marks.append((name, found.st_size, found.st_mtime_ns))

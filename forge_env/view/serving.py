@@ -48,10 +48,11 @@ async def serve_pages(
         ready(f"http://{LOOPBACK}:{chosen}/?token={secret}")
 
     serving = asyncio.ensure_future(serve(guard, LOOPBACK, port, ready=listening, lifespan=False))
+    loading = asyncio.ensure_future(asyncio.to_thread(pages.load))
     try:
         await asyncio.shield(serving)
     finally:
         pages.ending.set()  # pages that wait for news are let go, or the server would wait for them
         serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
+        await asyncio.gather(serving, loading, return_exceptions=True)
         pages.indexer.close()

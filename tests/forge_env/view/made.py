@@ -40,6 +40,18 @@ RECORDED: dict[str, Any] = {
 """What a summary says of how and on what a run was made."""
 
 
+CONTRACT = [
+    {"schema": 1, "clause": "prompt", "verdict": "holds", "text": "all 24 words of 4 tasks are in them", "step": 0},
+    {"schema": 1, "clause": "log-probs", "verdict": "holds", "text": "200 tokens differ by 1e-07 nats", "step": 0},
+    {"schema": 1, "clause": "weights", "verdict": "holds", "text": "1 generator serves version 1", "step": 1},
+    {"schema": 1, "clause": "tokens", "verdict": "holds", "text": "all 200 tokens are the sampled ones", "step": 1},
+    {"schema": 1, "clause": "rewards", "verdict": "doubtful", "text": "32 episodes earned 0", "step": 1},
+    {"schema": 1, "clause": "rewards", "verdict": "holds", "text": "96 episodes earned 0 to 1", "step": 3},
+    {"schema": 1, "clause": "answers", "verdict": "doubtful", "text": "the same answer to all 4 tasks", "step": 3},
+]
+"""What a run made sure of: the later word on a clause counts."""
+
+
 def reply(message: Message, tokens: int, version: int, chance: random.Random) -> Reply:
     """An answer with made-up tokens."""
     ids = [chance.randrange(28) for _ in range(tokens - 1)] + [28]
@@ -215,6 +227,7 @@ def training_run(
         for step in range(steps)
     ]
     (folder / "trained.jsonl").write_text("".join(json.dumps(row) + "\n" for row in trained))
+    (folder / "contract.jsonl").write_text("".join(json.dumps(row) + "\n" for row in CONTRACT))
     (folder / "run.log").write_text("stage model\nstage training\n")
     model = folder / "checkpoints" / "step-000001" / "model"
     model.mkdir(parents=True)
@@ -342,6 +355,10 @@ def hostile_run(folder: Path) -> Path:
     (folder / "summary.json").write_text(
         json.dumps({"exit": SCRIPT, "error": "\x1b[31m" + SCRIPT, "wall_s": "long", **odd})
     )
+    (folder / "contract.jsonl").write_bytes(
+        b'\xff{"clause": 3}\n[1]\n' + b"[" * 100_000 + b"\n"
+        + json.dumps({"schema": 1, "clause": "rewards", "verdict": "broken", "text": SCRIPT, "step": 1}).encode()
+    )  # fmt: skip
     (folder / "run.log").write_bytes(b"\x1b]0;x\x07" + SCRIPT.encode() + b"\xff\xfe\n" * 1000)
     (folder / "timeline.json").write_text(
         '[{"ph":"X","tid":1,"name":"<b>","ts":1e400,"dur":1}\n,{"ph":"b"}\n,nonsense\n,[]\n'

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from html import unescape
+from importlib.resources import files
 from pathlib import Path
 from urllib.parse import quote
 
 import httpx
 import pytest
+from jinja2 import FileSystemLoader
 
 from forge_env.trajectory import TrajectoryWriter, Turn
 from forge_env.types import Message
@@ -272,6 +276,44 @@ async def test_an_episode_shows_its_conversation_tokens_and_record(folder: Path,
         sampled = re.findall(r'data-turn="\d+">(.*?)</div>', tokens, re.DOTALL)
         lengths = [sum(turn["lengths"]) for turn in data["turns"]]
         assert [len(unescape(text)) for text in sampled] == lengths, "the page colours tokens by these lengths"
+
+
+async def test_every_episode_has_its_tokens_tab(folder: Path, cache: Path) -> None:
+    async with opened(folder, cache) as client:
+        for run in ("first", "hacked", "hostile", "eval-a"):
+            for kind in ("train", "held-out", "eval"):
+                listed = (await client.get(f"/run/{run}/trajectories?kind={kind}")).text
+                for path in re.findall(r'<tr data-row="([^"]+)"', listed)[:12]:
+                    answer = await client.get(f"{unescape(path)}?tab=tokens")
+                    assert answer.status_code == 200, path
+
+
+async def test_an_update_of_forge_env_changes_no_page_of_a_server_that_runs(tmp_path: Path) -> None:
+    training_run(tmp_path / "runs" / "first", steps=4)
+    pages = Pages(Runs(tmp_path / "runs", tmp_path / "cache"))
+    templates = tmp_path / "templates"
+    shutil.copytree(str(files("forge_env.view").joinpath("templates")), templates)
+    pages.jinja.loader = FileSystemLoader(templates)
+    pages.load()
+    for path in templates.iterdir():
+        path.write_text("{{ something_new }}")
+        os.utime(path, (1e9, 1e9))
+    guard = Guard(pages.application(), "t" * 40, lambda: PORT)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url=BASE) as client:
+        await client.get(f"/?token={'t' * 40}")
+        for path in ("/run/first", "/run/first/t/train/train-1-1?tab=tokens", "/run/none"):
+            assert "forge-env</a>" in (await client.get(path)).text, path
+    pages.indexer.close()
+
+
+async def test_a_run_says_what_it_made_sure_of(folder: Path, cache: Path) -> None:
+    async with opened(folder, cache) as client:
+        page = (await client.get("/run/first")).text
+        assert "Can it be trusted? 5 of the 6 things that a run checks of itself hold." in page
+        assert "doubtful: the model answers different tasks differently" in page
+        assert "doubtful: rewards differ" not in page, "the later word counts"
+        assert "broken: rewards differ" in (await client.get("/run/hostile")).text
+        assert "Can it be trusted?" not in (await client.get("/run/eval-a")).text
 
 
 async def test_a_group_shows_where_its_members_part(folder: Path, cache: Path) -> None:
