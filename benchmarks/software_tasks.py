@@ -1,11 +1,15 @@
 """What judging a software task costs beside its tests' own time, and what cached packages cost to acquire.
 
-    python -m benchmarks.software_tasks [--engines local docker] [--rounds 15] [--record]
+    python -m benchmarks.software_tasks [--engines local docker] [--rounds 15] [--acquired 60] [--record]
 
 Judging is all of it: a fresh sandbox, the files, one process or two, the verdict. Beside it the same tests run plainly
 in a sandbox of the same kind that has the files already: in an interpreter that has the framework loaded, as the judge
 has, and as the usual command. The ways take turns, and each difference is of one round, so that what else the machine
 does falls on all of them.
+
+Acquiring is measured twice: a sandbox that was used before (given back, wiped, checked and taken again), as nearly all
+episodes get one, and a new one. Each new one is started when the one before is gone, and which kind is first changes
+from round to round: else one kind is started while the other is removed.
 """
 
 from __future__ import annotations
@@ -103,20 +107,17 @@ ABOUT = (
     "A repository of 21 files, judged by ten tests or so. Judged: a fresh sandbox, the files, the tests in the way "
     "that their text asks for, and the verdict. The others are the tests' own time: run plainly in a sandbox of the "
     "same kind that has the files, in an interpreter with the framework loaded (as the judge has), and as "
-    "`python -m unittest` or `python -m pytest`. Median (smallest to largest) of the rounds; each difference is of one "
-    "round."
+    "`python -m unittest` or `python -m pytest`. A sandbox used before: given back, wiped, checked and taken again; a "
+    "new one: started when the one before is gone. Median (smallest to largest) of the rounds; each difference is of "
+    "one round."
 )
 
 
-async def times(name: str, rounds: int) -> dict[str, dict[str, list[float]]]:
+async def judging(name: str, rounds: int) -> dict[str, dict[str, list[float]]]:
     """Milliseconds of every round, by case and by what was measured."""
     found: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    async with (
-        open_engine(name, concurrency=4, warm=2) as engine,
-        open_engine(name, concurrency=2, warm=0, max_uses=1) as once,
-    ):
+    async with open_engine(name, concurrency=4, warm=2) as engine:
         cases = {f"{case.framework}, {case.how}": case.measures(engine) for case in CASES}
-        cases["acquire"] = {"without": _acquire(once, PLAIN), "packages": _acquire(once, PACKED)}
         for round_number in range(rounds + 2):
             for label, measures in cases.items():
                 for what, measure in measures.items():
@@ -126,15 +127,27 @@ async def times(name: str, rounds: int) -> dict[str, dict[str, list[float]]]:
     return {label: dict(measured) for label, measured in found.items()}
 
 
-def _acquire(engine: SandboxEngine, spec: SandboxSpec) -> Measure:
-    async def measure() -> float:
-        start = time.perf_counter()
-        sandbox = await engine.acquire(spec)
-        took = time.perf_counter() - start
-        await engine.release(sandbox)
-        return took * 1e3
-
-    return measure
+async def acquiring(name: str, rounds: int) -> dict[str, dict[SandboxSpec, list[float]]]:
+    """Milliseconds of every round, for sandboxes used before and for new ones, without packages and with them."""
+    found: dict[str, dict[SandboxSpec, list[float]]] = {how: {PLAIN: [], PACKED: []} for how in ("used before", "new")}
+    async with open_engine(name, concurrency=1, warm=0) as plain, open_engine(name, concurrency=1, warm=0) as packed:
+        engines = {PLAIN: plain, PACKED: packed}
+        held = {spec: await engine.acquire(spec) for spec, engine in engines.items()}
+        for round_number in range(rounds):
+            for spec in [PLAIN, PACKED][:: 1 - 2 * (round_number % 2)]:
+                await held[spec].exec(["true"])
+                start = time.perf_counter()
+                await engines[spec].release(held[spec])
+                held[spec] = await engines[spec].acquire(spec)  # the only one: wiped and checked meanwhile
+                found["used before"][spec].append((time.perf_counter() - start) * 1e3)
+    for round_number in range(rounds):
+        for spec in [PLAIN, PACKED][:: 1 - 2 * (round_number % 2)]:
+            async with open_engine(name, concurrency=1, warm=0) as engine:
+                await engine.build(spec)
+                start = time.perf_counter()
+                await engine.acquire(spec)
+                found["new"][spec].append((time.perf_counter() - start) * 1e3)
+    return found
 
 
 def _beside(values: Sequence[float], others: Sequence[float]) -> str:
@@ -146,21 +159,21 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", default=["local", "docker"])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--record", action="store_true", help="write the tables to docs/benchmarks.md")
+    parser.add_argument("--acquired", type=int, default=60, help="rounds of acquiring")
     args = parser.parse_args()
-    judging: list[list[Any]] = []
-    acquiring: list[list[Any]] = []
+    judged: list[list[Any]] = []
+    acquired: list[list[Any]] = []
     for name in args.engines:
-        found = asyncio.run(times(name, args.rounds))
-        acquire = found.pop("acquire")
-        for label, of in found.items():
+        for label, of in asyncio.run(judging(name, args.rounds)).items():
             ways = [cell for way in ("loaded", "command") for cell in (spread(of[way]), _beside(of["judged"], of[way]))]
-            judging.append([f"{name}: {label}", spread(of["judged"]), *ways, 60])
-        without, packages = acquire["without"], acquire["packages"]
-        acquiring.append([name, spread(without), spread(packages), _beside(packages, without), 10])
-    columns = ("a new sandbox, ms", "without packages", "with pytest, cached", "more", "aim")
+            judged.append([f"{name}: {label}", spread(of["judged"]), *ways, 60])
+        for label, by_spec in asyncio.run(acquiring(name, args.acquired)).items():
+            plain, packed = by_spec[PLAIN], by_spec[PACKED]
+            acquired.append([f"{name}: {label}", spread(plain), spread(packed), _beside(packed, plain), 10])
+    columns = ("a sandbox, ms", "without packages", "with pytest, cached", "more", "aim")
     load = " ".join(f"{value:.1f}" for value in os.getloadavg())
     about = f"{ABOUT} Load of the machine at the end {load}."
-    lines = [*table(COLUMNS, judging), "", *table(columns, acquiring), "", about]
+    lines = [*table(COLUMNS, judged), "", *table(columns, acquired), "", about]
     print("\n".join(lines))
     if args.record:
         command = "make bench ARGS='software_tasks --record'"

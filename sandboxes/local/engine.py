@@ -111,6 +111,8 @@ class LocalEngine(PooledEngine):
         if name not in (None, BUNDLED):
             raise UsageError(f"the local engine has no image {name!r}", fix="use the docker engine")
         await self._prepare()
+        if isinstance(image, SandboxSpec) and image.packages:
+            await asyncio.to_thread(_layer, image)
         return str(self._rootfs)
 
     async def _prepare(self) -> None:
