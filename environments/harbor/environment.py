@@ -82,6 +82,8 @@ class Harbor(fe.SandboxEnvironment):
     def __init__(self, config: HarborConfig | None = None, **context: Any) -> None:
         self.rubric = fe.Rubric([verified], metrics=[no_verdict, not_moved])
         super().__init__(config, **context)
+        for folder in self.config.writable:  # one that never is would be every task's problem
+            SandboxSpec(writable=(folder,))
         found, self._refused = read_folder(self.config.folder)
         if unknown := set(self.config.tasks) - {task.name for task in found} - set(self._refused):
             there = ", ".join(task.name for task in found)
@@ -116,7 +118,7 @@ class Harbor(fe.SandboxEnvironment):
             return missing
         for task in tasks:
             try:
-                await engine.build(self.spec_of(self._tasks[task.data["index"]]))
+                await engine.build(self.spec_of(task))
             except (ImageError, UsageError) as error:
                 missing[task.id] = str(error)
         return missing
@@ -163,32 +165,33 @@ class Harbor(fe.SandboxEnvironment):
 
     @property
     def _limits(self) -> Limits:
-        memory_mb = self.spec_of(self.playing).memory_mb - SCRATCH_MB
+        memory_mb = self.spec_of(self.current_task).memory_mb - SCRATCH_MB
         given = {"processes": 256, "open_files": 1024, "file_size_mb": self.config.disk_mb}
         return Limits(wall_s=self.playing.tests_s, cpu_s=self.config.cpu_s, memory_mb=memory_mb, **given)
 
-    def spec_of(self, task: HarborTask) -> SandboxSpec:
-        """The sandbox of a task."""
-        wanted = {task.workdir, TESTS, SOLUTION, LOGS, HOME, *self.config.writable} - {"/"}
+    def spec_of(self, task: Task) -> SandboxSpec:
+        """Image, folders, network and memory are the task's own."""
+        found = self._tasks[task.data["index"]]
+        wanted = {found.workdir, TESTS, SOLUTION, LOGS, HOME, *self.config.writable} - {"/"}
         folders = tuple(
             sorted(one for one in wanted if not any(one != other and is_below(one, other) for other in wanted))
         )
-        hosts = task.hosts if self.config.network else ()
+        hosts = found.hosts if self.config.network else ()
         return SandboxSpec(
-            task.image,
-            base=self.config.base_image if task.image.startswith("/") else "",
+            found.image,
+            base=self.config.base_image if found.image.startswith("/") else "",
             writable=folders,
             network=hosts is None,
             allow=hosts or (),
             disk_mb=self.config.disk_mb,
-            memory_mb=min(self.config.memory_mb, task.memory_mb or self.config.memory_mb),
+            memory_mb=min(self.config.memory_mb, found.memory_mb or self.config.memory_mb),
         )
 
     async def _begin(self, task: Task) -> None:
         self.verdict, self.left_unmoved = None, False
         self._until = math.inf
         try:
-            self.sandbox_spec = self.spec_of(self.playing)  # type: ignore[misc]
+            self.spec_of(task)
         except UsageError as error:  # such as a folder that is never writable
             raise InfrastructureError(f"task {task.id!r} can't be played here: {error.message}") from error
         try:
@@ -209,7 +212,7 @@ class Harbor(fe.SandboxEnvironment):
     async def verify(self) -> float:
         """Run the tests on what the agent left, where none of its programs was, and return what they say."""
         task = self.playing
-        folders = [folder for folder in self.sandbox_spec.writable if folder not in (TESTS, SOLUTION)]
+        folders = [folder for folder in self._spec.writable if folder not in (TESTS, SOLUTION)]
         try:
             left = await self.sandbox.pack(folders, leave_out=[VERDICT])
         except SandboxFileError:  # more than can be moved

@@ -244,7 +244,7 @@ class ProgramEnvironment(SandboxEnvironment):
     async def _begin(self, task: Task) -> None:
         gateway = await shared_gateway()
         if self._sandboxed:
-            self.sandbox_spec = replace(self.sandbox_spec, origin=f"127.0.0.1:{gateway.port}")  # type: ignore[misc]
+            self._origin = f"127.0.0.1:{gateway.port}"
         self.ended = self._current = None
         self._asked = asyncio.Queue()
         self._conversations = Conversations()

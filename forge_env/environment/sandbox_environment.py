@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, TypedDict
 
 from pydantic import Field
@@ -78,7 +79,7 @@ class SandboxEnvironment(ToolEnvironment):
 
     config_class: ClassVar[type[EnvironmentConfig]] = SandboxEnvironmentConfig
     sandbox_spec: ClassVar[SandboxSpec] = SandboxSpec()
-    """Image, network, disk and memory of the sandbox."""
+    """Image, network, disk and memory of the sandbox; `spec_of`, where tasks differ in them."""
 
     def __init__(self, config: EnvironmentConfig | None = None, **context: Any) -> None:
         super().__init__(config, **context)
@@ -88,6 +89,10 @@ class SandboxEnvironment(ToolEnvironment):
         if self.sandboxes is not None:
             self.sandboxes.check(self.sandbox_spec)
         self._box: Sandbox | None = None
+        self._spec = self.sandbox_spec
+        """Of this episode."""
+        self._origin = ""
+        """`SandboxSpec.origin` of every episode's sandbox."""
         self._left: dict[str, bytes] | None = None
         """What the agent left in its sandbox, once that was given back."""
         self._holding = AsyncExitStack()
@@ -101,6 +106,16 @@ class SandboxEnvironment(ToolEnvironment):
             task: of this episode.
         """
         return {}
+
+    def spec_of(self, task: Task) -> SandboxSpec:
+        """The sandbox that a task is played in, and judged in: `sandbox_spec`, unless tasks differ in it.
+
+        An image is built, and packages are installed, when the first episode needs them.
+
+        Args:
+            task: any.
+        """
+        return self.sandbox_spec
 
     @property
     def sandbox(self) -> Sandbox:
@@ -207,7 +222,7 @@ class SandboxEnvironment(ToolEnvironment):
             self._sessions.clear()
             await self._holding.aclose()
         assert self.sandboxes is not None
-        async with self.sandboxes.session(self.sandbox_spec) as fresh:
+        async with self.sandboxes.session(self._spec) as fresh:
             yield fresh
 
     async def _run_in_session(self, kind: Literal["shell", "python"], source: str, limits: Limits) -> str:
@@ -228,7 +243,13 @@ class SandboxEnvironment(ToolEnvironment):
             name = type(self).__name__
             raise UsageError(f"{name} runs code and was given no sandboxes", fix="fe.make(NAME, sandboxes=engine)")
         self._left = None
-        self._box = await self._holding.enter_async_context(self.sandboxes.session(self.sandbox_spec))
+        what = f"{type(self).__name__}.spec_of"
+        with environment_code(what, task.id):
+            spec = self.spec_of(task)
+        if not isinstance(spec, SandboxSpec):
+            raise EnvironmentBugError(f"{what} returned a {type(spec).__name__}", fix="return fe.SandboxSpec(...)")
+        self._spec = replace(spec, origin=self._origin) if self._origin else spec
+        self._box = await self._holding.enter_async_context(self.sandboxes.session(self._spec))
         what = f"{type(self).__name__}.files"
         with environment_code(what, task.id):
             files = self.files(task)

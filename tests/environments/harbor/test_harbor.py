@@ -153,11 +153,12 @@ def test_both_formats_are_read() -> None:
     )
     assert (new.by_exit_code, new.memory_mb, new.variables["COINS"][:2], new.hosts) == (False, 512, "50", None)
     env = Harbor(HarborConfig(folder=str(TASKS), base_image="python", memory_mb=1024))
-    assert env.spec_of(new).memory_mb == 512
-    assert env.spec_of(old).memory_mb == 1024
-    assert env.spec_of(new).writable == ("/app", "/logs", "/root", "/solution", "/tests")
-    assert not env.spec_of(new).network
-    assert Harbor(HarborConfig(folder=str(TASKS), network=True)).spec_of(new).network
+    repair = env.task("train", NAMES.index("repair"))
+    assert env.spec_of(repair).memory_mb == 512
+    assert env.spec_of(env.task("train", NAMES.index("old_sum"))).memory_mb == 1024
+    assert env.spec_of(repair).writable == ("/app", "/logs", "/root", "/solution", "/tests")
+    assert not env.spec_of(repair).network
+    assert Harbor(HarborConfig(folder=str(TASKS), network=True)).spec_of(repair).network
     alone, _ = read_folder(str(TASKS / "repair"))
     assert [task.name for task in alone] == ["repair"]
 
@@ -224,7 +225,8 @@ def test_the_folder_is_that_of_the_last_stage(dockerfile: str, workdir: str | No
         assert "it names no working folder" in refused["task"]
         return
     assert tasks[0].workdir == workdir
-    assert "/" not in Harbor(HarborConfig(folder=str(tmp_path))).spec_of(tasks[0]).writable
+    env = Harbor(HarborConfig(folder=str(tmp_path)))
+    assert "/" not in env.spec_of(env.task("train", 0)).writable
 
 
 def test_an_image_alone_names_no_folder(tmp_path: Path) -> None:
@@ -241,6 +243,16 @@ async def test_a_folder_that_is_never_writable_is_the_tasks_own_problem(tmp_path
     episode = await run_episode(make, GoldPolicy(), task=make().task("train", 0))
     assert not episode.valid
     assert "task 'task' can't be played here: writable: '/etc' is never writable" in (episode.error or "")
+
+
+@pytest.mark.parametrize(
+    ("folder", "said"),
+    [("/etc", "is never writable"), ("data", "is not an absolute path"), ("/", "not a folder"), ("/work/a", "'/work'")],
+)
+def test_a_writable_folder_that_can_never_be_is_refused_once(folder: str, said: str) -> None:
+    with pytest.raises(UsageError, match=f"writable: '{folder}' .*{said}"):
+        fe.make(f"harbor:{TASKS}", writable=["/data", folder])
+    assert fe.make(f"harbor:{TASKS}", writable=["/data/deep", "/data"]), "what is in another is no mistake"
 
 
 class Wrote:

@@ -11,7 +11,7 @@ import pytest_asyncio
 import forge_env as fe
 from forge_env.environment.sandbox_environment import as_text
 from forge_env.errors import EnvironmentBugError, UsageError
-from forge_env.sandbox import ExecResult, SandboxEngine
+from forge_env.sandbox import ExecResult, Sandbox, SandboxEngine
 from tests.sandboxes.conftest import require
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -200,3 +200,38 @@ async def test_hidden_tests_judge_what_was_left_in_a_fresh_sandbox(
         assert (reward, terminated) == (shares[0], True)
     await env.close()
     assert tuple(seen) == shares * 2
+
+
+async def size(sandbox: Sandbox) -> int:
+    found = await sandbox.run_python("import os\nfolder = os.statvfs('.')\nprint(folder.f_blocks * folder.f_frsize)")
+    return int(found.stdout) >> 20
+
+
+async def sizes(env: fe.SandboxEnvironment) -> float:
+    """MiB of the episode's sandbox, where that is also the size of a fresh one."""
+    own = await size(env.sandbox)
+    async with env.fresh_sandbox() as fresh:
+        return float(own * (own == await size(fresh)))
+
+
+class Sized(fe.SandboxEnvironment):
+    """Tasks differ in the sandbox that they are played in."""
+
+    rubric = fe.Rubric(sizes)
+    max_reward = 16.0
+
+    def task(self, split: str, index: int) -> fe.Task:
+        return fe.Task(id=str(index), prompt="Look.", data={"size": 8 * (1 + index)}, split=split)
+
+    def spec_of(self, task: fe.Task) -> Any:
+        return fe.SandboxSpec(disk_mb=task.data["size"]) if task.data["size"] else {"disk_mb": 8}
+
+
+async def test_each_task_has_the_sandbox_that_it_asks_for(engine: SandboxEngine) -> None:
+    env = Sized(sandboxes=engine)
+    for index in (1, 0, 1):
+        await env.reset(options={"split": "train", "index": index})
+        assert (await env.step("Done."))[1] == 8 * (1 + index)
+    with pytest.raises(EnvironmentBugError, match=r"Sized\.spec_of returned a dict.*fe\.SandboxSpec"):
+        await env.reset(options={"task": fe.Task(id="x", prompt="x", data={"size": 0})})
+    await env.close()
