@@ -278,17 +278,36 @@ def author_place(stack: traceback.StackSummary) -> str:
     return f"{frame.name} ({frame.filename}:{frame.lineno})"
 
 
-IN_ENVIRONMENT_CODE: ContextVar[bool] = ContextVar("in_environment_code", default=False)
-"""Whether an `environment_code` around what runs now would catch a `HeldUpError`."""
+def is_environments(stack: traceback.StackSummary) -> bool:
+    """Whether the innermost function of a stack, libraries aside, is not the platform's, and forge_env called it.
+
+    That is code of an environment: losses and other plug-ins of training are called by `trainers`.
+    """
+    own = [frame.filename for frame in stack if not _is_library(frame.filename)]
+    callers = [filename for filename in own if filename.startswith(_PLATFORM)]
+    return bool(callers) and own[-1] != callers[-1] and callers[-1].startswith(_PLATFORM[0])
+
+
+CODE_TIMEOUT_S = 120.0
+"""For an environment's code that was given no limit of its own."""
+CODE_LIMIT_S: ContextVar[float] = ContextVar("code_limit_s", default=0.0)
+"""How long the code of an environment that runs now may hold everything up, in seconds; 0: there is no
+`environment_code` around it that would catch a `HeldUpError`."""
 GIVEN_UP: ContextVar[list[str] | None] = ContextVar("given_up", default=None)
 """Where code was that a time limit cancelled, innermost first, for whoever set the limit."""
 
 
 @contextmanager
-def environment_code(what: str, task_id: str | None = None) -> Iterator[None]:
-    """Run an environment author's code: its unexpected exceptions become `EnvironmentBugError`, typed ones pass."""
+def environment_code(what: str, task_id: str | None = None, *, limit_s: float = 0.0) -> Iterator[None]:
+    """Run an environment author's code: its unexpected exceptions become `EnvironmentBugError`, typed ones pass.
+
+    Args:
+        what: is run.
+        task_id: for which task.
+        limit_s: seconds that it may hold everything up; 0: what is around it says.
+    """
     place = "" if task_id is None else f" on task {task_id!r}"
-    token = IN_ENVIRONMENT_CODE.set(True)
+    token = CODE_LIMIT_S.set(limit_s or CODE_LIMIT_S.get() or CODE_TIMEOUT_S)
     try:
         yield
     except HeldUpError as error:
@@ -314,4 +333,4 @@ def environment_code(what: str, task_id: str | None = None) -> Iterator[None]:
         bug.place = f"{what} {type(error).__name__} [{where}]"
         raise bug from error
     finally:
-        IN_ENVIRONMENT_CODE.reset(token)
+        CODE_LIMIT_S.reset(token)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from forge_env.errors import EnvironmentBugError, UsageError
+from forge_env.errors import EnvironmentBugError, UsageError, environment_code
 from forge_env.rollout.working_time import limited_code
 from forge_env.types import Action, Branch, Message, Observation, ResetResult, StepResult, Task, ToolSpec, as_message
 
@@ -270,15 +270,16 @@ set in `__init__`."""
         index = int(options.get("index", seed or 0))
         if index < 0:
             raise UsageError(f"there is no task {index}", fix="use an `index` (or a `seed`) of 0 or more")
-        count = self.num_tasks(split)
-        if count == 0:
-            raise UsageError(f"{type(self).__name__} has no tasks in split {split!r}")
-        _check_signature(f"{type(self).__name__}.task", self.task, split, index)
-        task = self.task(split, index if count is None else index % count)
+        name = f"{type(self).__name__}.task"
+        with environment_code(name, f"{split}/{index}", limit_s=self.config.code_timeout_s):
+            count = self.num_tasks(split)
+            if count == 0:
+                raise UsageError(f"{type(self).__name__} has no tasks in split {split!r}")
+            _check_signature(name, self.task, split, index)
+            task = self.task(split, index if count is None else index % count)
         if not isinstance(task, Task):
             if inspect.iscoroutine(task):
                 task.close()
-            name = f"{type(self).__name__}.task"
             raise EnvironmentBugError(f"{name} returned a {type(task).__name__}", fix="return an fe.Task, not async")
         return task
 

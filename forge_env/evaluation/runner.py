@@ -270,7 +270,8 @@ class Runner:
             id=sample.id, environment=sample.label, task_id=f"{sample.split}/{sample.index}", split=sample.split
         )
         try:
-            with environment_code(f"{sample.label}.task", f"{sample.split}/{sample.index}"):
+            limit_s = source.environment.config.code_timeout_s
+            with environment_code(f"{sample.label}.task", f"{sample.split}/{sample.index}", limit_s=limit_s):
                 task = source.task(sample.split, sample.index)
             trajectory.task_id, trajectory.split = task.id, task.split
             trajectory.difficulty, trajectory.tags = task.difficulty, list(task.tags)

@@ -32,6 +32,7 @@ MOST_NUMBERS = 256
 MOST_TO_GIVE = 16
 """Numbers of an action."""
 ACTIONS = {
+    "Blackjack": ["stick", "hit"],
     "CartPole": ["left", "right"],
     "CliffWalking": ["up", "right", "down", "left"],
     "FrozenLake": ["left", "down", "right", "up"],
@@ -39,8 +40,8 @@ ACTIONS = {
 }
 """Names of the actions of gymnasium's own environments, in order, from their documentation."""
 COLOURS = dict(enumerate(("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white"), start=30))
-PAINTED = re.compile(r"\x1b\[([0-9;]+)m(.*?)\x1b\[0m", re.DOTALL)
-"""Text in a colour, or on one, as terminals are told."""
+PAINT = re.compile(r"\x1b\[([0-9;]*)m")
+"""What tells terminals a colour of the text that follows, or of what it stands on."""
 
 
 class GymnasiumConfig(EnvironmentConfig):
@@ -208,9 +209,9 @@ def make_game(
             game.close()
             game = gymnasium.make(env_id, **options, render_mode="ansi")
     except (gymnasium.error.Error, ImportError, TypeError) as error:
-        raise UsageError(
-            f"gymnasium can't make {env_id!r}: {str(error)[:300]}", fix="check env_id, env_options"
-        ) from error
+        module = env_id.partition(":")[0] if ":" in env_id and isinstance(error, ModuleNotFoundError) else ""
+        fix = f"install the package that has the module {module!r}" if module else "check env_id, env_options"
+        raise UsageError(f"gymnasium can't make {env_id!r}: {str(error)[:300]}", fix=fix) from error
     drawn = game.render_mode == "ansi"
     fix = "use an environment with small or discrete spaces, or wrap it in one (gymnasium.ObservationWrapper)"
     if not can_give(game.action_space):
@@ -244,16 +245,17 @@ def action_names(game: gymnasium.Env[Any, Any]) -> list[str]:
 
 
 def unpainted(text: str) -> str:
-    """What terminals show in colours, without them: [S] stands on a colour, {R:blue} is in one."""
-
-    def plain(match: re.Match[str]) -> str:
-        codes = [int(code) for code in match[1].split(";")]
-        if any(40 <= code <= 47 or 100 <= code <= 107 for code in codes):
-            return f"[{match[2]}]"
-        colour = next((COLOURS[code] for code in codes if code in COLOURS), None)
-        return match[2] if colour is None else f"{{{match[2]}:{colour}}}"
-
-    return PAINTED.sub(plain, text)
+    """What terminals show in colours, without them: [S] stands on a colour, {R:blue} is in one, [{R:blue}] both."""
+    first, *others = PAINT.split(text)
+    shown, codes = [first], list[int]()
+    for given, piece in zip(others[::2], others[1::2], strict=True):
+        for code in (int(part or 0) for part in given.split(";")):
+            codes = [*codes, code] if code else []
+        colour = next((COLOURS[code] for code in reversed(codes) if code in COLOURS), None)
+        named = piece if colour is None else f"{{{piece}:{colour}}}"
+        on_colour = any(40 <= code <= 47 or 100 <= code <= 107 for code in codes)
+        shown.append((f"[{named}]" if on_colour else named) if piece else "")
+    return "".join(shown)
 
 
 def can_give(space: gymnasium.Space[Any]) -> bool:

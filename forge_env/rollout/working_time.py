@@ -109,7 +109,7 @@ async def limited_code(what: str, task_id: str, limit_s: float) -> AsyncIterator
     tokens = GIVEN_UP.set(given_up), _CODE.set(clock)
     try:
         async with clock:
-            with environment_code(what, task_id):
+            with environment_code(what, task_id, limit_s=limit_s):
                 yield
     except TimeoutError as error:
         if not clock.expired:
@@ -128,9 +128,3 @@ def limited_elsewhere() -> AbstractContextManager[None]:
     """A block that has limits of its own, so that it doesn't count as the environment's own code: tools, endpoints."""
     clock = _CODE.get()
     return nullcontext() if clock is None else clock.pause()
-
-
-def code_limit_s() -> float | None:
-    """The limit of the `limited_code` that runs now; None outside of one."""
-    clock = _CODE.get()
-    return None if clock is None else clock.limit_s

@@ -1,13 +1,15 @@
 """An event loop that is held up notices nothing any more, not even a signal's first request: a thread does.
 
-Code without an `await` holds it up: a tool that waits for the network, an endless loop of an environment. Where the
-loop runs in the main thread, code of an environment that has taken all the time it may (`code_timeout_s`), or that a
-person wants to end, is broken off: a signal of our own has Python run `_poked` inside of it, and that raises.
+Code without an `await` holds it up: a tool that waits for the network, an endless loop of an environment. Code of an
+environment that has taken all the time it may (`code_timeout_s`), or that a person wants to end, is broken off. Where
+the loop runs in the main thread, a signal of our own has Python run `_poked` inside of it, and that raises. In another
+thread, as in an actor's process, Python raises there what it is asked to; what runs is then known by its stack alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
 import signal
@@ -22,16 +24,13 @@ from typing import Any
 
 from forge_env import interrupts
 from forge_env.display.terminal import duration
-from forge_env.errors import IN_ENVIRONMENT_CODE, HeldUpError, author_place
-from forge_env.rollout.working_time import code_limit_s
+from forge_env.errors import CODE_LIMIT_S, HeldUpError, author_place, is_environments
 
 logger = logging.getLogger(__name__)
 BEAT_S = 1.0
 """How often the loop says that it turns."""
 STARVED_S = 5.0
 """The most that counts between two looks: a process that was stopped, or starved, has held nothing up."""
-CODE_TIMEOUT_S = 120.0
-"""For an environment's code outside of an episode: making tasks, say."""
 POKE = signal.SIGURG
 """The signal that looks into the main thread: by default it does nothing, and no library is known to use it."""
 
@@ -45,9 +44,20 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
         tell: told what is wrong, in words, by the loop when it turns again; by the thread before the end, and where
             `at_once`.
         at_once: `tell` may be called by any thread.
+        code_s: where the loop does not run in the main thread, seconds after which code of an environment is broken
+            off; 0: never.
     """
 
-    def __init__(self, warn_s: float, end_s: float, tell: Callable[[str], object], *, at_once: bool = False) -> None:
+    def __init__(
+        self,
+        warn_s: float,
+        end_s: float,
+        tell: Callable[[str], object],
+        *,
+        at_once: bool = False,
+        code_s: float = 0.0,
+    ) -> None:
+        self._code_s = code_s
         self._warn_s = warn_s
         self._end_s = end_s
         self._tell = tell
@@ -84,16 +94,18 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
 
     def _watch(self) -> None:
         still, seen, looked = 0.0, self._beats, time.monotonic()
-        warned = False
+        warned, breaks_at = False, self._code_s
         while not self._over.wait(BEAT_S):
             now = time.monotonic()
             if self._beats != seen:
-                still, seen, warned = 0.0, self._beats, False
+                still, seen, warned, breaks_at = 0.0, self._beats, False, self._code_s
             else:
                 still += min(now - looked, STARVED_S)
             looked = now
             if still and self._pokes:
                 signal.pthread_kill(self._runner, POKE)
+            elif self._code_s and still >= breaks_at and self._break_off():
+                breaks_at = still + self._code_s  # where it goes on all the same, it is tried again
             if still < self._warn_s:
                 continue
             if not warned:
@@ -115,14 +127,23 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
             return
         self._held_s += min(now - self._poked_at, STARVED_S)
         self._poked_at = now
-        if not IN_ENVIRONMENT_CODE.get():
+        if not (limit_s := CODE_LIMIT_S.get()):
             return
-        limit_s, place = code_limit_s() or CODE_TIMEOUT_S, author_place(traceback.extract_stack(frame))
+        place = author_place(traceback.extract_stack(frame))
         if interrupts.requested():
             raise HeldUpError(f"was interrupted in {place}")
         if self._held_s >= limit_s:
             self._held_s = 0.0  # where it goes on all the same, it is tried again
             raise HeldUpError(f"held up everything else for {limit_s:g} s, in {place}")
+
+    def _break_off(self) -> bool:
+        """Raise in the loop's thread, where that is in code of an environment."""
+        if not is_environments(self._stack()):
+            return False
+        text = f"held up everything else for {self._code_s:g} s, in {self._by()}"
+        held_up = type(HeldUpError.__name__, (HeldUpError,), {"__str__": lambda self: text})  # Python takes a class
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._runner), ctypes.py_object(held_up))
+        return True
 
     def _end(self, text: str) -> None:
         logger.error("%s\n%s", text, "".join(self._stack().format()))

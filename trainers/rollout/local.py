@@ -169,6 +169,11 @@ class LocalWorker:
         longest, limit = self._config.model.max_length, self._config.grpo.max_tokens_per_turn
         return GeneratorPolicy(self._chat, generate, longest, limit, temperature, sampling)
 
+    @property
+    def code_timeout_s(self) -> float:
+        """How long the environment's own code may take, in seconds."""
+        return self._player.code_timeout_s
+
     async def check_prompts(self) -> None:
         """Refuse a `model.max_length` that the first training tasks' prompts already fill; see `check_prompts`."""
         await check_prompts(self._config, self._make_environment(), self._chat)
@@ -412,6 +417,12 @@ class Player:
     def max_reward(self) -> float:
         """The environment's highest reward."""
         return self._tasks.max_reward
+
+    @property
+    def code_timeout_s(self) -> float:
+        """How long the environment's own code may take, in seconds."""
+        limit_s: float = self._tasks.config.code_timeout_s
+        return limit_s
 
     async def group(self, position: int, index: int, policy: Policy) -> Group:
         """All episodes of a training task; those not done by the deadline are left out.

@@ -8,6 +8,7 @@ from typing import Any
 
 from forge_env.logs import log_to
 from forge_env.run.folder import RunFolder
+from forge_env.run.held_up import LoopGuard
 from trainers.actors.actor import ForgeActor, concurrent_endpoint
 from trainers.actors.processes import own_host, own_log, settle_heap
 from trainers.actors.withdrawal import Withdrawable
@@ -25,7 +26,7 @@ class RolloutWorker(ForgeActor):
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
         self._calls = Withdrawable()
-        self._logging = ExitStack()
+        self._held_up, self._logging = ExitStack(), ExitStack()
 
     @concurrent_endpoint
     async def setup(self) -> None:
@@ -33,6 +34,8 @@ class RolloutWorker(ForgeActor):
         self._logging.enter_context(log_to(own_log(RunFolder(self._settings.folder).log)))
         self._worker = LocalWorker(self._settings, own_host())
         await self._worker.setup()
+        warn_s, code_s = self._settings.config.watchdog.warn_s, self._worker.code_timeout_s
+        self._held_up.enter_context(LoopGuard(warn_s, 0.0, lambda text: None, code_s=code_s))  # the log has it
         settle_heap()
 
     @concurrent_endpoint
@@ -74,5 +77,6 @@ class RolloutWorker(ForgeActor):
     async def close(self) -> WorkerStatus:
         """See `LocalWorker.close`."""
         last = await self._worker.close()
+        self._held_up.close()
         self._logging.close()
         return last

@@ -136,6 +136,7 @@ async def test_values_can_be_asked_for_and_a_best_score_named() -> None:
         ("CartPole-v1", {"show": "text"}, "draws nothing in text"),
         ("FrozenLake-v1", {"actions": ["left"]}, "`actions` has 1 words"),
         ("NoSuchGame-v1", {}, "gymnasium can't make 'NoSuchGame-v1'"),
+        ("no_such_module:Game-v1", {}, "install the package that has the module 'no_such_module'"),
         ("FrozenLake-v1", {"env_options": {"is_slipery": False}}, "unexpected keyword argument"),
     ],
 )
@@ -154,5 +155,18 @@ async def test_large_spaces_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
         await play("Pendulum-v1")
 
 
+async def test_a_taxi_on_a_coloured_place_is_shown_without_codes() -> None:
+    first, said, _ = await play("Taxi-v4", "south", "south")
+    assert "{B:magenta}" in first
+    assert "[{B:magenta}]" in said[1]
+    assert "\x1b" not in "".join(said)
+
+
+async def test_stick_and_hit_are_words() -> None:
+    first, _, _ = await play("Blackjack-v1", "stick")
+    assert "Answer with <action>...</action>: stick, hit." in first
+
+
 def test_colours_become_signs() -> None:
     assert unpainted("a\x1b[41mS\x1b[0mb \x1b[34;1mR\x1b[0m \x1b[1mx\x1b[0m") == "a[S]b {R:blue} x"
+    assert unpainted("\x1b[35m\x1b[43mY\x1b[0m\x1b[0m: |\x1b[34;1mB\x1b[0m \x1b[46mx") == "[{Y:magenta}]: |{B:blue} [x]"

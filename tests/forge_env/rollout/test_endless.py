@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import queue
 import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,44 @@ async def test_it_is_named_by_function_and_line(where: str, what: str) -> None:
         await run_episode(lambda: endless(where), policy, seed=0)
     assert what in str(caught.value)
     assert re.search(r"in (spin|wait|perhaps) \(.*test_endless\.py:\d+\)", str(caught.value))
+
+
+async def test_a_task_that_is_never_made_is_named_after_the_authors_limit() -> None:
+    class Stuck(Endless):
+        def task(self, split: str, index: int) -> fe.Task:
+            spin()
+            return super().task(split, index)
+
+    env = Stuck(Stuck.config_class(code_timeout_s=0.1))
+    with LoopGuard(60.0, 0.0, print), pytest.raises(EnvironmentBugError) as caught:
+        env.resolve_task(3, None)
+    assert re.search(r"Stuck\.task held up .* for 0\.1 s, in spin \(.*:\d+\) on task 'train/3'", str(caught.value))
+
+
+@pytest.mark.parametrize("where", ["setup, plain", "reward, plain", "respond, plain", "tool, plain"])
+def test_it_is_named_too_where_the_loop_runs_in_another_thread(where: str) -> None:
+    """As in an actor's process."""
+
+    async def play() -> None:
+        with LoopGuard(60.0, 0.0, print, code_s=0.1):
+            await run_episode(lambda: endless(where), ReplayPolicy([fe.call_tool("call"), "x"]), seed=0)
+
+    with ThreadPoolExecutor(1) as pool, pytest.raises(EnvironmentBugError) as caught:
+        pool.submit(asyncio.run, play()).result()
+    assert re.search(r"held up everything else for 0\.1 s, in spin \(.*test_endless\.py:\d+\)", str(caught.value))
+
+
+def test_what_is_no_environments_code_is_left_alone_in_another_thread() -> None:
+    async def hold_up() -> int:
+        with LoopGuard(0.1, 0.0, told.put_nowait, code_s=0.05, at_once=True):
+            rounds = 0
+            while told.empty():  # a few times as long as code of an environment may take
+                rounds += 1
+            return rounds
+
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(asyncio.run, hold_up()).result() > 0
 
 
 @pytest.mark.parametrize(("where", "tool"), [("tool, async", "call"), ("thread", "work")])
