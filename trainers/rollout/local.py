@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge_env.config.recipe import RunConfig, SamplingSection
-from forge_env.environment.base import Environment
+from forge_env.environment.base import Environment, checked_reset
 from forge_env.errors import EnvironmentBugError, UsageError, environment_code
 from forge_env.policy import Policy
 from forge_env.registry import maker
@@ -355,8 +355,9 @@ async def check_prompts(config: RunConfig, environment: Environment, chat: Chat)
     """Refuse a `model.max_length` that the first training tasks' prompts already fill."""
     lengths = []
     for index in range(PROMPTS_TRIED):
+        task = environment.resolve_task(None, {"split": environment.splits[0], "index": index})
         try:
-            observation, _ = await environment.reset(options={"split": environment.splits[0], "index": index})
+            observation, _ = await checked_reset(environment, task, None)
         finally:
             await environment.close()
         lengths.append(len(chat.render(list(observation), environment.tools)))
