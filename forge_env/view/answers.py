@@ -9,18 +9,18 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from forge_env.display.curves import REWARD, is_waiting, time_account
 from forge_env.evaluation.estimates import clustered
 from forge_env.view.queries import TRAIN, Queries
-from forge_env.view.runs import Held, RunView, held_out
-from forge_env.view.text import percent, signed
+from forge_env.view.runs import SURE, Held, RunView, held_out
+from forge_env.view.text import number, percent, signed
 
-SURE = 1.96
-"""Standard errors of a 95 % interval."""
+ENDED, LONGER = 0.1, 1.25
+"""By how much a share of the endings, and by which factor a length, has changed where the third answer names it."""
 COMPARED = 6_000
 """Episodes of each end of a run that are compared, and those of the version that makes it so many."""
 
@@ -129,6 +129,8 @@ class Reasons:
 
     words: str = ""
     warnings: list[str] = field(default_factory=list)
+    beside: list[str] = field(default_factory=list)
+    """What moved most at the same time; it need not be the reason."""
     before: tuple[int, int] | None = None
     """First and last policy version of what is compared."""
     after: tuple[int, int] | None = None
@@ -209,8 +211,20 @@ def _reasons(queries: Queries, around: int | None) -> Reasons:
         found.endings.append(Moved(name, one.endings.get(name, 0.0), two.endings.get(name, 0.0)))
     found.endings.sort(key=lambda item: -abs(item.change))
     found.lengths = [Moved(name, one.lengths[name], two.lengths[name]) for name in one.lengths]
+    found.beside = [*_beside(found)]
     _say(found)
     return found
+
+
+def _beside(found: Reasons) -> Iterator[str]:
+    """The ending, and the length, that changed most, where they changed much."""
+    for item in found.endings[:1]:
+        if abs(item.change) >= ENDED:
+            yield f"{item.name}: {percent(item.before)} → {percent(item.after)} of the episodes."
+    grown = [item for item in found.lengths if min(item.before, item.after) > 0 and item.name != "seconds"]
+    for item in sorted(grown, key=lambda item: -abs(math.log(item.after / item.before)))[:1]:
+        if not 1 / LONGER < item.after / item.before < LONGER:
+            yield f"{item.name} an episode: {number(item.before)} → {number(item.after)}."
 
 
 def _window(played: Mapping[int, int], versions: range) -> tuple[int, int]:
@@ -321,10 +335,10 @@ def _part(queries: Queries, first: int, last: int) -> _Part:
 def _means(metrics: Counter[str]) -> dict[str, float]:
     """Of each metric, over all episodes: a row leaves out what is 0. Given as JSON, and how many have just these."""
     sums: dict[str, float] = {}
-    for text, number in metrics.items():
+    for text, times in metrics.items():
         for name, value in json.loads(text).items() if text else ():
             if isinstance(value, int | float):
-                sums[name] = sums.get(name, 0.0) + value * number
+                sums[name] = sums.get(name, 0.0) + value * times
     return {name: total / metrics.total() for name, total in sums.items()}
 
 

@@ -34,6 +34,8 @@ PLACES = 1 << 42
 """Bytes that a file's records can have; a row's key is its file's number times this, and its offset."""
 GROUPED = re.compile(r"^(?P<split>.+)-(?P<group>\d{1,15})-(?P<member>\d{1,9})$")
 """Ids of training episodes from before their group was a field."""
+UNNAMED = re.compile("[\ud800-\udfff]")
+"""Bytes of a file's name that are no UTF-8, as Python has them."""
 SOLVED = "solved"
 """What held-out episodes are measured by, where the recipe does not say it."""
 
@@ -96,12 +98,16 @@ def kind_of(name: str) -> str:
 
 
 def trajectory_files(folder: Path) -> list[os.DirEntry[str]]:
-    """The files of a run's trajectories, those written to last at the end."""
+    """The files of a run's trajectories, those written to last at the end; none whose name isn't UTF-8, for neither
+    the tables nor an address can hold it."""
     with suppress(OSError), os.scandir(folder / "trajectories") as entries:
         found = [
             (entry.stat().st_mtime, entry.name, entry)
             for entry in entries
-            if entry.name.endswith(".jsonl") and not is_index(Path(entry.name)) and entry.is_file()
+            if entry.name.endswith(".jsonl")
+            and not is_index(Path(entry.name))
+            and not UNNAMED.search(entry.name)
+            and entry.is_file()
         ]
         return [entry for _, _, entry in sorted(found, key=lambda item: item[:2])]
     return []
@@ -366,6 +372,16 @@ def _list(items: tuple[str, ...]) -> str:
 
 
 def _values(number: int, kind: str, measure: str, row: IndexRow) -> tuple[Any, ...]:
+    """A row of the table; one with what the table can't hold is shown as unreadable."""
+    try:
+        return _columns(number, kind, measure, row)
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        why = f"{type(error).__name__}: {error}"
+        name = row.id[:200] if isinstance(row.id, str) else ""
+        return _columns(number, kind, measure, IndexRow(row.offset, row.length, name, outcome="unreadable", why=why))
+
+
+def _columns(number: int, kind: str, measure: str, row: IndexRow) -> tuple[Any, ...]:
     group, member = row.group, row.member
     name = "" if group is None else str(group)
     if group is None and kind.startswith("train") and (found := GROUPED.match(row.id)):
@@ -375,24 +391,33 @@ def _values(number: int, kind: str, measure: str, row: IndexRow) -> tuple[Any, .
     elif not kind.startswith("train"):
         name = ""
     identity = row.id or f"line at byte {row.offset}"
-    texts = [identity, row.environment, row.task, row.split, name, row.why, row.answer]
+    texts = [identity, row.environment, row.task, row.split, name, row.outcome, row.why, row.answer]
     if not "".join(texts).isascii():
         texts = [_utf8(text) for text in texts]
-    identity, environment, task, split, name, why, answer = texts
+    identity, environment, task, split, name, outcome, why, answer = texts
+    calls = row.num_calls
+    figures = (
+        abs(member or 0) | abs(row.turns) | abs(calls) | abs(row.tokens) | abs(row.context) | abs(row.oldest)
+        | abs(row.newest) | abs(row.difficulty) | abs(row.retries)
+    )  # fmt: skip
+    if figures.bit_length() > 62:
+        raise ValueError("a figure is too large")
     return (
         number * PLACES + row.offset, kind, identity, row.length, environment, task, split, name, member,
-        _finite(row.reward), _finite(row.best), row.outcome, why, row.turns, row.num_calls,
+        _finite(row.reward), _finite(row.best), outcome, why, row.turns, calls,
         _json(tuple(row.calls.items())) if row.calls else "", row.tokens, row.context,
-        _finite(row.wall_s), _finite(row.waited_s), _finite(row.generate_s), _finite(row.step_s), row.started,
+        _finite(row.wall_s), _finite(row.waited_s), _finite(row.generate_s), _finite(row.step_s), _finite(row.started),
         row.oldest, row.newest, row.difficulty, _list(tuple(row.tags)) if row.tags else "",
-        _json(tuple(row.metrics.items())) if row.metrics else "", row.metrics.get(measure), row.retries,
+        _json(tuple(row.metrics.items())) if row.metrics else "", _finite(row.metrics.get(measure)), row.retries,
         _finite(row.cost), answer,
     )  # fmt: skip
 
 
 def _finite(value: float | None) -> float | None:
-    """SQLite keeps NaN as nothing; an infinity would move every mean."""
-    return value if value is not None and abs(value) < 1e300 else None
+    """SQLite keeps NaN as nothing; an infinity would move every mean, and integers have 64 bits."""
+    if value is None or abs(value) < 1e18:
+        return value
+    return float(value) if abs(value) < 1e300 else None
 
 
 def shown_rows(found: Iterable[sqlite3.Row]) -> Iterator[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sqlite3
 import threading
@@ -34,6 +35,8 @@ MOST_OPEN = 32
 """Runs whose index stays open."""
 SORTED_BY_TIME = 5_000
 """Folders up to which a list asks each for its time; beyond, they are in the order of their names."""
+SURE = 1.96
+"""Standard errors of a 95 % interval."""
 GAP = 0.2
 """By which the reward is above what it should measure where a list warns."""
 MOST_LISTED = 100_000
@@ -179,6 +182,8 @@ class Figures:
     start: float | None = None
     end: float | None = None
     error: float | None = None
+    verdict: str = ""
+    """better or worse, where `end` is beyond the noise of both; a run's own page has the paired test."""
     tokens_per_s: float | None = None
     wall_s: float | None = None
     exit: str = ""
@@ -360,6 +365,8 @@ class RunView:
         if splits := held_out(rows):
             first, last = splits[0].points[0], splits[0].points[-1]
             found.start, found.end, found.error = first[1] if first[0] != last[0] else None, last[1], last[2]
+            if found.start is not None and abs(found.end - found.start) > SURE * math.hypot(first[2], last[2]):
+                found.verdict = "better" if found.end > found.start else "worse"
         environments = summary.get("environments")
         if self.is_evaluation:
             chosen = config.get("environments")
@@ -523,12 +530,12 @@ class Runs:
         place.mkdir(parents=True, exist_ok=True)
         key = os.fsencode(run.root.resolve()).hex()
         with closing(sqlite3.connect(place / "runs.sqlite", timeout=30, isolation_level=None)) as own:
-            own.execute("create table if not exists figures_3 (path text primary key, stamp text, data text)")
-            row = own.execute("select stamp, data from figures_3 where path = ?", (key,)).fetchone()
+            own.execute("create table if not exists figures_4 (path text primary key, stamp text, data text)")
+            row = own.execute("select stamp, data from figures_4 where path = ?", (key,)).fetchone()
             if row is not None and row[0] == stamp:
                 return Figures(**json.loads(row[1]))
             found = run.figures()
-            own.execute("insert or replace into figures_3 values (?, ?, ?)", (key, stamp, json.dumps(asdict(found))))
+            own.execute("insert or replace into figures_4 values (?, ?, ?)", (key, stamp, json.dumps(asdict(found))))
             return found
 
     def age(self, name: str) -> float | None:

@@ -80,7 +80,7 @@ function draw() {
   }
   pen.restore();
   pen.fillStyle = ink;
-  for (const row of rows) if (row.first) pen.fillText((row.counter ? row.counter.name : row.lane.track).replace(/^rollouts(\d+): /, "$1 ").slice(0, width < 600 ? 11 : 16), 10, row.y + Math.min(row.height, 20) / 2);
+  for (const row of rows) if (row.first) pen.fillText((row.counter ? row.counter.name : row.lane.track).replace(/^rollouts(\d+): (\w+)$/, "$2, worker $1").slice(0, width < 600 ? 11 : 18), 10, row.y + Math.min(row.height, 20) / 2);
   holder.dataset.drawn = String(placed.length);
 }
 

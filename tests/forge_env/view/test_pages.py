@@ -114,7 +114,7 @@ async def test_the_list_shows_every_run(folder: Path, cache: Path) -> None:
         page = (await client.get("/")).text
         for name in ("first", "second", "eval-a", "eval-b", "hostile"):
             assert f'href="/run/{name}"' in page
-        assert "success" in page
+        assert "finished" in page
         assert "\u00b1" in page
 
 
@@ -436,6 +436,30 @@ async def test_addresses_that_nobody_wrote_are_answered(folder: Path, cache: Pat
         ):
             answer = await client.get(path)
             assert answer.status_code < 500, path
+
+
+async def test_figures_that_no_table_holds_are_named(tmp_path: Path) -> None:
+    where = tmp_path / "runs" / "odd" / "trajectories"
+    one = json.loads((training_run(tmp_path / "made", steps=4) / "trajectories" / "train.jsonl").open().readline())
+    odd: list[dict[str, object]] = [
+        {"difficulty": 10**30}, {"group": 10**25}, {"member": 2**63}, {"started": 1e308}, {"wall_s": 10**400},
+        {"metrics": {"solved": 10**30}}, {"retries": -(2**70)}, {"info": {"usage": {"completion": 10**40}}},
+        {"reward": 1e308}, {"tokens": {"versions": [[10**30, 1]], "ids": ""}},
+    ]  # fmt: skip
+    where.mkdir(parents=True)
+    lines = [json.dumps({**one, "id": f"odd-{place}", **change}) for place, change in enumerate(odd)]
+    (where / "train.jsonl").write_text("\n".join(lines) + "\n")
+    rows = [[1, 0, 100, *[10**30] * 26], [1, 0, 50, [], {}, 3, *[[]] * 24], [1] * 29]
+    (where / "train.index.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    os.close(os.open(os.fsencode(where) + b"/\xff.jsonl", os.O_CREAT | os.O_WRONLY))
+    async with opened(tmp_path / "runs", tmp_path / "cache") as client:
+        listed = (await client.get("/run/odd/trajectories")).text
+        found = re.findall(r'<tr data-row="([^"]+)"', listed)
+        assert len(found) == len(odd)
+        assert "can't be read" in listed
+        assert "odd-3" in listed
+        for path in ["/run/odd", *map(unescape, found)]:
+            assert (await client.get(path)).status_code == 200, path
 
 
 async def test_a_folder_that_vanishes_is_named(tmp_path: Path) -> None:
