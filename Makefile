@@ -4,7 +4,7 @@ export STACK PYTHON
 # Where this is set, each of a run's processes compiles five thousand modules again: ten seconds of its start.
 export PYTHONDONTWRITEBYTECODE =
 .DEFAULT_GOAL := help
-.PHONY: help setup train test conformance lint format docs bench chaos pins clean
+.PHONY: help setup train test conformance lint format docs bench pictures chaos pins clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -35,6 +35,9 @@ docs: setup ## build the documentation as a site: build/docs/site/index.html
 
 bench: setup ## list the benchmarks, or run one: make bench ARGS=environment_step
 	@.venv/bin/python -m benchmarks $(ARGS)
+
+pictures: setup ## take the pictures of the pages anew, of a finished run with tools: make pictures ARGS=runs/first
+	@.venv/bin/python scripts/pictures.py $(ARGS)
 
 chaos: setup ## kill parts of real training runs at random, e.g. make chaos ARGS="--runs 50 --record"
 	@.venv/bin/python -m benchmarks chaos $(ARGS)
