@@ -85,7 +85,7 @@ def lines(found: Digest, width: int) -> Iterator[str]:
         yield from _answer("What limited the speed?", [found.limit.words, found.limit.detail], width)
         for key, what in found.limit.advice[:2]:
             yield from _wrapped(f"{key}: {what}", width, "    ")
-        yield from _answer("Why did the reward move?", [found.reasons.words, *found.reasons.warnings], width)
+        yield from _answer("Why did the reward move?", found.reasons.told, width)
         yield from _moved(found, width)
     if found.contract:
         doubts = [own.words for own in found.contract if own.verdict in ("doubtful", "broken")]

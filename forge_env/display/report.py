@@ -137,7 +137,7 @@ def answers(found: Digest) -> Iterator[tuple[str, list[str]]]:
         change = f"{found.learned.measure}: {found.learned.start:.3f} → {found.learned.end:.3f}"
     yield QUESTIONS[0], [found.learned.words, change, *found.learned.further]
     yield QUESTIONS[1], [found.failure_words, found.unsolved_words]
-    yield QUESTIONS[2], [found.reasons.words, *found.reasons.warnings]
+    yield QUESTIONS[2], found.reasons.told
     yield QUESTIONS[3], [found.limit.words, found.limit.detail]
 
 

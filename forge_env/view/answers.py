@@ -144,6 +144,11 @@ class Reasons:
     endings: list[Moved] = field(default_factory=list)
     lengths: list[Moved] = field(default_factory=list)
 
+    @property
+    def told(self) -> list[str]:
+        """The answer, line by line."""
+        return [self.words, *self.warnings, *(["At the same time: " + " ".join(self.beside)] if self.beside else [])]
+
 
 def reasons(run: RunView, around: int | None = None) -> Reasons:
     """Training episodes of the first fifth of the run against the last, or of just before a step against just after.

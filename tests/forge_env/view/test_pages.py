@@ -129,6 +129,7 @@ async def test_a_run_answers_the_four_questions(folder: Path, cache: Path) -> No
         page = (await client.get("/run/second")).text
         assert "No, it got worse" in page
         assert re.search(r"It fell by 0\.\d\d", page)
+        assert re.search(r"At the same time: never used a tool: [\d.]+ % → \d+ % of the episodes", unescape(page))
         page = (await client.get("/run/first?around=10")).text
         assert "before" in page
 
