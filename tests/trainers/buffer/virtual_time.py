@@ -43,16 +43,5 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     Raises:
         Deadlock: nothing can go on.
     """
-    loop = VirtualTimeLoop()
-    try:
-        task = loop.create_task(work)
-        try:
-            return loop.run_until_complete(task)
-        except Deadlock:
-            task.cancel()
-            for other in asyncio.all_tasks(loop):
-                other.cancel()
-            loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
-            raise
-    finally:
-        loop.close()
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        return runner.run(work)

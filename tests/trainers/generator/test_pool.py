@@ -48,15 +48,15 @@ prompts = itertools.count()
 
 
 class Endpoint:
-    """A method as an actor's endpoint."""
+    """A method as an actor's endpoint: it is called at once, whether or not somebody waits for what it returns."""
 
     def __init__(self, method: Any) -> None:
         self.call_one = self.broadcast = method
 
-        async def call(*args: Any) -> dict[int, Any]:
+        async def by_rank(*args: Any) -> dict[int, Any]:
             return {0: await method(*args)}
 
-        self.call = call
+        self.call = lambda *args: asyncio.ensure_future(by_rank(*args))
 
 
 class Replica:
@@ -90,8 +90,10 @@ class Replica:
 
     async def _unless_dead(self, event: asyncio.Event) -> None:
         waiting = asyncio.ensure_future(event.wait())
-        await asyncio.wait([waiting, self.death], return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
+        try:
+            await asyncio.wait([waiting, self.death], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
         if self.death.done():
             raise ActorDiedError("killed")
 
