@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import gc
+import json
 import os
 import re
+import shutil
 import signal
+import tempfile
 from collections import Counter
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
@@ -28,7 +31,8 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup, likewise
 
 gc.set_threshold(20_000, 10, 10)  # a sixth of the collection's time went there
 
-settings.register_profile("forge_env", deadline=None)  # a busy machine is no failure
+# No deadline: a busy machine is no failure. Each run draws its own examples: fifty of them, many times a day.
+settings.register_profile("forge_env", deadline=None, max_examples=50)
 settings.load_profile("forge_env")
 
 # The real peers have environments of their own, in which `benchmarks/conformance.py` (part of `make test`) runs these.
@@ -79,8 +83,8 @@ NEEDS = {"browser": browser_reason, "docker": docker_reason, "stack": stack_reas
 
 NOT_RUN = "NOT RUN: "
 HEAVY = {"docker", "slow", "stack"}
-HEAVY_HERE = "forge_env/heavy"
-"""Where a worker of xdist tells its controller, which sees names only, what is heavy and how long it may take."""
+HEAVY_FILE = "forge_env_heavy"
+"""The file in which a worker of xdist tells its controller, which sees names only, what is heavy and for how long."""
 
 
 def pytest_collection_finish() -> None:
@@ -124,7 +128,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if reason := NEEDS[marker]():
                 item.add_marker(pytest.mark.skip(reason=NOT_RUN + reason))
     if hasattr(config, "workerinput"):
-        config.cache.set(HEAVY_HERE, heavy)
+        Path(config.workerinput[HEAVY_FILE]).write_text(json.dumps(heavy))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give a worker of xdist its file."""
+    folder = tempfile.mkdtemp(prefix="forge-env-tests-")
+    node.config.add_cleanup(partial(shutil.rmtree, folder))
+    node.workerinput[HEAVY_FILE] = os.path.join(folder, "heavy.json")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -135,7 +147,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     class Scheduling(LoadScopeScheduling):
         @cached_property
         def heavy(self) -> dict[str, float]:
-            return dict(config.cache.get(HEAVY_HERE, {}))
+            return dict(json.loads(Path(self.nodes[0].workerinput[HEAVY_FILE]).read_text()))
 
         def _split_scope(self, nodeid: str) -> str:
             return "heavy " * (nodeid in self.heavy) + nodeid.partition("::")[0]
