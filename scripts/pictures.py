@@ -144,7 +144,7 @@ def main() -> None:
         shutil.copytree(args.run, root / name)
         make_runs(root)
         command = [str(Path(sys.executable).with_name("forge-env")), "view", str(root), "--no-browser", "--port", "0"]
-        environment = {**os.environ, "FORGE_ENV_CACHE": str(Path(place) / "cache")}
+        environment = {**os.environ, "FORGE_ENV_CACHE": str(Path(place) / "cache"), "HOME": place}
         with (
             subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process,
             sync_playwright() as playwright,

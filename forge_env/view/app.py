@@ -274,7 +274,7 @@ class Pages:
             run, figures = self.runs.get(name), self.runs.figures(name)
             if run is not None and figures is not None:
                 found.append({"run": run, "figures": figures, "state": run.state, "age": self.runs.age(name)})
-        folder = str(self.runs.root)
+        folder = _at_home(self.runs.root)
         return self._page("runs", title="Runs", runs=found, listing=listing, folder=folder, events="/events")
 
     def overview(self, request: Request) -> Response:
@@ -624,6 +624,13 @@ class Pages:
             return f"{run.stamp()} {run.is_held} {'' if indexed is None else indexed.indexed}"
         found = [(name, run.stamp()) for name in self.runs.names(most=20).names if (run := self.runs.get(name))]
         return f"{hash(tuple(found)) & 0xFFFFFFFFFFFF:x}"
+
+
+def _at_home(path: Path) -> str:
+    """A path as a shell takes it: `~` for the user's own folder."""
+    with suppress(ValueError, RuntimeError):
+        return str(Path("~") / path.relative_to(Path.home()))
+    return str(path)
 
 
 def _end_of(path: Path, *, last: bool) -> tuple[str, str]:
