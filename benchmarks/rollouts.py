@@ -76,13 +76,13 @@ class Case:
 
 @dataclass
 class Measured:
-    """What came of it: CPU seconds by process, and by how many megabytes memory grew until the first episode ended."""
+    """What came of it: CPU seconds, and by how many megabytes memory grew until the first episode ended, by process."""
 
     turns: int
     tokens: float
     wall_s: float
     cpu_s: dict[str, float]
-    grown_mb: float
+    grown_mb: dict[str, float]
 
     def per_turn(self, role: str) -> float:
         """Seconds of CPU a turn, of all processes of a role."""
@@ -131,12 +131,12 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) * TICK_S
 
 
-def memory_mb(case: Case, pids: Mapping[str, int]) -> float:
-    """Memory of all processes, MB: resident, or what Python has allocated in this one."""
+def memory_mb(case: Case, pids: Mapping[str, int]) -> dict[str, float]:
+    """Memory of each process, MB: resident, or what Python has allocated in this one."""
     if case.counted:
-        return tracemalloc.get_traced_memory()[0] / 1e6
-    pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids.values())
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+        return {"controller": tracemalloc.get_traced_memory()[0] / 1e6}
+    pages = {name: int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for name, pid in pids.items()}
+    return {name: count * os.sysconf("SC_PAGE_SIZE") / 1e6 for name, count in pages.items()}
 
 
 async def play(case: Case, scratch: Path) -> Measured:
@@ -210,7 +210,7 @@ async def measure(case: Case, rollouts: Rollouts, buffer: RemoteReplayBuffer[Any
             await asyncio.sleep(1.0)
             await rollouts.look()
             if not rollouts.episodes_ended:
-                largest = max(largest, memory_mb(case, pids))
+                largest = max(largest, memory_mb(case, pids), key=lambda memory: sum(memory.values()))
 
     async with asyncio.TaskGroup() as group:
         beside = [group.create_task(generate()), group.create_task(look())]
@@ -224,7 +224,8 @@ async def measure(case: Case, rollouts: Rollouts, buffer: RemoteReplayBuffer[Any
     totals = rollouts.totals
     assert not totals.episodes_invalid + totals.episodes_late, totals
     tokens = totals.tokens_generated / totals.episodes
-    return Measured(case.groups * GROUP_SIZE * TURNS, tokens, wall, spent, largest - empty)
+    grown = {name: largest[name] - empty[name] for name in empty}
+    return Measured(case.groups * GROUP_SIZE * TURNS, tokens, wall, spent, grown)
 
 
 def one(case: Case) -> Measured:
@@ -251,14 +252,18 @@ def row(case: Case, found: Measured, counted: tuple[Case, Measured] | None = Non
         f"{buffer * 1e3:.3f}",
         f"{min(limits):.0f}",
         f"{measured:.0f}",
-        "" if counted is None else f"{open_kb(case, found):.0f}",
-        "" if counted is None else f"{open_kb(*counted):.0f}",
+        *(
+            ["", "", ""]
+            if counted is None
+            else [open_kb(case, found, "controller"), open_kb(case, found), open_kb(*counted)]
+        ),
     ]
 
 
-def open_kb(case: Case, found: Measured) -> float:
-    """Kilobytes of an open episode."""
-    return found.grown_mb * 1e3 / (case.open * GROUP_SIZE)
+def open_kb(case: Case, found: Measured, role: str = "") -> str:
+    """Kilobytes of an open episode in the processes of a role."""
+    grown = sum(megabytes for name, megabytes in found.grown_mb.items() if name.startswith(role))
+    return f"{grown * 1e3 / (case.open * GROUP_SIZE):.1f}"
 
 
 def main() -> None:
@@ -296,7 +301,8 @@ def main() -> None:
         "buffer",
         "turns/s, a core each",
         "turns/s here",
-        "kB an open episode, resident",
+        "kB an open episode: controller, resident",
+        "all processes, resident",
         "counted",
     ]
     about = (

@@ -41,6 +41,8 @@ async def withdrawn_when_cancelled(
     make: Callable[[str], Awaitable[T]],
     withdraw: Callable[[str], Awaitable[object]],
     undo: Callable[[T], Awaitable[object]] | None = None,
+    *,
+    patience_s: float | None = None,
 ) -> T:
     """On the side that asks: make a call under a name; cancelled here, it is withdrawn there, and has ended.
 
@@ -48,18 +50,21 @@ async def withdrawn_when_cancelled(
         make: makes the call under this name.
         withdraw: withdraws the call of this name.
         undo: takes back what was granted to it just then.
+        patience_s: how long it may take to end there; an event loop that is held up never hears of it.
     """
     name = uuid.uuid4().hex
     pending: asyncio.Future[T] = asyncio.ensure_future(make(name))
     try:
         return await asyncio.shield(pending)
     except asyncio.CancelledError:
-        with suppress(ActorDiedError):  # then it has ended too
-            await withdraw(name)
-            granted = await pending
-            if granted is not None and undo is not None:
-                await undo(granted)
+        with suppress(ActorDiedError, TimeoutError):  # where it died it has ended too
+            async with asyncio.timeout(patience_s):
+                await withdraw(name)
+                granted = await pending
+                if granted is not None and undo is not None:
+                    await undo(granted)
         pending.add_done_callback(_seen)
+        pending.cancel()
         raise
 
 

@@ -99,7 +99,9 @@ class AsyncLLMEngine(Engine):
         try:
             await self._open.wait()
             self.account.enter("generate")
-            self._complete(completion, await self._answer(completion, options, request_id))
+            output = await self._answer(completion, options, request_id)
+            spans = output.outputs[0].weight_versions or ()
+            self._complete(completion, output, [(int(span.version), span.start) for span in spans])
         finally:
             self._requests.discard(request_id)
             if not self._requests:

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ ALWAYS = {"skip_tokenizer_init": True, "disable_log_stats": True}
 class _Request:
     completion: Completion
     done: asyncio.Future[Completion]
+    starts: list[tuple[int, int]] = field(default_factory=list)
+    """`(version, tokens before)` of each version that samples it."""
 
 
 @dataclass(slots=True)
@@ -178,10 +180,10 @@ class Engine(ABC):
     def _empty(self, prompt_ids: ArrayLike) -> Completion:
         return Completion(np.asarray(prompt_ids, np.int32), NO_TOKENS, NO_TOKENS, NO_TOKENS, "stop", self.version)
 
-    def _complete(self, completion: Completion, output: Any) -> None:
-        """Fill in vLLM's last output of a request."""
+    def _complete(self, completion: Completion, output: Any, starts: Sequence[tuple[int, int]]) -> None:
+        """Fill in vLLM's last output of a request; `starts` as in `_take`."""
         sampled = output.outputs[0]
-        _take(completion, sampled.token_ids, sampled.logprobs, sampled.weight_versions or ())
+        _take(completion, sampled.token_ids, sampled.logprobs, starts)
         self.stats.tokens += len(completion.token_ids)
         completion.stop_reason = sampled.finish_reason or "stop"
         completion.generator_version = self.version
@@ -218,7 +220,6 @@ class InProcessEngine(Engine):
         with refusals():
             arguments = EngineArgs(**{**ALWAYS, **engine_args})
             self.engine = LLMEngine.from_engine_args(arguments)
-        self.engine.set_weight_version(str(self.version))
         self._reorders = reorders(self.engine)
         self._recompute_on_update = recompute_on_update
         self._followers = followers
@@ -261,7 +262,7 @@ class InProcessEngine(Engine):
             for state in self._states:
                 if state.external_req_id == request_id:
                     found = state.detokenizer.output_token_ids, state.logprobs_processor.logprobs
-                    _take(request.completion, *found, state._weight_version_spans() or ())
+                    _take(request.completion, *found, request.starts)
             self.stats.tokens += len(request.completion.token_ids)
             self._orders.append(Abortion(request_id))
         request.completion.stop_reason = "abort"
@@ -306,6 +307,9 @@ class InProcessEngine(Engine):
             self._step(self._take_orders(), self._salt)
 
     def _step(self, orders: Sequence[Order], salt: str) -> None:
+        for order in orders:
+            if isinstance(order, Admission) and (request := self._requests.get(order.request_id)):
+                request.starts.append((self.version, 0))
         for request_id, error in carry_out(self.engine, orders, salt).items():
             self._loop.call_soon_threadsafe(self._answer, request_id, error)
         outputs = self.engine.step()
@@ -340,7 +344,7 @@ class InProcessEngine(Engine):
         request = self._requests.get(output.request_id)
         if request is None:
             return
-        self._complete(request.completion, output)
+        self._complete(request.completion, output, request.starts)
         del self._requests[output.request_id]
         if not request.done.done():
             request.done.set_result(request.completion)
@@ -390,7 +394,9 @@ class InProcessEngine(Engine):
         if self._recompute_on_update:
             self.engine.reset_prefix_cache(True)
         self._set_version(version)
-        self.engine.set_weight_version(str(version))
+        for state in self._states:
+            if request := self._requests.get(state.external_req_id):
+                request.starts.append((version, state.detokenizer.num_output_tokens()))
 
     async def close(self) -> None:
         """See `Engine`."""
@@ -424,9 +430,10 @@ def _load(model: Any, weights: Iterable[tuple[str, Any]]) -> None:
     model.load_weights(weights)
 
 
-def _take(completion: Completion, token_ids: Sequence[int], logprobs: Any, spans: Iterable[Any]) -> None:
+def _take(completion: Completion, token_ids: Sequence[int], logprobs: Any, starts: Sequence[tuple[int, int]]) -> None:
+    """Fill in what vLLM sampled; `starts` are `(version, tokens before)` of each version that took part."""
     completion.token_ids = np.array(token_ids, np.int32)
     completion.logprobs = np.array(logprobs.logprobs, np.float32)
-    versions = np.array([(span.version, span.end - span.start) for span in spans], np.int32).reshape(-1, 2)
-    completion.versions = np.repeat(versions[:, 0], versions[:, 1])
+    versions, before = np.array(starts, np.int32).reshape(-1, 2).T
+    completion.versions = np.repeat(versions, np.diff(before, append=len(completion.token_ids)))
     completion.receipt = receipt(completion.prompt_ids, completion.token_ids, completion.logprobs)

@@ -93,7 +93,9 @@ class Crew(Service):
                 await asyncio.shield(self.failure)
             await self._moved.wait()
         return await withdrawn_when_cancelled(
-            lambda name: replica.call(endpoint, request, call=name), lambda name: replica.call("withdraw", name)
+            lambda name: replica.call(endpoint, request, call=name),
+            lambda name: replica.call("withdraw", name),
+            patience_s=CLOSE_S,
         )
 
     async def restore(self) -> None:
