@@ -10,6 +10,7 @@ import path `module:Class`. `NAME:VALUE` stands for an environment and the one o
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -227,10 +228,9 @@ def _checked(name: str, target: Any) -> type[Environment]:
             f"environment {name!r}: config_class is {target.config_class!r}", fix="derive it from fe.EnvironmentConfig"
         )
     check_definition(target)
-    if not isinstance(target.max_reward, int | float | property):
-        raise PluginError(
-            f"environment {name!r}: max_reward is {target.max_reward!r}", fix="write a number, such as 1.0"
-        )
+    highest = target.max_reward
+    if not (isinstance(highest, property) or (isinstance(highest, int | float) and math.isfinite(highest))):
+        raise PluginError(f"environment {name!r}: max_reward is {highest!r}", fix="write a number, such as 1.0")
     if type(target.api_version) is not int:
         raise PluginError(f"environment {name!r}: api_version is {target.api_version!r}", fix=f"write {API_VERSION}")
     if target.api_version != API_VERSION:

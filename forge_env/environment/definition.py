@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 CALLED = (
     *("task", "tasks", "num_tasks", "prompt", "setup", "cleanup", "is_final", "respond", "reset", "step", "truncate"),
     *("close", "given_answer", "score_group", "gold_actions", "gold_files", "hand_in", "demonstrate", "files"),
-    *("argv", "environment", "run", "unplayable"),
+    *("argv", "environment", "run", "unplayable", "spec_of", "score"),
 )
 """What an author may override, and the platform calls."""
 EITHER = ("prompt",)
@@ -39,6 +39,9 @@ def check_definition(cls: type) -> None:
         if not (texts or isinstance(value, property)) or (name == "splits" and not value):
             example = '("train", "eval")' if name == "splits" else '("first", "second")'
             raise PluginError(f"{cls.__name__}.{name} is {value!r}", fix=f"write {example}")
+        if texts and (twice := next((item for item in value if value.count(item) > 1), None)) is not None:
+            raise PluginError(f"{cls.__name__}.{name} has {twice!r} twice", fix="give each a name of its own")
+    _check_tools(cls)
     check_defaults(inspect.getattr_static(cls, "config_class"))
     prompt = inspect.getattr_static(cls, "system_prompt", None)
     if not (prompt is None or isinstance(prompt, str | property)):
@@ -59,6 +62,15 @@ def check_defaults(config_class: type[BaseModel]) -> None:
         if (said := misfit(field.default, hint)) is not None:
             what = f"{config_class.__name__}.{name}: its default {said}"
             raise PluginError(what, fix="correct the default, or the type hint")
+
+
+def _check_tools(cls: type) -> None:
+    from forge_env.types import ToolSpec
+
+    given: Any = inspect.getattr_static(cls, "tools", ())
+    if wrong := [one for one in given if not isinstance(one, ToolSpec)] if isinstance(given, tuple | list) else []:
+        fix = "derive from fe.ToolEnvironment and put @fe.tool on its methods, or list fe.ToolSpec"
+        raise PluginError(f"{cls.__name__}.tools has a {type(wrong[0]).__name__}", fix=fix)
 
 
 def _check_method(cls: type, name: str) -> None:

@@ -206,7 +206,7 @@ class ProgramEnvironment(SandboxEnvironment):
         else:
             truncation = "program_time" if self._overdue else None
             await self._finish("the episode has ended")
-        result = await self.score()
+        result = await self._scored()
         self._state = "ended"  # only now: a time limit that interrupts scoring has it done again
         info: dict[str, Any] = {"metrics": {**result.metrics, **self.counters()}}
         if truncation is not None:

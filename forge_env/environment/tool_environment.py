@@ -262,7 +262,7 @@ class ToolEnvironment(Environment):
             truncation = "turns"
         if not terminated and truncation is None:
             return observation, 0.0, False, False, {}
-        result = await self.score()
+        result = await self._scored()
         self._state = "ended"  # only now: a time limit that interrupts scoring has it done again
         info: dict[str, Any] = {"metrics": {**result.metrics, **self.counters()}}
         if truncation is not None:
@@ -283,6 +283,8 @@ class ToolEnvironment(Environment):
             ends.close()
             name = f"{type(self).__name__}.is_final"
             raise EnvironmentBugError(f"{name} is a coroutine function", fix="write `def is_final`, without `async`")
+        if type(ends).__name__ not in ("bool", "bool_"):  # Python's, or numpy's by either of its names
+            raise EnvironmentBugError(f"{type(self).__name__}.is_final returned {ends!r}", fix="return True or False")
         return ends
 
     async def respond(self, message: Message) -> Observation:
@@ -297,6 +299,13 @@ class ToolEnvironment(Environment):
         """Score the episode as it stands, also one that a limit truncated."""
         return await self.rubric.score(task=self.current_task, answer=self.answer, messages=self.messages, env=self)
 
+    async def _scored(self) -> RubricResult:
+        result: object = await self.score()
+        if isinstance(result, RubricResult):
+            return result
+        fix = "return what a Rubric's `score` does, or set `rubric` to the function"
+        raise EnvironmentBugError(f"{type(self).__name__}.score returned a {type(result).__name__}", fix=fix)
+
     def given_answer(self) -> str:
         """`answer`."""
         return self.answer
@@ -309,7 +318,7 @@ class ToolEnvironment(Environment):
         """End the episode because of a limit outside; the rubric scores what there is."""
         if self._state != "running":
             return 0.0, {}
-        result = await self.score()
+        result = await self._scored()
         self._state = "ended"  # only now: a time limit that interrupts scoring has it done again
         return result.reward, {**result.metrics, **self.counters()}
 

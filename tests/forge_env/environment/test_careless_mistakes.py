@@ -384,6 +384,77 @@ class CloseFails(Whole):
         raise RuntimeError("stuck")
 
 
+class CountAttribute(Find):
+    num_tasks = 10  # type: ignore[assignment]
+
+
+class SplitsTwice(Find):
+    splits = ("train", "train")
+
+
+class SeatsTwice(Whole):
+    seats = ("a", "a")
+
+
+class HighestNan(Find):
+    max_reward = float("nan")
+
+
+class ToolsFunctions(Whole):
+    tools = [len]  # type: ignore[assignment]
+
+
+class SpecSignature(Boxed):
+    def spec_of(self) -> Any:  # type: ignore[override]
+        return fe.SandboxSpec()
+
+
+class ScoreNumber(Find):
+    async def score(self) -> Any:
+        return 1.0
+
+
+class ScorePlain(Find):
+    def score(self, answer: str) -> Any:  # type: ignore[override]
+        return 1.0
+
+
+class TaskProperty(Find):
+    @property
+    def task(self) -> Any:  # type: ignore[override]
+        return fe.Task(id="1", prompt="x")
+
+
+class FinalWord(Find):
+    def is_final(self, message: fe.Message) -> Any:
+        return "no"
+
+
+class DemonstrateAsync(Find):
+    async def demonstrate(self, task: fe.Task, rng: random.Random) -> Any:  # type: ignore[override]
+        return []
+
+
+class MetricWord(Find):
+    rubric = fe.Rubric([fe.rewards.ExactMatch()], metrics=[lambda: "long"])  # type: ignore[list-item,return-value]
+
+
+class RewardWeightNan(Find):
+    def __init__(self, config: Any = None, **context: Any) -> None:
+        self.rubric = fe.Rubric([fe.rewards.ExactMatch()], weights=[float("nan")])
+        super().__init__(config, **context)
+
+
+class DifficultyWord(Find):
+    def task(self, split: str, index: int) -> fe.Task:
+        return fe.Task(id=f"{split}-{index}", split=split, prompt="x", difficulty="hard")  # type: ignore[arg-type]
+
+
+class TagsText(Find):
+    def task(self, split: str, index: int) -> fe.Task:
+        return fe.Task(id=f"{split}-{index}", split=split, prompt="x", tags="easy")  # type: ignore[arg-type]
+
+
 HERE = "tests.forge_env.environment.test_careless_mistakes"
 
 
@@ -455,6 +526,21 @@ HERE = "tests.forge_env.environment.test_careless_mistakes"
             "ResetPositional.reset: got an unexpected keyword",
             "reset(self, *, seed=None, options=None)",
         ),
+        (CountAttribute, "CountAttribute.num_tasks is a int", "write `def num_tasks(self, split)`"),
+        (SplitsTwice, "SplitsTwice.splits has 'train' twice", "a name of its own"),
+        (SeatsTwice, "SeatsTwice.seats has 'a' twice", "a name of its own"),
+        (HighestNan, "max_reward is nan", "write a number"),
+        (ToolsFunctions, "ToolsFunctions.tools has a builtin_function_or_method", "put @fe.tool on its methods"),
+        (SpecSignature, "SpecSignature.spec_of: too many positional", "write `def spec_of(self, task)`"),
+        (ScoreNumber, "ScoreNumber.score returned a float", "set `rubric` to the function"),
+        (ScorePlain, "ScorePlain.score: missing a required argument: 'answer'", "write `async def score(self)`"),
+        (TaskProperty, "TaskProperty.task is a property", "write `def task(self, split, index)`"),
+        (FinalWord, "FinalWord.is_final returned 'no'", "return True or False"),
+        (DemonstrateAsync, "DemonstrateAsync.demonstrate is a coroutine function", "without `async`"),
+        (MetricWord, "reward function '<lambda>' returned 'long' on task 'train-0'", "finite number"),
+        (RewardWeightNan, "the weight nan of 'ExactMatch' is not valid", "give a finite number"),
+        (DifficultyWord, "difficulty: should be a valid integer, not 'hard' [task, ", ""),
+        (TagsText, "tags: should be a valid list, not 'easy' [task, ", ""),
         (CloseFails, "CloseFails.close raised RuntimeError: stuck [close, ", ""),
     ],
 )
