@@ -115,10 +115,12 @@ async def limited_code(what: str, task_id: str, limit_s: float) -> AsyncIterator
         if not clock.expired:
             raise
         place = given_up[0] if given_up else what
-        raise EnvironmentBugError(
+        bug = EnvironmentBugError(
             f"{what} has not ended after {limit_s:g} s on task {task_id!r}: it is in {place}",
             fix="end the loop there, or raise code_timeout_s",
-        ) from error
+        )
+        bug.place = f"{place} has not ended"
+        raise bug from error
     finally:
         GIVEN_UP.reset(tokens[0])
         _CODE.reset(tokens[1])

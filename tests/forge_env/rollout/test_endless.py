@@ -125,6 +125,8 @@ async def test_it_is_named_by_function_and_line(where: str, what: str) -> None:
         await run_episode(lambda: endless(where), policy, seed=0)
     assert what in str(caught.value)
     assert re.search(r"in (spin|wait|perhaps) \(.*test_endless\.py:\d+\)", str(caught.value))
+    assert "train-0" not in caught.value.place, "the same place on another task is the same bug"
+    assert caught.value.place
 
 
 async def test_a_task_that_is_never_made_is_named_after_the_authors_limit() -> None:
