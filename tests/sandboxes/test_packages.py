@@ -74,6 +74,7 @@ def unique(index: Path, engine: SandboxEngine) -> str:
     return name
 
 
+@pytest.mark.slow
 async def test_installed_once_and_found(engine: SandboxEngine, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = unique(index, engine)
     installs = counted_installs(monkeypatch)

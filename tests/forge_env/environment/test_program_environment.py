@@ -207,6 +207,7 @@ except urllib.error.HTTPError as error:
     assert (trajectory.truncation, trajectory.reward, len(trajectory.turns)) == ("context", 1.0, 1)
 
 
+@pytest.mark.slow
 async def test_a_program_that_hangs_after_an_answer_is_ended(engine: SandboxEngine) -> None:
     hanging = "from asking import *\nask(user('?'))\nprint('waiting', flush=True)\ntime.sleep(1000)"
     trajectory, _ = await play(engine, ["So."], hanging, base=Hurried)
@@ -410,6 +411,7 @@ print(said["content"])
     )
 
 
+@pytest.mark.slow
 async def test_a_program_that_ignores_its_end_leaves_nothing(engine: SandboxEngine) -> None:
     resisting = """
 from asking import *
