@@ -55,13 +55,20 @@ def test_the_documented_script_trains_on_two_nodes(cluster: Path) -> None:
         "job": {"place": {"trainer": [0], "generator": [1]}, "kind": "slurm"},
     }
     (cluster / "recipe.yaml").write_text(json.dumps(recipe))
-    command = ["sbatch", "--wait", "--nodes=2", f"--output={cluster}/job.out", "run.sh", "recipe.yaml", "--name", "run"]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "SLURM_CONF": str(cluster / "slurm.conf"), "PATH": path, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=cluster, env=environment, capture_output=True, text=True, check=False)
+
+    def slurm(*command: str) -> str:
+        done = subprocess.run(command, cwd=cluster, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    output = f"--output={cluster}/job.out"
+    job = slurm("sbatch", "--parsable", "--nodes=2", output, "run.sh", "recipe.yaml", "--name", "run")
+    slurm("srun", f"--dependency=afterany:{job}", "--nodes=1", "true")  # `sbatch --wait` hears of the end 31 s later
     printed = (cluster / "job.out").read_text()
     print(printed)
-    assert done.returncode == 0, done.stderr
+    assert "ExitCode=0:0" in slurm("scontrol", "show", "job", job)
     assert "host 0 tcp://node1:26700 (node1)" in printed
     assert re.search(r"host 1 tcp://node2:26700 \(node2\).*generator0", printed)
     assert "done: 3 steps" in printed
