@@ -42,8 +42,6 @@ from forge_env.types import Action, Branch, Message, Observation, ResetResult, S
 
 _DIRECT = dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1")
 """The model is reached without the proxy, which some clients can't use for an address of their own machine."""
-KILL_S = 2.0
-"""How long a program may take to end once it was told that it gets no more answers."""
 
 
 class ProgramEnvironmentConfig(SandboxEnvironmentConfig):
@@ -61,6 +59,8 @@ class ProgramEnvironmentConfig(SandboxEnvironmentConfig):
     """Seconds that the program may take from one request to the next, or to its end; the model's own don't count."""
     lifetime_s: float = Field(3600.0, gt=0)
     """Seconds that the program may take in all, the model's included."""
+    grace_s: float = Field(2.0, ge=0)
+    """Seconds that the program may take to end once it gets no more answers; then it is killed."""
     memory_mb: int = Field(512, ge=32)
     """Memory of each of its processes, MiB."""
     output_chars: int = Field(4096, ge=0)
@@ -315,7 +315,7 @@ class ProgramEnvironment(SandboxEnvironment):
             return
         try:
             with limited_elsewhere():
-                await asyncio.wait([program], timeout=0.0 if self._overdue else KILL_S)
+                await asyncio.wait([program], timeout=0.0 if self._overdue else self.config.grace_s)
         finally:
             program.cancel()
             await to_its_end(asyncio.ensure_future(asyncio.wait([program])))

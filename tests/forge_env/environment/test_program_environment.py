@@ -12,6 +12,7 @@ import pytest_asyncio
 
 import forge_env as fe
 from forge_env.errors import ContextLengthExceeded, EnvironmentBugError
+from forge_env.gateway.request import ModelRequest
 from forge_env.gateway.server import Access
 from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.rollout.episode import EpisodeLimits, run_episode
@@ -74,10 +75,27 @@ class Agent(fe.ProgramEnvironment):
 
 
 class Hurried(Agent):
-    """Its program has time to start and to ask, then little."""
+    """Its program has time to start and to ask, then hardly any."""
 
     async def step(self, action: fe.Action) -> StepResult:
-        self.config = self.config.model_copy(update={"wall_s": 5.0})
+        self.config = self.config.model_copy(update={"wall_s": 0.1})
+        return await super().step(action)
+
+
+class Crowded(Agent):
+    """Its first request is answered when a second one is open."""
+
+    def __init__(self, config: fe.ProgramEnvironmentConfig | None = None, **context: Any) -> None:
+        super().__init__(config, **context)
+        self.open = asyncio.Semaphore(0)
+
+    async def _ask(self, request: ModelRequest) -> Message:
+        self.open.release()
+        return await super()._ask(request)
+
+    async def step(self, action: fe.Action) -> StepResult:
+        for _ in range(2):
+            await self.open.acquire()
         return await super().step(action)
 
 
@@ -181,16 +199,15 @@ open("answer.txt", "w").write("DONE 42")
 while True:
     try:
         ask(user("Again?"))
-    except urllib.error.HTTPError as error:
-        print(error.read().decode(), flush=True)
+    except urllib.error.HTTPError:
         time.sleep(0.1)
 """
-    trajectory, _ = await play(engine, ["Yes."] * 3, stubborn, max_turns=3)
+    trajectory, _ = await play(engine, ["Yes."] * 3, stubborn, max_turns=3, grace_s=0.1)
     assert (trajectory.truncation, trajectory.reward, len(trajectory.turns)) == ("turns", 1.0, 3)
-    assert "all 3 requests of this episode are used up" in trajectory.final_observation[0].content
+    assert trajectory.metrics["exit_code"] == -1.0
 
 
-async def test_limits_of_the_run_let_it_come_to_its_end(engine: SandboxEngine) -> None:
+async def test_limits_let_it_come_to_its_end(engine: SandboxEngine) -> None:
     careful = """
 from asking import *
 messages = [user("Count.")]
@@ -199,17 +216,22 @@ try:
         messages += [ask(*messages), user("More.")]
 except urllib.error.HTTPError as error:
     open("answer.txt", "w").write("DONE 42")
+    print(error.code, json.load(error)["error"]["message"])
 """
-    trajectory, _ = await play(engine, ["1", "2", "3"], careful, EpisodeLimits(max_turns=2))
+    patient = {"grace_s": 60.0}
+    trajectory, _ = await play(engine, ["1", "2", "3"], careful, max_turns=3, **patient)
+    assert (trajectory.truncation, trajectory.reward, len(trajectory.turns)) == ("turns", 1.0, 3)
+    assert trajectory.answer == "403 all 3 requests of this episode are used up"
+    trajectory, _ = await play(engine, ["1", "2", "3"], careful, EpisodeLimits(max_turns=2), **patient)
     assert (trajectory.truncation, trajectory.reward, len(trajectory.turns)) == ("turns", 1.0, 2)
     full = ContextLengthExceeded("the conversation has 90 of 80 tokens")
-    trajectory, _ = await play(engine, ["1", full], careful)
+    trajectory, _ = await play(engine, ["1", full], careful, **patient)
     assert (trajectory.truncation, trajectory.reward, len(trajectory.turns)) == ("context", 1.0, 1)
 
 
 @pytest.mark.slow
 async def test_a_program_that_hangs_after_an_answer_is_ended(engine: SandboxEngine) -> None:
-    hanging = "from asking import *\nask(user('?'))\nprint('waiting', flush=True)\ntime.sleep(1000)"
+    hanging = "from asking import *\nprint('waiting', flush=True)\nask(user('?'))\ntime.sleep(1000)"
     trajectory, _ = await play(engine, ["So."], hanging, base=Hurried)
     assert (trajectory.truncation, trajectory.reward, trajectory.metrics["exit_code"]) == ("program_time", 0.0, -1.0)
     assert trajectory.final_observation[0].content.startswith("[the program has ended]\nwaiting\n")
@@ -413,20 +435,22 @@ print(said["content"])
 
 @pytest.mark.slow
 async def test_a_program_that_ignores_its_end_leaves_nothing(engine: SandboxEngine) -> None:
+    """Nor do its child and the request that it has left open."""
     resisting = """
 from asking import *
-import signal, subprocess
+import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if os.fork() == 0:
     while True:
         time.sleep(1)
-ask(user("?"))
 threading.Thread(target=ask, args=[user("left open")]).start()
+threading.Thread(target=ask, args=[user("?")]).start()
 while True:
     time.sleep(1)
 """
-    trajectory, _ = await play(engine, ["So.", "?", "?"], resisting, base=Hurried)
-    assert trajectory.truncation == "program_time"
+    trajectory, _ = await play(engine, ["So."], resisting, base=Crowded, max_turns=1, grace_s=0.1)
+    assert (trajectory.truncation, trajectory.reward, len(trajectory.turns)) == ("turns", 0.0, 1)
+    assert trajectory.metrics["exit_code"] == -1.0
     trajectory, _ = await play(engine, ["DONE 42"])  # in the same sandbox, the only one
     assert trajectory.reward == 1.0
 
