@@ -62,10 +62,10 @@ BODY = json.dumps({"model": "m", "messages": MESSAGES}).encode()
 """Of 17 messages, 9 kB."""
 
 
-def ask(port: int, key: str, clients: int, requests: int, told: Connection) -> None:
+def ask(port: int, key: str, path: str, clients: int, requests: int, told: Connection) -> None:
     """In a process of its own: so many requests, by so many clients one after the other; seconds of each."""
     head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(BODY)}\r\n\r\n"
     ).encode()
 
@@ -90,14 +90,22 @@ def ask(port: int, key: str, clients: int, requests: int, told: Connection) -> N
     told.send(asyncio.run(run()))
 
 
-async def measured(port: int, key: str, clients: int, requests: int) -> tuple[float, list[float]]:
-    """`(CPU seconds of this process, seconds of each request)`."""
+async def measured(
+    port: int,
+    key: str,
+    clients: int,
+    requests: int,
+    path: str = "/v1/chat/completions",
+    cpu_s: Callable[[], float] = time.process_time,
+) -> tuple[float, list[float]]:
+    """`(CPU seconds of this process, or of another that `cpu_s` knows, seconds of each request)`."""
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=ask, args=(port, key, clients, requests, theirs))
+    arguments = (port, key, path, clients, requests, theirs)
+    process = multiprocessing.get_context("spawn").Process(target=ask, args=arguments)
     process.start()
-    began = time.process_time()
+    began = cpu_s()
     took = await asyncio.to_thread(ours.recv)
-    cpu = time.process_time() - began
+    cpu = cpu_s() - began
     await asyncio.to_thread(process.join)
     return cpu, took
 

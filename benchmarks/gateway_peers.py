@@ -1,0 +1,245 @@
+"""The gateway beside agent-lightning's proxy: CPU and memory of each, in front of the same model server.
+
+    python -m benchmarks.gateway_peers --peer-python PYTHON [--requests 500] [--repeats 3] [--record]
+
+PYTHON is an interpreter (3.12 or newer) that has agentlightning. Each runs in a process of its own, asks the server for
+token ids and log-probabilities, and keeps them; they are measured in turns. The server answers everybody the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import psutil
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from benchmarks.gateway import RATE, measured
+from benchmarks.report import record, spread, table
+from forge_env.config.evaluation import EndpointOptions
+from forge_env.endpoint.policy import EndpointPolicy
+from forge_env.gateway.request import ModelRequest
+from forge_env.gateway.server import Gateway
+from forge_env.policy import Reply
+from forge_env.types import Message
+
+MODEL = "m"
+SECRET = "secret"
+OPEN = (100, 1000)
+FEW = 10
+"""Requests before those that are measured: a process imports and allocates with its first ones."""
+PROMPT, SAMPLED = 2250, 50
+"""Tokens: of the request, a token for four bytes, and of the answer."""
+ANSWER = json.dumps(
+    {
+        "id": "chatcmpl-0",
+        "object": "chat.completion",
+        "created": 0,
+        "model": MODEL,
+        "prompt_token_ids": list(range(PROMPT)),
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "I have repaired it."},
+                "finish_reason": "stop",
+                "token_ids": list(range(SAMPLED)),
+                "logprobs": {"content": [{"token": "a", "logprob": -0.5, "bytes": [97]}] * SAMPLED},
+            }
+        ],
+        "usage": {"prompt_tokens": PROMPT, "completion_tokens": SAMPLED, "total_tokens": PROMPT + SAMPLED},
+    }
+).encode()
+ABOUT = (
+    "Median (smallest to largest) of the repeats. Each is a process of its own, which forwards requests of 9 kB to a "
+    f"server that answers with {PROMPT} ids of the prompt and {SAMPLED} sampled tokens with log-probabilities; both "
+    "keep all of it. agent-lightning is started as `python -m agentlightning.server`, its log thrown away. Ours is "
+    "the gateway, with `EndpointPolicy` asking the server: tokens are checked and kept as arrays. Memory is resident: "
+    "after a few requests, and what it grows by with each. The server answers after as long as makes 300 requests a "
+    "second; agent-lightning's HTTP client has at most 100 connections to it (httpx's limit), so that with 1,000 open "
+    "most wait."
+)
+
+
+class Figures(NamedTuple):
+    """Of one process."""
+
+    cpu_ms: float
+    """A request."""
+    started_mb: float
+    """Resident, after a few requests."""
+    kept_kb: float
+    """What it grew by, a request."""
+    rate: float
+    """Requests a second."""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+def serve_model(port: int) -> None:
+    """In a process of its own: the model server. The path says after how many milliseconds it answers."""
+
+    async def answer(request: Request) -> Response:
+        await request.body()
+        await asyncio.sleep(int(request.path_params["delay_ms"]) / 1000)
+        return Response(ANSWER, media_type="application/json")
+
+    async def models(request: Request) -> JSONResponse:
+        return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "vllm"}]})
+
+    path = "/{delay_ms:int}/v1"
+    app = Starlette(
+        routes=[Route(f"{path}/chat/completions", answer, methods=["POST"]), Route(f"{path}/models", models)]
+    )
+    uvicorn.run(app, port=port, log_level="error", backlog=4096)
+
+
+async def serve_ours(endpoint: str) -> None:
+    """In a process of its own: the gateway, which asks the server; prints its port and key."""
+    kept: list[tuple[ModelRequest, Reply]] = []
+    async with EndpointPolicy(EndpointOptions(model=MODEL, base_url=endpoint, start_concurrency=1000)) as policy:
+        await policy.check()
+
+        async def answer(request: ModelRequest) -> Message:
+            reply = await policy.session(request.tools).reply(request.messages)
+            assert len(reply.token_ids) == SAMPLED
+            kept.append((request, reply))
+            return reply.message
+
+        async with Gateway() as gateway:
+            with gateway.open(answer, most_open=10_000) as access:
+                print(gateway.port, access.key, flush=True)
+                await asyncio.Event().wait()
+
+
+def told(url: str, body: object) -> Any:
+    head = {"Content-Type": "application/json", "Authorization": f"Bearer {SECRET}"}
+    sent = urllib.request.Request(url, json.dumps(body).encode(), head)
+    with urllib.request.urlopen(sent, timeout=60) as answer:
+        return json.load(answer)
+
+
+def wait_for(port: int, process: subprocess.Popen[Any]) -> None:
+    """Until somebody listens; it has no event that says so."""
+    while process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return
+    raise SystemExit(f"it ended with {process.returncode} before it served: {process.args!r}")
+
+
+@contextmanager
+def running(*command: str, **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    with subprocess.Popen(command, text=True, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
+def ours(endpoint: str, peer_python: str) -> Iterator[tuple[int, str, str, int]]:
+    """`(port, key, path, process)`."""
+    command = (sys.executable, "-m", "benchmarks.gateway_peers", "--serve", endpoint)
+    with running(*command, stdout=subprocess.PIPE) as process:
+        port, key = process.stdout.readline().split()  # type: ignore[union-attr]
+        yield int(port), key, "/v1/chat/completions", process.pid
+
+
+@contextmanager
+def agent_lightning(endpoint: str, peer_python: str) -> Iterator[tuple[int, str, str, int]]:
+    """`(port, key, path, process)`."""
+    port = free_port()
+    options = (
+        "host=127.0.0.1",
+        f"port={port}",
+        f"key={SECRET}",
+        f"default_proxy.model_name={MODEL}",
+        "hydra.run.dir=.",
+    )
+    command = (peer_python, "-m", "agentlightning.server", *options, "hydra.output_subdir=null")
+    with running(*command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        wait_for(port, process)
+        api = f"http://127.0.0.1:{port}/api"
+        told(f"{api}/models", [{"model": MODEL, "endpoint": endpoint, "version": 0}])
+        rollout = told(f"{api}/rollouts", [{"input": {}}])
+        name = rollout[0]["rollout_id"]
+        yield port, SECRET, f"/proxy/rollout/{name}/attempt/0/mode/train/openai/v1/chat/completions", process.pid
+
+
+WAYS = {"gateway": ours, "agent-lightning": agent_lightning}
+
+
+def measure(way: str, model_port: int, clients: int, requests: int, peer_python: str) -> Figures:
+    endpoint = f"http://127.0.0.1:{model_port}/{round(1000 * clients / RATE)}/v1"
+    with WAYS[way](endpoint, peer_python) as (port, key, path, pid):
+        process = psutil.Process(pid)
+        asyncio.run(measured(port, key, FEW, FEW, path))
+        started = process.memory_info().rss
+
+        def cpu_s() -> float:
+            used = process.cpu_times()
+            return used.user + used.system
+
+        began = time.perf_counter()
+        cpu, took = asyncio.run(measured(port, key, clients, requests, path, cpu_s))
+        seconds, grown = time.perf_counter() - began, process.memory_info().rss - started
+        return Figures(1e3 * cpu / len(took), started / 2**20, grown / 2**10 / len(took), len(took) / seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer-python", default="", metavar="PYTHON", help="interpreter that has agentlightning")
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--record", action="store_true", help="write the table to docs/benchmarks.md")
+    parser.add_argument("--serve", metavar="ENDPOINT", help=argparse.SUPPRESS)
+    parser.add_argument("--serve-model", type=int, metavar="PORT", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve_model:
+        serve_model(args.serve_model)
+    if args.serve:
+        asyncio.run(serve_ours(args.serve))
+    if not args.peer_python:
+        parser.error("--peer-python: name an interpreter that has agentlightning")
+    ask = "from importlib.metadata import version; print(version('agentlightning'))"
+    version = subprocess.run([args.peer_python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
+    model_port, rows = free_port(), []
+    with running(sys.executable, "-m", "benchmarks.gateway_peers", "--serve-model", str(model_port)) as model:
+        wait_for(model_port, model)
+        for clients in OPEN:
+            found: dict[str, list[Figures]] = {way: [] for way in WAYS}
+            for _ in range(args.repeats):
+                for way in WAYS:
+                    found[way].append(measure(way, model_port, clients, max(args.requests, clients), args.peer_python))
+            for way, figures in found.items():
+                cells = (spread([getattr(each, name) for each in figures]) for name in Figures._fields)
+                rows.append([f"{clients:,} open", way, *cells])
+    columns = ["", "", "CPU, ms a request", "MiB after a few", "KiB kept a request", "requests a second"]
+    lines = [*table(columns, rows), "", f"agent-lightning {version}. {ABOUT}"]
+    print("\n".join(lines))
+    if args.record:
+        command = "make bench ARGS='gateway_peers --record --peer-python PYTHON'"
+        record("gateway_peers", "The gateway beside agent-lightning's", command, lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""Many episodes of a small program side by side: what they cost, and what they leave.
+
+    python -m benchmarks.programs [--episodes 500] [--record]
+
+Each program runs in a sandbox of its own (the local engine) and asks the model three times. The model answers nobody
+before every program has asked: all episodes are open at once, however long that takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import forge_env as fe
+from benchmarks.report import record, table
+from forge_env.gateway.server import shared_gateway
+from forge_env.policy import Policy, PolicySession, Reply
+from forge_env.rollout.episode import run_episode
+from forge_env.types import Message, Observation, ToolSpec
+
+REQUESTS = 3
+ROOM_MB = 45
+"""Memory of a sandbox with its program."""
+AGENT = f"""
+import json, os, sys, urllib.request
+
+head = {{"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}}
+messages = [{{"role": "user", "content": sys.argv[1]}}]
+for _ in range({REQUESTS}):
+    body = json.dumps({{"model": "any", "messages": messages}}).encode()
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, head)
+    with urllib.request.urlopen(request) as answer:
+        said = json.load(answer)["choices"][0]["message"]
+    messages += [said, {{"role": "user", "content": "Go on."}}]
+open("answer.txt", "w").write(said["content"])
+"""
+ABOUT = (
+    "A program of ten lines, of the standard library alone, in a sandbox of its own each; three requests. No answer is "
+    "given before all have asked. Memory of the process that plays them, gateway included, is what it grew by; that of "
+    "sandboxes is theirs alone, with its share of what they share (PSS). CPU of a request is all that the process does "
+    "for it (gateway, episode, sandbox's connection), its program's end and scoring included."
+)
+
+
+async def right(task: fe.Task, env: Small) -> float:
+    return float(await env.read_text("answer.txt") == f"answer {REQUESTS} to {task.id}")
+
+
+class Small(fe.ProgramEnvironment):
+    """A small program."""
+
+    command = ("python", "agent.py", "{instruction}")
+    rubric = fe.Rubric(right)
+    sandbox_spec = fe.SandboxSpec(preload=("json", "urllib.request"))
+
+    def task(self, split: str, index: int) -> fe.Task:
+        return fe.Task(id=str(index), prompt=f"task {index}", split=split)
+
+    def files(self, task: fe.Task) -> dict[str, str | bytes]:
+        return {"agent.py": AGENT}
+
+
+class Together(Policy):
+    """Answers when so many conversations have begun."""
+
+    def __init__(self, count: int) -> None:
+        self.all = asyncio.Barrier(count + 1)
+
+    def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
+        return Waits(self.all)
+
+
+class Waits(PolicySession):
+    def __init__(self, everybody: asyncio.Barrier) -> None:
+        self.everybody = everybody
+        self.asked = 0
+        self.task = ""
+
+    async def reply(self, observation: Observation) -> Reply:
+        self.asked += 1
+        if self.asked == 1:
+            self.task = observation[0].content.removeprefix("task ")
+            await self.everybody.wait()
+        return Reply(Message(role="assistant", content=f"answer {self.asked} to {self.task}"))
+
+
+def below(process: psutil.Process) -> list[psutil.Process]:
+    return process.children(recursive=True)
+
+
+def shared_out(processes: Iterable[psutil.Process]) -> float:
+    """MiB of processes, with their part of what several hold."""
+    total = 0
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += process.memory_full_info().pss
+    return total / 2**20
+
+
+def children_cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+@contextlib.contextmanager
+def own_temporary_folder() -> Iterator[Path]:
+    """All temporary files in one folder, so that what is left there is seen."""
+    with tempfile.TemporaryDirectory() as folder:
+        before, tempfile.tempdir = tempfile.tempdir, folder
+        try:
+            yield Path(folder)
+        finally:
+            tempfile.tempdir = before
+
+
+async def played(count: int) -> dict[str, Any]:
+    """Play the episodes; figures by what they are of."""
+    here, figures = psutil.Process(), dict[str, Any]()
+    gateway, policy, before = await shared_gateway(), Together(count), here.memory_full_info().pss
+    process_before, children_before, began = below(here), children_cpu(), time.perf_counter()
+    async with fe.open_engine("local", concurrency=1, warm=0):
+        pass  # what engines of a process share stays open
+    files_before = len(os.listdir("/proc/self/fd"))
+    with own_temporary_folder() as folder:
+        async with fe.open_engine("local", concurrency=count) as engine:
+            config = fe.ProgramEnvironmentConfig(wall_s=3600.0)
+            episodes = [
+                asyncio.create_task(run_episode(lambda: Small(config, sandboxes=engine), policy, task=task, seed=1))
+                for task in (Small(config).task("train", number) for number in range(count))
+            ]
+            asking = asyncio.create_task(policy.all.wait())
+            finished, _ = await asyncio.wait([asking, *episodes], return_when=asyncio.FIRST_COMPLETED)
+            if asking not in finished:  # one has ended before it asked: the others would wait for ever
+                raise SystemExit(f"an episode ended early: {finished.pop().result().error}")
+            figures["seconds until all have asked"] = time.perf_counter() - began
+            figures["MiB of the process, an episode"] = (here.memory_full_info().pss - before) / 2**20 / count
+            figures["MiB of its sandbox, program included"] = shared_out(below(here)) / count
+            began, used = time.perf_counter(), time.process_time()
+            trajectories = await asyncio.gather(*episodes)
+            figures["seconds from there to the last score"] = time.perf_counter() - began
+            figures["CPU of the process, ms a request"] = 1e3 * (time.process_time() - used) / (REQUESTS * count)
+        figures["CPU of programs and sandboxes, ms an episode"] = 1e3 * (children_cpu() - children_before) / count
+        scored = sum(each.valid and each.reward == 1.0 and len(each.turns) == REQUESTS for each in trajectories)
+        left_files = len(list(folder.iterdir()))
+    left = {
+        "processes": len(set(below(here)) - set(process_before)),
+        "open files": len(os.listdir("/proc/self/fd")) - files_before,
+        "temporary files": left_files,
+        "keys of the gateway": len(gateway._episodes),
+    }
+    return {
+        "episodes open at once": f"{count} of {count}",
+        "scored as they should be": f"{scored} of {count}",
+        **figures,
+        "left behind": ", ".join(f"{number} {what}" for what, number in left.items()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=500)
+    parser.add_argument("--record", action="store_true", help="write the table to docs/benchmarks.md")
+    args = parser.parse_args()
+    free_mb = psutil.virtual_memory().available / 2**20
+    if free_mb < args.episodes * ROOM_MB:
+        parser.error(f"{args.episodes} sandboxes need {args.episodes * ROOM_MB} MiB of memory; {free_mb:.0f} are free")
+    figures = asyncio.run(played(args.episodes))
+    lines = table(["what", "figure"], [[name, value] for name, value in figures.items()])
+    print("\n".join(lines))
+    if args.record:
+        record("programs", "Programs side by side", "make bench ARGS='programs --record'", [*lines, "", ABOUT])
+
+
+if __name__ == "__main__":
+    main()
