@@ -61,15 +61,22 @@ def report(code: str, tests: list[dict[str, str]]) -> str:
     return "\n".join([f"{len(results) - len(wrong)}/{len(tests)} passed", *wrong[:1]])
 
 
-def answer_of(call: Any, tests: list[dict[str, str]]) -> str:
+def answer_of(name: str, arguments: str, tests: list[dict[str, str]]) -> str:
     """The answer to a tool call of the model, whatever it wrote."""
     try:
-        code = json.loads(call.function.arguments)["code"]
+        code = json.loads(arguments)["code"]
     except (ValueError, LookupError, TypeError):
         code = None
-    if call.function.name != "python" or not isinstance(code, str):
+    if name != "python" or not isinstance(code, str):
         return 'call python with {"code": "..."}'
     return report(code, tests)
+
+
+def finish(said: str) -> None:
+    """The model's last words: a function in them counts."""
+    if blocks := re.findall(r"```(?:python|py)?[ \t]*\n(.*?)\n?```", said, re.DOTALL):
+        submit(blocks[-1])
+    print(said)
 
 
 def main(task: str) -> None:
@@ -88,14 +95,13 @@ def main(task: str) -> None:
             return
         said = completion.choices[0].message
         messages.append(said.model_dump(exclude_none=True))
-        if not said.tool_calls:
-            if blocks := re.findall(r"```(?:python|py)?[ \t]*\n(.*?)\n?```", said.content or "", re.DOTALL):
-                submit(blocks[-1])
-            print(said.content)
+        calls: Any = said.tool_calls or []
+        if not calls:
+            finish(said.content or "")
             return
-        messages += [
-            {"role": "tool", "tool_call_id": call.id, "content": answer_of(call, tests)} for call in said.tool_calls
-        ]
+        for call in calls:
+            answer = answer_of(call.function.name, call.function.arguments, tests)
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": answer})
 
 
 if __name__ == "__main__":

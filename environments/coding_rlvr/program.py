@@ -23,7 +23,11 @@ PRELOAD = (
     *("httpcore2", "anyio.streams.tls", "encodings.idna"),
 )
 """What the agent imports, also later: openai imports most of itself when it is first asked."""
-PYDANTIC_AI = (*PRELOAD, "pydantic_ai", "pydantic_ai.models.openai")
+FRAMEWORKS = {
+    "pydantic_ai": ("pydantic-ai-slim[openai]", ("pydantic_ai", "pydantic_ai.models.openai")),
+    "openai_agents": ("openai-agents", ("agents", "openai.resources.responses.responses")),
+}
+"""Other people's loops: the package, and what `agent_NAME.py` imports of it."""
 JUDGING = Limits(wall_s=5.0, cpu_s=2.0, memory_mb=256)
 
 
@@ -34,8 +38,9 @@ class CodingProgramConfig(ProgramEnvironmentConfig):
     """Difficulty levels, 1 to 4, drawn evenly."""
     families: list[str] = Field(default_factory=list)
     """Only families whose name begins with one of these; empty: all."""
-    program: Literal["openai", "pydantic_ai"] = "openai"
-    """What the agent is written with: a loop of its own around an openai client, or pydantic-ai's."""
+    program: Literal["openai", "pydantic_ai", "openai_agents"] = "openai"
+    """What the agent is written with: a loop of its own around an openai client, pydantic-ai's, or that of the OpenAI \
+Agents SDK."""
 
 
 async def solved(env: CodingProgram, task: fe.Task) -> float:
@@ -61,10 +66,10 @@ class CodingProgram(fe.ProgramEnvironment):
 
     def __init__(self, config: CodingProgramConfig | None = None, **context: object) -> None:
         super().__init__(config, **context)
-        if self.config.program == "pydantic_ai":
-            packages = ("pydantic-ai-slim[openai]",)
-            self.command = ("python", "agent_pydantic_ai.py", "{instruction}")  # type: ignore[misc]
-            self.sandbox_spec = fe.SandboxSpec(packages=packages, preload=PYDANTIC_AI)  # type: ignore[misc]
+        if (program := self.config.program) in FRAMEWORKS:
+            package, modules = FRAMEWORKS[program]
+            self.command = ("python", f"agent_{program}.py", "{instruction}")  # type: ignore[misc]
+            self.sandbox_spec = fe.SandboxSpec(packages=(package,), preload=(*PRELOAD, *modules))  # type: ignore[misc]
         select_families(tuple(self.config.levels), tuple(self.config.families))  # an empty choice fails here
 
     def task(self, split: str, index: int) -> fe.Task:
@@ -75,8 +80,8 @@ class CodingProgram(fe.ProgramEnvironment):
         """The agent, and the tests that it is shown."""
         public: list[Test] = task.data["public"]
         programs = {"agent.py": _text("agent.py")}
-        if self.config.program == "pydantic_ai":
-            programs["agent_pydantic_ai.py"] = _text("agent_pydantic_ai.py.txt")
+        if (program := self.config.program) in FRAMEWORKS:
+            programs[f"agent_{program}.py"] = _text(f"agent_{program}.py.txt")
         return {**programs, "tests.json": json.dumps(public)}
 
 
