@@ -18,6 +18,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import psutil
@@ -168,15 +169,10 @@ def ours(endpoint: str, peer_python: str) -> Iterator[tuple[int, str, str, int]]
 def agent_lightning(endpoint: str, peer_python: str) -> Iterator[tuple[int, str, str, int]]:
     """`(port, key, path, process)`."""
     port = free_port()
-    options = (
-        "host=127.0.0.1",
-        f"port={port}",
-        f"key={SECRET}",
-        f"default_proxy.model_name={MODEL}",
-        "hydra.run.dir=.",
-    )
-    command = (peer_python, "-m", "agentlightning.server", *options, "hydra.output_subdir=null")
-    with running(*command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    options = ("host=127.0.0.1", f"port={port}", f"key={SECRET}", f"default_proxy.model_name={MODEL}")
+    command = (peer_python, "-m", "agentlightning.server", *options)
+    silent: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with TemporaryDirectory() as folder, running(*command, cwd=folder, **silent) as process:
         wait_for(port, process)
         api = f"http://127.0.0.1:{port}/api"
         told(f"{api}/models", [{"model": MODEL, "endpoint": endpoint, "version": 0}])
