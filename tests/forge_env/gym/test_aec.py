@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from pettingzoo.test import api_test
 import forge_env as fe
 from environments.nim.game import perfect_move, read_state, said
 from forge_env.errors import UsageError
+from forge_env.gym.adapter import GymnasiumEnvironment
 from forge_env.gym.aec_twin import env as twin
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import FunctionPolicy, ReplayPolicy
@@ -193,3 +196,20 @@ def test_an_environment_without_seats_has_one_agent() -> None:
     game.step("<guess>crane</guess>")
     assert "crane" in game.last()[0]["messages"][0].content
     game.close()
+
+
+def test_the_page_plays_one_of_ours_and_makes_those_of_others() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "environments" / "interop.md").read_text()
+    (ours,) = re.findall(r"```python\n(from forge_env\.gym\.aec_twin.*?)```", page, re.DOTALL)
+    shown: dict[str, list[str]] = {"first": [], "second": []}
+
+    def policy(agent: str, messages: Any) -> str:
+        shown[agent] += [message.content for message in messages]
+        return said(perfect_move(*read_state(shown[agent])))
+
+    exec(ours, {"policy": policy})
+    assert all(shown.values()), "both have played"
+    made = re.findall(r"^fe\.make\((.*?)\)  # ", page, re.MULTILINE)
+    (game,) = [call for call in made if call.startswith('"gymnasium"')]
+    assert isinstance(eval(f"fe.make({game})"), GymnasiumEnvironment)
+    assert {call.split('"')[1] for call in made} <= {entry.name for entry in fe.list_environments()}
