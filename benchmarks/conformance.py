@@ -10,13 +10,15 @@ one are a part of the test suite. A test is one of the kit's checks. One that ca
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -26,6 +28,8 @@ from benchmarks.report import record, table
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "conformance.md"
+CONTEXT = 1 << 17
+"""Tokens, of which the small model makes many: a page of instructions has thousands."""
 PYTEST = ("hypothesis", "pytest", "pytest-asyncio", "pytest-timeout")
 
 
@@ -81,6 +85,8 @@ class Kit(NamedTuple):
     """Of `VENVS`; none: the test suite's own."""
     ci: bool = True
     """Whether continuous integration runs it: false where it takes minutes."""
+    served: bool = False
+    """Whether its tests ask a vLLM server of this environment: its socket and model are in `FORGE_ENV_VLLM`."""
 
 
 GYM = "tests/forge_env/gym"
@@ -158,6 +164,15 @@ KITS = [
         "mini-swe-agent",
         "tests/forge_env/gateway/test_real_programs.py tests/forge_env/gateway/test_node_program.py",
         "programs",
+    ),
+    Kit(
+        "agents with vLLM",
+        "the same programs, with a vLLM server in the model's place",
+        "mini-swe-agent",
+        "tests/forge_env/gateway/test_programs_vllm.py",
+        "programs",
+        ci=False,
+        served=True,
     ),
     Kit(
         "Harbor",
@@ -249,8 +264,26 @@ def run(name: str, kits: Sequence[Kit], for_pytest: Sequence[str]) -> tuple[int,
         tests = dict.fromkeys(test for kit in kits for test in kit.tests.split())
         options = [f"--junitxml={report}", "-o", "junit_family=xunit1"]  # which takes what a test records
         command = [python, "-m", "pytest", *options, *tests, *for_pytest]
-        status = subprocess.run(command, cwd=ROOT, env=environ, check=False).returncode
+        with served(Path(folder)) if any(kit.served for kit in kits) else nullcontext({}) as address:
+            status = subprocess.run(command, cwd=ROOT, env={**environ, **address}, check=False).returncode
         return int(status != 0), read(report) if report.exists() else [], versions
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[dict[str, str]]:
+    """A vLLM server with the default recipe's small model, given the context that other people's prompts need."""
+    from forge_env.endpoint.vllm_server import VLLMServer
+
+    model = Path(shutil.copytree(ROOT / "apps/coding_rlvr/coding_rlvr_base", folder / "small"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": CONTEXT}))
+    server = VLLMServer(str(model), folder / "vllm.log", ["--dtype", "float32", "--enforce-eager"])
+    with asyncio.Runner() as runner:
+        runner.run(server.__aenter__())
+        try:
+            yield {"FORGE_ENV_VLLM": f"{server.uds} {server.name}"}
+        finally:
+            runner.run(server.__aexit__())
 
 
 def lacking(venv: Venv) -> str:

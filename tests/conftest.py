@@ -55,6 +55,8 @@ PEERS = {
 collect_ignore = [path for package, path in PEERS.items() if find_spec(package) is None]
 if not os.environ.get("FORGE_ENV_NODE_MODULES"):
     collect_ignore.append("forge_env/gateway/test_node_program.py")
+if not os.environ.get("FORGE_ENV_VLLM"):
+    collect_ignore.append("forge_env/gateway/test_programs_vllm.py")
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -61,6 +62,16 @@ class Node(fe.ProgramEnvironment):
         return {"OPENAI_MODEL": "any", "HOME": "/root"}
 
 
+def inside(image: str, engine: SandboxEngine, **config: Any) -> Callable[[], Node]:
+    """Makes the environment around it."""
+
+    class Program(Node):
+        sandbox_spec = fe.SandboxSpec(image, base="python", writable=("/root",), memory_mb=4096, disk_mb=256)
+
+    made = ProgramEnvironmentConfig(memory_mb=ADDRESS_SPACE_MB, wall_s=300.0, cpu_s=300.0, **config)
+    return lambda: Program(made, sandboxes=engine)
+
+
 def say(messages: list[Message], tools: list[ToolSpec]) -> Message:
     if any(message.role == "tool" for message in messages) or not tools:
         return Message(role="assistant", content="Done.")
@@ -69,14 +80,7 @@ def say(messages: list[Message], tools: list[ToolSpec]) -> Message:
 
 
 async def test_an_agent_in_node_solves_the_task(image: str, engine: SandboxEngine) -> None:
-    class Program(Node):
-        sandbox_spec = fe.SandboxSpec(image, base="python", writable=("/root",), memory_mb=4096, disk_mb=256)
-
-    def make() -> Program:
-        config = ProgramEnvironmentConfig(memory_mb=ADDRESS_SPACE_MB, wall_s=300.0, cpu_s=300.0)
-        return Program(config, sandboxes=engine)
-
-    episode = await run_episode(make, FunctionPolicy(say), seed=1)
+    episode = await run_episode(inside(image, engine), FunctionPolicy(say), seed=1)
     assert episode.valid, episode.error
     assert episode.reward == 1.0, episode.final_observation[0].content
     assert episode.metrics["exit_code"] == 0.0, episode.final_observation[0].content

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -156,6 +156,17 @@ class Inside(fe.ProgramEnvironment):
         return QUIET
 
 
+def inside(name: str, engine: SandboxEngine, **config: Any) -> Callable[[], Inside]:
+    """Makes the environment around one of `PROGRAMS`."""
+
+    class Program(Inside):
+        sandbox_spec = fe.SandboxSpec(packages=tuple(map(installed, PACKAGES)), memory_mb=4096, disk_mb=128)
+        source, arguments = PROGRAMS[name]
+
+    made = ProgramEnvironmentConfig(memory_mb=4096, wall_s=300.0, cpu_s=300.0, **config)
+    return lambda: Program(made, sandboxes=engine)
+
+
 def installed(name: str) -> str:
     return f"{name}=={version(name.partition('[')[0])}"
 
@@ -183,14 +194,7 @@ def called(name: str, **arguments: Any) -> Message:
 @pytest.mark.timeout(900)  # the packages are installed first
 @pytest.mark.parametrize("name", PROGRAMS)
 async def test_it_runs_inside_a_sandbox(name: str, engine: SandboxEngine) -> None:
-    class Program(Inside):
-        sandbox_spec = fe.SandboxSpec(packages=tuple(map(installed, PACKAGES)), memory_mb=4096, disk_mb=128)
-        source, arguments = PROGRAMS[name]
-
-    def make() -> Program:
-        return Program(ProgramEnvironmentConfig(memory_mb=4096, wall_s=300.0, cpu_s=300.0), sandboxes=engine)
-
-    episode = await run_episode(make, FunctionPolicy(say), seed=1)
+    episode = await run_episode(inside(name, engine), FunctionPolicy(say), seed=1)
     assert episode.valid, episode.error
     assert episode.reward == 1.0, episode.final_observation[0].content
     assert (episode.metrics["exit_code"], len(episode.turns)) == (0.0, 2), episode.final_observation[0].content
