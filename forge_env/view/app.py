@@ -56,6 +56,7 @@ OUTCOME_NAMES = {
     "limit": "hit a limit", "lost": "lost", "unreadable": "can't be read",
 }  # fmt: skip
 MOST_COMPARED = 8
+NO_RUN = "There is no such run in this folder, or it has been removed."
 TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".txt": "text/plain"}
 
 
@@ -230,7 +231,7 @@ class Pages:
     def _run(self, request: Request) -> RunView:
         run = self.runs.get(request.path_params["run"])
         if run is None:
-            raise HTTPException(404, "There is no such run in this folder, or it has been removed.")
+            raise HTTPException(404, NO_RUN)
         return run
 
     def _indexed(self, request: Request) -> RunView:
@@ -283,7 +284,8 @@ class Pages:
         if run.is_evaluation:
             return self._evaluation(run, request)
         queries, figures = run.queries, self.runs.figures(run.name)
-        assert figures is not None
+        if figures is None:  # removed since
+            raise HTTPException(404, NO_RUN)
         kind = "train" if queries.count("train") else ""
         failures = queries.failures(kind)
         around, contract = _whole(request.query_params.get("around")), run.contract
@@ -302,7 +304,7 @@ class Pages:
             state=run.state,
             events=here(run, "events"),
             subtitle=" · ".join(filter(None, parts)),
-            error=str(run.summary.get("error") or ""),
+            error=str(run.summary.get("error") or "")[: text.SHOWN],
             progress=run.index.progress(),
             learned=answers.learned(run),
             failures=failures,

@@ -467,6 +467,9 @@ async def test_a_folder_that_vanishes_is_named(tmp_path: Path) -> None:
     run = training_run(tmp_path / "runs" / "gone", steps=4)
     async with opened(tmp_path / "runs", tmp_path / "cache") as client:
         assert (await client.get("/run/gone")).status_code == 200
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("forge_env.view.runs.Runs.figures", lambda self, name: None)  # it goes while it is read
+            assert (await client.get("/run/gone")).status_code == 404
         run.rename(tmp_path / "elsewhere")
         assert (await client.get("/run/gone")).status_code == 404
         (tmp_path / "runs").rmdir()
