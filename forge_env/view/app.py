@@ -352,7 +352,8 @@ class Pages:
     def compare(self, request: Request) -> Response:
         """Several runs side by side."""
         names = [name for name in request.query_params.get("runs", "").split(",") if name][:MOST_COMPARED]
-        chosen = [run for name in dict.fromkeys(names) if (run := self.runs.get(name)) is not None]
+        listed = {name: figures for name in dict.fromkeys(names) if (figures := self.runs.figures(name)) is not None}
+        chosen = [run for name in listed if (run := self.runs.get(name)) is not None]
         if len(chosen) < 2:
             raise HTTPException(404, "Two runs of this folder are needed: /compare?runs=A,B")
         for run in chosen:
@@ -361,7 +362,7 @@ class Pages:
             "compare",
             title="Compare",
             runs=chosen,
-            figures=[self.runs.figures(run.name) for run in chosen],
+            figures=[listed[run.name] for run in chosen],
             names=",".join(run.name for run in chosen),
             settings=evaluations.different_settings(chosen),
             pairs=evaluations.pairs(chosen, self._comparisons),
