@@ -48,7 +48,8 @@ ABOUT = (
     "A program of ten lines, of the standard library alone, in a sandbox of its own each; three requests. No answer is "
     "given before all have asked. Memory of the process that plays them, gateway included, is what it grew by; that of "
     "sandboxes is theirs alone, with its share of what they share (PSS). CPU of a request is all that the process does "
-    "for it (gateway, episode, sandbox's connection), its program's end and scoring included. Memory bounds how many there can be: 500 sandboxes need 19 GiB."
+    "for it (gateway, episode, sandbox's connection), its program's end and scoring included. "
+    "Memory bounds how many there can be: 500 sandboxes need 19 GiB."
 )
 
 
