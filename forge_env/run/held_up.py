@@ -141,6 +141,7 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
         if not is_environments(self._stack()):
             return False
         text = f"held up everything else for {self._code_s:g} s, in {self._by()}"
+        logger.warning("code of the environment %s", text)  # its episode is told of when its group ends
         held_up = type(HeldUpError.__name__, (HeldUpError,), {"__str__": lambda self: text})  # Python takes a class
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._runner), ctypes.py_object(held_up))
         return True
