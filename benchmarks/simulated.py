@@ -86,7 +86,7 @@ class SimulatedGenerator(ForgeActor):
 
     @concurrent_endpoint
     async def generate(
-        self, prompt_ids: Any, options: dict[str, Any], request_id: str, held: bool = False
+        self, prompt_ids: Any, options: dict[str, Any], request_id: str, held: bool = False, at_least: int = 0
     ) -> Completion:
         """See `Generator.generate`."""
         await asyncio.sleep(self._latency_s)
