@@ -12,6 +12,7 @@ also by cancellation, `env.close()` has been awaited.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import random
 import time
@@ -117,8 +118,7 @@ async def run_episode(
         clock: monotonic seconds.
         sleep: waits between tries.
         rng: varies the delay between tries.
-        watch: told what the episode does from now on: "reset", "generate" (the policy), "environment" (tools and
-            scoring), "close", "retry".
+        watch: told what comes now: "reset", "generate" (the policy), "environment" (tools, scoring), "close", "retry".
 
     Raises:
         EnvironmentBugError: the environment's own code failed.
@@ -133,36 +133,36 @@ async def run_episode(
         (1.0, 'assistant')
     """
     started, began = clock(), round(time.time(), 3)
-    tries = 0
-    while True:
+    for tries in itertools.count():
         trajectory = Trajectory(id=trajectory_id, environment=environment_name, task_id=task.id if task else "")
         trajectory.group, trajectory.member = place or (None, None)
-        trajectory.started = began
+        trajectory.started, trajectory.retries = began, tries
         try:
-            env = make_env()
-            async with _closing(env, watch):
-                with on_behalf_of(environment_name or type(env).__name__):
-                    await _play(env, Sessions(env, policy, opponents, seed), trajectory, task, limits, clock, watch)
+            async with _opened(make_env, environment_name, watch) as env:
+                await _play(env, Sessions(env, policy, opponents, seed), trajectory, task, limits, clock, watch)
             break
         except InfrastructureError as error:
             log.warning("episode of task %s lost (try %d): %s", trajectory.task_id or seed, tries + 1, error)
             trajectory.error = f"{type(error).__name__}: {error}"
-            if tries >= retry.attempts:
-                trajectory.valid = False
-                break
+            trajectory.valid = tries < retry.attempts
+        if not trajectory.valid:
+            break
         watch("retry")
         await sleep(retry.delay(tries, rng or random.Random()))
-        tries += 1
     trajectory.id = trajectory.id or trajectory.task_id
-    trajectory.retries = tries
     trajectory.wall_s = _seconds(clock() - started)
     return trajectory
 
 
 @asynccontextmanager
-async def _closing(env: Environment, watch: Callable[[str], None]) -> AsyncIterator[None]:
+async def _opened(
+    make_env: Callable[[], Environment], name: str, watch: Callable[[str], None]
+) -> AsyncIterator[Environment]:
+    """The environment of one try, closed however that ends; what it runs is on behalf of `name`, or of its class."""
+    env = make_env()
     try:
-        yield
+        with on_behalf_of(name or type(env).__name__):
+            yield env
     except BaseException as error:  # cancelled too: the episode's resources are released
         watch("close")
         await _close(env, after=error)

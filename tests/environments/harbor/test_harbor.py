@@ -20,7 +20,7 @@ from forge_env.errors import SandboxFileError, UsageError
 from forge_env.registry import given_in
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import GoldPolicy, ReplayPolicy
-from forge_env.sandbox import ExecResult, SandboxEngine
+from forge_env.sandbox import WORK, ExecResult, SandboxEngine
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.trajectory import Trajectory
 from forge_env.types import Action
@@ -247,7 +247,12 @@ async def test_a_folder_that_is_never_writable_is_the_tasks_own_problem(tmp_path
 
 @pytest.mark.parametrize(
     ("folder", "said"),
-    [("/etc", "is never writable"), ("data", "is not an absolute path"), ("/", "not a folder"), ("/work/a", "'/work'")],
+    [
+        ("/etc", "is never writable"),
+        ("data", "is not an absolute path"),
+        ("/", "not a folder"),
+        (f"{WORK}/a", f"'{WORK}'"),
+    ],
 )
 def test_a_writable_folder_that_can_never_be_is_refused_once(folder: str, said: str) -> None:
     with pytest.raises(UsageError, match=f"writable: '{folder}' .*{said}"):
