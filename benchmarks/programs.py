@@ -49,7 +49,7 @@ ABOUT = (
     "given before all have asked. Memory of the process that plays them, gateway included, is what it grew by; that of "
     "sandboxes is theirs alone, with its share of what they share (PSS). CPU of a request is all that the process does "
     "for it (gateway, episode, sandbox's connection), its program's end and scoring included. "
-    "Memory bounds how many there can be: 500 sandboxes need 19 GiB."
+    "Memory bounds how many there can be: at that size 500 sandboxes would need 19 GiB; so many were not run."
 )
 
 

@@ -25,8 +25,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 
@@ -39,6 +41,12 @@ from forge_env.view.index import RunIndex
 from forge_env.view.runs import Runs
 from forge_env.view.server import Guard
 from tests.forge_env.view.made import GROUP, TOKENIZER, episode, reply, training_run
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, CDPSession
+
+CHROMIUM = "/usr/bin/chromium"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 
 GROUPS = 60
 LONG = "/run/long/t/eval/long"
@@ -75,47 +83,53 @@ def long_episode(folder: Path) -> None:
         writer.write(Trajectory("long", "made", "long", split="eval", turns=turns, reward=1.0))
 
 
-def drawn(root: Path, cache: Path, path: str, repeats: int) -> tuple[float, float]:
-    """Milliseconds that a browser's page works to draw the tokens of an episode, and to colour them otherwise."""
-    from playwright.sync_api import CDPSession, sync_playwright
-
-    def worked(session: CDPSession) -> float:
-        found = session.send("Performance.getMetrics")["metrics"]
-        return 1000 * float(next(item["value"] for item in found if item["name"] == "TaskDuration"))
+@contextmanager
+def shown(root: Path, **environment: str) -> Iterator[tuple[str, Browser]]:
+    """`forge-env view` of a folder, with these environment variables: its first address, and a browser."""
+    from playwright.sync_api import sync_playwright
 
     command = [Path(sys.executable).with_name("forge-env"), "view", root, "--no-browser", "--port", "0"]
-    environment = {**os.environ, "FORGE_ENV_CACHE": str(cache)}
-    first, again = [], []
     with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}) as process,
         sync_playwright() as own,
     ):
         try:
             assert process.stdout is not None
             address = process.stdout.readline().split(" is shown at ")[1].split(";")[0]
-            flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
-            browser = own.chromium.launch(executable_path="/usr/bin/chromium", args=flags)
-            for _ in range(repeats):
-                page = browser.new_page()
-                page.set_default_timeout(60_000)
-                page.goto(address, wait_until="load")
-                page.goto(address.partition("/?")[0] + path, wait_until="load")
-                page.wait_for_selector("body[data-ready]")
-                session = page.context.new_cdp_session(page)
-                session.send("Performance.enable", {"timeDomain": "threadTicks"})
-                before = worked(session)
-                page.get_by_role("link", name="Tokens").click()
-                page.wait_for_selector("[data-tokens][data-painted]")
-                page.screenshot()
-                first.append(worked(session) - before)
-                before = worked(session)
-                page.get_by_label("policy version").check()
-                page.wait_for_url("**colour=version**")
-                again.append(worked(session) - before)
-                page.close()
+            browser = own.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+            yield address, browser
             browser.close()
         finally:
             process.terminate()
+
+
+def drawn(root: Path, cache: Path, path: str, repeats: int) -> tuple[float, float]:
+    """Milliseconds that a browser's page works to draw the tokens of an episode, and to colour them otherwise."""
+
+    def worked(session: CDPSession) -> float:
+        found = session.send("Performance.getMetrics")["metrics"]
+        return 1000 * float(next(item["value"] for item in found if item["name"] == "TaskDuration"))
+
+    first, again = [], []
+    with shown(root, FORGE_ENV_CACHE=str(cache)) as (address, browser):
+        for _ in range(repeats):
+            page = browser.new_page()
+            page.set_default_timeout(60_000)
+            page.goto(address, wait_until="load")
+            page.goto(address.partition("/?")[0] + path, wait_until="load")
+            page.wait_for_selector("body[data-ready]")
+            session = page.context.new_cdp_session(page)
+            session.send("Performance.enable", {"timeDomain": "threadTicks"})
+            before = worked(session)
+            page.get_by_role("link", name="Tokens").click()
+            page.wait_for_selector("[data-tokens][data-painted]")
+            page.screenshot()
+            first.append(worked(session) - before)
+            before = worked(session)
+            page.get_by_label("policy version").check()
+            page.wait_for_url("**colour=version**")
+            again.append(worked(session) - before)
+            page.close()
     return min(first), min(again)
 
 

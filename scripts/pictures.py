@@ -10,26 +10,23 @@ light and dark, to look at; docs/view holds a few of them. It needs Chromium, as
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.view import shown  # noqa: E402
 from tests.forge_env.view.made import training_run  # noqa: E402
 
 Scheme = Literal["light", "dark"]
-CHROMIUM = "/usr/bin/chromium"
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 READY = {"[data-charts]": "[data-charts][data-drawn]", "[data-timeline]": "[data-timeline][data-drawn]"}
 READY["[data-tokens]"] = "[data-tokens][data-painted]"
 """What a page that has the first of each pair has in the end."""
@@ -143,22 +140,10 @@ def main() -> None:
         root = Path(place) / "runs"
         shutil.copytree(args.run, root / name)
         make_runs(root)
-        command = [str(Path(sys.executable).with_name("forge-env")), "view", str(root), "--no-browser", "--port", "0"]
-        environment = {**os.environ, "FORGE_ENV_CACHE": str(Path(place) / "cache"), "HOME": place}
-        with (
-            subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process,
-            sync_playwright() as playwright,
-        ):
-            try:
-                assert process.stdout is not None
-                address = process.stdout.readline().split(" is shown at ")[1].split(";")[0]
-                browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-                episode, group = addresses(browser, address, f"/run/{name}")
-                taken = (everything if args.all else chosen)(f"/run/{name}", episode, group)
-                take(browser, address, taken, args.out)
-                browser.close()
-            finally:
-                process.terminate()
+        with shown(root, FORGE_ENV_CACHE=str(Path(place) / "cache"), HOME=place) as (address, browser):
+            episode, group = addresses(browser, address, f"/run/{name}")
+            taken = (everything if args.all else chosen)(f"/run/{name}", episode, group)
+            take(browser, address, taken, args.out)
     print(f"{len(taken)} pictures in {args.out}")
 
 
