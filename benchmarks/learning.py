@@ -53,7 +53,7 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
         label = f"seed {run['summary']['seed']}"
         axes.errorbar(heldout.x, heldout.y, heldout.error, color=color, marker="o", capsize=2, label=label)
     axes.set_xlabel("training step")
-    axes.set_ylabel("held-out score, temperature 1")
+    axes.set_ylabel("held-out score")
     axes.set_ylim(0, 1)
     axes.grid(alpha=0.25)
     axes.legend(loc="lower right", frameon=False)

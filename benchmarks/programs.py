@@ -29,7 +29,7 @@ from forge_env.rollout.episode import run_episode
 from forge_env.types import Message, Observation, ToolSpec
 
 REQUESTS = 3
-ROOM_MB = 45
+ROOM_MB = 38
 """Memory of a sandbox with its program."""
 AGENT = f"""
 import json, os, sys, urllib.request
@@ -49,7 +49,8 @@ ABOUT = (
     "given before all have asked. Memory of the process that plays them, gateway included, is what it grew by; that of "
     "sandboxes is theirs alone, with its share of what they share (PSS). CPU of a request is all that the process does "
     "for it (gateway, episode, sandbox's connection), its program's end and scoring included. "
-    "Memory bounds how many there can be: at that size 500 sandboxes would need 19 GiB; so many were not run."
+    "Memory bounds how many there can be: of this size 500 need 18 GiB, and what the kernel keeps for them; so many "
+    "were not run."
 )
 
 

@@ -293,6 +293,8 @@ CODE_TIMEOUT_S = 120.0
 CODE_LIMIT_S: ContextVar[float] = ContextVar("code_limit_s", default=0.0)
 """How long the code of an environment that runs now may hold everything up, in seconds; 0: there is no
 `environment_code` around it that would catch a `HeldUpError`."""
+CODE_BLOCK: ContextVar[object] = ContextVar("code_block", default=None)
+"""The outermost `environment_code` that runs now: what it may take begins with it."""
 GIVEN_UP: ContextVar[list[str] | None] = ContextVar("given_up", default=None)
 """Where code was that a time limit cancelled, innermost first, for whoever set the limit."""
 
@@ -308,6 +310,7 @@ def environment_code(what: str, task_id: str | None = None, *, limit_s: float = 
     """
     place = "" if task_id is None else f" on task {task_id!r}"
     token = CODE_LIMIT_S.set(limit_s or CODE_LIMIT_S.get() or CODE_TIMEOUT_S)
+    block = CODE_BLOCK.set(CODE_BLOCK.get() or object())
     try:
         yield
     except HeldUpError as error:
@@ -334,3 +337,4 @@ def environment_code(what: str, task_id: str | None = None, *, limit_s: float = 
         raise bug from error
     finally:
         CODE_LIMIT_S.reset(token)
+        CODE_BLOCK.reset(block)

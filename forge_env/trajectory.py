@@ -8,7 +8,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -328,7 +328,11 @@ class Trajectory:
         data = without_schema(data, "the trajectory", SCHEMA)
         turns = _turns_of_version_1(data) if old else _turns(data)
         final = [Message.from_openai(message) for message in data.get("final_observation", [])]
-        return cls(**{**data, "turns": turns, "final_observation": final})
+        made = cls(**{**data, "turns": turns, "final_observation": final})
+        _check(made, _OF_TRAJECTORY)
+        for turn in turns:
+            _check(turn, _OF_TURN)
+        return made
 
 
 # ---
@@ -397,9 +401,12 @@ def _turns(data: dict[str, Any]) -> list[Turn]:
 
         lengths = np.array(counts, np.int64).reshape(-1, 3)
         values, repeats = np.array(tokens["versions"], np.int64).reshape(-1, 2).T
-        ids = np.split(_from_text(tokens["ids"], "i4"), np.cumsum(lengths[:, 1:].ravel())[:-1])
+        prompts, sampled = (int(lengths[:, column].sum()) for column in (1, 2))
+        if ((repeats < 0) | (repeats > sampled)).any() or repeats.sum() != sampled:
+            raise ValueError("versions of fewer or more tokens than were sampled")
+        ids = np.split(_from_text(tokens["ids"], "i4", prompts + sampled), np.cumsum(lengths[:, 1:].ravel())[:-1])
         ends = np.cumsum(lengths[:, 2])[:-1]
-        logprobs = np.split(_from_text(tokens["logprobs"], "f4"), ends)
+        logprobs = np.split(_from_text(tokens["logprobs"], "f4", sampled), ends)
         versions = np.split(np.repeat(values, repeats), ends)
         parts = list(zip(ids[::2], ids[1::2], logprobs, versions, strict=True))
     taken = iter(zip(counts, parts, strict=True))
@@ -423,6 +430,41 @@ def _turns(data: dict[str, Any]) -> list[Turn]:
     return turns
 
 
+_KINDS: dict[str, Any] = {
+    "str": str, "int": int, "float": (int, float), "bool": bool, "Any": object,
+    "str | None": (str, type(None)), "int | None": (int, type(None)),
+}  # fmt: skip
+"""Of a field's type, or of what is in its list or dictionary: what a record may hold."""
+
+
+def _expected(part: type[Trajectory | Turn]) -> list[tuple[str, str, Any]]:
+    """Name and type of each field that is checked, and what is in it, or it itself, may be."""
+    found = []
+    for item in fields(part):
+        kind = str(item.type)
+        inside = kind.rpartition("[")[2].rstrip("]").rpartition(", ")[2]
+        if inside in _KINDS:
+            found.append((item.name, kind, _KINDS[inside]))
+    return found
+
+
+_OF_TRAJECTORY, _OF_TURN = _expected(Trajectory), _expected(Turn)
+
+
+def _check(part: Trajectory | Turn, expected: list[tuple[str, str, Any]]) -> None:
+    """`TypeError`: a text or a figure of a damaged record is something else; messages were checked before."""
+    for name, kind, own in expected:
+        value = getattr(part, name)
+        if kind.startswith("list"):
+            right = isinstance(value, list) and all(isinstance(item, own) for item in value)
+        elif kind.startswith("dict"):
+            right = isinstance(value, dict) and all(isinstance(item, own) for item in value.values())
+        else:
+            right = isinstance(value, own)
+        if not right:
+            raise TypeError(f"{name} is not {kind}: {value!r:.100}")
+
+
 def _turns_of_version_1(data: dict[str, Any]) -> list[Turn]:
     turns, before = [], NO_TOKENS
     for item in data["turns"]:
@@ -443,15 +485,18 @@ def _to_text(values: NDArray[Any], kind: str) -> str:
     return f"{kind}{'z' if zipped else ''}:{base64.b64encode(packed if zipped else content).decode()}"
 
 
-def _from_text(text: str, kind: str) -> NDArray[Any]:
+def _from_text(text: str, kind: str, number: int) -> NDArray[Any]:
+    """So many values; of a damaged record, which may claim gigabytes, no more are unpacked."""
     import numpy as np
 
     found, _, coded = text.partition(":")
     content = base64.b64decode(coded, validate=True)
     if found == f"{kind}z":
-        content = zlib.decompress(content)
+        content = zlib.decompressobj().decompress(content, 4 * number + 1)
     elif found != kind:
         raise ValueError(f"tokens are {found[:20]!r} where {kind!r} is expected")
+    if len(content) != 4 * number:
+        raise ValueError(f"fewer or more tokens than its turns say: {number}")
     planes = np.frombuffer(content, np.uint8).reshape(4, -1)
     return np.ascontiguousarray(planes.T).view(f"<{kind}").ravel()
 

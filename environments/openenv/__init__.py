@@ -139,6 +139,11 @@ class Link:
         self._ws = self._http.replace("http://", "ws://", 1).replace("https://", "wss://", 1) + "/ws"
         self._socket: ClientConnection | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection, as far as is known here: the server may be gone."""
+        return self._socket is not None
+
     async def get(self, path: str) -> dict[str, Any]:
         """A JSON document of the server. `ConnectionLost` when there is none."""
         import httpx
@@ -311,11 +316,14 @@ class OpenEnvEnvironment(Environment):
         task = self.resolve_task(seed, options)
         self._running = False
         asked = {"seed": task.data.get("seed", seed), **self.config.reset_options}
+        kept = self._link.is_open
         try:
             try:
                 data = await self._start(asked)
-            except ConnectionLost:  # an old connection may have died unnoticed: once more on a new one
-                data = await self._start(asked)
+            except ConnectionLost:
+                if not kept:
+                    raise
+                data = await self._start(asked)  # the old connection had died unnoticed
         except ConnectionLost as error:
             raise InfrastructureError(f"{self.config.url}: {error}") from error
         self._turns, self._running = 0, True

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. An error is one me
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -147,7 +148,11 @@ def _run(arguments: list[str], debug: bool) -> int:
         args.parser.read_rest(args, rest)
     elif rest:
         raise UsageError(f"unknown argument {rest[0]!r}", fix=f"see forge-env {args.command} --help")
-    code: int = args.run(args)
+    from forge_env.interrupts import say
+    from forge_env.run.held_up import LoopGuard
+
+    with LoopGuard(math.inf, 0.0, say):  # an environment's endless loop, whichever command calls it
+        code: int = args.run(args)
     if args.command != "train":
         tidy()
     return code

@@ -44,7 +44,7 @@ async def _serve(folder: Path, port: int | None, *, browser: bool) -> None:
     from forge_env.view.serving import free_port, serve_pages
 
     def ready(address: str) -> None:
-        print(f"{folder} is shown at {address}; Ctrl-C stops", flush=True)
+        print(f"{folder} is shown at {address} (Ctrl-C stops)", flush=True)
         if browser and sys.stdout.isatty():
             asyncio.get_running_loop().run_in_executor(None, webbrowser.open, address)
 

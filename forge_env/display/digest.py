@@ -22,7 +22,7 @@ from forge_env.trajectory import Trajectory
 from forge_env.view.answers import Learned, Limit, Reasons, learned, limit, reasons
 from forge_env.view.queries import PAID_UNSOLVED, TRAIN, UNSOLVED
 from forge_env.view.records import UnreadableError, read
-from forge_env.view.runs import RunView
+from forge_env.view.runs import RunView, state_of
 
 EXAMPLES = 3
 """Failures, and successes, that are shown."""
@@ -113,11 +113,13 @@ class Digest:
         model = self.summary.get("model") or self.recipe.get("model")
         model = model.get("path") if isinstance(model, dict) else model
         steps = self.rows[-1]["step"] if self.rows else None
+        environments = self.summary.get("environments")
+        several = ", ".join(environments) if isinstance(environments, dict) else ""
         parts = [
-            str(named or self.summary.get("environment") or ", ".join(self.summary.get("environments") or {}) or ""),
+            str(named or self.summary.get("environment") or several),
             Path(str(model)).name if model else "",
             f"{steps} steps" if steps else "",
-            duration(float(self.summary.get("wall_s") or 0.0)) if self.summary.get("wall_s") else "",
+            duration(wall_s) if isinstance(wall_s := self.summary.get("wall_s"), int | float) and wall_s else "",
             self.state,
         ]
         return " · ".join(part for part in parts if part)
@@ -140,7 +142,8 @@ def digest(root: Path, *, examples: int = 0, cache: Path | None = None) -> Diges
         found = Digest(
             name=root.name,
             root=root,
-            state=run.state if ended in ("", "running") else ended,  # the run itself writes its report, at its end
+            # the run itself writes its report, at its end
+            state=run.state if ended in ("", "running") else state_of(run.summary),
             is_evaluation=run.is_evaluation,
             summary=run.summary,
             recipe=run.config,

@@ -214,8 +214,8 @@ def _read(found: Digest) -> Iterator[str]:
     if found.failures:
         most = max(failure.count for failure in found.failures)
         rows = "".join(
-            f'<tr><td>{_shown(failure.name)}</td><td class="n">{failure.count:,}</td>'
-            f'<td class="n">{failure.share:.1%}</td>'
+            f'<tr><td>{_shown(failure.name)}</td><td class="n whole">{failure.count:,}</td>'
+            f'<td class="n whole">{failure.share:.1%}</td>'
             f'<td><span class="bar" style="width:{100 * failure.count / most:.0f}px"></span></td></tr>'
             for failure in found.failures[:12]
         )
@@ -281,12 +281,16 @@ def _tables(found: Digest) -> Iterator[str]:
         cells = [
             (split, f"{item['start']:.3f} → {item['end']:.3f} ± {item['stderr']:.3f} (standard error, n={item['n']})")
             for split, item in scores.items()
+            if isinstance(item, dict)
+            and all(isinstance(item.get(name), int | float) for name in ("start", "end", "stderr", "n"))
         ]
         yield _table("Held-out scores", cells)
     if isinstance(warnings := summary.get("warnings"), dict) and warnings:
         yield _table("Warnings", [(text, f"{count} x") for text, count in warnings.items()])
     if isinstance(stages := summary.get("stages"), dict) and stages:
-        yield _table("Stages", [(name, duration(float(seconds))) for name, seconds in stages.items()])
+        yield _table(
+            "Stages", [(name, duration(spent)) for name, spent in stages.items() if isinstance(spent, int | float)]
+        )
     last: dict[str, float] = {}
     for row in found.rows:
         last |= {key: value for key, value in row.items() if key not in ("step", "time") and value is not None}

@@ -28,7 +28,7 @@ REDRAW_S = 0.25
 
 def duration(seconds: float) -> str:
     """`8.3s`, `2m05s`, `1h04m`."""
-    if seconds < 60:
+    if not 60 <= seconds < math.inf:  # also what is no number, in a damaged file
         return f"{seconds:.1f}s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"

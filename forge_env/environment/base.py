@@ -386,20 +386,29 @@ async def _conversations(env: Environment, task: Task, actions: Sequence[Action]
 
     Messages after a seat's last action are left out.
     """
-    try:
-        observation, info = await checked_reset(env, task, None)
-        seat = checked_seat(env, "reset", info, task.id)
-        said: dict[str, list[Message]] = {seat: []}
-        for action in actions:
-            message = as_message(action)
-            said.setdefault(seat, []).extend([*observation, message])
-            observation, _, terminated, truncated, info = await checked_step(env, message, task.id)
-            if terminated or truncated:
-                break
-            seat = checked_seat(env, "step", info, task.id)
-        return said
-    finally:
-        await env.close()
+    from forge_env.run.held_up import LoopGuard
+
+    with LoopGuard(math.inf, 0.0, print, code_s=env.config.code_timeout_s):  # it tells nothing, and breaks off
+        try:
+            observation, info = await checked_reset(env, task, None)
+            seat = checked_seat(env, "reset", info, task.id)
+            said: dict[str, list[Message]] = {seat: []}
+            for action in actions:
+                message = as_message(action)
+                said.setdefault(seat, []).extend([*observation, message])
+                observation, _, terminated, truncated, info = await checked_step(env, message, task.id)
+                if terminated or truncated:
+                    break
+                seat = checked_seat(env, "step", info, task.id)
+            return said
+        finally:
+            await env.close()
+
+
+def checked_demonstration(env: Environment, task: Task, rng: random.Random) -> list[Message] | None:
+    """`env.demonstrate`. `EnvironmentBugError`: it failed, or does not end."""
+    with environment_code(f"{type(env).__name__}.demonstrate", task.id, limit_s=env.config.code_timeout_s):
+        return env.demonstrate(task, rng)
 
 
 def as_observation(what: str, value: Any) -> Observation:

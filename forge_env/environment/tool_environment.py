@@ -264,7 +264,7 @@ class ToolEnvironment(Environment):
             return observation, 0.0, False, False, {}
         result = await self._scored()
         self._state = "ended"  # only now: a time limit that interrupts scoring has it done again
-        info: dict[str, Any] = {"metrics": {**result.metrics, **self.counters()}}
+        info: dict[str, Any] = {"metrics": {**result.metrics, **self._counted()}}
         if truncation is not None:
             info["truncation"] = truncation
         return observation, result.reward, terminated, truncation is not None, info
@@ -320,13 +320,20 @@ class ToolEnvironment(Environment):
             return 0.0, {}
         result = await self._scored()
         self._state = "ended"  # only now: a time limit that interrupts scoring has it done again
-        return result.reward, {**result.metrics, **self.counters()}
+        return result.reward, {**result.metrics, **self._counted()}
 
     async def close(self) -> None:
         """Release what the episode holds; may be called more than once."""
         self._state = "new"
         self._running_calls.end_episode()
         await self._release()
+
+    def _counted(self) -> dict[str, float]:
+        counted = self.counters()
+        if not isinstance(counted, Mapping):
+            what = f"{type(self).__name__}.counters returned a {type(counted).__name__}"
+            raise EnvironmentBugError(what, fix="return a dictionary of numbers by name")
+        return counted
 
     def counters(self) -> dict[str, float]:
         """Metrics of every episode, besides the rubric's."""
@@ -343,8 +350,12 @@ class ToolEnvironment(Environment):
             await self._end()
 
     async def _begin(self, task: Task) -> None:
-        with environment_code(f"{type(self).__name__}.setup", task.id):
-            await settled(self.setup(task))
+        what = f"{type(self).__name__}.setup"
+        with environment_code(what, task.id):
+            begun = self.setup(task)
+            if inspect.isgenerator(begun) or inspect.isasyncgen(begun):
+                raise EnvironmentBugError(f"{what} has a `yield`, so nothing of it runs", fix="end it in `cleanup`")
+            await settled(begun)
 
     async def _end(self) -> None:
         with environment_code(f"{type(self).__name__}.cleanup", self.current_task.id):

@@ -150,7 +150,9 @@ class Evaluation:
 
     def has_gold(self, sample: Sample) -> bool:
         """Whether the sample's task has a reference solution."""
-        return self._sources[sample.label].environment.gold_actions(self.task(sample)) is not None
+        source, task = self._sources[sample.label], self.task(sample)
+        with source.code("gold_actions", task.id):
+            return source.environment.gold_actions(task) is not None
 
     def _with_gold(self, samples: list[Sample]) -> list[Sample]:
         """Those whose task has a reference solution: not every hand of cards can be won."""

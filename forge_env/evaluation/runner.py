@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -142,8 +142,18 @@ class TaskSource:
     def __init__(self, make: Callable[[], Environment]) -> None:
         self.make = make
         self.environment = make()
-        self.task: Callable[[str, int], Task] = lru_cache(maxsize=4096)(self.environment.task)
-        """Task by split and index; the last few thousand are kept for their next epoch."""
+        self._task: Callable[[str, int], Task] = lru_cache(maxsize=4096)(self.environment.task)
+        """The last few thousand are kept for their next epoch."""
+
+    def code(self, method: str, of: str) -> AbstractContextManager[None]:
+        """A block that calls a method of the environment, for the task `of`."""
+        name = f"{type(self.environment).__name__}.{method}"
+        return environment_code(name, of, limit_s=self.environment.config.code_timeout_s)
+
+    def task(self, split: str, index: int) -> Task:
+        """The task as the environment makes it. `EnvironmentBugError`: it failed, or does not end."""
+        with self.code("task", f"{split}/{index}"):
+            return self._task(split, index)
 
 
 @dataclass
@@ -270,9 +280,7 @@ class Runner:
             id=sample.id, environment=sample.label, task_id=f"{sample.split}/{sample.index}", split=sample.split
         )
         try:
-            limit_s = source.environment.config.code_timeout_s
-            with environment_code(f"{sample.label}.task", f"{sample.split}/{sample.index}", limit_s=limit_s):
-                task = source.task(sample.split, sample.index)
+            task = source.task(sample.split, sample.index)
             trajectory.task_id, trajectory.split = task.id, task.split
             trajectory.difficulty, trajectory.tags = task.difficulty, list(task.tags)
             trajectory = await run_episode(

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from forge_env.errors import CODE_LIMIT_S
 from forge_env.sandbox.engines import LazyEngine
 
 T = TypeVar("T")
@@ -31,11 +32,14 @@ class Host:
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """The coroutine's result; an interrupt cancels it."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        token = CODE_LIMIT_S.set(0.0)  # what runs over there has limits of its own
         try:
             return future.result()
         except BaseException:  # also a Ctrl-C: the other thread's work ends with the wait for it
             future.cancel()
             raise
+        finally:
+            CODE_LIMIT_S.reset(token)
 
     def borrow_engine(self, name: str) -> LazyEngine:
         """The engine `name`, shared by all that borrow it; it starts with the first sandbox."""

@@ -106,7 +106,7 @@ class Rubric:
         group: functions of all episodes of one task, with their weights, or 1 each.
 
     Raises:
-        UsageError: there are not as many weights as functions, or two have one name.
+        UsageError: there is no function at all, there are not as many weights as functions, or two have one name.
 
     Examples:
         >>> import asyncio
@@ -137,6 +137,11 @@ class Rubric:
         self._scorers = [_scorer(function, weight) for function, weight in pairs]
         weighted = group.items() if isinstance(group, Mapping) else [(function, 1.0) for function in group]
         self._group_scorers = [_scorer(function, weight, INJECTED_GROUP) for function, weight in weighted]
+        if not chosen and not self._group_scorers:
+            raise UsageError(
+                "a rubric without a reward function gives every episode 0",
+                fix="give it one: fe.Rubric(correct); a metric alone earns nothing",
+            )
         names = [scorer.name for scorer in [*self._scorers, *self._group_scorers]]
         if repeated := {name for name in names if names.count(name) > 1}:
             raise UsageError(f"two reward functions are named {sorted(repeated)[0]!r}", fix="rename one")

@@ -24,7 +24,7 @@ from typing import Any
 
 from forge_env import interrupts
 from forge_env.display.terminal import duration
-from forge_env.errors import CODE_LIMIT_S, HeldUpError, author_place, is_environments
+from forge_env.errors import CODE_BLOCK, CODE_LIMIT_S, HeldUpError, author_place, is_environments
 
 logger = logging.getLogger(__name__)
 BEAT_S = 1.0
@@ -36,10 +36,10 @@ POKE = signal.SIGURG
 
 
 class LoopGuard(AbstractContextManager["LoopGuard"]):
-    """Inside, the running event loop is watched.
+    """Inside, the running event loop is watched; where none runs yet, only code of an environment is.
 
     Args:
-        warn_s: seconds of standstill until the log has the stack that holds it up.
+        warn_s: seconds of standstill until the log has the stack that holds it up; infinite where no loop runs.
         end_s: seconds until the process is ended; 0: never.
         tell: told what is wrong, in words, by the loop when it turns again; by the thread before the end, and where
             `at_once`.
@@ -63,13 +63,13 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
         self._tell = tell
         self._beats = 0
         self._over = threading.Event()
-        self._loop = asyncio.get_running_loop()
+        self._loop = _running_loop()
         self._runner = threading.get_ident()
         self._at_once = at_once
         self._pokes = threading.current_thread() is threading.main_thread()
         self._handler_before: Any = None
-        self._held: tuple[int, object] = (-1, None)
-        """What held the loop up at the last poke: beats by then, and the task that ran."""
+        self._held: tuple[int, object, object] = (-1, None, None)
+        """What held everything up at the last poke: beats by then, the task that ran, and its block of code."""
         self._held_s = 0.0
         self._poked_at = 0.0
 
@@ -83,12 +83,15 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._next.cancel()
+        if self._loop is not None:
+            self._next.cancel()
         self._watcher.join()  # or it might poke whoever comes next
         if self._pokes:
             signal.signal(POKE, self._handler_before or signal.SIG_DFL)
 
     def _beat(self) -> None:
+        if self._loop is None:
+            return
         self._beats += 1
         self._next = self._loop.call_later(BEAT_S, self._beat)
 
@@ -102,7 +105,7 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
             else:
                 still += min(now - looked, STARVED_S)
             looked = now
-            if still and self._pokes:
+            if still and self._pokes and (self._loop is not None or is_environments(self._stack())):
                 signal.pthread_kill(self._runner, POKE)
             elif self._code_s and still >= breaks_at and self._break_off():
                 breaks_at = still + self._code_s  # where it goes on all the same, it is tried again
@@ -112,7 +115,7 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
                 warned = True
                 text = f"the event loop was held up for more than {duration(still)} by {self._by()}"
                 logger.warning("%s\n%s", text, "".join(self._stack().format()))
-                if self._at_once:
+                if self._at_once or self._loop is None:
                     self._tell(text)
                 else:
                     self._loop.call_soon_threadsafe(self._tell, text)
@@ -121,7 +124,9 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
 
     def _poked(self, number: int, frame: FrameType | None) -> None:
         """In the main thread, and in the context of what it runs: break that off where its time is over."""
-        now, held = time.monotonic(), (self._beats, asyncio.current_task(self._loop))
+        loop = _running_loop()
+        task = None if loop is None else asyncio.current_task(loop)
+        now, held = time.monotonic(), (self._beats, task, CODE_BLOCK.get())
         if held != self._held:
             self._held, self._held_s, self._poked_at = held, 0.0, now
             return
@@ -158,3 +163,10 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
 
     def _by(self) -> str:
         return author_place(self._stack())
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -55,10 +55,10 @@ class Trained:
         try:
             row = without_schema(json.loads(line), "trained.jsonl")
             if "fate" in row:
-                self.fates[int(row["group"])] = str(row["fate"])
+                self.fates[_whole(row["group"])] = str(row["fate"])
                 return
-            step, groups = int(row["step"]), [_group(item) for item in row["groups"]]
-        except (ValueError, TypeError, LookupError, AttributeError):
+            step, groups = _whole(row["step"]), [_group(item) for item in row["groups"]]
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):
             return
         for later in [other for other in self.steps if other >= step]:
             del self.steps[later]
@@ -68,8 +68,27 @@ class Trained:
 
 
 def _group(item: dict[str, Any]) -> TrainedGroup:
-    episodes = [TrainedEpisode(*values) for values in item["episodes"]]
-    return TrainedGroup(item["group"], item["task"], item["version"], item["staleness"], item.get("uses", 1), episodes)
+    return TrainedGroup(
+        _whole(item["group"]),
+        str(item["task"]),
+        _whole(item["version"]),
+        _whole(item["staleness"]),
+        _whole(item.get("uses", 1)),
+        [_episode(*values) for values in item["episodes"]],
+    )
+
+
+def _episode(member: Any, reward: Any, advantage: Any, tokens: Any, turns: Any, truncated: Any) -> TrainedEpisode:
+    figures = float(reward), float(advantage)
+    return TrainedEpisode(str(member), *figures, *(_whole(value) for value in (tokens, turns, truncated)))
+
+
+def _whole(value: Any) -> int:
+    """A whole number as 64 bits hold it; `ValueError` for any other."""
+    found = int(value)
+    if found.bit_length() > 63:
+        raise ValueError(f"{found:.3g} is too large")
+    return found
 
 
 def read_trained(path: Path) -> Trained:

@@ -358,16 +358,23 @@ def _task_problems(split: str, tasks: Sequence[Task], again: Sequence[Task], spl
             yield f"two tasks have the id {task.id!r}"
         if (place := _function_in(task.data)) is not None:
             yield f"task({split!r}, {index}).data{place} is a function, which can't be compared or recorded"
+        elif wrong := _not_json(task):
+            yield f"task {task.id!r} can't be written as JSON: {wrong}"
         elif task != twin:
             yield f"task({split!r}, {index}) is different in a second environment of the same seed"
         if task.split != split:
             yield f"task {task.id!r} says split={task.split!r}: set Task.split to the split it was asked for"
         if not task.prompt.strip():
             yield f"task {task.id!r} has an empty prompt"
-        try:
-            task.model_dump_json()
-        except ValueError as error:
-            yield f"task {task.id!r} can't be written as JSON: {error}"
+
+
+def _not_json(task: Task) -> str:
+    """What keeps a task from being recorded; such a thing (an array, say) may not be comparable either."""
+    try:
+        task.model_dump_json()
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 async def example_episode(make_env: Callable[[], Environment], split: str) -> Trajectory:

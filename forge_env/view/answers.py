@@ -20,7 +20,10 @@ from forge_env.view.runs import SURE, Held, RunView, held_out
 from forge_env.view.text import number, percent, signed
 
 ENDED, LONGER = 0.1, 1.25
-"""By how much a share of the endings, and by which factor a length, has changed where the third answer names it."""
+"""By how much a share of the endings (half as much is enough where it doubled or halved), and by which factor a length
+or a number of errors, has changed where the third answer names it."""
+ERRORS = ("errors", "error")
+"""How metrics end that are better when they fall."""
 COMPARED = 6_000
 """Episodes of each end of a run that are compared, and those of the version that makes it so many."""
 
@@ -222,14 +225,17 @@ def _reasons(queries: Queries, around: int | None) -> Reasons:
 
 
 def _beside(found: Reasons) -> Iterator[str]:
-    """The ending, and the length, that changed most, where they changed much."""
+    """The ending, the length and the errors that changed most, where they changed much."""
     for item in found.endings[:1]:
-        if abs(item.change) >= ENDED:
+        twice = max(item.before, item.after) >= 2 * min(item.before, item.after)
+        if abs(item.change) >= (ENDED / 2 if twice else ENDED):
             yield f"{item.name}: {percent(item.before)} → {percent(item.after)} of the episodes."
+    errors = [item for item in found.components if item.name.endswith(ERRORS) and min(item.before, item.after) > 0]
     grown = [item for item in found.lengths if min(item.before, item.after) > 0 and item.name != "seconds"]
-    for item in sorted(grown, key=lambda item: -abs(math.log(item.after / item.before)))[:1]:
-        if not 1 / LONGER < item.after / item.before < LONGER:
-            yield f"{item.name} an episode: {number(item.before)} → {number(item.after)}."
+    for items in (grown, errors):
+        for item in sorted(items, key=lambda item: -abs(math.log(item.after / item.before)))[:1]:
+            if not 1 / LONGER < item.after / item.before < LONGER:
+                yield f"{item.name} an episode: {number(item.before)} → {number(item.after)}."
 
 
 def _window(played: Mapping[int, int], versions: range) -> tuple[int, int]:
@@ -260,7 +266,7 @@ def _say(found: Reasons) -> None:
             and 0 <= item.after <= 1
             and item.change * found.change < 0
             and abs(item.change) > 0.1
-            and not item.name.endswith(("errors", "error"))
+            and not item.name.endswith(ERRORS)
         ]
         found.warnings += [
             f"{item.name} went the other way: {item.before:.2f} → {item.after:.2f}. Read the episodes: "
@@ -288,8 +294,9 @@ def _part(queries: Queries, first: int, last: int) -> _Part:
     tags: dict[str, list[float]] = {}
     endings: Counter[str] = Counter()
     metrics: Counter[str] = Counter()
-    lengths = dict.fromkeys(("tokens", "turns", "calls", "seconds"), 0.0)
     played = valid = 0
+    all_tokens = all_turns = all_calls = 0
+    all_seconds = 0.0
     for row in queries.rows(
         "select difficulty, task, reward, tags, outcome, why, calls, tokens, turns, wall_s, metrics, :tools as tools "
         f"from t where ({TRAIN}) and newest between :first and :last",
@@ -308,8 +315,8 @@ def _part(queries: Queries, first: int, last: int) -> _Part:
             sums[0] += reward
             sums[1] += 1
         metrics[measured] += 1
-        for name, value in zip(lengths, (tokens, turns, calls, seconds or 0.0), strict=True):
-            lengths[name] += value
+        all_tokens, all_turns, all_calls = all_tokens + tokens, all_turns + turns, all_calls + calls
+        all_seconds += seconds or 0.0
     if not valid:
         return _Part(0, 0.0, 0.0, {}, {}, {}, {}, {})
     totals = [(total, int(n)) for tasks in by_task.values() for total, n in tasks.values()]
@@ -333,7 +340,12 @@ def _part(queries: Queries, first: int, last: int) -> _Part:
         {tag: (int(n), total / n) for tag, (n, total) in by_tag.items()},
         _means(metrics),
         {name: n / played for name, n in endings.items()},
-        {name: total / valid for name, total in lengths.items()},
+        {
+            "tokens": all_tokens / valid,
+            "turns": all_turns / valid,
+            "calls": all_calls / valid,
+            "seconds": all_seconds / valid,
+        },
     )
 
 

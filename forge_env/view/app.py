@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import re
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import cache, cached_property
@@ -27,10 +28,11 @@ from forge_env.config.evaluation import CONFIDENCE
 from forge_env.display.report import facts
 from forge_env.errors import ForgeError
 from forge_env.evaluation.estimates import mean
+from forge_env.machine import cache_dir
 from forge_env.run.contract import CLAUSES, in_a_sentence
 from forge_env.run.trained import TrainedEpisode, TrainedGroup
 from forge_env.view import answers, charts, evaluations, records, text, timeline
-from forge_env.view.index import Indexer
+from forge_env.view.index import CACHE_FIX, Indexer
 from forge_env.view.queries import PAID_UNSOLVED, Filter, is_training
 from forge_env.view.runs import Runs, RunView
 from forge_env.watching import changes
@@ -215,6 +217,8 @@ class Pages:
             404: self._missing,
             HTTPException: self._missing,
             ForgeError: self._failed,
+            OSError: self._no_room,
+            sqlite3.Error: self._no_room,
             Exception: self._failed,
         }
         return Starlette(routes=routes, exception_handlers=handlers)
@@ -255,6 +259,14 @@ class Pages:
         said = str(error) if isinstance(error, ForgeError) else f"{type(error).__name__}: {error}"
         fix = (error.fix or "") if isinstance(error, ForgeError) else ""
         return self._message(request, 422 if isinstance(error, ForgeError) else 500, "This can't be shown", said, fix)
+
+    def _no_room(self, request: Request, error: Exception) -> Response:
+        """A cache folder that is full or can't be written, or a file that went while it was read."""
+        folder = self.runs.cache or cache_dir()
+        if isinstance(error, OSError) and not str(error.filename).startswith(str(folder)):
+            return self._message(request, 503, "This can't be shown", str(error))
+        said = f"The cache folder {folder} can't be used: {error}."
+        return self._message(request, 503, "This can't be shown", said, f"{CACHE_FIX}.")
 
     def _message(self, request: Request, status: int, title: str, said: str, fix: str = "") -> Response:
         name = request.path_params.get("run") if hasattr(request, "path_params") else None
@@ -349,10 +361,16 @@ class Pages:
             progress=run.index.progress(),
         )
 
+    def _compared(self, request: Request) -> list[str]:
+        """The names in `runs=A&runs=B`, or `runs=A,B`: a run's name may hold a comma."""
+        given = request.query_params.getlist("runs")
+        split = given if len(given) > 1 else "".join(given).split(",")
+        return [*dict.fromkeys(filter(None, split))][:MOST_COMPARED]
+
     def compare(self, request: Request) -> Response:
         """Several runs side by side."""
-        names = [name for name in request.query_params.get("runs", "").split(",") if name][:MOST_COMPARED]
-        listed = {name: figures for name in dict.fromkeys(names) if (figures := self.runs.figures(name)) is not None}
+        names = self._compared(request)
+        listed = {name: figures for name in names if (figures := self.runs.figures(name)) is not None}
         chosen = [run for name in listed if (run := self.runs.get(name)) is not None]
         if len(chosen) < 2:
             raise HTTPException(404, "Two runs of this folder are needed: /compare?runs=A,B")
@@ -363,7 +381,6 @@ class Pages:
             title="Compare",
             runs=chosen,
             figures=[listed[run.name] for run in chosen],
-            names=",".join(run.name for run in chosen),
             settings=evaluations.different_settings(chosen),
             pairs=evaluations.pairs(chosen, self._comparisons),
             confidence=CONFIDENCE,
@@ -372,9 +389,10 @@ class Pages:
 
     def compare_charts(self, request: Request) -> Response:
         """The curves of several runs."""
-        names = [name for name in request.query_params.get("runs", "").split(",") if name][:MOST_COMPARED]
-        named = {run.name: run.metrics for name in names if (run := self.runs.get(name)) is not None and run.metrics}
-        scores = {run.scored_by for name in named if (run := self.runs.get(name)) is not None}
+        names = self._compared(request)
+        chosen = [run for name in names if (run := self.runs.get(name)) is not None]
+        named = {run.name: run.metrics for run in chosen}  # those without any too: each run has its colour
+        scores = {run.scored_by for run in chosen if run.metrics}
         score = scores.pop() if len(scores) == 1 else ""
         return _json({"charts": [chart.data() for chart in charts.charts(named, score)]})
 
@@ -419,11 +437,13 @@ class Pages:
             trajectory, line = records.read(run.index, row)
         except records.UnreadableError as error:
             return self._page("trajectory", **{**values, "unreadable": str(error)})
-        valid = [one["reward"] for one in members if one["outcome"] in ("ended", "limit") and one["reward"] is not None]
         values |= {
             "error": trajectory.error or "",
             "components": _figures(trajectory.metrics),
-            "facts": [*_facts(row, trajectory, valid), *_training(run, row)],
+            "never_called": run.queries.constants["tools"]
+            and not row["calls"]
+            and row["result"] in ("partly", "unpaid"),
+            "facts": [*_facts(row, trajectory, _against(row, members)), *_training(run, row)],
             "times": _times(row),
         }
         if tab == "tokens":
@@ -449,8 +469,7 @@ class Pages:
         except records.UnreadableError as error:
             raise HTTPException(404, str(error)) from error
         group = run.queries.group(row["kind"], row["grp"]) if row["grp"] else []
-        valid = [one["reward"] for one in group if one["outcome"] in ("ended", "limit") and one["reward"] is not None]
-        advantage = row["reward"] - sum(valid) / len(valid) if len(valid) > 1 and row["reward"] is not None else None
+        advantage = _against(row, group)
         trained = _trained(run, row)
         if trained is not None and trained[2] is not None and math.isfinite(trained[2].advantage):
             advantage = trained[2].advantage
@@ -488,7 +507,7 @@ class Pages:
         rows = run.queries.group(kind, name) if name else []
         if not rows:
             raise HTTPException(404, "There is no such group in this run.")
-        valid = [row["reward"] for row in rows if row["outcome"] in ("ended", "limit") and row["reward"] is not None]
+        valid = _rewards(rows)
         prompt, members = records.group_members(run.index, rows)
         best, found = records.differences(rows)
         return self._page(
@@ -709,9 +728,19 @@ def _figures(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
     ]
 
 
-def _facts(row: Mapping[str, Any], trajectory: Any, rewards: Sequence[float]) -> list[tuple[str, str]]:
+def _rewards(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Of those that count."""
+    return [row["reward"] for row in rows if row["outcome"] in ("ended", "limit") and row["reward"] is not None]
+
+
+def _against(row: Mapping[str, Any], group: Sequence[Mapping[str, Any]]) -> float | None:
+    """An episode's reward less the mean of its group; None where there is nothing to compare."""
+    rewards = _rewards(group)
+    return row["reward"] - sum(rewards) / len(rewards) if len(rewards) > 1 and row["reward"] is not None else None
+
+
+def _facts(row: Mapping[str, Any], trajectory: Any, against: float | None) -> list[tuple[str, str]]:
     versions = str(row["oldest"]) if row["oldest"] == row["newest"] else f"{row['oldest']} to {row['newest']}"
-    against = row["reward"] - sum(rewards) / len(rewards) if len(rewards) > 1 and row["reward"] is not None else None
     found = [
         ("task", row["task"]),
         ("split", row["split"]),

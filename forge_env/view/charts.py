@@ -53,8 +53,8 @@ class Chart:
     title: str
     unit: str
     curves: list[Curve] = field(default_factory=list)
-    runs: list[str] = field(default_factory=list)
-    """Whose each line is, where there are several runs."""
+    runs: list[int] = field(default_factory=list)
+    """Which run's each line is, where there are several."""
     known: bool = True
     """Whether it is one of those that are always looked at."""
     strip: bool = False
@@ -73,7 +73,8 @@ class Chart:
             lines.append(
                 {
                     "label": line.label,
-                    "run": self.runs[place] if self.runs else "",
+                    "colour": self.runs[place] if self.runs else place,
+                    "dash": self.runs[:place].count(self.runs[place]) if self.runs else int(any(thin.error)),
                     "x": thin.x,
                     "y": [_short(y) for y in thin.y],
                     "e": [_short(e) for e in thin.error] if any(thin.error) else [],
@@ -160,12 +161,12 @@ def _chart(
     key: str, title: str, unit: str, named: Mapping[str, Sequence[Mapping[str, Any]]], lines: Any, several: bool
 ) -> Chart:
     found = Chart(key, title, unit)
-    for name, rows in named.items():
+    for place, (name, rows) in enumerate(named.items()):
         for line in lines(rows):
             if line.x:
                 line.label = f"{name}: {line.label}" if several else line.label
                 found.curves.append(line)
-                found.runs.append(name)
+                found.runs += [place] if several else []
     return found
 
 

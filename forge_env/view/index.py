@@ -7,6 +7,7 @@ disposable: where its version, or an indexed file, is another, it is made anew.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ import re
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +25,8 @@ from forge_env.files import end_of_last_line
 from forge_env.machine import cache_dir
 from forge_env.trajectory_index import IndexRow, is_index, new_lines, rows_of, scan
 
-VERSION = 6
+CACHE_FIX = "make room there, or set FORGE_ENV_CACHE to a folder that can be written"
+VERSION = 7
 """Of the tables below."""
 PART = 8 << 20
 """Bytes of records that are read at once where they have no rows."""
@@ -52,6 +54,8 @@ create table t (
     metrics text, solved real, retries integer, cost real, answer text
 );
 create unique index t_id on t (kind, id);
+create table changes (generation integer, dropped integer);
+insert into changes values (0, 0);
 """
 INDEXES = """
 create index if not exists t_group on t (kind, grp);
@@ -121,9 +125,7 @@ class RunIndex:
         cache: where the SQLite file is kept; None: the user's cache folder.
         measure: name of the metric that says whether an episode solved its task; the column `solved`.
 
-    Attributes:
-        generation: goes up with every change, so that what was computed of the rows can be kept until then.
-        dropped: how often rows were thrown away, because their file was replaced or cut short.
+    Several processes may keep one file up to date: they take turns.
     """
 
     def __init__(self, folder: Path, cache: Path | None = None, measure: str = SOLVED) -> None:
@@ -134,11 +136,28 @@ class RunIndex:
         identity = os.fsencode(folder.resolve()) + b"\0" + measure.encode("utf-8", "backslashreplace")
         name = hashlib.blake2b(identity, digest_size=12).hexdigest()
         self.path = place / f"{name}.sqlite"
-        self.generation = self.dropped = 0
         self._own = threading.local()
         self._writing = threading.Lock()
         self._ordered = False
-        self._prepare()
+        with self._alone():
+            self._prepare()
+
+    @property
+    def generation(self) -> int:
+        """Goes up with every change, whoever made it, so that what was computed of the rows can be kept until then."""
+        return int(self.connection().execute("select generation from changes").fetchone()[0])
+
+    @property
+    def dropped(self) -> int:
+        """How often rows were thrown away, because their file was replaced or cut short."""
+        return int(self.connection().execute("select dropped from changes").fetchone()[0])
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While no other thread, of whatever process, makes the file or writes to it."""
+        with self._writing, Path(f"{self.path}.lock").open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def connection(self) -> sqlite3.Connection:
         """This thread's."""
@@ -181,7 +200,7 @@ class RunIndex:
         Args:
             budget: bytes of records without rows to read at most; None: all.
         """
-        with self._writing:
+        with self._alone():
             changed, left = False, budget
             entries = trajectory_files(self.folder)
             changed |= self._forget({entry.name: entry.inode() for entry in entries})
@@ -192,7 +211,8 @@ class RunIndex:
                 left = None if left is None else left - used
                 if left is not None and left <= 0:
                     break
-            self.generation += changed
+            if changed:
+                self.connection().execute("update changes set generation = generation + 1")
             self._order()
             return changed
 
@@ -226,8 +246,8 @@ class RunIndex:
         own.execute("begin")
         own.execute("delete from t where key between ? and ?", (number * PLACES, (number + 1) * PLACES - 1))
         own.execute("delete from file where number = ?", (number,))
+        own.execute("update changes set dropped = dropped + 1")
         own.execute("commit")
-        self.dropped += 1
 
     def _grow(self, entry: os.DirEntry[str], budget: int | None) -> tuple[bool, int]:
         """Read on in one file; whether rows came, and how many bytes of records were parsed for them."""
@@ -293,7 +313,7 @@ class RunIndex:
             own.execute("begin")
             own.executemany(INSERT, (_values(number, kind, self.measure, row) for row in rows))
             own.execute("update file set low = ?, high = ?, size = ? where number = ?", (low, high, size, number))
-        self.generation += 1
+            own.execute("update changes set generation = generation + 1")
 
     def place(self, key: int) -> tuple[Path, int]:
         """The file and the offset of a row's record.

@@ -12,7 +12,7 @@ from forge_env.errors import ForgeError
 from forge_env.trajectory import DAMAGE, Trajectory, Turn
 from forge_env.types import Message
 from forge_env.view.index import RunIndex
-from forge_env.view.text import SHOWN, Piece, Vocabulary, arguments, pieces, plain, shown
+from forge_env.view.text import SHOWN, Piece, Vocabulary, arguments, pieces, plain, seconds, shown
 
 LARGEST = 64 << 20
 """Bytes of a record that is shown."""
@@ -77,8 +77,7 @@ def conversation(trajectory: Trajectory) -> list[MessageView]:
     for turn in trajectory.turns:
         found += [_message(message, len(found) + place, turn.seat) for place, message in enumerate(turn.observation)]
         answer = _message(turn.message, len(found), turn.seat)
-        calls_s = _calls_s(turn)
-        for call, spent in zip(answer.calls, calls_s, strict=False):
+        for call, spent in zip(answer.calls, turn.calls_s, strict=False):
             call.seconds = spent
         answer.note = _note(turn)
         found.append(answer)
@@ -86,13 +85,7 @@ def conversation(trajectory: Trajectory) -> list[MessageView]:
     return found
 
 
-def _calls_s(turn: Turn) -> Sequence[float]:
-    return turn.calls_s
-
-
 def _note(turn: Turn) -> str:
-    from forge_env.view.text import seconds
-
     reply = turn.reply
     parts = [f"{len(reply.token_ids):,} tokens"] if len(reply.token_ids) else []
     if turn.generate_s:
@@ -147,19 +140,11 @@ def tokens(trajectory: Trajectory, vocabulary: Vocabulary | None) -> list[TokenT
             continue
         before, ids = reply.prompt_ids.tolist(), reply.token_ids.tolist()
         texts = list(vocabulary.texts(ids)) if vocabulary is not None else [f"{place} " for place in ids]
+        texts = [plain(text) for text in texts]  # what has no form is a symbol: the page colours a token by its place
         text = "".join(vocabulary.texts(before)) if vocabulary is not None else " ".join(map(str, before))
         logprobs = [round(value, 4) if math.isfinite(value) else 0.0 for value in reply.logprobs.tolist()]
-        found.append(
-            TokenTurn(
-                len(before), text[:SHOWN], [_visible(text) for text in texts], ids, logprobs, reply.versions.tolist()
-            )
-        )
+        found.append(TokenTurn(len(before), text[:SHOWN], texts, ids, logprobs, reply.versions.tolist()))
     return found
-
-
-def _visible(text: str) -> str:
-    """A token's text, in which what has no form stands as a symbol of its own: the page colours it by its place."""
-    return plain(text)
 
 
 def token_data(turns: Sequence[TokenTurn], advantage: float | None, learned: bool) -> dict[str, Any]:

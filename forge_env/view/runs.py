@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from forge_env.config.reader import read_yaml
 from forge_env.display.curves import REWARD, evaluation_splits, merge_rows
 from forge_env.errors import UsageError
 from forge_env.machine import cache_dir
@@ -45,7 +46,9 @@ POINTS = 80
 """Of a list's small curve."""
 MARKS = ("metrics.jsonl", "config.yaml", "summary.json", "trajectories")
 LARGEST_DOCUMENT = 8 << 20
-"""Bytes of a summary, a recipe or a contract that are read."""
+"""Bytes of a summary or a contract that are read."""
+LARGEST_RECIPE = 1 << 19
+"""Bytes of a recipe that are read; YAML takes longer."""
 
 
 class Metrics:
@@ -92,6 +95,8 @@ def _metrics_row(line: bytes, path: Path) -> dict[str, Any] | None:
         row = json.loads(line)
         row = without_schema(row, str(path)) if isinstance(row, dict) and "step" in row else {}
         step = int(row.pop("step"))
+        if step.bit_length() > 53:
+            raise ValueError("no step")  # which a curve can't hold
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError, UsageError):
         return None  # damaged, or of a newer version
     figures = {key: value for key, value in row.items() if isinstance(value, int | float) and abs(value) < 1e300}
@@ -302,12 +307,8 @@ class RunView:
 
     @property
     def state(self) -> str:
-        """running, success, failed, interrupted, complete, incomplete, lossy, or stopped: it ended without a word."""
-        if self.is_held:
-            return "running"
-        summary = self.summary
-        said = str(summary.get("exit") or summary.get("status") or "")
-        return "stopped" if said in ("", "running") else said
+        """running, finished, failed, interrupted, complete, incomplete, lossy, or stopped: it ended without a word."""
+        return "running" if self.is_held else state_of(self.summary)
 
     def vocabulary(self) -> Vocabulary | None:
         """Of the model that it trained, from the newest checkpoint; None where none lies there."""
@@ -412,15 +413,16 @@ def _number(value: Any) -> float | None:
 def _document(path: Path) -> Any:
     """A JSON or YAML file; None where it is missing, too large or damaged."""
     try:
-        if path.stat().st_size > LARGEST_DOCUMENT:
+        if path.stat().st_size > (LARGEST_DOCUMENT if path.suffix == ".json" else LARGEST_RECIPE):
             return None
         text = path.read_text(encoding="utf-8", errors="replace")
         stamp = (path.stat().st_mtime_ns, len(text))
         if (kept := _read.get(path)) is not None and kept[0] == stamp:
             return kept[1]
-        loader = yaml.__dict__.get("CSafeLoader", yaml.SafeLoader)
-        found = json.loads(text) if path.suffix == ".json" else yaml.load(text, loader)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        found = None
+        with suppress(ValueError, RecursionError, yaml.YAMLError):
+            found = json.loads(text) if path.suffix == ".json" else read_yaml(text)[0]
+    except OSError:
         return None
     if len(_read) > 4 * MOST_OPEN:
         _read.clear()
@@ -429,6 +431,12 @@ def _document(path: Path) -> Any:
 
 
 _read: dict[Path, tuple[tuple[int, int], Any]] = {}
+
+
+def state_of(summary: Mapping[str, Any]) -> str:
+    """`RunView.state` of a run that nobody writes to. It finished: whether it learned is another question."""
+    said = str(summary.get("exit") or summary.get("status") or "")
+    return {"success": "finished", "": "stopped", "running": "stopped"}.get(said, said)
 
 
 def is_held(root: Path) -> bool:

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote_to_bytes, urlencode
 
+from forge_env.errors import UsageError
 from forge_env.machine import cache_dir
 from forge_env.serve.server import NAMES
+from forge_env.view.index import CACHE_FIX
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -43,8 +45,20 @@ REFUSED = "This page needs the address that `forge-env view` printed: it holds a
 
 
 def token(cache: Path | None = None) -> str:
-    """The token of this person, made once and kept in a file that nobody else can read: links outlive a restart."""
+    """The token of this person, made once and kept in a file that nobody else can read: links outlive a restart.
+
+    Raises:
+        UsageError: the cache folder can't be written.
+    """
     path = (cache or cache_dir()) / "view" / "token"
+    try:
+        return _token(path)
+    except OSError as error:
+        said = f"the cache folder {path.parent} can't be used: {error.strerror}"
+        raise UsageError(said, fix=CACHE_FIX) from error
+
+
+def _token(path: Path) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(2):
         try:

@@ -26,6 +26,8 @@ from sandboxes.local import cgroups
 from sandboxes.runner.config import RunnerConfig
 
 START_TIMEOUT_S = 30.0
+STARTS_PER_CPU = 4
+"""How many start at once: of hundreds, none would be ready in time."""
 PROBE_TIMEOUT_S = 20.0
 GRACE_S = 3.0
 """How long a runner may take to end by itself once its channel is closed."""
@@ -74,6 +76,7 @@ class LocalEngine(PooledEngine):
     ) -> None:
         super().__init__(concurrency=concurrency, warm=warm, max_uses=max_uses)
         self.cpus = cpus
+        self._starts = asyncio.Semaphore(STARTS_PER_CPU * len(os.sched_getaffinity(0)))
         self._rootfs: Path | None = None
         self._runner: Path | None = None
 
@@ -134,12 +137,16 @@ class LocalEngine(PooledEngine):
         super().check(spec)
 
     async def _make_box(self, spec: SandboxSpec) -> Box:
-        assert self._rootfs is not None
-        assert self._runner is not None
         if deep := [path for path in spec.writable if not self._can_hold(path)]:
             fix = "name one at the top, such as /app, or use the docker engine"
             raise UsageError(f"the local engine can't make {deep[0]}: what is above it is read-only", fix=fix)
         layer = await asyncio.to_thread(_layer, spec) if spec.packages else None
+        async with self._starts:
+            return await self._launch(spec, layer)
+
+    async def _launch(self, spec: SandboxSpec, layer: Path | None) -> Box:
+        assert self._rootfs is not None
+        assert self._runner is not None
         launched = launch(self._rootfs, self._runner, spec, self.cpus, layer)
         with launched.log:
             box = LocalBox(launched, spec)

@@ -227,6 +227,7 @@ def start(config: RunnerConfig, close: Sequence[int]) -> dict[int, socket.socket
     kind = {"uid": UserIsolation, "ns": NamespaceIsolation}[config.isolation]
     for name in PRELOAD:
         importlib.import_module(name)
+    _keep_apart()
     ends: dict[int, socket.socket] = {}
     for slots in kind.realms():
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import subprocess
 import sys
+import tracemalloc
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +232,10 @@ def test_the_old_form_is_read(tmp_path: Path) -> None:
     assert list(read_trajectories(path)) == [old, old]
 
 
+BOMB = "i4z:" + base64.b64encode(zlib.compress(bytes(1 << 26))).decode()
+"""64 KiB that would unpack to 64 MiB."""
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -236,7 +243,16 @@ def test_the_old_form_is_read(tmp_path: Path) -> None:
         (lambda record: record["tokens"].update(ids="i4z:AAAA"), "not a trajectory"),
         (lambda record: record["tokens"].update(ids="f4:AAAA"), "is expected"),
         (lambda record: record["tokens"].update(ids="i4:AAAAAA=="), "fewer or more tokens"),
-        (lambda record: record["tokens"].update(versions=[[3, 2]]), "fewer or more|log-probs and versions"),
+        (lambda record: record["tokens"].update(versions=[[3, 2]]), "versions of fewer or more tokens"),
+        (lambda record: record["tokens"].update(versions=[[3, 10**12]]), "versions of fewer or more tokens"),
+        (lambda record: record["tokens"].update(versions=[[3, 2], [3, -1]]), "versions of fewer or more tokens"),
+        (lambda record: record["tokens"].update(ids=BOMB), "fewer or more tokens"),
+        (lambda record: record.update(reward="much"), "reward is not float"),
+        (lambda record: record.update(answer=[3]), "answer is not str"),
+        (lambda record: record.update(tags=[3]), "tags is not list"),
+        (lambda record: record.update(rewards={"white": "x"}), "rewards is not dict"),
+        (lambda record: record["turns"][0].update(calls_s=["long"]), "calls_s is not list"),
+        (lambda record: record["turns"][0].update(generate_s=None), "generate_s is not float"),
         (lambda record: record.pop("tokens"), "not a trajectory"),
         (lambda record: record["turns"][0].pop("tokens"), "not a trajectory"),
     ],
@@ -249,6 +265,19 @@ def test_damaged_tokens_are_named(tmp_path: Path, change: Any, reason: str) -> N
     path.write_text(json.dumps(record) + "\n")
     with pytest.raises(UsageError, match=reason):
         list(read_trajectories(path))
+
+
+def test_what_a_record_claims_takes_no_memory(tmp_path: Path) -> None:
+    """64 MiB in 64 KiB of text are not unpacked where the turns have three tokens."""
+    damaged = json.loads(record())
+    damaged["tokens"]["ids"] = BOMB
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="fewer or more tokens"):
+            Trajectory.from_dict(damaged)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_record_of_a_newer_version_is_refused(tmp_path: Path) -> None:

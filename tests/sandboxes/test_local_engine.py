@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +16,7 @@ from forge_env.sandbox import Limits, SandboxSpec
 from sandboxes import owner
 from sandboxes.images import cache
 from sandboxes.local import LocalEngine, cgroups
-from sandboxes.local.engine import _advice
+from sandboxes.local.engine import LocalBox, _advice
 
 from .conftest import require
 
@@ -73,6 +75,25 @@ async def test_groups_of_dead_owners_are_reaped() -> None:
     ]
     assert cgroups.reap() >= 1
     assert not any(folder.exists() for folder in left)
+
+
+async def test_many_that_are_asked_for_at_once_start_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    require("local")
+    starting = [0]
+    join = LocalBox.join
+
+    async def counted(self: LocalBox, channel: socket.socket) -> None:
+        starting.append(starting[-1] + 1)
+        await join(self, channel)
+        starting.append(starting[-1] - 1)
+
+    monkeypatch.setattr(LocalBox, "join", counted)
+    monkeypatch.setattr("sandboxes.local.engine.STARTS_PER_CPU", 1)
+    cpus = len(os.sched_getaffinity(0))
+    async with LocalEngine(concurrency=3 * cpus, warm=0) as engine:
+        boxes = await asyncio.gather(*(engine.acquire() for _ in range(3 * cpus)))
+        await asyncio.gather(*map(engine.release, boxes))
+    assert (max(starting), len(starting)) == (cpus, 1 + 6 * cpus)
 
 
 def test_prune_keeps_what_is_current_and_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import Any, Generic
 
 from forge_env.errors import UsageError
@@ -359,7 +358,7 @@ class BufferCore(Generic[G]):
         handed_out = list(self._handed_out())
         unfinished = [held.index for held in [*self.ready, *handed_out]]
         return BufferStats(
-            **asdict(self.counters),
+            **self.counters.counts(),
             rolling=len(self.rolling) + len(self.late),
             ready=len(self.ready),
             in_training=len(handed_out),
@@ -410,7 +409,7 @@ class BufferCore(Generic[G]):
             trained: steps before this one are part of the weights that go with this state, so their groups count as
                 done with, and are left out where no group is used again.
         """
-        counters, in_training = asdict(self.counters), self.in_training
+        counters, in_training = self.counters.counts(), self.in_training
         if self.settings.replay.max_uses == 1:
             in_training = {step: batch for step, batch in self.in_training.items() if step >= trained}
             counters["trained"] += sum(len(batch) for step, batch in self.in_training.items() if step < trained)

@@ -164,6 +164,10 @@ class Counters:
     max_staleness: int = 0
     """Age of the oldest token handed out, in policy updates."""
 
+    def counts(self) -> dict[str, Any]:
+        """By name; all of them are numbers, so nothing needs `dataclasses.asdict`'s deep copies."""
+        return {name: getattr(self, name) for name in Counters.__slots__}
+
 
 @dataclass(slots=True)
 class BufferStats(Counters):

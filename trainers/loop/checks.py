@@ -9,7 +9,7 @@ from pathlib import Path
 
 import forge_env as fe
 from forge_env.config.recipe import ORDERS, ModelSection, RunConfig, Section
-from forge_env.environment.base import Environment
+from forge_env.environment.base import Environment, checked_demonstration
 from forge_env.errors import UsageError, suggestion
 from forge_env.machine import user_path
 from forge_env.rollout.opponents import check_named
@@ -250,7 +250,7 @@ def check_environment(config: RunConfig) -> None:
 
 def _has_no_demonstrations(environment: Environment) -> bool:
     task = environment.resolve_task(None, {"split": environment.splits[0], "index": 0})
-    return environment.demonstrate(task, random.Random(0)) is None
+    return checked_demonstration(environment, task, random.Random(0)) is None
 
 
 def check_renderer(config: RunConfig) -> None:

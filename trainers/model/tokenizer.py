@@ -14,6 +14,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from forge_env.environment.base import checked_demonstration
 from forge_env.types import Message, Task, ToolSpec
 from trainers.model.chat import CUT, TAG, Chat
 
@@ -132,7 +133,8 @@ def training_task(environment: Any, index: int) -> Task:
 def build_tokenizer(environment: Any, renderer: str, vocab_size: int, seed: int, samples: int = 2000) -> Tokenizer:
     """A tokenizer for `environment`, learned from `samples` of its demonstrations on training tasks."""
     rng = random.Random(seed)
-    demonstrations = [environment.demonstrate(training_task(environment, index), rng) for index in range(samples)]
+    tasks = (training_task(environment, index) for index in range(samples))
+    demonstrations = [checked_demonstration(environment, task, rng) or [] for task in tasks]
     phrases = fixed_phrases(demonstrations, environment.tools, renderer)
     return train_tokenizer(_corpus(demonstrations), phrases, vocab_size)
 

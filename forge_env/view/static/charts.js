@@ -2,6 +2,7 @@
 const charts = [];
 let holder = null, data = null, zoom = null, smooth = 0, log = false;
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const DASHES = [[], [4, 3], [1, 3], [9, 3]];
 const colour = (place) => css(`--s${place % 6}`);
 const make = (name, attributes = {}, ...children) => {
   const element = document.createElement(name);
@@ -35,8 +36,8 @@ function aligned(chart) {
   const columns = [steps], series = [{}], bands = [];
   const width = chart.key === "reward" ? 2 : 1.5;
   const put = (line, values) => { const column = new Array(steps.length).fill(null); line.x.forEach((x, index) => { column[place.get(x)] = log && values[index] <= 0 ? null : values[index]; }); return column; };
-  chart.lines.forEach((line, index) => {
-    const paint = colour(index);
+  chart.lines.forEach((line) => {
+    const paint = colour(line.colour);
     if (line.e.length) {
       columns.push(put(line, line.y.map((y, n) => y + line.e[n])), put(line, line.y.map((y, n) => y - line.e[n])));
       const hidden = { stroke: "transparent", width: 0, points: { show: false }, spanGaps: true };
@@ -49,7 +50,7 @@ function aligned(chart) {
       series.push({ stroke: paint + "44", width: 1, points: { show: false }, spanGaps: true });
       columns.push(put(line, smoothed(line.y)));
     } else columns.push(put(line, line.y));
-    series.push({ label: line.label, stroke: paint, width, spanGaps: true, points: { show: few, size: 6, fill: paint }, _line: line, ...(line.e.length ? { dash: [4, 3] } : {}) });
+    series.push({ label: line.label, stroke: paint, width, spanGaps: true, points: { show: few, size: 6, fill: paint }, _line: line, dash: DASHES[line.dash % 4] });
   });
   return { columns, series, bands };
 }
@@ -154,7 +155,7 @@ function save(entry, kind) {
     pen.fillText(entry.chart.title, 12 * ratio, 22 * ratio);
     let x = 24 * ratio + pen.measureText(entry.chart.title).width;
     pen.font = `${12 * ratio}px system-ui, sans-serif`;
-    if (!entry.chart.strip) entry.chart.lines.forEach((line, place) => { pen.fillStyle = colour(place); pen.fillText(line.label, x, 22 * ratio); x += pen.measureText(line.label).width + 14 * ratio; });
+    if (!entry.chart.strip) entry.chart.lines.forEach((line) => { pen.fillStyle = colour(line.colour); pen.fillText(line.label, x, 22 * ratio); x += pen.measureText(line.label).width + 14 * ratio; });
     canvas.toBlob((blob) => { link.href = URL.createObjectURL(blob); link.download = `${name}.png`; link.click(); setTimeout(() => URL.revokeObjectURL(link.href), 1000); });
     return;
   }
@@ -174,7 +175,7 @@ function build() {
     const card = make("section", { class: `chart${chart.key === "reward" ? " large" : ""}`, "data-chart": chart.key });
     const title = make("h3", {}, chart.title, " ", make("small", {}, chart.unit));
     const keys = make("div", { class: "legend" });
-    if (chart.lines.length > 1 && !chart.strip) chart.lines.forEach((line, place) => keys.append(make("span", {}, make("i", { class: `s${place % 6}` }), line.label)));
+    if (chart.lines.length > 1 && !chart.strip) chart.lines.forEach((line) => keys.append(make("span", {}, make("i", { class: `s${line.colour % 6}${line.dash ? " dashed" : ""}` }), line.label)));
     const room = make("div"), tip = make("div", { class: "tip", hidden: "" });
     card.append(make("header", {}, title, keys), room, tip);
     const entry = { chart, room, card, tip };

@@ -57,7 +57,7 @@ document.addEventListener("keydown", (event) => {
 // --- marks
 
 const names = () => all("[data-mark]").filter((box) => box.checked).map((box) => box.dataset.mark);
-function compare() { location.href = "/compare?runs=" + names().map(encodeURIComponent).join(","); }
+function compare() { location.href = "/compare?" + names().map((name) => `runs=${encodeURIComponent(name)}`).join("&"); }
 function marked() {
   const chosen = names();
   const button = one("[data-compare-button]");

@@ -1,5 +1,5 @@
 // The timeline: what every actor did when. The server sends what can be seen of a stretch.
-const TOP = 26, LEFT = 104, GAP = 12;
+const TOP = 26, LEFT = 126, GAP = 12;
 let holder, canvas, tip, data = null, view = null, end = 0, asked = 0;
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const said = (seconds) => (seconds < 0.9995 ? `${+(seconds * 1000).toPrecision(3)} ms` : seconds < 60 ? `${+seconds.toPrecision(4)} s` : `${Math.floor(seconds / 60)}m${String(Math.round(seconds % 60)).padStart(2, "0")}s`);
@@ -46,7 +46,7 @@ function draw() {
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((value) => value >= raw);
   for (let at = Math.ceil(low / step) * step; at <= high; at += step) {
     pen.strokeStyle = css("--line"); pen.beginPath(); pen.moveTo(px(at) + 0.5, 0); pen.lineTo(px(at) + 0.5, height); pen.stroke();
-    pen.fillStyle = css("--soft"); pen.fillText(said(at), px(at) + 4, 11);
+    pen.fillStyle = css("--soft"); if (px(at) + 4 + pen.measureText(said(at)).width < width) pen.fillText(said(at), px(at) + 4, 11);
   }
   const paints = [0, 1, 2, 3, 4, 5].map((place) => css(`--s${place}`));
   const paint = data.names.map((name) => (name.wait ? css("--w0") : paints[+name.css.slice(1)] + (name.name === "group" ? "99" : "")));

@@ -17,10 +17,12 @@ from forge_env.cli import show
 from forge_env.cli.main import main
 from forge_env.cli.tail import News, _follow
 from forge_env.display.digest import digest
+from forge_env.display.report import html as report_html
 from forge_env.files import LineWriter
 from forge_env.run import RunFolder
 from tests.forge_env.cli.made_run import HOSTILE, STEPS, make_run, played
 from tests.forge_env.test_visible import harmless
+from tests.forge_env.view.made import hostile_run
 
 
 @pytest.fixture
@@ -127,7 +129,7 @@ def test_a_finished_run_is_told_line_by_line(folder: RunFolder, capsys: pytest.C
     assert capsys.readouterr().out.splitlines() == [
         "[  1m00s] step 10  reward 1.000  tokens/s 900",
         "[  1m00s] held-out (eval) after step 10: 0.800 ± 0.030 (n=64, 25% by other versions)",
-        "first: success  held-out 0.400 → 0.800",
+        "first: finished  held-out 0.400 → 0.800",
     ]
 
 
@@ -239,3 +241,30 @@ def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path, monkeypatch: pyt
         assert main(["report", str(folder.root), "--format", form, "--out", str(tmp_path / f"r.{form}")]) == 0
     assert main(["show", str(folder.root)]) == 0
     assert main(["tail", str(folder.root), "--no-follow"]) == 0
+
+
+@pytest.mark.parametrize("words", [["show"], ["show", "--json"], ["report", "--format", "md"], ["report"], ["tail"]])
+def test_a_folder_of_damaged_files_is_told_of(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = hostile_run(tmp_path / "run")
+    assert main([words[0], str(root), *words[1:]]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("value", ["long", [], {"a": 1}, True, -1, float("nan"), 10**30, None])
+def test_a_summary_that_no_run_writes_costs_its_own_lines_only(
+    value: object, folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["wall_s", "environments", "environment", "model", "steps", "heldout", "warnings", "stages", "exit", "seed"]
+    folder.summary.write_text(json.dumps(dict.fromkeys(names, value)))
+    for words in (["show"], ["report"], ["report", "--format", "md"], ["tail"]):
+        assert main([words[0], str(folder.root), *words[1:]]) == 0, words
+
+
+def test_a_run_that_finished_is_not_called_a_success(folder: RunFolder) -> None:
+    """Whether it learned is what the first answer says."""
+    found = digest(folder.root)
+    assert found.state == "finished"
+    assert found.headline.endswith("finished")
+    assert "success</span>" not in report_html(found)

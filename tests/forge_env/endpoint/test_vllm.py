@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from trainers.model.chat import Chat
 
 pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(1500)]
-RECIPE = ["model.max_length=1024"]  # room for the other environment's instructions; the rest is as trained
-STEPS = 160
-"""Of the recipe's warm-up: by then most turns are a call or an answer of the right form."""
+LENGTH = 1024
+"""Room for the other environment's instructions: twice what the bundled model has."""
+RECIPE = [f"model.max_length={LENGTH}"]
+STEPS = 60
+"""That the bundled model needs to learn the other environment's call beside its own."""
 TOOLS = {"coding_rlvr": ("python", "code"), "terminal": ("bash", "command")}
 
 
@@ -33,21 +35,17 @@ def recipe() -> RunConfig:
 
 @pytest.fixture(scope="module")
 def checkpoint(recipe: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The recipe's model, tokenizer and chat template, briefly warmed up on the recipe's demonstrations.
-
-    Its environment is the only one with demonstrations: of the other, the model is shown how to look around.
-    """
+    """The bundled model, which knows the recipe's environment: of the other it is shown how to look around."""
+    from forge_env.config.recipe import bundled_models
     from trainers.loop.warmup import MICROBATCH_TOKENS, Demonstrations
     from trainers.losses.sft import SFTLoss
     from trainers.model.chat import Chat, FolderTokenizer
-    from trainers.model.tiny import build_tiny_folder
     from trainers.titan.device import use_device
     from trainers.titan.engine import TitanEngine
     from trainers.titan.model import TitanModel
 
-    models = tmp_path_factory.mktemp("models")
+    folder, trained = bundled_models()["coding_rlvr_base"], tmp_path_factory.mktemp("models") / "small"
     environment = fe.make(recipe.environment.name, **recipe.environment.options)
-    folder = build_tiny_folder(recipe.model, environment, 0, models / "fresh")
     section, device = recipe.warmup, use_device(with_gpus=False)
     assert section is not None
     model = TitanModel(folder, max_length=recipe.model.max_length, device=device.torch)
@@ -55,11 +53,11 @@ def checkpoint(recipe: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> P
         model, section.optimizer, device=device, steps=STEPS, microbatch_tokens=MICROBATCH_TOKENS, threads=2
     )
     chat = Chat(FolderTokenizer(folder), recipe.model.renderer)
-    lessons = Demonstrations(environment, chat, batch_size=section.batch_size, max_length=512, seed=0)
+    lessons = Demonstrations(environment, chat, batch_size=4, max_length=512, seed=0)
     for step in range(STEPS):
-        engine.train([*lessons.batch(), *(look_around(chat, 4 * step + number) for number in range(4))], SFTLoss())
-    model.save_hf(models / "small")
-    return models / "small"
+        engine.train([*lessons.batch(), *(look_around(chat, 8 * step + number) for number in range(8))], SFTLoss())
+    model.save_hf(trained)
+    return trained
 
 
 def look_around(chat: Chat, index: int) -> Segment:
@@ -86,7 +84,13 @@ def result(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> fe.Eva
         max_tokens=96,
         sandbox="local",
         out=tmp_path_factory.mktemp("results") / "out",
-        vllm_args=["--dtype", "float32", "--enforce-eager"],
+        vllm_args=[
+            "--dtype",
+            "float32",
+            "--enforce-eager",
+            "--hf-overrides",
+            json.dumps({"max_position_embeddings": LENGTH}),
+        ],
     )
     assert_no_shared_memory(before)
     return result

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from pydantic import Field, field_validator
 
@@ -172,6 +173,21 @@ class SetupAwaitsNothing(Find):
 class SetupSubmits(Find):
     async def setup(self, task: fe.Task) -> None:
         self.submit("x")
+
+
+class SetupYields(Find):
+    def setup(self, task):  # type: ignore[no-untyped-def]
+        yield
+
+
+class CountersList(Find):
+    def counters(self):  # type: ignore[no-untyped-def]
+        return [1]
+
+
+class PromptNone(Find):
+    def prompt(self, task):  # type: ignore[no-untyped-def]
+        return None
 
 
 class SetupRunsLoop(Find):
@@ -488,6 +504,9 @@ HERE = "tests.forge_env.environment.test_careless_mistakes"
         (SetupAwaitsNothing, "SetupAwaitsNothing.setup raised TypeError on task", ""),
         (SetupSubmits, "SetupSubmits.submit was called before the agent", "in a tool or `respond`"),
         (SetupRunsLoop, "SetupRunsLoop.setup raised RuntimeError on task", ""),
+        (SetupYields, "SetupYields.setup has a `yield`", "end it in `cleanup`"),
+        (CountersList, "CountersList.counters returned a list", "a dictionary of numbers"),
+        (PromptNone, "PromptNone.prompt gave a NoneType, None as messages", "give a list"),
         (PromptSignature, "PromptSignature.prompt: too many positional", "write `def prompt(self, task)`"),
         (RespondNone, "RespondNone.respond gave a NoneType, None as messages", "give a list"),
         (ResetAlone, "step() without a running episode", "return await super().reset(...)"),
@@ -681,6 +700,11 @@ class AlwaysPaid(Find):
     rubric = fe.Rubric(lambda: 1.0)
 
 
+class DataArray(Find):
+    def task(self, split: str, index: int) -> fe.Task:
+        return super().task(split, index).model_copy(update={"data": {"cells": numpy.arange(3)}})
+
+
 class PaidTwice(Find):
     rubric = fe.Rubric(lambda answer: 2.0 * (answer[:1] == "x"))
 
@@ -700,6 +724,7 @@ class ScoredByChance(Find):
         (ByChance, "!!", "task('train', 0) is different in a second environment of the same seed"),
         (DataLambda, "!!", "data['check'] is a function, which can't be compared or recorded"),
         (DataModule, "!!", "can't be written as JSON"),
+        (DataArray, "!!", "can't be written as JSON: Unable to serialize unknown type: <class 'numpy.ndarray'>"),
         (ToldGold, "!!", "task 'train-0' shows the agent its gold solution"),
         (SharedByAll, "--", "SharedByAll.found changed while episodes were played"),
         (SharedPrompt, "!!", "was shown differently the second time"),
@@ -740,6 +765,7 @@ CLASS = "import forge_env as fe\nclass Env(fe.SingleTurnEnvironment):\n    api_v
             "write ExactMatch()",
         ),
         (f"{CLASS}    reward = 1.0\n", "1.0 is not a reward function", "give a function"),
+        (f"{CLASS}    rubric = fe.Rubric([])\n", "a rubric without a reward function gives every episode 0", "give it"),
         (f"{CLASS}    rubric = fe.Rubric(lambda x: 1)\n", "reward function '<lambda>' asks for 'x'", "task,"),
         (f"{CLASS}    rubric = fe.Rubric([len, len])\n", "reward function 'len' asks for 'obj'", "task,"),
         (

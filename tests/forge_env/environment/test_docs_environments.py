@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -30,7 +31,7 @@ RECIPES = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
 (SERVER,) = re.findall(r"<!-- server -->\n```python\n(.*?)```", TEXT, re.DOTALL)
 
 
-ELSEWHERE = {"reverse", "safe", "countdown", "doubles", "hints", "writer"}
+ELSEWHERE = {"reverse", "safe", "countdown", "doubles", "hints", "agent", "writer"}
 """Those that other tests below run."""
 
 
@@ -51,7 +52,8 @@ def save(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_kind_is_there() -> None:
     assert set(PROGRAMS) == {
-        *("reverse", "safe", "tally", "doubles", "chat", "countdown", "hints", "qa", "repair", "writer", "race", "lake")
+        *("reverse", "safe", "tally", "doubles", "chat", "countdown", "hints", "qa", "repair", "race", "lake"),
+        *("agent", "writer"),
     }
 
 
@@ -101,21 +103,41 @@ async def test_the_tools_of_the_pages_server_are_used(tmp_path: Path, monkeypatc
 
 @pytest.mark.slow
 async def test_the_pages_program_asks_with_the_real_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few episodes: in each of them the client is imported anew, so the many of a validation would take a minute."""
     require("local")
     use_wheels(tmp_path, monkeypatch, OPENAI)
     save("writer", tmp_path, monkeypatch)
+    save("agent", tmp_path, monkeypatch)
     cls = import_module("writer").Writer
     async with LazyEngine("local") as engine:
         task = cls().task("train", 0)
         for said, reward in [
-            (["def double(", *cls().gold_actions(task)], 1.0),
-            (["def double(x): return 2"], 0.0),
+            (["def f(", *cls().gold_actions(task)], 1.0),
+            (["def f(x): return 2"], 0.0),
             (["import os; os._exit(0)"], 0.0),
         ]:
             played = await run_episode(lambda: cls(sandboxes=engine), ReplayPolicy(said), task=task)
             assert (played.error, played.reward, len(played.turns)) == (None, reward, len(said))
             assert played.answer == "written"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_from_a_script_to_an_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ "Bring your agent": its files and its commands, in turn, but for those that need a model."""
+    require("local")
+    use_wheels(tmp_path, monkeypatch, OPENAI)
+    for name in ("agent", "writer"):
+        save(name, tmp_path, monkeypatch)
+    text = next(path for path in PAGES if path.stem == "programs").read_text()
+    commands = re.findall(r"^(?:OPENAI_API_KEY=\S+ )?forge-env (.*)$", text, re.MULTILINE)
+    validate, gold, endpoint, train = commands
+    assert main(shlex.split(validate)) == 0
+    assert capsys.readouterr().out.endswith("writer:Writer: sound\n")
+    assert main([*shlex.split(gold), "--out", "gold"]) == 0
+    assert re.search(r"Writer \(eval\) +8 +8 +1\.000", capsys.readouterr().out)
+    assert (endpoint, train) == ("eval writer:Writer --model NAME --base-url https://HOST/v1 -n 8", "train train.yaml")
 
 
 @pytest.mark.parametrize("page", ["single-turn", "tools", "step", "seats"])
@@ -138,7 +160,8 @@ def test_the_command_that_a_page_gives_works(
 
 
 def test_the_recipes_are_valid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    seats, dataset, tasks = [yaml.safe_load(recipe) for recipe in RECIPES]
+    program, seats, dataset, tasks = [yaml.safe_load(recipe) for recipe in RECIPES]
+    RunConfig.model_validate(program)
     RunConfig.model_validate(seats)
     TasksSection.model_validate(tasks["tasks"])
     given = dataset["environment"]["options"]["dataset"]

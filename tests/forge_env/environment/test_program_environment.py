@@ -373,6 +373,65 @@ print(ask(user(seen))["content"])
     assert len(set(keys)) == 2
 
 
+async def test_a_key_is_its_episode_and_no_other_program_finds_it() -> None:
+    """A program that was given the key of an episode that runs beside it speaks for that one, and is charged nothing;
+    by itself it finds none but its own.
+    """
+    require("local")
+    key, stolen = asyncio.get_running_loop().create_future(), asyncio.Event()
+
+    class Owner(Agent):
+        """Is answered when the other has asked, too."""
+
+        program = "from asking import *\nprint(ask(user('mine'))['content'])"
+
+        async def _ask(self, request: ModelRequest) -> Message:
+            assert self._access is not None
+            if key.done():
+                stolen.set()
+            else:
+                key.set_result(self._access.key)
+            return await super()._ask(request)
+
+        async def step(self, action: fe.Action) -> StepResult:
+            await stolen.wait()
+            return await super().step(action)
+
+    class Thief(Agent):
+        program = """
+from asking import *
+import pathlib, re
+own, other = os.environ["OPENAI_API_KEY"], os.environ["BACKWARDS"][::-1]
+places = [*pathlib.Path("/proc").glob("[0-9]*/environ"), *pathlib.Path("/proc").glob("[0-9]*/cmdline")]
+for folder in (".", "/tmp", "/dev/shm"):
+    places += pathlib.Path(folder).rglob("*")
+seen = set()
+for place in places:
+    try:
+        seen.update(re.findall("fe-[0-9a-f]{48}", place.read_text(errors="replace")))
+    except OSError:
+        pass
+os.environ["OPENAI_API_KEY"] = other
+told = ask(user("stolen"))["content"]
+os.environ["OPENAI_API_KEY"] = own
+print(told, ask(user(f"found {len(seen - {own})}"))["content"])
+"""
+
+        def environment(self, task: fe.Task) -> dict[str, str]:
+            return {"BACKWARDS": key.result()[::-1]}
+
+    pays, steals = Says("for mine", "for stolen"), Says("for own")
+    async with fe.open_engine("local", concurrency=2) as engine:
+        owner = asyncio.create_task(run_episode(lambda: Owner(sandboxes=engine), pays, seed=1))
+        await asyncio.wait([owner, key], return_when=asyncio.FIRST_COMPLETED)
+        thief = await run_episode(lambda: Thief(sandboxes=engine), steals, seed=1)
+        owned = await owner
+    assert [told[0][0].content for told in pays.told] == ["mine", "stolen"]
+    assert [told[0][0].content for told in steals.told] == ["found 0"]
+    assert (len(owned.turns), owned.metrics["conversations"], owned.answer) == (2, 2.0, "for mine")
+    assert (len(thief.turns), thief.answer) == (1, "for stolen for own")
+
+
 async def test_a_reply_that_was_cut_short_is_passed_on_as_such(engine: SandboxEngine) -> None:
     asking = """
 from asking import *

@@ -430,7 +430,7 @@ class Moving(Sums):
     [
         ({"version": "b"}, "its task is now 'b-3', and was 'a-3'", 1),
         ({"count": 3}, "no such task any more", 3),
-        ({"broken": 3}, "its task can't be made: KeyError: 'the row is missing'", 3),
+        ({"broken": 3}, "its task can't be made: Moving.task raised KeyError on task 'eval/3': 'the row", 3),
     ],
 )
 def test_scoring_again_names_what_can_no_longer_be_scored(

@@ -107,9 +107,13 @@ def test_wrong_rubrics_are_refused_early() -> None:
         fe.Rubric([3])  # type: ignore[list-item]
     with pytest.raises(UsageError, match="two reward functions are named 'length'"):
         fe.Rubric([length], metrics=[length])
+    for empty in (lambda: fe.Rubric([]), fe.Rubric, lambda: fe.Rubric(metrics=[length]), lambda: fe.Rubric([], [])):
+        with pytest.raises(UsageError, match=r"without a reward function gives every episode 0 \(give it one"):
+            empty()
+    assert fe.Rubric(group=[as_short_as_possible]).scores_groups, "which alone decide"
 
 
-@given(st.lists(st.tuples(st.floats(-10, 10), st.floats(-10, 10)), max_size=8))
+@given(st.lists(st.tuples(st.floats(-10, 10), st.floats(-10, 10)), min_size=1, max_size=8))
 async def test_any_weights_add_up(pairs: list[tuple[float, float]]) -> None:
     def function(number: int, value: float) -> Any:
         def scorer() -> float:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import queue
+import random
 import re
 import signal
 import subprocess
@@ -17,10 +19,13 @@ from typing import Any
 import pytest
 
 import forge_env as fe
+from forge_env.cli.main import main
+from forge_env.environment.base import checked_demonstration
 from forge_env.errors import EnvironmentBugError, InfrastructureError
+from forge_env.gym.host import get_host
 from forge_env.rollout.episode import EpisodeLimits, Retry, run_episode
 from forge_env.rollout.scripted import ReplayPolicy
-from forge_env.run import held_up
+from forge_env.run import held_up, preflight
 from forge_env.run.held_up import LoopGuard
 from forge_env.tools import schema
 
@@ -139,6 +144,54 @@ async def test_a_task_that_is_never_made_is_named_after_the_authors_limit() -> N
     with LoopGuard(60.0, 0.0, print), pytest.raises(EnvironmentBugError) as caught:
         env.resolve_task(3, None)
     assert re.search(r"Stuck\.task held up .* for 0\.1 s, in spin \(.*:\d+\) on task 'train/3'", str(caught.value))
+
+
+class Never(Endless):
+    """A task that is never made."""
+
+    api_version = 1
+
+    def task(self, split: str, index: int) -> fe.Task:
+        spin()
+        return super().task(split, index)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["info"], ["play"], ["eval", "--model", "gold"], ["train", "grpo/math_cpu"]],
+    ids=lambda words: words[0],
+)
+def test_a_command_names_it_before_its_event_loop_runs(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name, options = f"{__name__}:Never", ["--code_timeout_s", "0.1"]
+    if words[0] == "train":
+        monkeypatch.setattr(preflight, "check_memory", lambda config: None)
+        words, options = [*words, f"environment.name={name}"], ["environment.options={code_timeout_s: 0.1}"]
+    else:
+        words = [words[0], name, *words[1:]]
+    assert main([*words, *options]) == 1
+    said = capsys.readouterr().err
+    assert re.search(r"Never\.task held up .* for 0\.1 s, in spin \(.*test_endless\.py:\d+\) on task '\w+/0'", said)
+
+
+@pytest.mark.parametrize(("where", "who"), [("reward, plain", "reward function 'judged'"), ("", "Loud.demonstrate")])
+def test_a_demonstration_that_never_ends_is_named(where: str, who: str) -> None:
+    """What plays one by default runs in a thread of its own."""
+
+    class Loud(Endless):
+        def demonstrate(self, task: fe.Task, rng: random.Random) -> list[fe.Message] | None:
+            if not where:
+                spin()
+            return super().demonstrate(task, rng)
+
+    get_host()  # loading what it needs is not in the way
+    env = type("Loud", (Loud,), {"where": where})(Loud.config_class(code_timeout_s=0.1))
+    task = env.resolve_task(0, None)
+    with LoopGuard(math.inf, 0.0, print), pytest.raises(EnvironmentBugError) as caught:
+        checked_demonstration(env, task, random.Random(0))
+    assert re.search(rf"{who} held up .* for 0\.1 s, in spin \(.*test_endless\.py:\d+\)", str(caught.value))
 
 
 @pytest.mark.parametrize("where", ["setup, plain", "reward, plain", "respond, plain", "tool, plain"])

@@ -47,7 +47,7 @@ def test_success_leaves_a_complete_folder(config: RunConfig, folder: RunFolder) 
     assert (found["model"], found["versions"]["forge-env"]) == (config.model.path, found["forge_env"])
     assert found["machine"]["cpus"] >= 1
     page = folder.report.read_text()
-    assert "badge success" in page
+    assert "badge finished" in page
     for part in ("0.400 → 0.700", "Loss", "Where the time went", "training reward", "name: coding_rlvr"):
         assert part in page
     assert "http://" not in page.replace("http://www.w3.org", "")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import forge_env as fe
 from forge_env.errors import SandboxError
 from forge_env.registry import unregister
+
+PAGE = Path(__file__).parents[3] / "docs" / "environments" / "interop.md"
 
 
 class Adder(fe.ToolEnvironment):
@@ -86,3 +91,11 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.005)
+
+
+async def run_printed(name: str, url: str) -> None:
+    """Run a program of the page on other frameworks, word for word but for the server's address."""
+    (program,) = re.findall(rf"<!-- client: {name} -->\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert program.count("http://localhost:8000") == 1
+    program = program.replace("http://localhost:8000", url)
+    await eval(compile(program, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), {})

@@ -18,7 +18,7 @@ from forge_env.cli.main import main
 from forge_env.errors import InfrastructureError
 from forge_env.types import FunctionCall, Message, ToolCall
 from tests.forge_env.cli.test_cli_environments import install
-from tests.forge_env.serve.serving import Adder, serving, until
+from tests.forge_env.serve.serving import Adder, run_printed, serving, until
 
 WHY = "NOT RUN: openenv is not installed (`make conformance` makes an environment for it)"
 core = pytest.importorskip("openenv.core", reason=WHY)
@@ -43,6 +43,12 @@ async def test_its_generic_client_plays_an_episode() -> None:
             assert (result.reward, result.done) == (1.0, True)
         await until(lambda: len(sessions) == 0)
     assert Adder.opened == 0
+
+
+async def test_the_pages_program_plays_as_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    async with serving() as (url, _):
+        await run_printed("openenv", url)
+    assert capsys.readouterr().out.split()[-2:] == ["0.0", "True"], "42 is not what 3 + 1 is"
 
 
 async def test_its_tool_client_lists_and_calls_tools() -> None:

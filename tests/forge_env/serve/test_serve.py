@@ -213,6 +213,20 @@ async def test_sessions_end_by_themselves_and_make_room() -> None:
     assert Adder.opened == 0
 
 
+async def test_a_server_that_was_never_there_is_not_asked_again_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What may have died unnoticed is tried once more; here there was no connection yet."""
+    asked = []
+
+    async def get(self: openenv.Link, path: str) -> dict[str, Any]:
+        asked.append(path)
+        raise openenv.ConnectionLost("refused")
+
+    monkeypatch.setattr(openenv.Link, "get", get)
+    with pytest.raises(fe.InfrastructureError, match="refused"):
+        await fe.make(REMOTE, url="http://127.0.0.1:9").reset(seed=1)
+    assert asked == ["/schema"]
+
+
 async def test_no_more_episodes_are_begun_than_the_server_has_room_for() -> None:
     """Those that find no room wait for one of their own to end, and none is lost."""
     seen = 0

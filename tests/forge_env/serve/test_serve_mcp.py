@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
 import forge_env as fe
 from forge_env.errors import ToolError
-from tests.forge_env.serve.serving import Adder, serving, until
+from tests.forge_env.serve.serving import Adder, run_printed, serving, until
 
 pytest.importorskip("mcp", reason='NOT RUN: pip install "forge-env[openenv]"')
 pytest.importorskip("uvicorn", reason='NOT RUN: pip install "forge-env[openenv]"')
@@ -45,6 +46,14 @@ async def test_a_session_is_an_episode() -> None:
             assert [message.content.text for message in prompt.messages] == ["4 + 1 = ?"]  # type: ignore[union-attr]
             assert len(sessions) == Counter.opened == 2
         await until(lambda: len(sessions) == Counter.opened == 0)  # they end with their clients
+
+
+async def test_the_pages_program_calls_a_tool(capsys: pytest.CaptureFixture[str]) -> None:
+    async with serving() as (url, _):
+        await run_printed("mcp", url)
+    task, answer = capsys.readouterr().out.splitlines()
+    assert task == "3 + 1 = ?"
+    assert re.search(r"text='3'", answer)
 
 
 async def test_our_own_client_offers_them_to_an_agent() -> None:

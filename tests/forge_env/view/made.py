@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import mean, pstdev
 from typing import Any
 
 import numpy as np
@@ -184,9 +185,13 @@ def training_run(
                     made = episode(group, member, step - 1, solved, chance, step / steps if hacked else 0.0)
                     earned.append(made.reward)
                     right.append(made.metrics["solved"])
-                    about = [str(member), made.reward, 0.25, made.num_sampled_tokens, len(made.turns), 0]
+                    about = [str(member), made.reward, made.reward, made.num_sampled_tokens, len(made.turns), 0]
                     learned_of.setdefault(group, []).append(about)
                     writer.write(made)
+                earned_here = [about[1] for about in learned_of[group]]
+                middle, spread = mean(earned_here), pstdev(earned_here)
+                for about in learned_of[group]:
+                    about[2] = (about[1] - middle) / spread if spread else 0.0
             rewards.append(sum(earned) / len(earned))
             solved_shares.append(sum(right) / len(right))
     for step in (0, steps // 2, steps):

@@ -91,7 +91,7 @@ def served(root: Path, cache: Path) -> Iterator[Site]:
             assert process.stdout is not None
             said = process.stdout.readline()
             assert "is shown at http://127.0.0.1:" in said
-            yield Site(said.split(" is shown at ")[1].split(";")[0], root)
+            yield Site(said.split(" is shown at ")[1].split()[0], root)
         finally:
             process.terminate()
 

