@@ -225,16 +225,21 @@ class Run:
 
 
 def shared_memory() -> set[str]:
-    """What lies in shared memory that no living process has mapped."""
+    """What lies in shared memory, of whatever program."""
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def left_in_shared_memory(before: set[str]) -> set[str]:
+    """What was not there `before`, and no living process has mapped."""
     used: set[int] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):
             used.update(int(found) for found in re.findall(r" (\d+) +/dev/shm/", maps.read_text()))
     names = set()
-    for path in Path("/dev/shm").iterdir():
+    for name in shared_memory() - before:
         with suppress(FileNotFoundError):
-            if path.stat().st_ino not in used:
-                names.add(path.name)
+            if Path("/dev/shm", name).stat().st_ino not in used:
+                names.add(name)
     return names
 
 
@@ -412,8 +417,8 @@ class Chain:
         subprocess.run(command, check=True, capture_output=True, cwd=self.place, env=environment)
         if left := {path.name for path in self.place.iterdir()} - {"runs", run.output.name}:
             self.problems.append(f"temporary files left: {sorted(left)}")
-        run.until(lambda: not shared_memory() - self._shm, GONE_S, watch_end=False)
-        if memory := shared_memory() - self._shm:
+        run.until(lambda: not left_in_shared_memory(self._shm), GONE_S, watch_end=False)
+        if memory := left_in_shared_memory(self._shm):
             self.problems.append(f"shared memory left: {sorted(memory)}")
         ended = f"chain {self.seed}: {len(self.deaths)} deaths, {max(run.steps, default=0)} steps"
         print("\n   ! ".join([ended, *self.problems]), flush=True)
