@@ -1,8 +1,9 @@
-"""A real run over several hosts, one of which is lost."""
+"""A real run over several hosts that talk over TLS, one of which is lost."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ import pytest
 
 pytest.importorskip("monarch")
 
-from tests.trainers.actors.workers import workers
+from tests.trainers.actors.workers import certificates, workers
 from trainers.loop.stack import PROCESS_ENVIRONMENT
 
 pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(900)]
@@ -20,7 +21,8 @@ STEPS = 60
 
 
 def test_the_trainers_host_is_lost_and_the_run_goes_on_elsewhere(tmp_path: Path) -> None:
-    with workers(3, tmp_path) as hosts:
+    environment = certificates(tmp_path)
+    with workers(3, tmp_path, "tls", environment) as hosts:
         recipe = {
             "environment": {"name": "tests.trainers.loop.dry_run:Sums"},
             "model": {"max_length": 160, "cache_dir": str(tmp_path / "cache")},
@@ -37,7 +39,10 @@ def test_the_trainers_host_is_lost_and_the_run_goes_on_elsewhere(tmp_path: Path)
         (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))  # JSON is YAML
         command = [sys.executable, "-m", "forge_env", "train", str(tmp_path / "recipe.yaml"), "--name", "run"]
         printed_to = tmp_path / "printed.txt"
-        with printed_to.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as run:
+        with (
+            printed_to.open("wb") as output,
+            subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **environment}) as run,
+        ):
             log = ["tail", "-F", "-n", "+1", str(tmp_path / "runs" / "run" / "run.log")]
             with subprocess.Popen(log, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as tail:
                 assert tail.stdout is not None
