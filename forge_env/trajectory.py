@@ -16,7 +16,7 @@ from forge_env.errors import UsageError
 from forge_env.files import DiskFullError, LineWriter
 from forge_env.policy import NO_TOKENS, TOKEN_FIELDS, Reply
 from forge_env.schema import with_schema, without_schema
-from forge_env.trajectory_index import BAD_RECORD, IndexRow, encode, index_path, row_of
+from forge_env.trajectory_index import BAD_RECORD, IndexRow, IndexWriter, row_of
 from forge_env.types import Message
 
 if TYPE_CHECKING:
@@ -511,10 +511,6 @@ DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, z
 """Exceptions raised when a line that is not a trajectory is read."""
 
 
-MOST_ROWS_HELD = 2**20
-"""Bytes of index rows that wait for room; readers make the others of the records."""
-
-
 class TrajectoryWriter(LineWriter):
     """Appends trajectories to a file; every record is handed to the operating system as it is written.
 
@@ -528,7 +524,7 @@ class TrajectoryWriter(LineWriter):
         super().__init__(path, **options)
         self._rows: deque[IndexRow | None] = deque()
         """Of the lines that are held, or being written."""
-        self._index = LineWriter(index_path(path), what="rows of the index", most_held=MOST_ROWS_HELD)
+        self._index = IndexWriter(path)
 
     def write(self, trajectory: Trajectory) -> None:
         """Append one record and its row of the index, or hold them while the disk is full (see `LineWriter`).
@@ -552,11 +548,11 @@ class TrajectoryWriter(LineWriter):
             self._rows.pop()
 
     def written(self, offset: int, length: int) -> None:
-        """Write the row of what was written. That it can't be costs nothing but time: readers make it themselves."""
+        """Give the index the row of what was written."""
         row = self._rows.popleft()
         if row is not None:
             row.offset, row.length = offset, length
-            self._index.append(encode(row))
+            self._index.append(row)
 
     def close(self) -> None:
         """Close both files; raises as `LineWriter.close`, of the records only."""

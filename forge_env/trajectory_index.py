@@ -1,35 +1,46 @@
 """`KIND.index.jsonl` beside `KIND.jsonl`: one short row for each trajectory, so that a list needs no transcript.
 
-The writer of the trajectories writes it, a row after each record. It may be missing, or lack rows: of a folder from
-before, of a process that was killed between the two writes, of a full disk. `IndexReader` makes such rows from the
-records themselves, so nothing depends on the file but the time that a list takes. It can be deleted.
+The writer of the trajectories writes it, behind the records. It may be missing, or lack rows: of the newest records, of
+a folder from before, of a process that was killed between the two writes, of a full disk. `IndexReader` makes such rows
+from the records themselves, so nothing depends on the file but the time that a list takes. It can be deleted.
 
 A row is a JSON array, in the order of `COLUMNS`; its first value is the version of the row. What is of a reader's
-interest and long is cut off (`MOST`). Rows are appended only. Several processes append to one pair of files, so the
-rows needn't be in the order of the records. Of two rows for one offset the later counts, and a row that reaches beyond
-the end of the records is of records that were lost.
+interest and long is cut off (`MOST`). A line of the file is a row, or packs the rows of about 64 kB of records
+(`pack`), so that the file stays below a twentieth of the records. Lines are appended only. Several processes append to
+one pair of files, so the rows needn't be in the order of the records. Of two rows for one offset the later counts, and
+a row that reaches beyond the end of the records is of records that were lost.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import islice, pairwise
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from pydantic_core import from_json
 
+from forge_env.files import LineWriter
+
 VERSION = 1
+PACKED = b'[2,"'
+"""How a line begins that holds several rows."""
 SUFFIX = ".index.jsonl"
 MOST_METRICS, MOST_TAGS, MOST_NAME, MOST_ANSWER = 12, 8, 64, 48
 """What a row holds of one trajectory: metrics, tags, characters of a name, characters of the answer."""
-AT_ONCE = 500
-"""Rows that are parsed together."""
+PACKED_RECORDS = 1 << 16
+"""Bytes of records after which their rows are written; a reader makes them itself until then."""
+MOST_UNPACKED = 1 << 22
+"""Bytes of rows in one line; one that claims to hold more is damaged."""
+MOST_ROWS_HELD = 1 << 20
+"""Bytes of lines that wait for room on a full disk; readers make the other rows of the records."""
 BAD_RECORD = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """Exceptions raised when a line that is not a record is read."""
 
@@ -268,20 +279,83 @@ def _row(values: Any) -> IndexRow:
     return row
 
 
+def pack(rows: Sequence[bytes]) -> bytes:
+    """Rows as one line of the index, without its line feed: a single one as it is, several as `[2, TEXT]`, where TEXT
+    is the base64 of what zlib makes of the rows with commas between them."""
+    if len(rows) == 1:
+        return rows[0]
+    return b'%b%b"]' % (PACKED, base64.b64encode(zlib.compress(b",".join(rows))))
+
+
+def unpack(line: bytes) -> list[Any]:
+    """The values of the rows that a line holds.
+
+    Raises:
+        ValueError, zlib.error, RecursionError: the line is damaged.
+    """
+    content = line
+    if line.startswith(PACKED):
+        packed = base64.b64decode(line.removeprefix(PACKED).removesuffix(b"\n").removesuffix(b'"]'), validate=True)
+        unpacking = zlib.decompressobj()
+        content = unpacking.decompress(packed, MOST_UNPACKED)
+        if not unpacking.eof:
+            raise ValueError("cut short, or longer than any that is written")
+    content = b"[%b]" % content
+    try:
+        return list(from_json(content, cache_strings="none"))
+    except ValueError:  # a surrogate without its other half: only Python's reader takes it
+        return list(json.loads(content))
+
+
 def _decoded(lines: Iterable[bytes]) -> Iterator[IndexRow]:
-    """The rows of these lines that can be read; many at once as one array, which takes a third of the time."""
-    coming = iter(lines)
-    while part := [*islice(coming, AT_ONCE)]:
+    """The rows of these lines that can be read."""
+    for line in lines:
         try:
-            values = from_json(b"[%b]" % b",".join(part), cache_strings="none")
-        except (ValueError, RecursionError):
-            values = ()  # one of them is damaged
-        together = len(values) == len(part)
-        for found in values if together else part:
+            values = unpack(line)
+        except (ValueError, zlib.error, RecursionError):
+            continue
+        for found in values:
             try:
-                yield _row(found) if together else decode(found)
-            except (ValueError, TypeError, RecursionError):
+                yield _row(found)
+            except (ValueError, TypeError):
                 continue
+
+
+class IndexWriter:
+    """Writes rows to the index of a file of trajectories: those of `PACKED_RECORDS` bytes of records as one line.
+
+    What is not written yet, or can't be for lack of room, costs nothing but time: readers make it of the records.
+
+    Args:
+        records: the file of trajectories.
+    """
+
+    def __init__(self, records: Path) -> None:
+        self._file = LineWriter(index_path(records), what="rows of the index", most_held=MOST_ROWS_HELD)
+        self._rows: list[bytes] = []
+        self._bytes = 0
+
+    def append(self, row: IndexRow) -> None:
+        """Take a row, and write all that were taken where they are enough."""
+        self._rows.append(encode(row))
+        self._bytes += row.length
+        if self._bytes >= PACKED_RECORDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was taken."""
+        if self._rows:
+            self._file.append(pack(self._rows))
+        self._rows, self._bytes = [], 0
+
+    def close(self) -> None:
+        """Write what was taken, and close the file.
+
+        Raises:
+            DiskFullError: there is no room.
+        """
+        self.flush()
+        self._file.close()
 
 
 def _environment_in(name: str) -> str:

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forge_env import trajectory_index as module
 from forge_env.policy import Reply
 from forge_env.run.trajectories import TrajectoryFiles, recorded, rename
 from forge_env.trajectory import Trajectory, TrajectoryWriter, Turn, read_trajectories
@@ -145,17 +147,20 @@ def test_a_row_is_read_back(row: IndexRow) -> None:
 @given(
     keep=st.lists(st.sampled_from(["keep", "drop", "damage", "swap"]), min_size=5, max_size=5),
     half=st.booleans(),
+    together=st.sampled_from([1, 2_000, module.PACKED_RECORDS]),
 )
 def test_whatever_happens_to_the_index_every_record_has_its_row(
-    keep: list[str], half: bool, tmp_path_factory: pytest.TempPathFactory
+    keep: list[str], half: bool, together: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("index") / "a.jsonl"
-    with TrajectoryWriter(path) as writer:
+    with pytest.MonkeyPatch.context() as patch, TrajectoryWriter(path) as writer:
+        patch.setattr(module, "PACKED_RECORDS", together)
         for number in range(5):
             writer.write(played(number))
     whole = rows(path)
+    assert len(whole) == 5
     kept: list[bytes] = []
-    for line, what in zip(index_path(path).read_bytes().splitlines(keepends=True), keep, strict=True):
+    for line, what in zip(index_path(path).read_bytes().splitlines(keepends=True), keep, strict=False):
         if what == "swap":
             kept.insert(0, line)
         elif what == "damage":
@@ -269,10 +274,46 @@ def test_the_index_goes_with_its_file(tmp_path: Path) -> None:
     assert sorted(path.name for path in recorded(tmp_path, "eval-00010")) == [names[1], names[3]]
 
 
-def test_a_row_is_short(tmp_path: Path) -> None:
-    """5 % of a record of 4 kB; that of the smallest episodes is below 2 kB."""
-    with TrajectoryWriter(tmp_path / "train.jsonl") as writer:
-        for number in range(8):
-            writer.write(played(10_000, number))
-    assert index_path(tmp_path / "train.jsonl").stat().st_size < 8 * 200
-    assert len(COLUMNS) == len(json.loads(index_path(tmp_path / "train.jsonl").read_bytes().splitlines()[0]))
+@pytest.mark.parametrize(("answer", "length"), [("```text\n2\n```", 1_100), ("word " * 3_000, 16_000)])
+def test_the_index_is_a_twentieth_of_the_records_at_most(answer: str, length: int, tmp_path: Path) -> None:
+    path, chance = tmp_path / "train.jsonl", random.Random(1)
+    with TrajectoryWriter(path) as writer:
+        for number in range(400):
+            figures = {"reward": chance.random(), "wall_s": chance.random(), "started": 1.7e9 + chance.random()}
+            writer.write(played(10_000 + number // 8, number % 8, answer=answer, **figures))
+    assert path.stat().st_size / 400 == pytest.approx(length, rel=0.1)
+    assert index_path(path).stat().st_size < path.stat().st_size / 20
+    assert [encode(row) for row in rows(path)] == [encode(row) for row in scan(path)]
+
+
+def test_rows_of_long_records_are_written_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    with TrajectoryWriter(path) as writer:
+        writer.write(played(1, answer="long " * module.PACKED_RECORDS))
+        (line,) = index_path(path).read_bytes().splitlines()
+        assert len(COLUMNS) == len(json.loads(line))
+        writer.write(played(2))
+        assert [row.id for row in rows(path)] == ["train-1-0", "train-2-0"]
+        assert index_path(path).read_bytes().count(b"\n") == 1
+
+
+def test_a_line_that_claims_gigabytes_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "train.jsonl"
+    with TrajectoryWriter(path) as writer:
+        for number in range(3):
+            writer.write(played(number))
+    own = index_path(path).read_bytes()
+    assert len(module.unpack(own)) == 3
+    monkeypatch.setattr(module, "MOST_UNPACKED", 100)
+    with pytest.raises(ValueError, match="longer than any"):
+        module.unpack(own)
+    assert len(rows(path)) == 3
+
+
+def test_packed_rows_hold_what_is_no_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    with TrajectoryWriter(path) as writer:
+        for number in range(3):
+            writer.write(played(number, answer="half \ud800 of it"))
+    assert {row.answer for row in rows(path)} == {"half \ud800 of it"}
+    assert len(module.unpack(index_path(path).read_bytes())) == 3
