@@ -507,7 +507,7 @@ def _from_text(text: str, kind: str, number: int) -> NDArray[Any]:
 # A process killed while writing leaves at most one incomplete last line: readers skip it, and the next writer
 # cuts it off.
 
-DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, zlib.error)
+DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, zlib.error)
 """Exceptions raised when a line that is not a trajectory is read."""
 
 
@@ -567,6 +567,7 @@ def read_trajectories(
     path: str | Path,
     *,
     on_damage: Callable[[str], object] | None = None,
+    on_newer: Callable[[str], object] | None = None,
     check: Callable[[Trajectory], object] = lambda trajectory: None,
 ) -> Iterator[Trajectory]:
     """The complete records of a file, in order; an incomplete last line is left out.
@@ -574,6 +575,7 @@ def read_trajectories(
     Args:
         path: of the file.
         on_damage: is told of a line in the middle that is not a trajectory, which is then left out.
+        on_newer: is told of a record of a newer version, which is then left out.
         check: raises such an error as `from_dict` does for a trajectory that is none the reader can use.
 
     Raises:
@@ -586,6 +588,11 @@ def read_trajectories(
             try:
                 trajectory = Trajectory.from_dict(json.loads(line))
                 check(trajectory)
+            except UsageError as error:  # of a newer version
+                if on_newer is None:
+                    raise UsageError(f"{path}, line {number}: {error.message}", fix=error.fix) from error
+                on_newer(f"{path}, line {number}: {error}")
+                continue
             except DAMAGE as error:
                 damage = f"{path}, line {number} is not a trajectory: {' '.join(str(error).split())[:200]}"
                 if on_damage is None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from forge_env.cli.command import Parser
-from forge_env.cli.trajectories import trajectory_files
+from forge_env.cli.trajectories import left_out, trajectory_files
 from forge_env.errors import UsageError
 from forge_env.interrupts import say
 from forge_env.plugins import load_plugin
@@ -67,7 +67,8 @@ def _episodes(args: argparse.Namespace, out: Path) -> int:
         for count, trajectory in enumerate(found, start=1):
             name = re.sub(r"[^\w.-]+", "_", trajectory.id) or str(count)
             document = json.dumps(atif(trajectory, args.model_name), ensure_ascii=False)
-            (out / f"{name}.json").write_text(document, encoding="utf-8")
+            # half of a surrogate pair, which UTF-8 has no form for, is written as JSON does
+            (out / f"{name}.json").write_bytes(document.encode("utf-8", "backslashreplace"))
     say(f"{count} episodes -> {out}")
     return 0
 
@@ -75,5 +76,5 @@ def _episodes(args: argparse.Namespace, out: Path) -> int:
 def _found(files: list[Path]) -> Iterator[Trajectory]:
     """The episodes of all files. An id is unique in its file only: of several, it begins with the file's name."""
     for path in files:
-        for trajectory in read_trajectories(path, on_damage=lambda damage: say(f"forge-env: {damage}")):
+        for trajectory in read_trajectories(path, on_damage=left_out, on_newer=left_out):
             yield replace(trajectory, id=f"{path.stem}/{trajectory.id}") if len(files) > 1 else trajectory

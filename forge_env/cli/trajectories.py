@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     """List the episodes, or show those with an id."""
     found = False
     for path in trajectory_files(Path(args.path)):
-        for trajectory in read_trajectories(path, on_damage=lambda damage: say(f"forge-env: {damage}")):
+        for trajectory in read_trajectories(path, on_damage=left_out, on_newer=left_out):
             if args.id is None:
                 print(visible(_line(trajectory).replace("\n", " ")))
             elif trajectory.id == args.id:
@@ -38,6 +38,11 @@ def run(args: argparse.Namespace) -> int:
         what = "no trajectory yet" if args.id is None else f"no trajectory {args.id!r}"
         raise UsageError(f"{args.path} holds {what}", fix=f"forge-env trajectories {args.path} lists those there are")
     return 0
+
+
+def left_out(why: str) -> None:
+    """Name a record that can't be shown; the others are."""
+    say(f"forge-env: {why}")
 
 
 def trajectory_files(path: Path) -> Iterator[Path]:

@@ -79,7 +79,7 @@ def _read(path: Path, row: IndexRow) -> Trajectory:
         line = file.read(row.length)
     try:
         return Trajectory.from_dict(json.loads(line))
-    except (*DAMAGE, RecursionError) as error:
+    except DAMAGE as error:
         raise UsageError(
             f"{path}, byte {row.offset} is not a trajectory: {one_line(str(error))}", fix="its line is damaged"
         ) from error

@@ -323,7 +323,7 @@ def _parsed(text: bytes, path: Path, place: tuple[Path, int, int], found: Findin
             yield _atif(data, path, place)
         elif isinstance(data.get("messages"), list):
             yield _conversation(data, path, place)
-    except (*DAMAGE, RecursionError):
+    except DAMAGE:
         found.damaged += 1
 
 

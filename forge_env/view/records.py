@@ -39,7 +39,7 @@ def read(index: RunIndex, row: Mapping[str, Any]) -> tuple[Trajectory, bytes]:
         raise UnreadableError(f"its file can't be read: {error}") from error
     try:
         return Trajectory.from_dict(json.loads(line)), line
-    except (*DAMAGE, ForgeError, RecursionError) as error:
+    except (*DAMAGE, ForgeError) as error:
         raise UnreadableError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
 
 

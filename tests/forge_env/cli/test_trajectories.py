@@ -70,3 +70,17 @@ def test_a_damaged_line_is_told_and_the_others_are_shown(folder: Path, capsys: p
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 3
     assert "line 1 is not a trajectory" in err
+
+
+def test_a_record_of_a_newer_version_is_told_and_the_others_are_shown(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "trajectories" / "train.jsonl"
+    path.write_bytes(b'{"schema":99,"id":"later"}\n' + b"[" * 100_000 + b"\n" + path.read_bytes())
+    for words in (["trajectories", str(folder)], ["export", "--format", "atif", str(path), str(folder / "out")]):
+        assert main(words) == 0
+        said = capsys.readouterr()
+        assert "line 1: the trajectory has version 99" in said.err
+        assert "update forge-env" in said.err
+        assert "line 2 is not a trajectory" in said.err
+        assert "later" not in said.out
