@@ -14,7 +14,7 @@ from hashlib import blake2b
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -108,9 +108,28 @@ def static(name: str) -> str:
     return f"/static/{_static()[0]}/{name}"
 
 
+def _quoted(value: str) -> str:
+    """For an address. A folder's name keeps its bytes, whatever they are; other text that is no UTF-8 is replaced."""
+    try:
+        return quote(value.encode("utf-8", "surrogateescape"), safe="")
+    except UnicodeEncodeError:
+        return quote(value.encode("utf-8", "replace"), safe="")
+
+
+def _folders(request: Request, key: str) -> list[str]:
+    """The names of folders that an address gives by a key, of any bytes."""
+    query = parse_qsl(request.scope["query_string"].decode("latin-1"), errors="surrogateescape")
+    return [value for name, value in query if name == key]
+
+
 def here(run: RunView, page: str = "") -> str:
     """Address of a page of a run."""
-    return "/run/" + quote(run.name.encode("utf-8", "surrogateescape"), safe="") + (f"/{page}" if page else "")
+    return f"/run/{_quoted(run.name)}" + (f"/{page}" if page else "")
+
+
+def compared(runs: Sequence[RunView]) -> str:
+    """The part of an address that names several runs."""
+    return "&".join(f"runs={_quoted(run.name)}" for run in runs)
 
 
 def place(run: RunView, row: Mapping[str, Any], page: str = "t") -> str:
@@ -157,10 +176,11 @@ class Pages:
             lstrip_blocks=True,
         )
         environment.filters["attr"] = lambda value: Markup(escape(text.plain(str(value))))
-        environment.filters["urlencode"] = lambda value: quote(str(value).encode("utf-8", "replace"), safe="")
+        environment.filters["urlencode"] = lambda value: _quoted(str(value))
         environment.globals |= {
             "static": static,
             "here": here,
+            "compared": compared,
             "group_url": group_url,
             "points": _points,
             "reward": _reward,
@@ -281,7 +301,7 @@ class Pages:
             run = self.runs.get(self.runs.root.name)
             if run is not None:
                 return RedirectResponse(here(run), 303)
-        listing = self.runs.names(request.query_params.get("after", ""))
+        listing = self.runs.names("".join(_folders(request, "after")[:1]))
         found = []
         for name in listing.names:
             run, figures = self.runs.get(name), self.runs.figures(name)
@@ -363,7 +383,7 @@ class Pages:
 
     def _compared(self, request: Request) -> list[str]:
         """The names in `runs=A&runs=B`, or `runs=A,B`: a run's name may hold a comma."""
-        given = request.query_params.getlist("runs")
+        given = _folders(request, "runs")
         split = given if len(given) > 1 else "".join(given).split(",")
         return [*dict.fromkeys(filter(None, split))][:MOST_COMPARED]
 

@@ -103,7 +103,7 @@ class Guard:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         port = self._port()
         cookie = f"forge_env_{port}"
-        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        query = parse_qsl(scope["query_string"].decode("latin-1"), True, errors="surrogateescape")
         given = next((value for name, value in query if name == "token"), None)
         host = headers.get("host", "").lower()
         if host not in {f"{name}:{port}" for name in NAMES} | (set(NAMES) if port == 80 else set()):
@@ -112,8 +112,8 @@ class Guard:
             await _answer(send, 405, "These pages are only looked at.\n", [("allow", "GET, HEAD")])
         elif len(scope.get("raw_path", b"")) + len(scope["query_string"]) > LONGEST_ADDRESS:
             await _answer(send, 414, "This address is too long.\n")
-        elif given is not None and hmac.compare_digest(given.encode(), self._secret.encode()):
-            rest = urlencode([(name, value) for name, value in query if name != "token"])
+        elif given is not None and hmac.compare_digest(given.encode(errors="replace"), self._secret.encode()):
+            rest = urlencode([(name, value) for name, value in query if name != "token"], errors="surrogateescape")
             path = "/" + scope.get("raw_path", b"/").decode("latin-1").lstrip("/\\")
             target = path + (f"?{rest}" if rest else "")
             kept = f"{cookie}={self._secret}; Path=/; HttpOnly; SameSite=Lax; Max-Age=31536000"

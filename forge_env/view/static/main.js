@@ -56,10 +56,10 @@ document.addEventListener("keydown", (event) => {
 
 // --- marks
 
-const names = () => all("[data-mark]").filter((box) => box.checked).map((box) => box.dataset.mark);
-function compare() { location.href = "/compare?" + names().map((name) => `runs=${encodeURIComponent(name)}`).join("&"); }
+const boxes = () => all("[data-mark]").filter((box) => box.checked);
+function compare() { location.href = "/compare?" + boxes().map((box) => box.dataset.mark).join("&"); }
 function marked() {
-  const chosen = names();
+  const chosen = boxes().map((box) => box.dataset.name);
   const button = one("[data-compare-button]");
   if (!button) return;
   button.disabled = chosen.length < 2;

@@ -26,6 +26,7 @@ from forge_env.view.app import Pages
 from forge_env.view.index import RunIndex
 from forge_env.view.runs import Runs
 from forge_env.view.server import Guard, token
+from forge_env.view.text import plain
 from forge_env.view.timeline import Timelines
 from tests.forge_env.view.made import episode, evaluation, held_out, hostile_run, metrics_rows, reply, training_run
 
@@ -381,14 +382,17 @@ async def test_time_evaluations_and_comparisons(folder: Path, cache: Path) -> No
 
 
 async def test_a_run_has_one_colour_in_a_comparison_whatever_its_name(folder: Path, tmp_path: Path) -> None:
-    names = ["lr=0.1,seed=1", "eval-a", "second"]
+    names = ["lr=0.1,seed=1", "eval-a", "no\udcffutf\udcfe8"]
     for name, source in zip(names, ("first", "eval-a", "second"), strict=True):
         shutil.copytree(folder / source, tmp_path / "runs" / name)
     async with opened(tmp_path / "runs", tmp_path / "cache") as client:
-        page = await client.get("/compare", params=[("runs", name) for name in names])
-        assert [
-            unescape(name) for name in re.findall(r'class="dot s\d"></i><a href="[^"]*">([^<]*)', page.text)
-        ] == names
+        marks = dict(re.findall(r'data-mark="([^"]+)" data-name="([^"]+)"', (await client.get("/")).text))
+        shown = [plain(name) for name in names]
+        assert sorted(map(unescape, marks.values())) == sorted(shown)
+        asked = {unescape(name): mark for mark, name in marks.items()}
+        page = await client.get("/compare?" + "&".join(asked[name] for name in shown))
+        links = re.findall(r'class="dot s\d"></i><a href="([^"]*)">', page.text)
+        assert links == [f"/run/{quote(os.fsencode(name), safe='')}" for name in names]
         (address,) = re.findall(r'data-charts="([^"]*)"', page.text)
         reward = (await client.get(unescape(address))).json()["charts"][0]
         drawn = [(line["label"].partition(":")[0], line["colour"], line["dash"]) for line in reward["lines"]]
