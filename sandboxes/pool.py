@@ -6,7 +6,9 @@
                          +-- too long idle, or in the way of another kind ------> destroyed
 
 Every box is in exactly one of these states and their number never exceeds `size`. Whoever waits is served first
-come, first served, except that a tenant (an environment) that holds fewer boxes goes before one that holds more.
+come, first served, except that a tenant (an environment) that holds fewer boxes goes before one that holds more, and
+that an episode which has had a box goes before those that have yet to begin: what it needs now is its judge's, and
+its time has begun.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from forge_env.concurrency import to_its_end
 from forge_env.errors import EnvironmentBugError, ForgeError, SandboxError
@@ -42,6 +45,8 @@ class Waiter:
     holder: object
     """Who will hold it: boxes of one holder are given back by the same code that waits."""
     box: asyncio.Future[Box]
+    again: bool
+    """Its holder, an episode, has had a box before."""
 
     def fail(self, error: Exception) -> None:
         """It gets an error instead."""
@@ -87,6 +92,8 @@ class Pool:
         self._pending: Counter[SandboxSpec] = Counter()  # starting or resetting
         self._dying = 0
         self._waiting: list[Waiter] = []
+        self._begun: WeakSet[object] = WeakSet()
+        """Holders that were named and have had a box."""
         self._background = Background()
         self._shrinking: asyncio.TimerHandle | None = None
         self._closed = False
@@ -122,18 +129,22 @@ class Pool:
         if self._closed:
             raise SandboxError("the sandbox engine is closed")
         asked = time.monotonic()
-        holder = asyncio.current_task() if holder is None else holder
-        waiter = Waiter(spec, tenant, holder, asyncio.get_running_loop().create_future())
+        again = holder is not None and holder in self._begun
+        holding = asyncio.current_task() if holder is None else holder
+        waiter = Waiter(spec, tenant, holding, asyncio.get_running_loop().create_future(), again)
         box = None if any(other.spec == spec for other in self._waiting) else self._take_idle(waiter)
         self.counters["hits" if box else "misses"] += 1
         if box is None:
             box = await self._wait(waiter)
         box.uses += 1
+        if holder is not None:  # not a task: one that takes boxes for ever would never let another begin
+            self._begun.add(holder)
         self.phases.add("acquire", time.monotonic() - asked)
         return box
 
     async def _wait(self, waiter: Waiter) -> Box:
-        self._waiting.append(waiter)
+        begun = sum(other.again for other in self._waiting)
+        self._waiting.insert(begun if waiter.again else len(self._waiting), waiter)
         self._grow()
         try:
             with waiting():

@@ -298,7 +298,7 @@ HOLDER: ContextVar[object | None] = ContextVar("sandbox_holder", default=None)
 class on_behalf_of:  # a class, since every open episode is in one, and a generator is five times as big
     """A block in which sandboxes that are acquired count for `tenant`."""
 
-    __slots__ = ("_holder_token", "_tenant", "_token")
+    __slots__ = ("__weakref__", "_holder_token", "_tenant", "_token")
 
     def __init__(self, tenant: str) -> None:
         self._tenant = tenant

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_env.errors import EnvironmentBugError, SandboxError
-from forge_env.sandbox import SandboxSpec, on_behalf_of
+from forge_env.sandbox import HOLDER, TENANT, SandboxSpec, on_behalf_of
 from sandboxes.box import Box
 from sandboxes.connection import Connection
 from sandboxes.pool import Pool
@@ -128,6 +128,26 @@ async def test_first_come_first_served() -> None:
 
     await asyncio.gather(*map(user, range(20)))
     assert order == list(range(20))
+    await pool.close()
+
+
+async def test_an_episode_that_has_begun_goes_before_those_that_have_not() -> None:
+    """Its judge's box would else come after the whole of all others, long after its time is over."""
+    pool = Pool(Factory(), size=2)
+    order: list[str] = []
+
+    async def episode(number: int) -> None:
+        with on_behalf_of("writer"):
+            for part in ("plays", "is judged"):
+                box = await pool.acquire(SPEC, TENANT.get(), HOLDER.get())
+                order.append(f"{number} {part}")
+                await settle()
+                pool.release(box)
+
+    await asyncio.gather(*map(episode, range(6)))
+    assert order == [
+        f"{number + side} {part}" for number in (0, 2, 4) for part in ("plays", "is judged") for side in (0, 1)
+    ]
     await pool.close()
 
 
@@ -254,8 +274,9 @@ async def test_who_holds_a_box_and_waits_for_another_is_named() -> None:
 async def test_one_who_works_on_is_waited_for() -> None:
     """Nobody is stuck while somebody who holds a box waits for none."""
     pool = Pool(Factory(), size=2, stuck_s=0.0)
-    working, first = await pool.acquire(SPEC, "", "works"), await pool.acquire(SPEC, "", "wants two")
-    second = asyncio.ensure_future(pool.acquire(SPEC, "", "wants two"))
+    works, wants_two = on_behalf_of(""), on_behalf_of("")
+    working, first = await pool.acquire(SPEC, "", works), await pool.acquire(SPEC, "", wants_two)
+    second = asyncio.ensure_future(pool.acquire(SPEC, "", wants_two))
     for _ in range(20):
         await asyncio.sleep(0)
     assert not second.done()

@@ -27,6 +27,7 @@ from forge_env.run import Run
 from forge_env.run.outcome import save_progress
 from forge_env.run.scratch import scratch_folder
 from forge_env.run.trainer import Question, Trainer
+from forge_env.visible import one_line
 from trainers.buffer.types import BufferStats, Reservation, Ticket
 from trainers.loop import checks
 from trainers.loop.checkpoints import Checkpoints, Saved
@@ -183,6 +184,8 @@ class System:
         self._unsettled = False
         """The trainer or the buffer isn't at `step`: the one trains, or both are being set back."""
         self._discarded_in_a_row = self._dropped_in_a_row = 0
+        self._said_lost: dict[str, str] = {}
+        """What was said of lost groups by the kind of reason: a run says it once of each, and counts."""
         self._results: dict[int, float] = {}
         """Of groups by position, how they went: what the order of tasks has not learned from yet."""
         self._under_way: set[int] = set()
@@ -229,11 +232,12 @@ class System:
         self._changed.set()
 
     async def _replace(self, ticket: Ticket, report: GroupReport) -> None:
-        logger.info("group %d is replaced", ticket.index)
+        reason, fix = report.why_lost
+        logger.info("group %d is replaced: %s", ticket.index, reason)
         self._discarded_in_a_row += 1
-        self.run.warn("no episode of a group can be trained on, so the group is replaced")
+        said = f"no episode of a group can be trained on, so the group is replaced: {one_line(reason)}; {fix}"
+        self.run.warn(self._said_lost.setdefault(reason.partition(":")[0], said))
         if self._discarded_in_a_row >= MAX_DISCARDED_IN_A_ROW:
-            reason, fix = report.why_lost
             text = f"{MAX_DISCARDED_IN_A_ROW} groups in a row could not be trained on; the last because: {reason}"
             raise ForgeError(text, fix=fix)
         await self.buffer.discard(ticket)

@@ -36,7 +36,7 @@ from trainers.model.chat import Chat, FolderTokenizer
 from trainers.model.tiny import build_tiny_folder
 from trainers.rollout.in_turn import InTurn
 from trainers.rollout.local import check_prompts
-from trainers.rollout.types import Group, Totals, why_nothing
+from trainers.rollout.types import Group, GroupReport, Totals, why_nothing
 
 
 @pytest.fixture
@@ -245,6 +245,26 @@ async def test_a_checkpoint_knows_the_task_of_every_position_that_its_buffer_has
     assert asked == [([False, False, False], 0)]
     assert state.state["totals"]["episodes"] == 7
     assert state.state["in_a_row"] == [3, 4]
+
+
+async def test_a_replaced_group_is_told_with_its_cause_and_what_to_do(run: Run) -> None:
+    """Once for each kind of cause, however the texts of a kind differ."""
+    system = System.__new__(System)
+    system.run, system.buffer = run, LocalReplayBuffer(BufferSettings(8, 1))
+    system._discarded_in_a_row, system._said_lost = 0, {}
+    late = why_nothing(Group([]))
+    for why in (
+        late,
+        ("SandboxError: box 1 is gone", "see run.log"),
+        ("SandboxError: box 2\nis gone", "see run.log"),
+        late,
+    ):
+        await system._replace(await system.buffer.admit(), GroupReport(why_lost=why))
+    said = "no episode of a group can be trained on, so the group is replaced"
+    assert run.state.warnings == {
+        f"{said}: no episode finished in time; raise grpo.group_timeout_s, or lower grpo.max_tokens_per_turn": 2,
+        f"{said}: SandboxError: box 1 is gone; see run.log": 2,
+    }
 
 
 async def test_groups_pass_in_the_order_of_their_admission() -> None:
