@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -150,11 +152,12 @@ def wait_for(port: int, process: subprocess.Popen[Any]) -> None:
 
 @contextmanager
 def running(*command: str, **options: Any) -> Iterator[subprocess.Popen[Any]]:
-    with subprocess.Popen(command, text=True, **options) as process:
+    """A program in a group of its own, which ends with all that it has started."""
+    with subprocess.Popen(command, text=True, start_new_session=True, **options) as process:
         try:
             yield process
         finally:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -212,6 +215,7 @@ def main() -> None:
     parser.add_argument("--serve", metavar="ENDPOINT", help=argparse.SUPPRESS)
     parser.add_argument("--serve-model", type=int, metavar="PORT", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no server is left
     if args.serve_model:
         serve_model(args.serve_model)
     if args.serve:
