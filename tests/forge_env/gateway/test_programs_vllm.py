@@ -3,24 +3,32 @@ gateway reaches the server, what that sampled reaches the program, and the recor
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shlex
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 import forge_env as fe
+from forge_env.cli.main import main
 from forge_env.config.evaluation import EndpointOptions
 from forge_env.endpoint.http import Connections
 from forge_env.endpoint.policy import EndpointPolicy
 from forge_env.rollout.episode import run_episode
+from forge_env.trajectory import read_trajectories
 from tests.forge_env.gateway import test_node_program as node
 from tests.forge_env.gateway import test_real_programs as python
 from tests.sandboxes.conftest import require
 
 SOCKET, _, MODEL = os.environ.get("FORGE_ENV_VLLM", "").partition(" ")
 """The server that `benchmarks/conformance.py` starts: its socket, and the model's name."""
+PAGE = Path(fe.__file__).parents[1] / "docs/environments/programs.md"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 image = node.image
 TURNS = 2
@@ -39,6 +47,29 @@ async def test_a_program_in_node_asks_a_real_server(image: str) -> None:
     require("docker")
     async with fe.open_engine("docker", concurrency=1, warm=0) as engine:
         await played(node.inside(image, engine, max_turns=TURNS))
+
+
+def test_the_pages_evaluation_asks_a_real_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ "Bring your agent": its script, environment and command, to which only the server's names are told."""
+    require("local")
+    text = PAGE.read_text()
+    for name in ("agent", "writer"):
+        (source,) = re.findall(rf"<!-- program: {name} -->\n```python\n(.*?)```", text, re.DOTALL)
+        (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "writer", raising=False)
+    (command,) = re.findall(r"^OPENAI_API_KEY=\S+ forge-env (.* --base-url .*)$", text, re.MULTILINE)
+    command = command.replace("NAME", MODEL).replace("https://HOST", "http://localhost")
+    assert main([*shlex.split(command), "--uds", SOCKET, "--sandbox", "local", "--out", "real"]) == 0
+    assert f"{MODEL} " in capsys.readouterr().out
+    (figures,) = json.loads((tmp_path / "real/summary.json").read_text())["environments"].values()
+    assert (figures["samples"], figures["missing"], figures["invalid"], figures["bugs"]) == (8, 0, {}, 0)
+    episodes = list(read_trajectories(tmp_path / "real/trajectories/eval.jsonl"))
+    assert len(episodes) == 8
+    assert all(turn.reply.token_ids.size for episode in episodes for turn in episode.turns), "what vLLM sampled"
 
 
 async def played(make: Callable[[], fe.ProgramEnvironment]) -> None:
