@@ -185,9 +185,12 @@ class ProgramEnvironment(SandboxEnvironment):
         observation = await self._next()
         if observation is None:
             await self._finish("it never asked")
+            within, fix = "", "see that it asks at OPENAI_BASE_URL or ANTHROPIC_BASE_URL"
+            if self._overdue:
+                within = f" within {self.config.wall_s:g} s"
+                fix += "; on a busy machine, or where it has much to do before, raise environment.options.wall_s"
             raise EnvironmentBugError(
-                f"the program of task {self.current_task.id!r} never asked the model: {self._told()}",
-                fix="see that it asks at OPENAI_BASE_URL or ANTHROPIC_BASE_URL",
+                f"the program of task {self.current_task.id!r} never asked the model{within}: {self._told()}", fix=fix
             )
         return observation, {**info, **self._whose()}
 
