@@ -19,6 +19,7 @@ from typing import Any
 import monarch.actor
 from monarch.actor import HostMesh, ProcMesh, this_host
 
+from forge_env.errors import ForgeError
 from forge_env.job.addresses import Address
 from trainers.actors.lease import Lease
 from trainers.actors.stacks import offer_stack
@@ -131,6 +132,9 @@ async def start_processes(
         name: of all.
         environment: variables that they have besides those of this process, or of the worker on another host.
         ground: the other hosts; None: this one.
+
+    Raises:
+        ForgeError: they did not begin in Monarch's time.
     """
     host, hosts, settings = (this_host(), 1, {}) if ground is None else (ground.mesh, ground.hosts, ground.settings)
     prepare = partial(_prepare, dict(environment or {}), settings)
@@ -139,6 +143,13 @@ async def start_processes(
         await mesh.initialized
         if ground is not None:
             mesh._forge_lease = Lease(mesh)
+    except ValueError as error:
+        await stop_processes(mesh)
+        raise ForgeError(
+            f"the processes of {name} did not start: {error}",
+            fix="if the machine is busy with other programs, end some of them, or let Monarch wait for longer: "
+            "HYPERACTOR_MESH_PROC_SPAWN_MAX_IDLE=10m",
+        ) from error
     except BaseException:  # cancelled too: no process may be left
         await stop_processes(mesh)
         raise
