@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -128,6 +130,14 @@ _sessions: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Sessions]] = W
 """By event loop and address."""
 
 
+@lru_cache(maxsize=1)
+def _trusted() -> ssl.SSLContext:
+    """The authorities that are trusted, read once a process: it takes tens of milliseconds of the event loop."""
+    import httpx
+
+    return httpx.create_ssl_context(trust_env=False)
+
+
 class Link:
     """The connection to a server: one question at a time, each with a time limit."""
 
@@ -150,7 +160,9 @@ class Link:
 
         async def fetch() -> dict[str, Any]:
             try:
-                async with httpx.AsyncClient(timeout=self.config.answer_s, trust_env=False) as client:
+                async with httpx.AsyncClient(
+                    timeout=self.config.answer_s, trust_env=False, verify=_trusted()
+                ) as client:
                     response = await client.get(f"{self._http}{path}")
                     response.raise_for_status()
                     found: dict[str, Any] = response.json()

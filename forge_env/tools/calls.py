@@ -15,6 +15,7 @@ from contextvars import ContextVar
 
 from forge_env.concurrency import gather_or_cancel
 from forge_env.errors import InfrastructureError, ToolError
+from forge_env.interrupts import requested
 from forge_env.tools.schema import CURRENT_CALL, CallScope, Tool, ToolResult, unknown_tool
 from forge_env.types import ToolCall
 
@@ -98,7 +99,8 @@ class ToolCalls:
             return await self._answer(tool, arguments, timeout_s, task_id)
         async with self._turn_of_threads:  # so that the state of an episode needs no locks
             limit_s = timeout_s if tool.timeout_s is None else tool.timeout_s
-            if self._straggler is not None and not await self._straggler.ended(limit_s):
+            # whoever was asked to end waits no second time for a thread that may never end
+            if self._straggler is not None and not await self._straggler.ended(0 if requested() else limit_s):
                 return ToolResult(f"Error: {name} can't run: a call that timed out has not ended", error=True)
             return await self._answer(tool, arguments, timeout_s, task_id)
 

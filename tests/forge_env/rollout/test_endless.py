@@ -248,6 +248,28 @@ async def test_tools_have_limits_of_their_own() -> None:
     assert (trajectory.error, trajectory.reward) == (None, 1.0)
 
 
+async def test_who_is_asked_to_end_waits_once_for_a_tool_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stuck(Endless):
+        where = "thread"
+
+        @fe.tool(timeout_s=3600)
+        def patient(self) -> str:
+            """Take an hour if need be."""
+            return "done"
+
+    STOP.clear()
+    monkeypatch.setattr("forge_env.tools.calls.requested", lambda: True)
+    policy = ReplayPolicy([fe.call_tool("work"), fe.call_tool("patient"), fe.call_tool("patient"), "x"])
+    async with asyncio.timeout(60):
+        trajectory = await run_episode(lambda: Stuck(Stuck.config_class(tool_timeout_s=0.1)), policy, seed=0)
+    STOP.append(True)
+    answers = [turn.observation[0].content for turn in trajectory.turns[1:]]
+    assert answers == [
+        "Error: work timed out after 0.1 s",
+        *["Error: patient can't run: a call that timed out has not ended"] * 2,
+    ]
+
+
 async def test_a_reset_that_a_limit_of_the_evaluation_ends_is_named_as_well() -> None:
     trajectory = await run_episode(
         lambda: endless("setup, async", code_timeout_s=60.0),

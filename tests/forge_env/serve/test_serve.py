@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from typing import Any
 
 import pytest
@@ -298,3 +299,19 @@ async def test_the_documents_of_a_server() -> None:
             "name": "adder", "description": "Add what you are told.", "version": fe.__version__
         }  # fmt: skip
         assert (await client.get("/schema")).json()["action"]["required"] == ["message"]
+
+
+async def test_certificates_are_read_once_however_many_episodes_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading them holds the event loop up: 512 episodes that asked a dead server took minutes to hear of it."""
+    read, load = [], ssl.SSLContext.load_verify_locations
+
+    def count(self: ssl.SSLContext, *arguments: Any, **named: Any) -> None:
+        read.append(self)
+        load(self, *arguments, **named)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", count)
+    openenv._trusted.cache_clear()
+    for _ in range(3):
+        with pytest.raises(fe.InfrastructureError, match="All connection attempts failed"):
+            await fe.make(REMOTE, url="http://127.0.0.1:9", reconnects=1, first_delay_s=0).reset(seed=1)
+    assert len(read) <= 1
