@@ -29,28 +29,31 @@ from forge_env.rollout.episode import run_episode
 from forge_env.types import Message, Observation, ToolSpec
 
 REQUESTS = 3
-ROOM_MB = 38
+ROOM_MB = 30
 """Memory of a sandbox with its program."""
 AGENT = f"""
-import json, os, sys, urllib.request
+import json, os, socket, sys
 
-head = {{"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}}
+host, port = os.environ["OPENAI_BASE_URL"].removeprefix("http://").removesuffix("/v1").split(":")
+head = "POST /v1/chat/completions HTTP/1.1\\r\\nHost: model\\r\\nConnection: close\\r\\nContent-Type: application/json"
+head += "\\r\\nAuthorization: Bearer " + os.environ["OPENAI_API_KEY"] + "\\r\\nContent-Length: "
 messages = [{{"role": "user", "content": sys.argv[1]}}]
 for _ in range({REQUESTS}):
-    body = json.dumps({{"model": "any", "messages": messages}}).encode()
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, head)
-    with urllib.request.urlopen(request) as answer:
-        said = json.load(answer)["choices"][0]["message"]
+    body = json.dumps({{"model": "any", "messages": messages}})
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(f"{{head}}{{len(body)}}\\r\\n\\r\\n{{body}}".encode())
+        answer = connection.makefile("rb").read()
+    said = json.loads(answer.partition(b"\\r\\n\\r\\n")[2])["choices"][0]["message"]
     messages += [said, {{"role": "user", "content": "Go on."}}]
 open("answer.txt", "w").write(said["content"])
 """
 ABOUT = (
-    "A program of ten lines, of the standard library alone, in a sandbox of its own each; three requests. No answer is "
-    "given before all have asked. Memory of the process that plays them, gateway included, is what it grew by; that of "
-    "sandboxes is theirs alone, with its share of what they share (PSS). CPU of a request is all that the process does "
-    "for it (gateway, episode, sandbox's connection), its program's end and scoring included. "
-    "Memory bounds how many there can be: of this size 500 need 18 GiB, and what the kernel keeps for them; so many "
-    "were not run."
+    "A program of some ten lines, of the standard library alone, in a sandbox of its own each; three requests, over a "
+    "plain socket. No answer is given before all have asked. Memory of the process that plays them, gateway included, "
+    "is what it grew by; that of sandboxes is theirs alone, with its share of what they share (PSS). CPU of a request "
+    "is all that the process does for it (gateway, episode, sandbox's connection), its program's end and scoring "
+    "included. Memory bounds how many there can be: a program that imports more takes more, as with `urllib.request`, "
+    "which loads TLS."
 )
 
 
@@ -63,7 +66,7 @@ class Small(fe.ProgramEnvironment):
 
     command = ("python", "agent.py", "{instruction}")
     rubric = fe.Rubric(right)
-    sandbox_spec = fe.SandboxSpec(preload=("json", "urllib.request"))
+    sandbox_spec = fe.SandboxSpec(preload=("json", "socket"))
 
     def task(self, split: str, index: int) -> fe.Task:
         return fe.Task(id=str(index), prompt=f"task {index}", split=split)
