@@ -103,6 +103,7 @@ async def measured(
     arguments = (port, key, path, clients, requests, theirs)
     process = multiprocessing.get_context("spawn").Process(target=ask, args=arguments)
     process.start()
+    theirs.close()  # so that its end is noticed, however it ends
     began = cpu_s()
     took = await asyncio.to_thread(ours.recv)
     cpu = cpu_s() - began
