@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import FIRST_COMPLETED
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -42,6 +42,8 @@ from forge_env.types import Action, Branch, Message, Observation, ResetResult, S
 
 _DIRECT = dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1")
 """The model is reached without the proxy, which some clients can't use for an address of their own machine."""
+MOST_FILES = 100
+"""Of those that a program left, how many the record names."""
 
 
 class ProgramEnvironmentConfig(SandboxEnvironmentConfig):
@@ -64,7 +66,7 @@ class ProgramEnvironmentConfig(SandboxEnvironmentConfig):
     memory_mb: int = Field(512, ge=32)
     """Memory of each of its processes, MiB."""
     output_chars: int = Field(4096, ge=0)
-    """Of its output, how much is kept in the record: head and tail."""
+    """Characters that the record keeps of its output (the end), and of the files that it left (their beginnings)."""
 
 
 @dataclass(eq=False, slots=True)
@@ -332,8 +334,22 @@ class ProgramEnvironment(SandboxEnvironment):
             self.ended = ExecResult(exit_code=1, stderr=f"{type(error).__name__}: {error}")
 
     def _told(self) -> str:
-        return "it still ran" if self.ended is None else as_text(self.ended)[-self.config.output_chars :]
+        said = "it still ran" if self.ended is None else as_text(self.ended)
+        return said[max(0, len(said) - self.config.output_chars) :]
 
     def _last_words(self) -> Observation:
-        """The program's output and end, for the record: nobody answers them."""
-        return [Message(role="user", content=f"[the program has ended]\n{self._told()}")]
+        """The program's output, its end and what it left, for the record: nobody answers them."""
+        said = ["[the program has ended]", self._told(), *self._wrote()]
+        return [Message(role="user", content="\n".join(said))]
+
+    def _wrote(self) -> Iterator[str]:
+        """Files that it wrote or changed: known where they are judged in a fresh sandbox."""
+        room = self.config.output_chars
+        begun = {name: text.encode() if isinstance(text, str) else text for name, text in self._given.items()}
+        wrote = [(name, data) for name, data in (self._left or {}).items() if data != begun.get(name)]
+        for name, data in wrote[:MOST_FILES]:
+            text = "" if b"\0" in data else data[: 4 * room].decode("utf-8", "replace")[:room]
+            room -= len(text)
+            yield f"[it left {name}: {len(data)} bytes]\n{text}".rstrip("\n")
+        if len(wrote) > MOST_FILES:
+            yield f"[and {len(wrote) - MOST_FILES} more files]"

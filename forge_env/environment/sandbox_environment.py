@@ -93,6 +93,8 @@ class SandboxEnvironment(ToolEnvironment):
         """Of this episode."""
         self._origin = ""
         """`SandboxSpec.origin` of every episode's sandbox."""
+        self._given: Mapping[str, str | bytes] = {}
+        """What the work folder of this episode began with."""
         self._left: dict[str, bytes] | None = None
         """What the agent left in its sandbox, once that was given back."""
         self._holding = AsyncExitStack()
@@ -255,6 +257,7 @@ class SandboxEnvironment(ToolEnvironment):
             files = self.files(task)
         if not isinstance(files, Mapping):
             raise EnvironmentBugError(f"{what} returned a {type(files).__name__}", fix="return {path: text or bytes}")
+        self._given = files
         try:
             await self._box.write_files(files)
         except (SandboxPathError, UsageError) as error:

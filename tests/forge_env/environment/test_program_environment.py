@@ -552,6 +552,31 @@ async def test_a_fresh_sandbox_for_the_judge_needs_no_second_one(engine: Sandbox
     assert trajectory.reward == 1.0
 
 
+async def test_what_a_program_left_is_in_the_record(engine: SandboxEngine) -> None:
+    """What it wrote or changed, not what it was given; of everything the beginning, and of much no more than that."""
+    kind = type("Agent", (Agent,), {"rubric": fe.Rubric(judged_elsewhere)})
+    writing = """
+from asking import *
+import shutil
+shutil.rmtree("__pycache__")
+ask(user("?"))
+os.mkdir("out")
+for name, data in (("a.txt", b"first\\n"), ("b.bin", b"\\0" * 9), ("c.txt", b"c" * 5000), ("out/d.txt", b"last")):
+    open(name, "wb").write(data)
+print("done")
+"""
+    trajectory, _ = await play(engine, ["So."], writing, base=kind, output_chars=100)
+    (said,) = trajectory.final_observation
+    kept = "c" * (100 - len("first\n"))
+    assert said.content == (
+        "[the program has ended]\ndone\n\n[it left a.txt: 6 bytes]\nfirst\n[it left b.bin: 9 bytes]\n"
+        f"[it left c.txt: 5000 bytes]\n{kept}\n[it left out/d.txt: 4 bytes]"
+    )
+    many = "from asking import *\nask(user('?'))\nfor n in range(101): open(f'{n:03}', 'w').close()"
+    trajectory, _ = await play(engine, ["So."], many, base=kind)
+    assert trajectory.final_observation[0].content.endswith("[it left 099: 0 bytes]\n[and 2 more files]")
+
+
 class Function(Agent):
     """A program that is a function of this process."""
 
