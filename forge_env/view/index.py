@@ -30,8 +30,9 @@ VERSION = 7
 """Of the tables below."""
 PART = 8 << 20
 """Bytes of records that are read at once where they have no rows."""
-ROWS_PART = 1 << 20
-"""Bytes of index rows that are taken at once."""
+ROWS_PART = 1 << 17
+"""Bytes of the rows' file that are taken at once: some 4,000 rows. Many more would cost time, for Python's collector of
+garbage looks through them again and again."""
 PLACES = 1 << 42
 """Bytes that a file's records can have; a row's key is its file's number times this, and its offset."""
 GROUPED = re.compile(r"^(?P<split>.+)-(?P<group>\d{1,15})-(?P<member>\d{1,9})$")
