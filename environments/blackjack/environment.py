@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from itertools import count
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -10,7 +11,12 @@ from forge_env.environment.base import EnvironmentConfig
 from forge_env.gym.adapter import GymnasiumConfig, GymnasiumEnvironment, make_game
 from forge_env.types import Action, Task
 
+Level = Literal[1, 2, 3]
 STICK, HIT = 0, 1
+BUST_FROM, STAND_FROM = 12, 17
+"""From this total on a card can lose the hand; from this one on, without a usable ace, none should be taken."""
+DEALS_APART = 10_000_019
+"""Between the numbers of the hands that are tried for a task, so that tasks near each other try different ones."""
 MOST_HITS = 12
 """After so many cards every hand has more than 21."""
 
@@ -18,6 +24,9 @@ MOST_HITS = 12
 class BlackjackConfig(GymnasiumConfig):
     """The game's rules are gymnasium's; `env_options` may set `natural` or `sab`."""
 
+    levels: list[Level] = Field([1, 2, 3], min_length=1)
+    """Of deals, by how hard the right move is to know. 1: the own total says it (below 12, or 17 and more); 2: the
+    dealer's card does (12 to 16); 3: an ace that counts 1 or 11. They are met as often as they are dealt."""
     env_id: str = "Blackjack-v1"
     """Gymnasium's name of the game."""
     actions: list[str] = ["stick", "hit"]
@@ -31,12 +40,34 @@ class BlackjackConfig(GymnasiumConfig):
     """Messages in one episode, those that are not an action too."""
 
 
+def level_of(total: int, usable: int) -> Level:
+    """How hard it is to know the first move: see `BlackjackConfig.levels`."""
+    if usable:
+        return 3
+    return 2 if BUST_FROM <= total < STAND_FROM else 1
+
+
 class Blackjack(GymnasiumEnvironment):
     """One hand of blackjack: reward 1 for a win, 0 for a draw, -1 for a loss."""
 
     api_version = 1
     config_class: ClassVar[type[EnvironmentConfig]] = BlackjackConfig
     config: BlackjackConfig
+
+    def task(self, split: str, index: int) -> Task:
+        """A deal of one of the levels."""
+        game = make_game(self.config.env_id, self.config.env_options, self.config.actions)
+        try:
+            for number in count(index, DEALS_APART):
+                task = super().task(split, number)
+                observation, _ = game.reset(seed=task.data["seed"])
+                total, _, usable = observation
+                level = level_of(total, usable)
+                if level in self.config.levels:
+                    break
+        finally:
+            game.close()
+        return task.model_copy(update={"id": super().task(split, index).id, "difficulty": level})
 
     def describe(self, observation: Any) -> str:
         """The hand as a player would say it."""

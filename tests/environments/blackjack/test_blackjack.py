@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -51,6 +52,23 @@ def games() -> Iterator[None]:
     yield
     gymnasium.registry.pop("Echo-v0", None)
     gymnasium.registry.pop("Digits-v0", None)
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+async def test_hands_of_a_level_are_dealt_so(level: int) -> None:
+    env, every = fe.make("blackjack", levels=[level]), fe.make("blackjack")
+    tasks = [env.task("eval", index) for index in range(20)]
+    assert {task.difficulty for task in tasks} == {level}
+    assert len({task.data["seed"] for task in tasks}) == len(tasks)
+    assert {task.data["seed"] % 2 for task in tasks} == {1}, "none of train's"
+    for index, task in enumerate(tasks):
+        observation, _ = await env.reset(options={"task": task})
+        hand = observation[0].content.partition("Your hand: ")[2]
+        total, ace = int(re.match(r"\d+", hand)[0]), "usable ace" in hand  # type: ignore[index]
+        assert level == (3 if ace else 2 if 12 <= total <= 16 else 1)
+        if every.task("eval", index).difficulty == level:
+            assert every.task("eval", index) == task
+    await env.close()
 
 
 async def test_a_hand() -> None:
