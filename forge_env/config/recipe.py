@@ -254,6 +254,9 @@ sets elsewhere, or that would make generators and trainer disagree, are rejected
     """How all replies are sampled. Keys that change the distribution are rejected here; use evaluation.sampling."""
     recompute_on_update: bool = False
     """After new weights, recompute keys and values of requests in flight; off: keep the old ones, at no cost."""
+    sleep: bool = False
+    """Stand still while the trainer computes a step, so that it has the processors, or, with job.share_gpus, the GPU \
+to itself: weights wait in main memory (vLLM's sleep mode), keys and values are recomputed afterwards."""
 
     @property
     def apart(self) -> bool:

@@ -33,6 +33,7 @@ _KEYS = {
     "kv_cache_memory_bytes": "generator.kv_cache_gb, with job.share_gpus",
     "tensor_parallel_size": "generator.procs",
     "enforce_eager": "generator.enforce_eager",
+    "enable_sleep_mode": "generator.sleep",
     "seed": "seed",
 }
 """Arguments of vLLM that are keys of the recipe."""
@@ -85,6 +86,7 @@ def engine_arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
         # A prompt that is prefilled in pieces draws from its request's seed once a piece. vLLM takes that back on a
         # GPU; on a CPU its generators can't go back, and the engine fails.
         **({} if section.with_gpus else {"enable_chunked_prefill": False}),
+        "enable_sleep_mode": section.sleep and section.with_gpus,  # on a CPU there is no memory to give back
     }
 
 

@@ -15,8 +15,8 @@ import asyncio
 import logging
 import pickle
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -104,7 +104,7 @@ class AsyncLLMEngine(Engine):
             self._complete(completion, output, [(int(span.version), span.start) for span in spans])
         finally:
             self._requests.discard(request_id)
-            if not self._requests:
+            if not self._requests and self._open.is_set():
                 self.account.enter("wait for requests")
         return completion
 
@@ -142,21 +142,45 @@ class AsyncLLMEngine(Engine):
         message = pickle.dumps((flat.layouts, flat.handles, reorders(self.engine)))
         started = time.perf_counter()
         self._open.clear()
-        with self.account.during("load weights"):
-            try:
-                await self.engine.pause_generation(mode="keep", clear_cache=self._recompute_on_update)
-                await self.engine.collective_rpc("load_flat", args=(message,))
-                await self.engine.update_weight_version(str(version))
-                self._set_version(version)
-                await self.engine.resume_generation()
-            except Exception as error:  # boundary of vLLM's model: passed on when every caller is told
-                logger.exception("the vLLM engine failed")
-                self._failed(error)
-                await self._abort_all()
-                raise
-            finally:
-                self._open.set()
+        try:
+            with self.account.during("load weights"):
+                async with self._or_end():
+                    await self.engine.pause_generation(mode="keep", clear_cache=self._recompute_on_update)
+                    await self.engine.collective_rpc("load_flat", args=(message,))
+                    await self.engine.update_weight_version(str(version))
+                    self._set_version(version)
+                    await self.engine.resume_generation()
+        finally:
+            self._open.set()
         return time.perf_counter() - started
+
+    @asynccontextmanager
+    async def _or_end(self) -> AsyncIterator[None]:
+        """What fails inside ends the engine."""
+        try:
+            yield
+        except Exception as error:  # boundary of vLLM's engine: passed on when every caller is told
+            logger.exception("the vLLM engine failed")
+            self._failed(error)
+            self._open.set()
+            await self._abort_all()
+            raise
+
+    async def sleep(self) -> None:
+        """See `Engine`."""
+        self.check()
+        self._open.clear()
+        async with self._or_end():
+            await self.engine.sleep(level=1, mode="keep")
+        self.account.enter("wait for the trainer")
+
+    async def wake(self) -> None:
+        """See `Engine`."""
+        self.check()
+        async with self._or_end():
+            await self.engine.wake_up()
+        self.account.enter("generate" if self._requests else "wait for requests")
+        self._open.set()
 
     async def checksum(self) -> tuple[int, bool]:
         """See `Engine`."""

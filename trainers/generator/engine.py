@@ -119,6 +119,21 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    async def sleep(self) -> None:
+        """Stand still until `wake`, and give back what memory of a GPU there is; on a CPU that is none.
+
+        Requests wait. Those under way go on afterwards: their keys and values are computed anew, under the weights that
+        are there by then.
+
+        Raises:
+            GeneratorError: the engine has failed, or was closed.
+        """
+
+    @abstractmethod
+    async def wake(self) -> None:
+        """Go on. Errors as in `sleep`."""
+
+    @abstractmethod
     async def checksum(self) -> tuple[int, bool]:
         """Checksum of all weights, as far as the first process has them, and whether they are whole and in order there.
 
@@ -226,6 +241,8 @@ class InProcessEngine(Engine):
         self._requests: dict[str, _Request] = {}
         self._orders: deque[Order] = deque()
         self._between_steps = asyncio.Lock()
+        self._awake = asyncio.Event()
+        self._awake.set()
         self._wanted = 0
         """Callers that want to come between two steps."""
         self._work = asyncio.Event()
@@ -278,7 +295,10 @@ class InProcessEngine(Engine):
                     self._work.clear()
                     self.account.enter("wait for requests")
                     await self._work.wait()
+                await self._awake.wait()
                 async with self._between_steps:
+                    if not self._awake.is_set():  # it fell asleep meanwhile
+                        continue
                     self.account.enter("generate")
                     if self._followers is None:
                         await self._in_thread(self._step_on)
@@ -360,14 +380,42 @@ class InProcessEngine(Engine):
             self.check()
             started = time.perf_counter()
             with self.account.during("load weights"):
-                own = self._in_thread(self._load, weights, version)
-                try:
-                    await (own if self._followers is None else self._followers.beside(own, "follow_load", version))
-                except Exception as error:  # boundary of vLLM's model: passed on when every caller is told
-                    logger.exception("the vLLM engine failed")
-                    self._fail(error)
-                    raise
+                await self._in_all(self._in_thread(self._load, weights, version), "follow_load", version)
             return time.perf_counter() - started
+
+    async def _in_all(self, own: asyncio.Future[None], endpoint: str, *args: Any) -> None:
+        """Do `own` here, and `endpoint` in the other processes; what fails ends the engine."""
+        try:
+            await (own if self._followers is None else self._followers.beside(own, endpoint, *args))
+        except Exception as error:  # boundary of vLLM's engine: passed on when every caller is told
+            logger.exception("the vLLM engine failed")
+            self._fail(error)
+            raise
+
+    async def sleep(self) -> None:
+        """See `Engine`."""
+        async with self._pause():
+            self.check()
+            self._awake.clear()
+            await self._in_all(self._in_thread(self._rest, True), "follow_rest", True)
+            self.account.enter("wait for the trainer")
+
+    async def wake(self) -> None:
+        """See `Engine`."""
+        self.check()
+        await self._in_all(self._in_thread(self._rest, False), "follow_rest", False)
+        self.account.enter("wait for requests")
+        self._awake.set()
+
+    async def follow_rest(self, asleep: bool) -> None:
+        """As a follower: sleep or wake as the leader does."""
+        await self._in_thread(self._rest, asleep)
+
+    def _rest(self, asleep: bool) -> None:
+        if asleep:
+            self.engine.sleep(level=1, mode="keep")
+        else:
+            self.engine.wake_up()
 
     async def checksum(self) -> tuple[int, bool]:
         """See `Engine`."""

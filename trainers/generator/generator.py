@@ -71,6 +71,9 @@ class Generator(LedActor):
         self._store: Any = None
         self._pulled: Any = None
         self._updating = asyncio.Lock()
+        """Held while it sleeps too: weights that arrive meanwhile are loaded afterwards."""
+        self._resting = asyncio.Lock()
+        self._asleep = self._tired = False
         self._hold = Hold()
         self._loaded = asyncio.Event()
 
@@ -205,6 +208,28 @@ class Generator(LedActor):
             await self.followers.call("take", replace(published, handles=self._pulled.handles))
 
     @concurrent_endpoint
+    async def sleep(self) -> None:
+        """Stand still and give back memory of the GPU, until `wake`; see `Engine.sleep`."""
+        await self._rest(True)
+
+    @concurrent_endpoint
+    async def wake(self) -> None:
+        """Go on, if it sleeps."""
+        await self._rest(False)
+
+    async def _rest(self, tired: bool) -> None:
+        self._tired = tired
+        async with self._resting:  # of those that wait here, the last word counts
+            if self._tired and not self._asleep:
+                await self._updating.acquire()
+                self._asleep = True
+                await self._engine.sleep()
+            elif self._asleep and not self._tired:
+                await self._engine.wake()
+                self._asleep = False
+                self._updating.release()
+
+    @concurrent_endpoint
     async def checksums(self, published: Published | None = None) -> Served:
         """Of the weights that the engine has, and of those it took.
 
@@ -241,6 +266,11 @@ class Generator(LedActor):
     async def follow_load(self, version: int) -> None:
         """As a follower: swap in what `take` took."""
         await self._engine.follow_load(self._take_pulled, version)
+
+    @concurrent_endpoint
+    async def follow_rest(self, asleep: bool) -> None:
+        """As a follower: sleep or wake as the first process does."""
+        await self._engine.follow_rest(asleep)
 
     @concurrent_endpoint
     async def get_stats(self) -> dict[str, float]:

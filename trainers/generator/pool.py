@@ -124,6 +124,10 @@ class GeneratorPool(Service):
         self._followers: list[Callable[[list[Member]], None]] = [self.client.update]
         self._past: dict[str, float] = {}
         """Counters of lives that are over."""
+        self._awake = asyncio.Event()
+        self._awake.set()
+        self._loading: set[int] = set()
+        """Replicas that load their model."""
 
     async def generate(self, prompt_ids: ArrayLike, options: SamplingOptions, session: object = None) -> Completion:
         """One completion; see `GeneratorClient.generate`."""
@@ -165,6 +169,7 @@ class GeneratorPool(Service):
     def changed(self, replica: Replica) -> None:
         """A replica died, or is back."""
         number = replica.number
+        self._loading.discard(number)
         if replica.metrics.state is ReplicaState.RECOVERING:
             for name, value in self._weights[number].stats.items():
                 self._past[name] = self._past.get(name, 0.0) + value
@@ -195,6 +200,8 @@ class GeneratorPool(Service):
         weights = self._weights[replica.number] = _Weights(replica.life)
         await replica.call("preload")
         await self.model_ready.wait()
+        await self._awake.wait()
+        self._loading.add(replica.number)
         await replica.call("setup")
         await self._load(replica, weights)
 
@@ -204,6 +211,29 @@ class GeneratorPool(Service):
             if weights.bringing is not None:
                 weights.bringing.cancel()
         await super().stop()
+
+    # --- rest
+
+    @asynccontextmanager
+    async def asleep(self) -> AsyncIterator[None]:
+        """Inside, all stand still and have given back memory of their GPUs (`Generator.sleep`).
+
+        A replica that dies comes back afterwards: it would need memory to load its model.
+        """
+        self._awake.clear()
+        try:
+            await self._until(lambda: not self._loading)
+            await self._tell_healthy("sleep")
+            yield
+        finally:
+            await self._tell_healthy("wake")
+            self._awake.set()
+
+    async def _tell_healthy(self, endpoint: str) -> None:
+        calls = (replica.call(endpoint) for replica in self.replicas if replica.healthy)
+        for told in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(told, BaseException) and not isinstance(told, ActorDiedError | EngineFailedError):
+                raise told
 
     # --- weights
 

@@ -85,6 +85,8 @@ def check_devices(config: RunConfig) -> None:
     generator, trainer, warmup = config.generator, config.trainer, config.warmup
     if len(gpus_by_role(config)) < 2:
         _refuse_turned("job", config.job, ("share_gpus",), "recipes with several roles on GPUs")
+    if generator.with_gpus != trainer.with_gpus or (generator.with_gpus and not config.job.share_gpus):
+        _refuse_turned("generator", generator, ("sleep",), "generators that share processors or GPUs with the trainer")
     if not generator.with_gpus:
         _refuse_turned("generator", generator, ("gpu_memory_utilization", "enforce_eager"), "generators on GPUs")
     elif config.job.share_gpus:

@@ -12,7 +12,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -274,7 +274,8 @@ class System:
         self._unsettled = True
         logger.info("step %d trains groups %s", batch.step + 1, sorted(batch.indices))
         try:
-            trained = await self.trainer.train_on(self.buffer, batch, self._account)
+            async with self._alone():
+                trained = await self.trainer.train_on(self.buffer, batch, self._account)
         except ForgeError as error:  # it gave up by itself, between two updates
             self._unsettled = False
             if isinstance(error, ContractError):
@@ -294,6 +295,19 @@ class System:
             if count := int(metrics.get(f"trainer/{name}", 0)):
                 self.run.warn(f"{count} {what} of step {batch.step + 1} were left out: something was not finite")
         return metrics
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """Inside, the trainer has the GPU, or the processors, to itself, if the recipe wants that."""
+        if not self.config.generator.sleep:
+            yield
+            return
+        self._account.enter("wait for generators")
+        async with self.generators.asleep():
+            yield
+            self._account.enter("wait for generators")
+            if self.config.trainer.with_gpus:
+                await self.trainer.release_memory()
 
     async def publish(self, version: int) -> None:
         """Send the weights off to the generators as `version`, where they are due; the version before has to arrive."""

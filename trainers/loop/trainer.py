@@ -61,6 +61,10 @@ class TrainerHandle:
         trained: dict[str, float] = await agreed(self.actor.train_on.call(buffer, reservation.step))
         return metrics | trained
 
+    async def release_memory(self) -> None:
+        """Give back memory of the GPUs that is not in use."""
+        await result(self.actor.release_memory.call())
+
     async def score_base(self, buffer: GroupBuffer[Any], step: int) -> None:
         """Give the sequences of `step`, which the buffer holds, the `ref_logprobs` of the model without adapters."""
         await result(self.actor.score_base.call(buffer, step))

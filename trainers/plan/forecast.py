@@ -30,6 +30,8 @@ from trainers.plan.speed import (
 
 CPUS, PLENTY_GIB = 64, 1e6
 """Of a host, where only its GPUs matter."""
+RESTING = ("weights", "optimizer")
+"""What a trainer holds between two steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +104,21 @@ class Forecast:
         found = list(self._holders())
         if not self.config.job.share_gpus:
             return found
-        held = sum(holder.memory.peak for holder in found if holder.room is not None)
+        on_gpu = [holder for holder in found if holder.room is not None]
         return [
-            holder if holder.room is None else replace(holder, room=holder.room - held + holder.memory.peak)
+            holder
+            if holder.room is None
+            else replace(holder, room=holder.room - sum(self._held(other, holder) for other in on_gpu))
             for holder in found
         ]
+
+    def _held(self, holder: Holder, other: Holder) -> float:
+        """Bytes that `holder` has of a GPU while `other`, which shares it, has most."""
+        if holder is other:
+            return 0.0
+        if self.config.generator.sleep and {holder.name, other.name} == {"trainer", "generator"}:
+            return sum(holder.memory.parts.get(part, 0.0) for part in RESTING) if holder.name == "trainer" else 0.0
+        return holder.memory.peak
 
     def _holders(self) -> Iterator[Holder]:
         config, work = self.config, self.work
@@ -188,7 +200,9 @@ class Forecast:
         generation["prompts"] = prompts * prefill_s(self.shape, work, generator.procs, gpu, generator.threads)
         sync = weight_sync(self.shape, self.layout, self.gpu(trainer.with_gpus), generator.procs, *self._hosts())
         learning["weights to the host"] = sync.copy
-        shared = config.job.share_gpus and trainer.with_gpus and generator.with_gpus
+        if generator.sleep and gpu is not None:
+            learning["generators to sleep and back"] = 2 * sync.bytes / generator.procs / gpu.bus
+        shared = generator.sleep or (config.job.share_gpus and trainer.with_gpus and generator.with_gpus)
         return Step(generation, learning, sync, work.steps_apart, work.tokens, sampled, shared)
 
     def _hosts(self) -> tuple[int, bool]:

@@ -238,7 +238,7 @@ class Step:
         ahead: steps that generation may run ahead.
         tokens: prompts and replies.
         sampled: tokens of replies.
-        in_turns: generation and learning use the same GPUs.
+        in_turns: generation and learning use the same GPUs, or one rests while the other works.
     """
 
     generation: Mapping[str, float]
@@ -283,7 +283,7 @@ class Step:
         if self.seconds > self.computing_s:
             under_way = f", of which {self.ahead + 1} are under way" if self.ahead else ""
             return f"a round of generation, training and weight sync{under_way}"
-        return "generation and training share GPUs" if self.in_turns else "the longer of generation and training"
+        return "generation and training take turns" if self.in_turns else "the longer of generation and training"
 
     @property
     def bottleneck(self) -> str:

@@ -34,6 +34,11 @@ class Device:
         """The torch device."""
         return torch.device(self.type)
 
+    def release_memory(self) -> None:
+        """Give back what torch keeps for later."""
+        if self.type == "cuda":
+            torch.cuda.empty_cache()
+
     @property
     def peak_flops(self) -> float | None:
         """Floating-point operations a second that the hardware is sold with (bfloat16), or None for a CPU."""

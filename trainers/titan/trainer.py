@@ -175,6 +175,11 @@ class TitanTrainer(RankedActor):
         return found
 
     @endpoint
+    async def release_memory(self) -> None:
+        """Give back memory of the GPU that no tensor needs; between two steps that is most of it."""
+        self._device.release_memory()
+
+    @endpoint
     async def score_base(self, buffer: Any, step: int) -> None:
         """Give the sequences that the buffer holds for `step` their `ref_logprobs`: those without adapters."""
         from trainers.titan.score import score

@@ -32,6 +32,7 @@ class Fake:
         self.failure: str | None = None
         self.loading: str | None = None
         self.unreadable = False
+        self.rests: list[tuple[Any, ...]] = []
         self.output_processor = SimpleNamespace(request_states={})
         self.model_config = SimpleNamespace(get_num_experts=lambda: 0, model="folder")
         self.vllm_config = SimpleNamespace(device_config=SimpleNamespace(device="cpu"))
@@ -54,6 +55,14 @@ class Fake:
     def apply_model(self, load: Any) -> None:
         if self.loading:
             raise RuntimeError(self.loading)
+
+    def sleep(self, level: int, mode: str) -> None:
+        if self.failure:
+            raise RuntimeError(self.failure)
+        self.rests.append(("asleep", level, mode))
+
+    def wake_up(self) -> None:
+        self.rests.append(("awake",))
 
     def step(self) -> list[Any]:
         if not self.requests:
@@ -186,6 +195,75 @@ async def test_weights_that_fail_to_load_end_the_engine(fake: Fake, engine: InPr
     assert isinstance(second, EngineFailedError)
     with pytest.raises(EngineFailedError, match="no such tensor"):
         await engine.generate([1], SamplingOptions())
+
+
+async def test_asleep_it_takes_no_step_and_requests_wait(fake: Fake, engine: InProcessEngine) -> None:
+    (under_way,) = ask(engine, "under way")
+    await asyncio.to_thread(fake.stepping.wait)
+    falling_asleep = asyncio.ensure_future(engine.sleep())
+    await asyncio.sleep(0)
+    assert not fake.rests, "a step is under way"
+    fake.go_on.set()
+    await asyncio.gather(under_way, falling_asleep)
+    first, second = ask(engine, "first", "second")
+    await asyncio.sleep(0)
+    await engine.abort("second")
+    assert (await second).stop_reason == "abort"
+    await asyncio.wrap_future(engine._thread.submit(int))  # whatever was to be done there is done
+    assert [name for name, _ in fake.admitted] == ["under way"]
+    assert not first.done()
+    assert fake.rests == [("asleep", 1, "keep")]
+    await engine.wake()
+    assert (await first).token_ids == [7]
+    assert fake.rests[1:] == [("awake",)]
+    assert engine.account.seconds()["wait for the trainer"] > 0
+
+
+async def test_an_engine_that_can_not_sleep_answers_all_who_asked(fake: Fake, engine: InProcessEngine) -> None:
+    calls = ask(engine, "a")
+    await asyncio.to_thread(fake.stepping.wait)
+    calls += ask(engine, "b")
+    falling_asleep = asyncio.ensure_future(engine.sleep())
+    await asyncio.sleep(0)
+    fake.failure = "no memory of the host is left"
+    fake.go_on.set()
+    errors = await asyncio.gather(falling_asleep, *calls, return_exceptions=True)
+    assert {type(error) for error in errors} <= {RuntimeError, EngineFailedError}
+    assert engine.broken.is_set()
+
+
+async def test_of_those_who_put_a_generator_to_sleep_and_wake_it_the_last_has_the_word() -> None:
+    pytest.importorskip("monarch")
+    from trainers.generator.generator import Generator
+
+    told: list[str] = []
+    may_go_on = asyncio.Event()
+
+    class Sleeper:
+        """An engine that is told to sleep and to wake."""
+
+        async def sleep(self) -> None:
+            await may_go_on.wait()
+            told.append("sleep")
+
+        async def wake(self) -> None:
+            told.append("wake")
+
+    actor: Any = SimpleNamespace(
+        _engine=Sleeper(), _updating=asyncio.Lock(), _resting=asyncio.Lock(), _asleep=False, _tired=False
+    )
+    await Generator._rest(actor, False)
+    assert told == []
+    await actor._updating.acquire()  # weights are being loaded
+    sleeping, waking = (asyncio.ensure_future(Generator._rest(actor, tired)) for tired in (True, False))
+    await asyncio.sleep(0)
+    actor._updating.release()
+    may_go_on.set()
+    await asyncio.gather(sleeping, waking)
+    assert told in ([], ["sleep", "wake"])
+    assert not actor._updating.locked()
+    await Generator._rest(actor, True)
+    assert actor._updating.locked(), "weights would be loaded into memory that is given away"
 
 
 async def test_outputs_that_can_not_be_read_are_told_to_all(fake: Fake, engine: InProcessEngine) -> None:

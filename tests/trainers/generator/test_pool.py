@@ -7,6 +7,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -79,7 +80,12 @@ class Replica:
         self.death: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.gate = Hold()
         self.generate, self.update_weights = Endpoint(self._generate), Endpoint(self._update)
-        self.preload = self.setup = self.halt = Endpoint(self._nothing)
+        self.preload = self.halt = Endpoint(self._nothing)
+        self.may_set_up = asyncio.Event()
+        self.may_set_up.set()
+        self.setup = Endpoint(self._set_up)
+        self.rests: list[str] = []
+        self.sleep, self.wake = Endpoint(partial(self._rest, "sleep")), Endpoint(partial(self._rest, "wake"))
         self.abort = Endpoint(self.aborted.append)
         self.hold, self.release = Endpoint(self._hold), Endpoint(self._release)
         self.get_stats = Endpoint(self._stats)
@@ -98,6 +104,15 @@ class Replica:
             raise ActorDiedError("killed")
 
     async def _nothing(self) -> None: ...
+
+    async def _set_up(self) -> None:
+        await self.may_set_up.wait()
+        self.rests.append("loaded")
+
+    async def _rest(self, what: str) -> None:
+        if self.death.done():
+            raise ActorDiedError("killed")
+        self.rests.append(what)
 
     async def _hold(self) -> None:
         self.gate.begin()
@@ -569,6 +584,47 @@ async def test_a_replica_that_starts_while_weights_change_loads_until_it_has_the
     assert pool.replicas[0].healthy
     assert replicas[1].told == [None, place]
     assert started.told[-1] == place, "it needs nobody else to find them"
+
+
+async def test_who_dies_asleep_comes_back_when_the_others_wake() -> None:
+    replicas = [Replica(), Replica()]
+    pool, known = await pool_of(replicas)
+    async with pool.asleep():
+        replicas[0].die()
+        await settle()
+        assert [each.rests for each in known.lives[0]] == [["loaded", "sleep"], []]
+    await settle()
+    assert [each.rests for each in known.lives[0]] == [["loaded", "sleep"], ["loaded"]]
+    assert replicas[1].rests == ["loaded", "sleep", "wake"]
+    assert pool.replicas[0].healthy
+
+
+async def test_who_loads_a_model_is_waited_for_before_all_sleep() -> None:
+    replicas = [Replica(), Replica()]
+    pool, known = await pool_of(replicas)
+    started = Replica()
+    started.may_set_up.clear()
+    known.fresh = lambda: started
+    replicas[0].die()
+    await settle()
+    everybody = pool.asleep()
+    falling_asleep = asyncio.ensure_future(everybody.__aenter__())
+    await settle()
+    assert not falling_asleep.done()
+    started.may_set_up.set()
+    await falling_asleep
+    assert [started.rests, replicas[1].rests] == [["loaded", "sleep"]] * 2
+    await everybody.__aexit__(None, None, None)
+    assert [started.rests, replicas[1].rests] == [["loaded", "sleep", "wake"]] * 2
+
+
+async def test_what_fails_meanwhile_wakes_them_and_is_raised() -> None:
+    replica = Replica()
+    pool, _ = await pool_of([replica])
+    with pytest.raises(ZeroDivisionError):
+        async with pool.asleep():
+            raise ZeroDivisionError
+    assert replica.rests == ["loaded", "sleep", "wake"]
 
 
 async def test_held_weights_that_die_are_gone_and_nothing_waits_for_them() -> None:

@@ -181,6 +181,7 @@ KNOBS: dict[str, Change] = {
             "hosts": Change(2, {**HOSTS, "generator.procs": 2}, PLACED),
             "engine_args": Change({"enable_prefix_caching": False}, where=SERVED),
             "recompute_on_update": Change(True),
+            "sleep": Change(True),
         },
     ),
     **_below(

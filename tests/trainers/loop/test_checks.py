@@ -94,6 +94,13 @@ def test_an_older_vllm_has_one_engine_only(monkeypatch: pytest.MonkeyPatch) -> N
             "gpu_memory_utilization=0.9",
         ),
         ("job.share_gpus=true && trainer.with_gpus=true", "recipes with several roles on GPUs", "share_gpus=false"),
+        ("generator={with_gpus: true, sleep: true}", "that share processors or GPUs with the trainer", "sleep=false"),
+        (
+            "generator={with_gpus: true, sleep: true} && trainer.with_gpus=true",
+            "that share processors or GPUs with the trainer",
+            "sleep=false",
+        ),
+        ("generator.engine_args={enable_sleep_mode: true}", "it is a key of the recipe", "use generator.sleep"),
         ("generator={with_gpus: true, threads: 4}", "it is for generators on a CPU", "threads=1"),
         ("trainer={procs: 2, threads: 2}", "it is for a trainer of one process on a CPU", "trainer.threads=1"),
         ("trainer={with_gpus: true, threads: 2}", "it is for a trainer of one process on a CPU", "trainer.threads=1"),

@@ -213,6 +213,47 @@ async def test_recomputed_requests_go_on_with_exactly_the_new_policy(
             assert stats["tokens"] < tokens + options.max_tokens, "the request went on to its end"
         assert {"time/generate", "time/wait for requests", "time/load weights"} <= set(stats)
 
+        # Asleep, nothing is sampled, and new weights wait; afterwards requests go on as if nothing had been.
+        async def under_way(version: int) -> asyncio.Future[list[Completion]]:
+            before = (await generators.stats())["tokens"]
+            asked = asyncio.gather(*(generators.generate(prompt, options) for prompt in prompts))
+            while (await generators.stats())["tokens"] <= before + 2 * len(prompts):
+                assert not asked.done()
+            return asked
+
+        asked = await under_way(2)
+        async with generators.asleep():
+            resting = (await generators.stats())["tokens"]
+            assert not asked.done()
+        interrupted = await asked
+        assert {version for completion in interrupted for version in completion.versions} == {2}
+        assert await largest_mismatch(trainer, interrupted) <= MISMATCH
+        asked = await under_way(2)
+        async with generators.asleep():
+            resting = (await generators.stats())["tokens"]
+            await trainer.train_step(taught)
+            published = await trainer.push_weights(3)
+            update = asyncio.ensure_future(generators.update_weights(3, published))
+            later = asyncio.ensure_future(generators.generate(prompts[0], SamplingOptions(max_tokens=20)))
+            theirs = await trainer.logprobs([sequence(completion) for completion in interrupted])
+            assert (await generators.stats())["tokens"] == resting
+            assert not update.done()
+            assert not later.done()
+        await update
+        interrupted = await asked
+        assert {2, 3} == {version for completion in interrupted for version in completion.versions}
+        theirs = await trainer.logprobs([sequence(completion) for completion in interrupted])
+        new = [
+            abs(ours - other)
+            for completion, values in zip(interrupted, theirs, strict=True)
+            for ours, other, version in zip(completion.logprobs, values, completion.versions, strict=True)
+            if version == 3
+        ]
+        assert max(new) <= MISMATCH
+        await later
+        stats = await generators.stats()
+        assert stats["time/wait for the trainer"] > 0
+
         # One that is ended by its name gives back what it has sampled.
         actor = generators.replicas[0].actor
         asked = {"max_tokens": options.max_tokens, "seed": 3}

@@ -180,8 +180,24 @@ def test_roles_that_share_gpus_share_their_memory_and_their_time(plan: Plan) -> 
     assert generator.memory.parts["keys and values"] == 16 * GIB
     assert trainer.room == pytest.approx((79.6 - 2) * GIB - generator.memory.peak, rel=0.01)
     assert shared.step.seconds == pytest.approx(shared.step.generation_s + shared.step.learning_s)
-    assert "generation and training share GPUs" in plan("grpo/qwen3_0_6b", "--gpus", "1xH100")
+    assert "generation and training take turns" in plan("grpo/qwen3_0_6b", "--gpus", "1xH100")
     assert "it will not run: trainer:" in plan("grpo/qwen3_0_6b", "--gpus", "1xH100", "--generator.kv_cache_gb", "60")
+
+
+def test_generators_that_sleep_leave_their_memory_to_the_trainer(plan: Plan) -> None:
+    large = "generator.kv_cache_gb=60"
+    awake, asleep = (
+        forecast("grpo/qwen3_0_6b", large, f"generator.sleep={sleep}", gpus="1xH100") for sleep in ("false", "true")
+    )
+    trainer, generator = asleep.holders
+    assert [holder.fits for holder in awake.holders] == [False, False]
+    assert [holder.fits for holder in asleep.holders] == [True, True]
+    assert trainer.room == (79.6 - 2) * GIB
+    resting = trainer.memory.parts["weights"] + trainer.memory.parts["optimizer"]
+    assert generator.room == trainer.room - resting
+    assert asleep.step.learning_s - awake.step.learning_s == pytest.approx(2 * 2 * 0.6e9 / 64e9, rel=0.01)
+    slept = ("--gpus", "1xH100", "--generator.kv_cache_gb", "60", "--generator.sleep", "true")
+    assert "it will not run" not in plan("grpo/qwen3_0_6b", *slept)
 
 
 def test_constants_say_where_they_are_from() -> None:
