@@ -9,7 +9,7 @@ export PYTHONDONTWRITEBYTECODE =
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
-setup: ## make the virtual environment .venv with the pinned packages (STACK=cpu|gpu)
+setup: ## make the virtual environment .venv with the pinned packages (STACK=cpu|gpu|rocm)
 	@scripts/setup.sh
 
 train: setup ## train coding_rlvr, e.g. make train ARGS="seed=1 --name first"

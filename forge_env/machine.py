@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import os
 import platform
 import shutil
 import socket
 import subprocess
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, requires, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from forge_env.errors import UsageError
 
 GIB = 1024**3
+KFD = Path("/sys/class/kfd/kfd/topology/nodes")
+"""Where Linux lists what ROCm computes on."""
+VRAM = (1, 2)
+"""Kinds of memory there that are a GPU's own."""
 FULL_GB = 0.01
 """With less free space a disk counts as full."""
 TRAINING_MODULES = {
@@ -102,16 +108,55 @@ def _group_headroom() -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class GPU:
-    """One visible GPU."""
+    """One visible GPU.
+
+    Attributes:
+        index: on this machine.
+        uuid: what `showing` takes, the same for all processes here; of an AMD GPU its index.
+        name: of its kind.
+        memory_gb: GiB.
+        build: of torch that computes on it.
+    """
 
     index: str
     uuid: str
     name: str
     memory_gb: float
+    build: Literal["cuda", "rocm"] = "cuda"
 
 
 def gpus() -> list[GPU]:
-    """The NVIDIA GPUs that a process started now would see ($CUDA_VISIBLE_DEVICES is honoured)."""
+    """The GPUs that a process started now would see: NVIDIA's, or AMD's where there are none of those."""
+    return _nvidia_gpus() or _amd_gpus()
+
+
+def showing(uuids: Iterable[str]) -> dict[str, str]:
+    """Environment of a process that is to see these GPUs and no others."""
+    listed = ",".join(uuids)
+    hip = {"HIP_VISIBLE_DEVICES": listed} if listed.replace(",", "").isdigit() else {}  # its own name goes first there
+    return {"CUDA_VISIBLE_DEVICES": listed, **hip}
+
+
+def torch_build() -> str | None:
+    """What the installed torch computes on besides processors: `cuda`, `rocm`, or nothing (`cpu`); None: no torch."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        tree = ast.parse(Path(spec.origin).with_name("version.py").read_text(encoding="utf-8"))
+    except (OSError, SyntaxError):
+        return None
+    names = {
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant) and node.value.value
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
+    }
+    return "rocm" if "hip" in names else "cuda" if "cuda" in names else "cpu"
+
+
+def _nvidia_gpus() -> list[GPU]:
     if shutil.which("nvidia-smi") is None:
         return []
     command = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
@@ -126,6 +171,31 @@ def gpus() -> list[GPU]:
         return found
     wanted = [entry.strip() for entry in visible.split(",") if entry.strip()]
     return [gpu for gpu in found if any(entry == gpu.index or gpu.uuid.startswith(entry) for entry in wanted)]
+
+
+def _amd_gpus() -> list[GPU]:
+    """Of the kernel's own list, those that this process may use, in the order in which ROCm counts them."""
+    found: list[GPU] = []
+    for node in sorted(KFD.glob("[0-9]*"), key=lambda folder: int(folder.name)):
+        try:
+            properties, banks = _numbers(node / "properties"), map(_numbers, node.glob("mem_banks/*/properties"))
+            memory = sum(bank["size_in_bytes"] for bank in banks if bank.get("heap_type") in VRAM)
+        except (OSError, ValueError, KeyError):  # another container's
+            continue
+        if not properties.get("simd_count"):  # processors are listed too
+            continue
+        number, kind = str(len(found)), properties.get("gfx_target_version", 0)
+        name = f"AMD gfx{kind // 10000}{kind // 100 % 100:x}{kind % 100:x}"
+        found.append(GPU(number, number, name, memory / GIB, "rocm"))
+    visible = os.environ.get("HIP_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if visible is None:
+        return found
+    wanted = [entry.strip() for entry in visible.split(",")]
+    return [gpu for gpu in found if gpu.index in wanted]
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    return {name: int(value) for name, value in map(str.split, file.read_text().splitlines())}
 
 
 def claim(gpu: GPU) -> socket.socket | None:

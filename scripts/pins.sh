@@ -19,6 +19,7 @@ compile platform
 UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}" compile cpu --extra train-cpu "${extras[@]}"
 unset UV_FIND_LINKS # a CPU wheel of torch there would win
 compile gpu --extra train-gpu "${extras[@]}"
+compile rocm --extra train-rocm --excludes <(printf 'torch\ntriton\n') --constraint requirements/gpu.txt
 grep -q "^torch==.*+cpu$" requirements/cpu.txt || {
   echo "pins: no CPU build of torch found; set UV_FIND_LINKS to a place that has it" >&2
   exit 1

