@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_env.config.recipe import LoRASection, RunConfig
 from forge_env.errors import ForgeError, InfrastructureError
+from forge_env.run import Run
 from trainers.actors.placement import Placement
 from trainers.actors.remote import ActorDiedError, result
 from trainers.buffer.types import BufferSettings
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Placed = Callable[[], Awaitable[Any]]
+RDMA = "TORCHSTORE_USE_RDMA"
 NAMED_S = 2.0
 """How long after a failed call the news may take of whose death it was."""
 
@@ -50,8 +52,21 @@ def prepare_controller() -> None:
     """Set what libraries read at import; call it before any of them is imported."""
     for name, value in PROCESS_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    if (rdma := os.environ.get("TORCHSTORE_USE_RDMA")) is not None:  # the documents' name for what TorchStore reads
-        os.environ["TORCHSTORE_RDMA_ENABLED"] = str(int(rdma.lower() in ("1", "true")))
+    if RDMA in os.environ:  # the documents' name for what TorchStore reads
+        os.environ["TORCHSTORE_RDMA_ENABLED"] = str(int(_asks_for_rdma()))
+
+
+def _asks_for_rdma() -> bool:
+    return os.environ.get(RDMA, "").lower() in ("1", "true")
+
+
+def tell_of_rdma(run: Run) -> None:
+    """Say what becomes of it, where somebody asks for RDMA by the documents' variable."""
+    if _asks_for_rdma():
+        run.warn(
+            f"{RDMA} acts on TorchStore's index of the weights alone: the weights themselves go through memory on one "
+            "host and over TCP between hosts (docs/decisions/weights-by-shards.md)"
+        )
 
 
 class RoleDiedError(ForgeError):

@@ -36,7 +36,7 @@ from trainers.loop.evaluation import Evaluator
 from trainers.loop.metrics import batch_metrics, buffer_metrics, split_audit, trained_row
 from trainers.loop.prepare import Actors, find_model, start_actors
 from trainers.loop.publisher import Publisher
-from trainers.loop.stack import RoleDiedError, Stack, prepare_controller
+from trainers.loop.stack import RoleDiedError, Stack, prepare_controller, tell_of_rdma
 from trainers.loop.status import Status
 from trainers.loop.watchdog import Watchdog
 from trainers.plan.report import plan
@@ -125,6 +125,7 @@ class Method(Trainer):
         if run.resume and _complete(run, checkpoints.step):
             run.note(f"All {config.grpo.steps} steps are done: nothing to resume. More: --grpo.steps N")
             return
+        tell_of_rdma(run)
         run.stage("model", config.model.path)
         found = await find_model(run)
         if run.resume:

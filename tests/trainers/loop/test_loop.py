@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -30,7 +31,7 @@ from trainers.loop.checkpoints import MANIFEST, Checkpoints
 from trainers.loop.evaluation import Evaluator
 from trainers.loop.prepare import _cached, resumed_model
 from trainers.loop.publisher import Publisher
-from trainers.loop.stack import RoleDiedError
+from trainers.loop.stack import RoleDiedError, prepare_controller, tell_of_rdma
 from trainers.loop.system import System, unless_stopped
 from trainers.model.chat import Chat, FolderTokenizer
 from trainers.model.tiny import build_tiny_folder
@@ -142,6 +143,22 @@ def test_a_damaged_model_in_the_cache_is_removed_and_told(run: Run, tiny: Path, 
     assert _cached(run, warm) is None
     assert not warm.exists()
     assert any("built again" in warning for warning in run.state.warnings)
+
+
+@pytest.mark.parametrize(("value", "told"), [("1", 1), ("true", 1), ("0", 0), (None, 0)])
+def test_who_asks_for_rdma_is_told_how_weights_travel(
+    run: Run, monkeypatch: pytest.MonkeyPatch, value: str | None, told: int
+) -> None:
+    for name in ("TORCHSTORE_RDMA_ENABLED", "TORCHSTORE_USE_RDMA"):
+        monkeypatch.setenv(name, "")  # what is set meanwhile is undone
+        monkeypatch.delenv(name)
+    if value is not None:
+        monkeypatch.setenv("TORCHSTORE_USE_RDMA", value)
+    prepare_controller()
+    assert os.environ.get("TORCHSTORE_RDMA_ENABLED") == (None if value is None else str(told))
+    tell_of_rdma(run)
+    assert len(run.state.warnings) == told
+    assert all("over TCP between hosts" in warning for warning in run.state.warnings)
 
 
 async def test_a_finished_run_is_not_started_again(config: RunConfig, tmp_path: Path) -> None:
