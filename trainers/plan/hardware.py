@@ -41,7 +41,7 @@ GPUS = {
     for gpu in (
         Gpu("H100", 79.6, 989e12, 3.35e12, 450e9, 50e9, 64e9, "NVIDIA H100 SXM data sheet; DGX H100"),
         Gpu("H200", 140.4, 989e12, 4.8e12, 450e9, 50e9, 64e9, "NVIDIA H200 SXM data sheet; DGX H200"),
-        Gpu("B200", 179.0, 2250e12, 7.7e12, 900e9, 50e9, 64e9, "NVIDIA DGX B200 data sheet"),
+        Gpu("B200", 179.0, 2250e12, 8.0e12, 900e9, 50e9, 64e9, "NVIDIA DGX B200 data sheet"),
         Gpu("A100", 79.2, 312e12, 2.039e12, 300e9, 25e9, 32e9, "NVIDIA A100 80GB SXM data sheet; DGX A100"),
         Gpu("L40S", 44.5, 362e12, 0.864e12, 32e9, 12.5e9, 32e9, "NVIDIA L40S data sheet; no NVLink"),
         Gpu("MI300X", 191.0, 1307e12, 5.3e12, 448e9, 50e9, 64e9, "AMD Instinct MI300X data sheet"),

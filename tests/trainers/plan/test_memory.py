@@ -13,11 +13,13 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from torchtitan.tools.utils import get_peak_flops
 
 from forge_env.config.recipe import OptimizerSection
 from forge_env.trajectory import Segment
 from tests.trainers.plan.unreal import peak_bytes
 from trainers.model.folder import check_hf_config
+from trainers.plan.hardware import GPUS, Gpu
 from trainers.plan.memory import Layout, trainer_memory
 from trainers.plan.shape import Shape
 from trainers.titan.device import use_device
@@ -40,6 +42,16 @@ SMALL: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+
+
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
+def test_operations_of_gpus_are_those_that_torchtitan_knows(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_lspci(*_: Any, **__: Any) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr("torchtitan.tools.utils.subprocess.run", no_lspci)
+    known = get_peak_flops("l40s" if gpu.name == "L40S" else f"a {gpu.name}")
+    assert gpu.flops == pytest.approx(known, rel=0.01)
 
 
 @pytest.mark.parametrize(

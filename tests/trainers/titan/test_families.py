@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from forge_env.trajectory import Segment
 from tests.trainers.model.checkpoints import CHECKPOINTS, VOCABULARY, their_logprobs, write_checkpoint
 from trainers.losses.sft import SFTLoss
 from trainers.model.folder import INDEX
+from trainers.plan.shape import hub_config, published
 from trainers.titan.device import use_device
 from trainers.titan.engine import TitanEngine
 from trainers.titan.families import FAMILIES, titan_config
@@ -59,25 +63,41 @@ def test_only_experts_that_a_token_is_sent_to_count_as_work(tmp_path: Path) -> N
     )
 
 
-QWEN_30B = {"model_type": "qwen3_moe", "rms_norm_eps": 1e-6, "vocab_size": 151936, "head_dim": 128}
-QWEN_30B |= {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48, "num_attention_heads": 32}
-QWEN_30B |= {"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
-LLAMA_8B = {"model_type": "llama", "rms_norm_eps": 1e-5, "vocab_size": 128256, "head_dim": 128}
-LLAMA_8B |= {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
-LLAMA_8B |= {"num_key_value_heads": 8}
+OTHER_BASE = "Qwen/Qwen3-235B-A22B"
+"""TorchTitan has the rotary base of its later release (2507); the first one's is that of all Qwen 3."""
 
 
-@pytest.mark.parametrize(
-    ("registered", "hf"),
-    [(llama3.model_registry("8B"), LLAMA_8B), (qwen3.model_registry("30B-A3B"), QWEN_30B)],
-    ids=["Llama 3.1 8B", "Qwen3 30B-A3B"],
-)
-def test_a_published_model_has_the_weights_of_torchtitan_s_registry(registered: object, hf: dict[str, object]) -> None:
-    def shapes(config: object) -> dict[str, torch.Size]:
+def registered(name: str) -> Any:
+    """TorchTitan's own config of a published model."""
+    family, size = re.fullmatch(r".*/(Qwen3|Llama-3\.1)-(.*?)(?:-Base|-Instruct)?", name).groups()  # type: ignore[union-attr]
+    return (qwen3 if family == "Qwen3" else llama3).model_registry(size).model
+
+
+@pytest.mark.parametrize("name", published())
+def test_a_published_model_is_that_of_torchtitan_s_registry(name: str) -> None:
+    def shapes(config: Any) -> dict[str, torch.Size]:
         with torch.device("meta"):
-            state = config.build().state_dict()  # type: ignore[attr-defined]
+            state = config.build().state_dict()
         return {name: tensor.shape for name, tensor in state.items() if "expert_bias" not in name}
 
-    ours = titan_config(hf, 64)
+    hf = hub_config(name)
+    theirs, ours = registered(name), titan_config(hf, hf["max_position_embeddings"])
     assert isinstance(ours, FAMILIES[str(hf["model_type"])].model.Config)
-    assert shapes(ours) == shapes(registered.model)  # type: ignore[attr-defined]
+    assert shapes(ours) == shapes(theirs)
+    assert ours.enable_weight_tying == theirs.enable_weight_tying
+    for own, other in zip(ours.layers, theirs.layers, strict=True):
+        assert own.attention_norm.eps == other.attention_norm.eps == ours.norm.eps == theirs.norm.eps
+        rope = other.attention.rope
+        if name == OTHER_BASE:
+            assert (own.attention.rope.theta, rope.theta) == (1e6, 5e6)
+            rope = replace(rope, theta=1e6)
+        assert own.attention.rope == rope, "base, scaling and longest row"
+        assert own.attention.n_heads == other.attention.n_heads
+        assert (own.moe is None) == (other.moe is None)
+        if own.moe is not None:
+            router, another = own.moe.router, other.moe.router
+            assert (router.top_k, router.score_func, router.route_norm) == (
+                another.top_k,
+                another.score_func,
+                another.route_norm,
+            )
