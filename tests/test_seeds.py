@@ -79,6 +79,9 @@ def test_the_command_is_there(command: str) -> None:
         exec(words[2], {})
     elif words[:2] == ["python", "-m"]:
         check_module(words[2], words[3:])
+    elif words[0] == "sbatch":
+        [script] = [word for word in words[1:] if not word.startswith("-")]
+        assert "#SBATCH" in (ROOT / script).read_text()
     else:
         assert words[0] == "make"
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)

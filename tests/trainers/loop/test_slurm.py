@@ -44,8 +44,10 @@ def cluster() -> Iterator[Path]:
 
 def test_the_documented_script_trains_on_two_nodes(cluster: Path) -> None:
     text = (ROOT / "docs" / "hosts.md").read_text()
-    [script] = [block for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) if "#SBATCH" in block]
-    (cluster / "run.sh").write_text(script)
+    [documented] = [block for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) if "#SBATCH" in block]
+    script = ROOT / "apps" / "grpo" / "run_grpo.sh"
+    assert script.read_text() == documented
+    shutil.copy(script, cluster)
     recipe = {
         "environment": {"name": "tests.trainers.loop.dry_run:Sums"},
         "model": {"max_length": 160, "cache_dir": str(cluster / "cache")},
@@ -64,7 +66,7 @@ def test_the_documented_script_trains_on_two_nodes(cluster: Path) -> None:
         return done.stdout.strip()
 
     output = f"--output={cluster}/job.out"
-    job = slurm("sbatch", "--parsable", "--nodes=2", output, "run.sh", "recipe.yaml", "--name", "run")
+    job = slurm("sbatch", "--parsable", "--nodes=2", output, "run_grpo.sh", "recipe.yaml", "--name", "run")
     slurm("srun", f"--dependency=afterany:{job}", "--nodes=1", "true")  # `sbatch --wait` hears of the end 31 s later
     printed = (cluster / "job.out").read_text()
     print(printed)
