@@ -1,0 +1,71 @@
+"""How quickly a warm-up goes, everything included: demonstrations made, sent, learned, logged.
+
+python -m benchmarks warmup --record
+
+A run of `forge-env train coding_rlvr/base`, shortened: the model that coding_rlvr begins with is made in this way. Its
+own record says what each step took. Tokens are those of the demonstrations; there is no padding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import record, spread, table
+
+FIRST = 20
+"""Steps that are left out: memory is new, and caches are empty."""
+
+
+def run(steps: int, threads: int, folder: Path) -> list[dict[str, Any]]:
+    """The rows of a warm-up's metrics, without the first ones."""
+    name = f"threads-{threads}"
+    command = [sys.executable, "-m", "forge_env", "train", "coding_rlvr/base", "--name", name]
+    keys = [f"warmup.steps={steps}", f"warmup.threads={threads}", f"output_dir={folder}", "logging.tensorboard=false"]
+    subprocess.run([*command, *keys], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    rows = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
+    return rows[FIRST:]
+
+
+def rates(rows: list[dict[str, Any]], pieces: int = 5) -> tuple[list[float], list[float]]:
+    """Tokens a second over pieces of a run: by the clock, and by the trainer's own time."""
+    size = (len(rows) - 1) // pieces
+    clock, trainer = [], []
+    for first in range(0, pieces * size, size):
+        before, piece = rows[first], rows[first + 1 : first + size + 1]
+        tokens = sum(row["warmup/tokens"] for row in piece)
+        clock.append(tokens / (piece[-1]["time"] - before["time"]))
+        trainer.append(tokens / sum(row["warmup/train_s"] for row in piece))
+    return clock, trainer
+
+
+def main() -> None:
+    """Measure, print, write the section."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=320)
+    parser.add_argument("--record", action="store_true", help="write the section of docs/benchmarks.md")
+    args = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for threads in (1, 2):
+            clock, trainer = rates(run(args.steps, threads, Path(folder)))
+            rows.append([threads, spread(clock), spread(trainer)])
+    lines = [
+        *table(["threads", "tokens/s, by the clock", "tokens/s of the trainer's own time"], rows),
+        "",
+        f"Median (smallest to largest) of five pieces of {args.steps} steps of 16 demonstrations, without the first "
+        f"{FIRST}. The recipe has two threads. Load at the end {' '.join(f'{each:.1f}' for each in os.getloadavg())}.",
+    ]
+    print("\n".join(lines))
+    if args.record:
+        record("warmup", "Warm-up", "make bench ARGS='warmup --record'", lines)
+
+
+if __name__ == "__main__":
+    main()
