@@ -32,15 +32,15 @@ from trainers.actors.remote import result
 from trainers.generator.receipt import receipt
 from trainers.generator.types import Completion, SamplingOptions
 from trainers.loop.stack import Stack, prepare_controller
+from trainers.loop.warmup import Demonstrations
 from trainers.losses.sft import SFTLoss
+from trainers.model.chat import Chat
 from trainers.model.tiny import build_tiny_folder
 from trainers.weights.store import WeightStore
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
 UPDATES = 24
 MISMATCH = 1e-5
-TRAINED_MISMATCH = 5e-5
-"""A trained model's scores are larger than a random one's, and so is their rounding: 9e-6 before any update."""
 
 
 def sequence(completion: Completion) -> Segment:
@@ -285,9 +285,16 @@ async def test_adapters_alone_travel_to_the_generators(engine: Literal["in_proce
         generators = await stack.start_generators(folder)
         await trainer.configure(OptimizerSection(lr=1e-2), loss=SFTLoss(), steps=100, microbatch_tokens=4096)
 
+        # Prompts of its kind: what a trained model makes of others is less certain in float32, by any program, than
+        # the bound is (docs/trainer.md).
+        environment = fe.make("coding_rlvr")
+        chat = Chat.of(folder, config.model)
+        shown = Demonstrations(environment, chat, batch_size=8, max_length=config.model.max_length, seed=0).batch()
+        prompts = [each.token_ids[: int(np.argmax(each.mask))] for each in shown]
+
         async def sample() -> list[Completion]:
             options = SamplingOptions(max_tokens=60)
-            return await asyncio.gather(*(generators.generate([10 + place] * 20, options) for place in range(8)))
+            return await asyncio.gather(*(generators.generate(prompt, options) for prompt in prompts))
 
         first = await sample()
         [before] = (await generators.checksums()).values()
@@ -304,7 +311,7 @@ async def test_adapters_alone_travel_to_the_generators(engine: Literal["in_proce
         assert not served.whole, "the engine adds adapters to weights of its own"
         assert served.held != before.held
         assert pushed["bytes"] * 5 < (folder / "model.safetensors").stat().st_size  # which is in bfloat16
-        assert await largest_mismatch(trainer, after) <= TRAINED_MISMATCH
+        assert await largest_mismatch(trainer, after) <= MISMATCH
         assert await largest_mismatch(trainer, first) > 0.1, "the updates changed nothing"
         await generators.halt()
 
