@@ -21,7 +21,7 @@ from sandboxes.images import cache, packages
 from .conftest import ENGINES, require
 from .wheels import use_wheels, write_wheel
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 SOURCE = "ANSWER = 42\ndef main(): print('it runs', ANSWER)\n"
 
 

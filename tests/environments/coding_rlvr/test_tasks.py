@@ -94,6 +94,7 @@ def test_a_constant_answer_never_passes() -> None:
             assert not passes(constant, [*task.data["public"], *task.data["hidden"]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("levels", [[1, 2], ALL])
 def test_splits_share_no_program(levels: list[int]) -> None:
     identities = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 import forge_env as fe
@@ -74,6 +75,7 @@ async def score(table: Table) -> float:
     return sum(episode.reward for episode in played) / len(played)
 
 
+@pytest.mark.slow
 async def test_a_table_learns_the_strategy_by_playing_against_itself() -> None:
     async def nobody(segments: object) -> list[NDArray[np.float32]]:
         raise AssertionError("there is no reference model")

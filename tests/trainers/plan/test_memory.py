@@ -76,7 +76,8 @@ def test_real_passes_take_what_was_computed_beforehand(
 ) -> None:
     hf = check_hf_config(SMALL | changes, "a model")
     (tmp_path / "config.json").write_text(json.dumps(hf))
-    length, count, prompt = 512, 4, 128
+    length, count = (512, 4) if dtype == "float32" else (256, 2)  # some processors compute bfloat16 a hundredth as fast
+    prompt = length // 4
     optimizer = OptimizerSection()
     device = use_device(with_gpus=False)
     model = TitanModel(
