@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tests.sandboxes.conftest import require
 
 ASYNC = pytest.mark.asyncio(loop_scope="module")
 ROOT = Path(__file__).parents[2]
+OVERVIEW = (ROOT / "docs" / "environments" / "bundled.md").read_text()
 BUNDLED = [e.name for e in fe.list_environments() if e.source.startswith("forge-env ") and not e.needs]
 SANDBOXED = {"coding_rlvr", "repairs", "terminal", "data_analysis"}
 TOOLS = ["python", "bash", "sql", "query", "", "functions.bash", "submit"]
@@ -55,13 +57,16 @@ def test_there_is_one_of_each_kind() -> None:
             "coding_rlvr",
             "data_analysis",
             "distractors",
+            "frozen_lake",
             "gsm8k",
+            "helpdesk",
             "nim",
             "repairs",
             "search",
             "sql",
             "terminal",
             "text_world",
+            "tic_tac_toe",
             "wordle",
         ),
     }
@@ -72,6 +77,9 @@ def test_each_is_a_package_with_everything(name: str) -> None:
     package = ROOT / "environments" / name
     readme = (package / "README.md").read_text()
     assert readme.startswith(f"# {name}\n")
+    assert re.search(r"[Ll]evel|[Dd]ifficulty", readme), "what makes a task difficult"
+    assert "Baselines" in readme
+    assert f"(../../environments/{name}/README.md)" in OVERVIEW
     assert list((ROOT / "tests" / "environments" / name).glob("test_*.py"))
     cls = type(fe.make(name))
     assert vars(cls)["api_version"] == fe.API_VERSION

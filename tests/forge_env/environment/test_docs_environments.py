@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -20,7 +18,7 @@ from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import GoldPolicy, ReplayPolicy
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.tasks.datasets import load_tasks
-from forge_env.validation.checks import Validator
+from forge_env.types import as_message
 from tests.sandboxes.conftest import require
 from tests.sandboxes.wheels import OPENAI, use_wheels
 
@@ -29,18 +27,7 @@ TEXT = "\n".join(page.read_text() for page in PAGES)
 PROGRAMS = dict(re.findall(r"<!-- program: (\w+) -->\n```python\n(.*?)```", TEXT, re.DOTALL))
 RECIPES = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
 (SERVER,) = re.findall(r"<!-- server -->\n```python\n(.*?)```", TEXT, re.DOTALL)
-
-
-ELSEWHERE = {"reverse", "safe", "countdown", "doubles", "hints", "agent", "writer"}
-"""Those that other tests below run."""
-
-
-@pytest.fixture(params=sorted(PROGRAMS.keys() - ELSEWHERE))
-def program(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a program that is saved in the current folder."""
-    name = str(request.param)
-    save(name, tmp_path, monkeypatch)
-    return name
+(DATA,) = re.findall(r"<!-- data -->\n```json\n(.*?)```", TEXT, re.DOTALL)
 
 
 def save(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,33 +44,72 @@ def test_every_kind_is_there() -> None:
     }
 
 
+def printed(name: str) -> tuple[str, list[str]]:
+    """Under which name the page has a program saved, and the commands it then gives."""
+    before = TEXT[: TEXT.index(f"<!-- program: {name} -->")].rpartition("```")[2]
+    (file,) = re.findall(r"[Ss]ave .*?\bas `(\w+)\.py`", before)
+    return file, re.findall(r"`forge-env ((?:validate|play) [^`]+)`", before)
+
+
+IN_BLOCKS = {"agent", "writer"}
+"""Those of "Bring your agent", whose commands stand in blocks."""
+PRINTED = [
+    pytest.param(name, command, id=" ".join(command.split()[:2]))
+    for name in PROGRAMS
+    if name not in IN_BLOCKS
+    for command in printed(name)[1]
+]
+ASKS_A_SERVER = "doubles"
+SANDBOXED = {"tally", "repair"}
+
+
 @pytest.mark.slow
-async def test_programs_validate(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if program in ("tally", "repair"):
+@pytest.mark.parametrize(("name", "command"), PRINTED)
+def test_what_a_page_says_works_as_printed(
+    name: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The program under the name that the page gives it, and the command word for word; who plays gives the gold."""
+    if name in SANDBOXED:
         require("local")
-    if program == "repair":
         use_wheels(tmp_path, monkeypatch)
-    module = import_module(program)
-    classes = [
-        value for value in vars(module).values() if isinstance(value, type) and issubclass(value, fe.Environment)
-    ]
-    cls = next(cls for cls in classes if cls.__module__ == program)
-    options: dict[str, Any] = {}
-    if program == "qa":
-        rows = [{"question": f"{i} + 1?", "answer": f"so\n#### {i + 1}"} for i in range(40)]
-        (tmp_path / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-        columns = {"prompt": "question", "answer": "answer", "gold": "answer"}
-        options = {"dataset": {"path": "data.jsonl", "columns": columns}}
-    async with LazyEngine("local") as engine:
+    if name == ASKS_A_SERVER:
+        pytest.importorskip("mcp")
+        (tmp_path / "server.py").write_text(SERVER)
+    (tmp_path / "data.jsonl").write_text(DATA)
+    file, _ = printed(name)
+    (tmp_path / f"{file}.py").write_text(PROGRAMS[name])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, file, raising=False)
+    words = shlex.split(command)
+    if words[0] == "play":
+        with (tmp_path / "typed").open("w+") as typed:
+            typed.write(gold_typed(words[1]))
+            typed.seek(0)
+            monkeypatch.setattr("sys.stdin", typed)
+            assert main(words) == 0
+        assert "\nended: reward 1" in capsys.readouterr().out
+        return
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert shown.endswith(f"{words[1]}: sound\n")
+    notes = {line[3:].split(":")[0] for line in shown.splitlines() if line.startswith("-- ")}
+    assert notes <= {"hidden data can't be found with the tools"}
+    assert name != "repair" or not notes
 
-        def make() -> fe.Environment:
-            return fe.make(f"{program}:{cls.__name__}", sandboxes=engine, **options)
 
-        checks = [check async for check in Validator(make, num_tasks=1 if program == "tally" else 2).run()]
-    assert [check for check in checks if check.status == "failed"] == []
-    notes = [check.name for check in checks if check.status == "note"]
-    assert set(notes) <= {"hidden data can't be found with the tools"}
-    assert program != "repair" or not notes
+def gold_typed(environment: str) -> str:
+    """What a person types who plays the first task's gold solution."""
+    env = fe.make(environment)
+    lines = []
+    for action in map(as_message, env.gold_actions(env.task("train", 0)) or []):
+        lines += [f"/call {call.function.name} {call.function.arguments}" for call in action.tool_calls]
+        lines += [*([action.content] if action.content else []), ""]
+    return "\n".join(lines) + "\n"
+
+
+def test_every_program_has_its_command() -> None:
+    assert {case.values[0] for case in PRINTED} == PROGRAMS.keys() - IN_BLOCKS
 
 
 @pytest.mark.slow
@@ -138,25 +164,6 @@ def test_from_a_script_to_an_evaluation(
     assert main([*shlex.split(gold), "--out", "gold"]) == 0
     assert re.search(r"Writer \(eval\) +8 +8 +1\.000", capsys.readouterr().out)
     assert (endpoint, train) == ("eval writer:Writer --model NAME --base-url https://HOST/v1 -n 8", "train train.yaml")
-
-
-@pytest.mark.parametrize("page", ["single-turn", "tools", "step", "seats"])
-def test_the_command_that_a_page_gives_works(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = next(path for path in PAGES if path.stem == page).read_text()
-    (file,) = re.findall(r"^Save it as `(\w+)\.py`", text, re.MULTILINE)[:1]
-    (name,) = re.findall(r"`forge-env validate (\S+)`", text)[:1]
-    (tmp_path / f"{file}.py").write_text(PROGRAMS[file])
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, file, raising=False)
-    assert main(["validate", name, "--tasks", "2"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.endswith(f"{name}: sound\n")
-    assert {line.split(":")[0] for line in shown.splitlines() if line.startswith("note ")} <= {
-        "note hidden data can't be found with the tools"
-    }
 
 
 def test_the_recipes_are_valid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""`FrozenLake-v1` of gymnasium through the general adapter: a lake of its own for each task, and the shortest way."""
+
+from __future__ import annotations
+
+from collections import deque
+from random import Random
+from typing import Any, ClassVar, Literal
+
+from gymnasium.envs.toy_text.frozen_lake import generate_random_map
+from pydantic import Field
+
+from environments.seeds import draw_seed
+from forge_env.environment.base import EnvironmentConfig
+from forge_env.gym.adapter import GymnasiumConfig, GymnasiumEnvironment, make_game
+from forge_env.types import Action, ResetResult, Task
+
+Level = Literal[1, 2, 3]
+SIZES = {1: 4, 2: 6, 3: 8}
+"""Cells of a lake's side, by level."""
+SAFE = 0.75
+"""How likely a cell is ice and no hole."""
+MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
+"""Rows and columns, in the order of the game's actions."""
+
+
+class FrozenLakeConfig(GymnasiumConfig):
+    """Which lakes."""
+
+    levels: list[Level] = Field([1, 2, 3], min_length=1)
+    """Lakes of 4, 6 and 8 cells a side. Drawn evenly."""
+    env_id: str = "FrozenLake-v1"
+    """Gymnasium's name of the game."""
+    actions: list[str] = list(MOVES)
+    """What the agent may do."""
+    instructions: str = (
+        "Walk over a frozen lake from S to G. F is ice that holds, H is a hole, which ends the game; the cell that "
+        "you stand on is in brackets. A step off the lake leaves you where you are."
+    )
+    """What the game is about, shown first."""
+    max_turns: int = Field(40, ge=1)
+    """Messages in one episode, those that are not an action too."""
+
+
+class FrozenLake(GymnasiumEnvironment):
+    """Walk over a frozen lake with holes: reward 1 at the other side, else 0."""
+
+    api_version = 1
+    config_class: ClassVar[type[EnvironmentConfig]] = FrozenLakeConfig
+    config: FrozenLakeConfig
+
+    def task(self, split: str, index: int) -> Task:
+        """A lake, which no other split has."""
+        rng = Random(f"frozen_lake/{self.config.seed}/{split}/{index}")
+        level = rng.choice(self.config.levels)
+        seed = int(draw_seed(rng, split))
+        return Task(
+            id=f"{split}-{self.config.seed}-{index}",
+            prompt=self.config.instructions,
+            data={"seed": seed, "public_lake": generate_random_map(SIZES[level], SAFE, seed)},
+            difficulty=level,
+            split=split,
+        )
+
+    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> ResetResult:
+        """Freeze the lake of a task; ice isn't slippery unless `env_options` say so."""
+        await self.close()
+        task = self.resolve_task(seed, options)
+        given = {"is_slippery": False, **self.config.env_options, "desc": task.data["public_lake"]}
+        self._env = make_game(self.config.env_id, given, self.config.actions, show=self.config.show)
+        return await super().reset(seed=seed, options={"task": task})
+
+    def gold_actions(self, task: Task) -> list[Action] | None:
+        """A shortest way."""
+        return [f"<action>{move}</action>" for move in shortest_way(task.data["public_lake"])]
+
+
+def shortest_way(lake: list[str]) -> list[str]:
+    """Moves from S, in the first corner, to G in the last."""
+    size = len(lake)
+    ways = {(0, 0): list[str]()}
+    queue = deque(ways)
+    while queue:
+        row, column = place = queue.popleft()
+        if lake[row][column] == "G":
+            return ways[place]
+        for move, (down, right) in MOVES.items():
+            there = (min(max(row + down, 0), size - 1), min(max(column + right, 0), size - 1))
+            if lake[there[0]][there[1]] != "H" and there not in ways:
+                ways[there] = [*ways[place], move]
+                queue.append(there)
+    raise ValueError("no way leads over the lake")
