@@ -83,6 +83,14 @@ def test_methods_that_are_shown_say_what_their_arguments_are(module: str, name: 
         assert arguments(function) <= known, method
 
 
+@pytest.mark.parametrize("name", ["Task", "Message", "SandboxSpec", "Sandbox", "Limits", "Rubric", "Trajectory"])
+def test_what_authors_look_up_most_has_a_page_with_its_name(name: str) -> None:
+    (page,) = (
+        page for page in (ROOT / "docs" / "reference").glob("*.md") if page.read_text().startswith(f"# {name}\n")
+    )
+    assert re.search(rf"^::: [\w.]+\.{name}$", page.read_text(), re.MULTILINE)
+
+
 def test_every_command_has_a_place_in_the_reference() -> None:
     assert set(re.findall(r"^<!-- output: forge-env (\w+) --help -->$", PAGES, re.MULTILINE)) == set(COMMANDS)
 
