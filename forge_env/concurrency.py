@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextvars
+import ctypes
 import inspect
 import os
 import threading
@@ -12,6 +13,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, Literal, TypeAlias, TypeVar, overload
+
+from forge_env.errors import HeldUpError
 
 T = TypeVar("T")
 PARSE_TRIES = 20
@@ -84,15 +87,54 @@ A thread is added whenever none is idle, so calls that never end can't make it r
 os.register_at_fork(after_in_child=_IDLE.clear)  # the threads are the parent's
 
 
-def start_in_thread(function: Callable[[], Any]) -> Future[Outcome]:
+class Running(Future[Outcome]):
+    """A function that runs in a thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ident: int | None = None
+        """Of the thread, once it has begun."""
+        self.has_ended = False
+        self.broken_off = False
+        self._raised = threading.Event()
+
+    def break_off(self) -> None:
+        """Have `HeldUpError` raised in it as soon as it runs Python code; once, and not after its end.
+
+        Code that waits in a C library, or catches everything, goes on all the same.
+        """
+        if self.broken_off or self.ident is None:
+            return
+        self.broken_off = True  # before the look at its end: whoever ends after it waits for what comes (`end`)
+        try:
+            if not self.has_ended:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(HeldUpError))
+        finally:
+            self._raised.set()
+
+    def end(self) -> bool:
+        """In its thread, after the function: whether that may run another one. What was raised too late stops here."""
+        self.has_ended = True
+        if not self.broken_off:
+            return True
+        try:
+            self._raised.wait()
+            for _ in range(2):
+                pass  # Python raises it at a jump backwards at the latest
+        except HeldUpError:
+            pass
+        return False
+
+
+def start_in_thread(function: Callable[[], Any]) -> Running:
     """Run `function` in a daemon thread, which no other call uses meanwhile; nobody can cancel the future.
 
     Threads are kept for the next call: there are as many as calls ever ran at once. asyncio's own pool would run dry
-    when calls that timed out keep its threads, and would hold up the interpreter's exit; Python can't end a thread, so
-    such a call goes on in the background, its result is dropped, and its thread is used again when it does end.
+    when calls that timed out keep its threads, and would hold up the interpreter's exit: here such a call goes on in
+    the background until it ends or is broken off, and its result is dropped.
     """
-    outcome: Future[Outcome] = Future()
-    outcome.set_running_or_notify_cancel()
+    running = Running()
+    running.set_running_or_notify_cancel()
     context = contextvars.copy_context()
     try:
         inbox = _IDLE.pop()  # the one used last: its stack is warm. `pop` and `append` are atomic
@@ -101,19 +143,26 @@ def start_in_thread(function: Callable[[], Any]) -> Future[Outcome]:
         threading.Thread(target=_work, args=[inbox], name="forge-env-tool", daemon=True).start()
 
     def job() -> None:
-        result: Outcome
+        result: Outcome = None, None
+        reusable = False
         try:
-            result = context.run(function), None
-        except BaseException as error:  # noqa: BLE001 - handed to the awaiting task, which raises it
+            running.ident = threading.get_ident()
+            try:
+                result = context.run(function), None
+            except BaseException as error:  # noqa: BLE001 - handed to the awaiting task, which raises it
+                result = None, error
+            reusable = running.end()
+        except HeldUpError as error:  # raised between the function's end and ours
             result = None, error
-        if len(_IDLE) < MAX_IDLE_THREADS:
+            running.end()
+        if reusable and len(_IDLE) < MAX_IDLE_THREADS:
             _IDLE.append(inbox)  # before the caller wakes, so that its next call finds this thread
         else:
             inbox.put(None)
-        outcome.set_result(result)
+        running.set_result(result)
 
     inbox.put(job)
-    return outcome
+    return running
 
 
 def _work(inbox: SimpleQueue[Callable[[], None] | None]) -> None:

@@ -134,7 +134,8 @@ class EnvironmentBugError(ForgeError):
 
 
 class HeldUpError(BaseException):
-    """Thrown into code that holds up the event loop; `environment_code` makes an `EnvironmentBugError` of it.
+    """Thrown into code that holds up the event loop (`environment_code` makes an `EnvironmentBugError` of it), and into
+    tools in threads that go on when their episode is over.
 
     No `Exception`, so that an author's `except Exception` doesn't keep an endless loop going.
     """

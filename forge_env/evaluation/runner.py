@@ -37,6 +37,7 @@ from forge_env.rollout.scripted import PolicyBugError
 from forge_env.rollout.working_time import waiting
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.sandbox.protocol import Sandbox, SandboxEngine, SandboxSpec
+from forge_env.tools.schema import telling
 from forge_env.trajectory import Trajectory, TrajectoryWriter
 from forge_env.types import Task
 
@@ -202,7 +203,7 @@ class Runner:
     async def run(self, samples: Iterable[Sample]) -> None:
         """Play `samples` in order. Cancelled, it gives up those under way; whatever finished is written."""
         pending = iter(samples)
-        with ThreadPoolExecutor(1, "forge-env-write") as self._thread:
+        with ThreadPoolExecutor(1, "forge-env-write") as self._thread, telling(self.display.note):
             while True:
                 await self._play_all(pending)
                 if not await self._has_room():

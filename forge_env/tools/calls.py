@@ -1,7 +1,8 @@
 """Running an environment's tool calls, so that one that is over can't reach into what comes after it.
 
-Python can't end a thread: a plain function that timed out goes on. Its context, and that of whatever it started in
-threads and tasks, still holds its `CallScope`, by which `submit` knows it.
+A plain function that timed out goes on in its thread, so that it leaves nothing half done; when its episode is over,
+it is broken off. Its context, and that of whatever it started in threads and tasks, still holds its `CallScope`, by
+which `submit` knows it.
 """
 
 from __future__ import annotations
@@ -48,9 +49,11 @@ class ToolCalls:
         return self._straggler is None or not self._straggler.runs_on
 
     def end_episode(self) -> None:
-        """From here on no call made before has any effect (`check`)."""
+        """From here on no call made before has any effect (`check`); one that still runs is broken off."""
         self._episode += 1
         self._counts.clear()
+        if self._straggler is not None and self._straggler.thread is not None:
+            self._straggler.thread.break_off()
 
     async def wait_for_straggler(self, timeout_s: float) -> None:
         """`InfrastructureError`: a call of an earlier episode still runs after `timeout_s` seconds."""

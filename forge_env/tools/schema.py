@@ -23,10 +23,9 @@ import inspect
 import json
 import logging
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import partial
@@ -37,7 +36,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 
-from forge_env.concurrency import result_of, start_in_thread
+from forge_env.concurrency import Running, result_of, start_in_thread
 from forge_env.errors import (
     EnvironmentBugError,
     SandboxFileError,
@@ -91,10 +90,8 @@ class CallScope:
     episode: int
     given_up: bool = False
     """Its answer is dropped: it timed out, or was cancelled."""
-    thread: Future[Any] | None = None
-    """Done when the thread that runs its function is."""
-    ident: int | None = None
-    """Of that thread."""
+    thread: Running | None = None
+    """Its function, where that runs in a thread."""
 
     @property
     def runs_on(self) -> bool:
@@ -175,15 +172,8 @@ class Tool:
             return await self.function(*positional, **arguments)
         if not self.in_thread:
             return self.function(*positional, **arguments)
-        scope = CURRENT_CALL.get()
-
-        def call() -> Any:
-            if scope is not None:
-                scope.ident = threading.get_ident()
-            return self.function(*positional, **arguments)
-
-        thread = start_in_thread(call)
-        if scope is not None:
+        thread = start_in_thread(lambda: self.function(*positional, **arguments))
+        if (scope := CURRENT_CALL.get()) is not None:
             scope.thread = thread
         return await result_of(thread)
 
@@ -222,6 +212,19 @@ def _kind(schema: Mapping[str, Any]) -> str:
     return next((str(kind) for kind in kinds if kind != "null"), "null")
 
 
+TELL: ContextVar[Callable[[str], object] | None] = ContextVar("tell", default=None)
+
+
+@contextmanager
+def telling(tell: Callable[[str], object]) -> Iterator[None]:
+    """Inside, `tell` is told where a tool was that timed out, beside the log."""
+    token = TELL.set(tell)
+    try:
+        yield
+    finally:
+        TELL.reset(token)
+
+
 _TOLD: set[str] = set()
 """Places where a tool timed out that were told of: once is enough."""
 
@@ -229,12 +232,16 @@ _TOLD: set[str] = set()
 def _tell_where(name: str, limit_s: float, error: TimeoutError, scope: CallScope | None) -> None:
     """Log the function and line that a tool had not left when its time was over: it may never do so."""
     stack = traceback.extract_tb(error.__cause__.__traceback__ if error.__cause__ else None)
-    if scope is not None and scope.runs_on and (frame := sys._current_frames().get(scope.ident or 0)) is not None:
+    thread = scope.thread if scope is not None and scope.runs_on else None
+    if thread is not None and (frame := sys._current_frames().get(thread.ident or 0)) is not None:
         stack = traceback.extract_stack(frame)
     if not stack or (place := author_place(stack)) in _TOLD:
         return
     _TOLD.add(place)
-    log.warning("tool %r timed out after %g s: it was in %s", name, limit_s, place)
+    text = f"tool {name!r} timed out after {limit_s:g} s: it was in {place}"
+    log.warning(text)
+    if (tell := TELL.get()) is not None:
+        tell(text)
 
 
 def _arguments_model(

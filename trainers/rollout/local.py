@@ -30,6 +30,7 @@ from forge_env.run.timeline import Span
 from forge_env.run.trajectories import DISK_FULL, TrajectoryFiles, is_kept, recorded
 from forge_env.sandbox import SANDBOXES_PER_CPU, SandboxEngine
 from forge_env.sandbox.engines import open_engine
+from forge_env.tools.schema import telling
 from forge_env.trajectory import Segment, Trajectory, read_trajectories
 from forge_env.types import Task
 from trainers.actors.remote import ActorDiedError, result
@@ -506,17 +507,18 @@ class Player:
 
         self.accounts.open(account)
         try:
-            return await run_episode(
-                self._make_env,
-                policy,
-                task=task,
-                opponents=opponents,
-                environment_name=self._config.environment.name,
-                trajectory_id=name,
-                place=place,
-                seed=episode_seed(self._config.seed, name),
-                watch=watch,
-            )
+            with telling(self._warn):
+                return await run_episode(
+                    self._make_env,
+                    policy,
+                    task=task,
+                    opponents=opponents,
+                    environment_name=self._config.environment.name,
+                    trajectory_id=name,
+                    place=place,
+                    seed=episode_seed(self._config.seed, name),
+                    watch=watch,
+                )
         except EnvironmentBugError as error:
             self.set_aside.add(task.id)
             return self._buggy(name, task.id, error)

@@ -20,6 +20,7 @@ import pytest
 
 import forge_env as fe
 from forge_env.cli.main import main
+from forge_env.concurrency import result_of, start_in_thread
 from forge_env.environment.base import checked_demonstration
 from forge_env.errors import EnvironmentBugError, InfrastructureError
 from forge_env.gym.host import get_host
@@ -28,6 +29,7 @@ from forge_env.rollout.scripted import ReplayPolicy
 from forge_env.run import held_up, preflight
 from forge_env.run.held_up import LoopGuard
 from forge_env.tools import schema
+from tests.forge_env.serve.serving import until
 
 
 @pytest.fixture(autouse=True)
@@ -233,6 +235,54 @@ async def test_a_tool_is_given_up_and_named_once(where: str, tool: str, caplog: 
     assert re.fullmatch(
         rf"tool '{tool}' timed out after 0\.2 s: it was in (wait|work) \(.*test_endless\.py:\d+\)", said
     )
+
+
+async def test_a_tool_that_never_ends_is_broken_off_when_its_episode_is_over() -> None:
+    made: list[Endless] = []
+
+    class Spinning(Endless):
+        @fe.tool
+        def work(self) -> str:
+            """Work in a thread, and catch what an author catches."""
+            spin()
+            return "done"
+
+    def make() -> Endless:
+        made.append(Spinning(Spinning.config_class(tool_timeout_s=0.1)))
+        return made[-1]
+
+    trajectory = await run_episode(make, ReplayPolicy([fe.call_tool("work"), "x"]), seed=0)
+    assert (trajectory.error, trajectory.reward) == (None, 1.0)
+    (env,) = made
+    await until(lambda: env.reusable)
+    assert [frame for frame in sys._current_frames().values() if frame.f_code is spin.__code__] == []
+
+
+async def test_what_is_broken_off_as_it_ends_harms_no_other_call() -> None:
+    for number in range(300):
+        thread = start_in_thread(lambda: sum(range(10 * number)))  # noqa: B023
+        await until(lambda: thread.ident is not None)  # noqa: B023
+        thread.break_off()
+        assert await result_of(start_in_thread(lambda: number)) == number  # noqa: B023
+        assert await asyncio.wrap_future(thread)
+
+
+class Quick(fe.ToolEnvironmentConfig):
+    tool_timeout_s: float = 0.1
+
+
+def test_an_evaluation_says_where_a_tool_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    STOP.clear()
+    given = {"where": "thread", "config_class": Quick, "__module__": __name__, "api_version": 1}
+    kind = type("Endless", (Endless,), given)
+
+    def calls(messages: list[fe.Message], tools: Any) -> Any:
+        return fe.call_tool("work") if len(messages) == 1 else "x"
+
+    fe.evaluate(kind, calls, n=3, out=tmp_path / "out", show=True)
+    STOP.append(True)
+    said = capsys.readouterr().err
+    assert len(re.findall(r"tool 'work' timed out after 0\.1 s: it was in work \(.*test_endless\.py:\d+\)", said)) == 1
 
 
 async def test_tools_have_limits_of_their_own() -> None:

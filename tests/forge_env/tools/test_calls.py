@@ -37,8 +37,10 @@ class Slow(fe.ToolEnvironment):
         """Be slow."""
         gate, refused = self.gate, self.refused
         self.inside += 1
-        gate.wait(60)
-        self.inside -= 1
+        try:
+            gate.wait(60)
+        finally:
+            self.inside -= 1
         try:
             self.submit("stolen")
         except fe.ToolError:
