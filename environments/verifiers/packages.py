@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from pydantic import Field
@@ -21,6 +23,8 @@ from forge_env.sharing import Shared
 from forge_env.tasks.datasets import Stream
 
 OWN_ENVIRONMENT = "in a virtual environment of its own"
+EMPTY = "EmptyModelResponseError"
+"""What releases up to 0.2 call a message without text and tool calls."""
 NO_KEY = "FORGE_ENV_NO_KEY"
 """A variable that nobody sets: the endpoint asks for no key."""
 
@@ -154,8 +158,9 @@ class OldPackage(Package):
         async def play(row: Row, url: str) -> Played:
             client = ClientConfig(api_base_url=url, api_key_var=NO_KEY, max_retries=0)
             output = await self._theirs.run_rollout(row.theirs, client, MODEL, {})
-            if output.get("error") is not None:
-                error = output["error"]
+            if (error := output.get("error")) is not None:
+                if isinstance(error, dict) and error.get("error") == EMPTY:
+                    return Played()  # the agent's doing, which verifiers takes for a failure of its endpoint
                 return Played(failure=str(error.get("error_chain_str") if isinstance(error, dict) else error))
             metrics = {name: float(value) for name, value in (output.get("metrics") or {}).items()}
             limited = output.get("stop_condition") == "max_turns_reached" or bool(output.get("is_truncated"))
@@ -184,13 +189,19 @@ def load(config_json: str) -> Package:
             return _old(config, release)
         return _taskset(config, release)
     except (ImportError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+        if _is_old(name):
+            _refuse_old(name, release, error)
         fix = f"is it installed, and made for verifiers {release}?"
         raise UsageError(f"verifiers can't load {name!r}: {str(error)[:500]}", fix=fix) from error
 
 
+def _module_name(taskset: str) -> str:
+    return taskset.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_")
+
+
 def _module(taskset: str) -> Any:
     """What verifiers would import for this name; None: it is one of its own tasksets, or there is none."""
-    name = taskset.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_")
+    name = _module_name(taskset)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -199,14 +210,30 @@ def _module(taskset: str) -> Any:
         return None
 
 
-def _old(config: VerifiersConfig, release: str) -> Package:
+def _is_old(taskset: str) -> bool:
+    """Whether a package that can't be imported has a `load_environment`, by its text."""
+    try:
+        found = importlib.util.find_spec(_module_name(taskset))
+    except (ImportError, ValueError):
+        return False
+    return found is not None and bool(found.origin) and b"def load_environment" in Path(str(found.origin)).read_bytes()
+
+
+def _refuse_old(taskset: str, release: str, cause: Exception | None = None) -> None:
+    """`UsageError` where verifiers no longer knows such packages."""
     import verifiers
 
     if not hasattr(verifiers, "load_environment"):
         raise UsageError(
-            f"{config.taskset!r} is made for verifiers up to 0.2, this is {release}",
+            f"{taskset!r} is made for verifiers up to 0.2, this is {release}",
             fix=f'pip install "verifiers<0.3" {OWN_ENVIRONMENT}',
-        )
+        ) from cause
+
+
+def _old(config: VerifiersConfig, release: str) -> Package:
+    import verifiers
+
+    _refuse_old(config.taskset, release)
     theirs = verifiers.load_environment(config.taskset, **config.options)
     if (limit := getattr(theirs, "max_turns", 0)) == -1 or limit > config.max_turns:
         theirs.max_turns = config.max_turns

@@ -15,6 +15,7 @@ from forge_env.config.reader import KeyPath, Override, Problem, Source, build, r
 from forge_env.errors import ConfigError, UsageError, did_you_mean
 from forge_env.interrupts import INTERRUPTED, run_until_interrupted, say
 from forge_env.registry import environment_class
+from forge_env.visible import one_line
 
 if TYPE_CHECKING:
     from forge_env.evaluation.evaluation import Evaluation
@@ -77,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
         if lost := sum(sum(item.invalid.values()) for item in items):
             were = "was" if lost == 1 else "were"
             say(f"forge-env: {counted(lost, 'sample')} {were} lost to infrastructure, see {evaluation.folder.log}")
+            said = (sample.error for sample in result.samples if sample.error and not (sample.valid or sample.is_bug))
+            say(f"  the first: {one_line(next(said, ''), 300)}")
         if bugs := sum(item.bugs for item in items):
             where = f"see {evaluation.folder.log}"
             say(f"forge-env: the environment's own code failed on {counted(bugs, 'sample')}, {where}")

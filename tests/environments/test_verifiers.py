@@ -135,6 +135,7 @@ MODULES = {
     "vf_alone": SEATS.replace("SECOND", ""),
     "vf_pair": SEATS.replace("SECOND", "helper: vf.AgentConfig = vf.AgentConfig()"),
     "vf_old": "def load_environment():\n    ...\n",
+    "vf_older": "import verifiers as vf\n\nclass Own(vf.MultiTurnEnv): ...\n\ndef load_environment():\n    ...\n",
 }
 
 
@@ -210,8 +211,9 @@ async def test_the_seat_may_have_any_name() -> None:
 
 
 def test_what_can_not_be_loaded_is_said() -> None:
-    with pytest.raises(UsageError, match=r"'vf-old' is made for verifiers up to 0.2, this is 0.4"):
-        fe.make(ADAPTER, taskset="vf-old")
+    for old in ("vf-old", "vf-older"):  # the second can't even be imported
+        with pytest.raises(UsageError, match=rf"'{old}' is made for verifiers up to 0.2, this is 0.4"):
+            fe.make(ADAPTER, taskset=old)
     with pytest.raises(UsageError, match="nothing_there"):
         fe.make(ADAPTER, taskset="nothing_there")
     with pytest.raises(UsageError, match="runs code of the model"):
