@@ -73,6 +73,6 @@ def draw_case(seed: str, level: int) -> Case:
 
 
 def _order(rng: Random, number: str, name: str, thing: str) -> Order:
-    status = rng.choice(("being packed", "on its way", "delivered", "delivered", "delivered"))
-    days = rng.randint(1, 2 * DAYS) if status == "delivered" else 0
-    return Order(number, name, thing, status, days, rng.random() < 0.25)
+    (status,) = rng.choices(("being packed", "on its way", "delivered"), (3, 1, 6))
+    days = rng.randint(1, 3 * DAYS // 2) if status == "delivered" else 0
+    return Order(number, name, thing, status, days, rng.random() < 0.2)

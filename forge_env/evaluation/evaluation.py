@@ -201,7 +201,7 @@ class Evaluation:
             raise
 
     async def _run(self) -> EvaluationResult:
-        with self.folder, log_to(self.folder.log, level=logging.WARNING), collecting_seldom():
+        with self.folder, log_to(self.folder.log), collecting_seldom():
             self._write_config()
             results = self._earlier()
             self.progress.begin()

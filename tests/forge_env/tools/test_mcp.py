@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,18 @@ async def test_a_server_without_state_is_one_process_for_many_episodes(
     assert second[0] != first[0]
     assert len({*first, *second, *(await answers(1, shared=False))}) == 4
     assert [record.getMessage().rpartition(": ")[2] for record in caplog.records].count("started") == 4
+
+
+@pytest.mark.slow
+async def test_what_a_server_says_of_itself_is_in_the_log_of_an_evaluation(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text("import sys\nprint('started', file=sys.stderr, flush=True)\n" + SERVER)
+
+    class Talking(WithServer):
+        api_version = 1
+        target = mcp.StdioServerParameters(command=sys.executable, args=[str(tmp_path / "server.py")])
+
+    await fe.evaluate_async(Talking, lambda messages, tools: "x", n=1, out=tmp_path / "out")
+    assert re.search(r"MCP server .*: started", (tmp_path / "out" / "run.log").read_text())
 
 
 async def test_an_unreachable_server_is_infrastructure(tmp_path: Path) -> None:
