@@ -25,6 +25,7 @@ from trainers.model.folder import (
     check_heads,
     local_folder,
     read_hf_config,
+    vocabulary,
 )
 from trainers.model.tiny import hf_config
 
@@ -220,8 +221,25 @@ def check_reference(config: RunConfig) -> None:
             fix="name a checkpoint folder or a hub name; the teacher of distill/math_cpu is trained first: "
             "forge-env train sft/math_cpu --name math_teacher",
         ) from error
-    if folder is not None:
-        check_files(folder, config.model.max_length)
+    if folder is None:
+        return
+    check_files(folder, config.model.max_length)
+    own = None if config.model.path == TINY else local_folder(config.model.path)
+    if own is not None:
+        check_vocabulary(own, folder)
+
+
+def check_vocabulary(own: Path, reference: Path) -> None:
+    """The reference model knows the same tokens as the model that is trained.
+
+    Raises:
+        UsageError: it doesn't.
+    """
+    if vocabulary(own) != vocabulary(reference):
+        raise UsageError(
+            f"grpo.reference.path: {reference} has another vocabulary than the model that is trained",
+            fix="use a checkpoint of the same model family",
+        )
 
 
 def check_environment(config: RunConfig) -> None:

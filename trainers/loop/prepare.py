@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from forge_env.run import Run
 from trainers.buffer.types import GroupBuffer
 from trainers.generator.pool import GeneratorPool
 from trainers.loop.checkpoints import Checkpoints
-from trainers.loop.checks import check_checkpoint, check_files, warms_up
+from trainers.loop.checks import check_checkpoint, check_files, check_vocabulary, warms_up
 from trainers.loop.stack import Stack
 from trainers.loop.trainer import TrainerHandle
 from trainers.loop.warmup import cache_key, warm_up
@@ -125,12 +124,7 @@ async def _other_reference(config: RunConfig, own: Path) -> Path | None:
     if folder is None:
         folder = await asyncio.to_thread(from_hub, name)
     await asyncio.to_thread(check_files, folder, config.model.max_length)
-    vocabularies = [json.loads((path / "tokenizer.json").read_text())["model"]["vocab"] for path in (own, folder)]
-    if vocabularies[0] != vocabularies[1]:
-        raise UsageError(
-            f"grpo.reference.path={name} has another vocabulary than the model that is trained",
-            fix="use a checkpoint of the same model family",
-        )
+    check_vocabulary(own, folder)
     return folder
 
 

@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -72,7 +73,10 @@ class FolderTokenizer:
             raise UsageError(
                 f"no tokenizer.json in {folder}", fix="model.path must be a Hugging Face checkpoint folder"
             )
-        self._tokenizer = Tokenizer.from_str(_with_cuts(path.read_text(encoding="utf-8")))
+        try:
+            self._tokenizer = Tokenizer.from_str(_with_cuts(path.read_text(encoding="utf-8")))
+        except Exception as error:  # boundary of the library, which raises nothing narrower
+            raise UsageError(f"{path} can't be read: {error}", fix="fetch the checkpoint again") from error
         added = self._tokenizer.get_added_tokens_decoder().values()
         self.control_tokens = [token.content for token in added if token.special or TAG.fullmatch(token.content)]
         self._short: dict[str, tuple[int, ...]] = {}
@@ -81,10 +85,10 @@ class FolderTokenizer:
         self.unk_token_id: int | None = None
         self.eos_token_id: int | None = self._tokenizer.token_to_id("<|im_end|>")
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
-        """Tokens in the vocabulary, added ones included."""
-        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+        """Tokens in the vocabulary, added ones included; ids that are left out below the last one count."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode(self, text: str, *args: Any, **kwargs: Any) -> list[int]:
         """Token ids of `text`; control tokens written out in it are recognised unless cut (`CUT`), none are added."""

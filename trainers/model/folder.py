@@ -172,6 +172,19 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(folder / name for name in names)
 
 
+def vocabulary(folder: Path) -> Any:
+    """The tokens of a checkpoint's tokenizer with their ids, as its file has them.
+
+    Raises:
+        UsageError: it is no tokenizer's file.
+    """
+    path = folder / "tokenizer.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))["model"]["vocab"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} can't be read: {error!r}", fix="fetch the checkpoint again") from error
+
+
 def file_digests(folder: Path) -> list[str]:
     """The SHA-256 of each of `weight_files`, read piece by piece: they tell one set of weights from another."""
     return [_digest(file) for file in weight_files(folder)]

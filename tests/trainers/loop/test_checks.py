@@ -244,6 +244,13 @@ def spoil(folder: Path, how: str) -> None:
         tensors["model.norm.weight"] = torch.ones(32, dtype=torch.int8)
     elif how == "tokenizer":
         save_tokenizer(train_tokenizer([" ".join(map(str, range(900)))], [], 400), folder)
+    elif how in ("no tokenizer", "no JSON"):
+        (folder / "tokenizer.json").write_text("{}" if how == "no tokenizer" else "{")
+    elif how == "far token":
+        tokenizer = json.loads((folder / "tokenizer.json").read_text())
+        tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": 9_000, "content": "<|far|>"})
+        tokenizer["model"]["vocab"]["<|far|>"] = 9_000
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     elif how == "index":
         (folder / INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}}))
     save_file(tensors, file)
@@ -259,6 +266,9 @@ def spoil(folder: Path, how: str) -> None:
         ("bfloat16", "has weights of type BF16, config.json says float32"),
         ("integers", "has weights of type I8"),
         ("tokenizer", "has 400 tokens, its model 320"),
+        ("far token", "has 9001 tokens, its model 320"),
+        ("no tokenizer", "tokenizer.json can't be read: "),
+        ("no JSON", "tokenizer.json can't be read: "),
         ("index", "lacks model-00001-of-00002.safetensors, which its index names"),
     ],
 )
@@ -266,6 +276,17 @@ def test_a_checkpoint_whose_files_do_not_fit_is_refused(whole: Path, tmp_path: P
     spoil(sound(whole, tmp_path), how)
     found = refusal(f"model.path={tmp_path}").message
     assert re.search(re.escape(message).replace(r"\.\*", ".*"), found), found
+
+
+@pytest.mark.stack
+def test_a_reference_with_another_vocabulary_is_refused_before_anything_starts(whole: Path, tmp_path: Path) -> None:
+    sound(whole, tmp_path)
+    same = ["grpo.reference.source=path", f"grpo.reference.path={tmp_path}"]
+    train.check(load_config("coding_rlvr", [f"model.path={whole}", *same]))
+    save_tokenizer(train_tokenizer(["other words"], [], 320), tmp_path)
+    assert "has another vocabulary than the model that is trained" in refusal(f"model.path={whole}", *same).message
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert "tokenizer.json can't be read: KeyError('model')" in refusal(f"model.path={whole}", *same).message
 
 
 def test_experts_are_not_split_over_tensor_parallel_processes() -> None:
