@@ -139,6 +139,38 @@ def test_too_few_gpus(recipe: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capt
     assert "--grpo.reference.with_gpus false" in err
 
 
+@pytest.mark.parametrize(
+    ("value", "code", "said"),
+    [
+        ("2", 1, "Insufficient GPU resources: MIN_GPUS asks for 2, this machine has 1"),
+        ("two", 2, "MIN_GPUS='two' is not a number"),
+        ("1", 0, ""),
+        ("", 0, ""),
+    ],
+)
+def test_min_gpus_is_a_bound_below_which_nothing_starts(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture, value: str, code: int, said: str
+) -> None:
+    monkeypatch.setenv("MIN_GPUS", value)
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.GPU("0", "GPU-1", "card", 80.0)])
+    assert main(["train", "recipe.yaml"]) == code
+    assert said in capfd.readouterr().err
+    assert (recipe.parent / "runs").exists() == (code == 0)
+
+
+def test_the_recipe_may_come_from_the_environment(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
+) -> None:
+    monkeypatch.delenv("CONFIG_FILE", raising=False)
+    assert main(["train", "--name", "none"]) == 2
+    assert "FILE is missing" in capfd.readouterr().err
+    monkeypatch.setenv("CONFIG_FILE", "recipe.yaml")
+    assert main(["train", "--name", "theirs"]) == 0
+    assert (recipe.parent / "runs/theirs/summary.json").is_file()
+    (recipe.parent / "other.yaml").write_text(recipe.read_text())
+    assert main(["train", "other.yaml", "--name", "ours"]) == 0, "the command line has the last word"
+
+
 def test_training_packages_are_missing(recipe: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
     monkeypatch.setattr(machine, "missing_training_packages", lambda: ["vLLM"])
     assert main(["train", "recipe.yaml", "method=grpo"]) == 1
