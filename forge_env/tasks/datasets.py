@@ -276,7 +276,8 @@ def _as_task(config: DatasetConfig, split: str, number: int, row: Mapping[str, A
     asked = {field: column for field, column in config.columns.items() if column is not None}
     for column in asked.values():
         if column not in row:
-            raise MissingColumn(f"{config.path} has no column {column!r}", fix=suggestion(column, row, _names(row)))
+            where = f"{place}, unlike those before it," if number else config.path
+            raise MissingColumn(f"{where} has no column {column!r}", fix=suggestion(column, row, _names(row)))
     mapped = {field: row[column] for field, column in asked.items() if field in TASK_FIELDS}
     unasked = {name: row[name] for name in TASK_FIELDS if name in row and name not in config.columns}
     fitting = {name: value for name, value in unasked.items() if name == "prompt" or _fits(name, value)}

@@ -260,6 +260,14 @@ def test_a_path_alone_will_do(tmp_path: Path) -> None:
     assert load_tasks(str(tmp_path / "sums.csv")) is tasks
 
 
+def test_a_row_that_lacks_a_column_is_named(tmp_path: Path) -> None:
+    rows = [{"question": "1 + 1", "answer": "2"}, {"question": "2 + 2"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = DatasetConfig(path=str(tmp_path / "rows.jsonl"), columns={"prompt": "question", "gold": "answer"})
+    with pytest.raises(UsageError, match=r"rows.jsonl, row 1, unlike those before it, has no column 'answer'"):
+        load_tasks(config, "train")
+
+
 def one_task(tmp_path: Path, row: dict[str, Any], **columns: str | None) -> fe.Task:
     (tmp_path / "one.jsonl").write_text(json.dumps({"prompt": "p", **row}) + "\n")
     tasks = load_tasks(DatasetConfig(path=str(tmp_path / "one.jsonl"), eval_fraction=0.0, columns=columns), "train")
