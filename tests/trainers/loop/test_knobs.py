@@ -215,6 +215,16 @@ def test_a_dry_run_is_a_run(root: Path) -> None:
     assert not {"failed", "refused"} & set(calls)
 
 
+def test_generators_sleep_while_the_trainer_computes_and_only_then(root: Path) -> None:
+    gpus = {"generator.with_gpus": True, "trainer.with_gpus": True, "job.share_gpus": True}
+    calls = [what for _, what, _ in dry_run({"generator.sleep": True, **gpus}, root)]
+    turns = ("generator0.sleep", "trainer.train_on", "trainer.release_memory", "generator0.wake")
+    seen = [what for what in calls if what in turns]
+    assert seen == list(turns) * 5
+    assert calls.count("generator0.update_weights") == 5
+    assert "generator0.sleep" not in [what for _, what, _ in dry_run(gpus, root)]
+
+
 def test_a_warm_up_shows(look: Look) -> None:
     assert look("run", {}) != look("run", WARM)
 
