@@ -42,7 +42,11 @@ def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return import_module(f"forge_env.{name}")
     if name not in _MODULE_OF:
-        raise AttributeError(f"module 'forge_env' has no attribute {name!r}")
+        from forge_env.errors import did_you_mean
+
+        guess = did_you_mean(name, __all__)
+        meant = f"; did you mean {guess}?" if guess else ""
+        raise AttributeError(f"module 'forge_env' has no attribute {name!r}{meant}")
     value = getattr(import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value

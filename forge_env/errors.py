@@ -197,6 +197,11 @@ def suggestion(name: str, choices: Iterable[str], otherwise: str) -> str:
     return f"did you mean {guess!r}?" if guess else otherwise
 
 
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, in one line."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
+
+
 def root_cause(error: BaseException) -> BaseException:
     """The exception to show for a group of them: a deliberate one where there is one, else the first."""
     if not isinstance(error, BaseExceptionGroup):
@@ -205,7 +210,7 @@ def root_cause(error: BaseException) -> BaseException:
     return next((cause for cause in causes if isinstance(cause, ForgeError)), causes[0])
 
 
-def _is_library(filename: str) -> bool:
+def is_library(filename: str) -> bool:
     """Whether this frame is of the standard library or pydantic, and so not where the mistake is."""
     if f"{os.sep}pydantic{os.sep}" in filename:
         return True
@@ -272,9 +277,14 @@ def with_place(error: BaseException) -> str:
     return f"{type(error).__name__}: {error} [{frame.filename}:{frame.lineno}]"
 
 
+def is_platform(filename: str) -> bool:
+    """Whether a file is one of forge-env's own."""
+    return filename.startswith(_PLATFORM)
+
+
 def author_place(stack: traceback.StackSummary) -> str:
     """`judge (file.py:12)`: the innermost function of a stack that is neither a library's nor the platform's own."""
-    own = [frame for frame in stack if not _is_library(frame.filename) and not frame.filename.startswith(_PLATFORM)]
+    own = [frame for frame in stack if not is_library(frame.filename) and not frame.filename.startswith(_PLATFORM)]
     frame = (own or stack)[-1]
     return f"{frame.name} ({frame.filename}:{frame.lineno})"
 
@@ -284,7 +294,7 @@ def is_environments(stack: traceback.StackSummary) -> bool:
 
     That is code of an environment: losses and other plug-ins of training are called by `trainers`.
     """
-    own = [frame.filename for frame in stack if not _is_library(frame.filename)]
+    own = [frame.filename for frame in stack if not is_library(frame.filename)]
     callers = [filename for filename in own if filename.startswith(_PLATFORM)]
     return bool(callers) and own[-1] != callers[-1] and callers[-1].startswith(_PLATFORM[0])
 
@@ -330,7 +340,7 @@ def environment_code(what: str, task_id: str | None = None, *, limit_s: float = 
         from pydantic import ValidationError
 
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if not _is_library(frame.filename)] or frames
+        own = [frame for frame in frames if not is_library(frame.filename)] or frames
         where = f"{own[-1].name}, {own[-1].filename}:{own[-1].lineno}"
         said = mistakes(error) if isinstance(error, ValidationError) else str(error)
         bug = EnvironmentBugError(f"{what} raised {type(error).__name__}{place}: {said} [{where}]")

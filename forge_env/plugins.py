@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import sys
 import traceback
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -17,7 +18,16 @@ from importlib.metadata import EntryPoint, distributions, entry_points
 from pathlib import Path
 from typing import Any
 
-from forge_env.errors import ForgeError, NotRegisteredError, PluginError, author_place, suggestion
+from forge_env.errors import (
+    ForgeError,
+    NotRegisteredError,
+    PluginError,
+    author_place,
+    first_line,
+    is_library,
+    is_platform,
+    suggestion,
+)
 
 log = logging.getLogger(__name__)
 SIBLINGS = ("environments", "sandboxes", "trainers", "apps")
@@ -149,11 +159,26 @@ def load_entry(entry: EntryPoint) -> Any:
             raise PluginError(
                 f"{kind} {entry.name!r} can't be loaded: {hidden}", fix="rename that folder, or run from another"
             ) from error
-        fix = error.fix if isinstance(error, ForgeError) else None
-        said = error.message if isinstance(error, ForgeError) else error
-        place = author_place(traceback.extract_tb(error.__traceback__))
-        reason = f"{type(error).__name__}: {said} [{place}]"
+        fix = error.fix if isinstance(error, ForgeError) else _fix_of(entry, error)
+        said = error.message if isinstance(error, ForgeError) else first_line(error)
+        stack = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_library(frame.filename)]
+        own = [frame for frame in stack if not is_platform(frame.filename)]
+        place = f" [{author_place(traceback.StackSummary.from_list(own))}]" if own else ""
+        reason = f"{type(error).__name__}: {said}{place}"
         raise PluginError(f"{kind} {entry.name!r} ({entry.value}) can't be loaded: {reason}", fix=fix) from error
+
+
+def _fix_of(entry: EntryPoint, error: BaseException) -> str | None:
+    """What to do about an error of a library's, where its own words don't say."""
+    from pydantic import PydanticUserError
+
+    module = sys.modules.get(entry.module)
+    if isinstance(error, AttributeError) and error.obj is module and module is not None:
+        own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == entry.module]
+        return suggestion(entry.attr, own, f"it has {', '.join(own) or 'none'}")
+    if isinstance(error, PydanticUserError) and error.code == "model-field-missing-annotation":
+        return "give it a type: `name: int = 3`"
+    return None
 
 
 def shadowed(module: str) -> str | None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_env.config.reader import Source, validate
 from forge_env.environment.base import API_VERSION, Environment, EnvironmentConfig
-from forge_env.environment.definition import check_definition
+from forge_env.environment.definition import check_definition, is_ours
 from forge_env.errors import PluginError, UsageError, environment_code
 from forge_env.plugins import check_registered, installed, load_plugin, source_of
 
@@ -220,13 +220,18 @@ def list_environments() -> list[EnvironmentEntry]:
 
 def _checked(name: str, target: Any) -> type[Environment]:
     if not (isinstance(target, type) and issubclass(target, Environment)):
-        raise PluginError(f"environment {name!r}: {target!r} is not a subclass of fe.Environment")
+        fix = f"name the class, {type(target).__name__}, not an object" if isinstance(target, Environment) else None
+        raise PluginError(f"environment {name!r}: {target!r} is not a subclass of fe.Environment", fix=fix)
     if missing := sorted(getattr(target, "__abstractmethods__", ())):
         raise PluginError(f"environment {name!r}: {target.__name__} lacks {', '.join(missing)}", fix="define them")
-    if not (isinstance(target.config_class, type) and issubclass(target.config_class, EnvironmentConfig)):
-        raise PluginError(
-            f"environment {name!r}: config_class is {target.config_class!r}", fix="derive it from fe.EnvironmentConfig"
-        )
+    bases = (base for base in target.__mro__ if is_ours(base) and "config_class" in vars(base))
+    wanted = vars(next(bases))["config_class"]
+    if not (isinstance(target.config_class, type) and issubclass(target.config_class, wanted)):
+        from forge_env import __all__ as public
+
+        where = f"{'fe' if wanted.__name__ in public else wanted.__module__}.{wanted.__name__}"
+        fix = f"derive it from {where}, the options of what {target.__name__} is derived from"
+        raise PluginError(f"environment {name!r}: config_class is {target.config_class!r}", fix=fix)
     check_definition(target)
     highest = target.max_reward
     if not (isinstance(highest, property) or (isinstance(highest, int | float) and math.isfinite(highest))):

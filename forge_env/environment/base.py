@@ -301,6 +301,9 @@ async def checked_reset(env: Environment, task: Task, seed: int | None) -> Reset
     what = f"{type(env).__name__}.reset"
     async with limited_code(what, task.id, env.config.code_timeout_s):
         result = await _awaited(what, env.reset(seed=seed, options={"task": task}))
+    if not isinstance(env.config, EnvironmentConfig):
+        said = f"{what} made self.config a {type(env.config).__name__}"
+        raise EnvironmentBugError(said, fix="that name is the platform's: use another")
     if not (isinstance(result, tuple) and len(result) == 2):
         raise EnvironmentBugError(f"{what} returned {_shown(result)}", fix="return (messages, info)")
     observation, info = result

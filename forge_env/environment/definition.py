@@ -19,6 +19,8 @@ CALLED = (
 """What an author may override, and the platform calls."""
 EITHER = ("prompt",)
 """May be async, though the platform's own isn't."""
+KEPT = ("answer", "reusable")
+"""What the platform says of an episode: an attribute of that name would be taken for it."""
 _MADE = ("bash", "python", "files", "submit")
 """What makes a tool and, without its parentheses, is none."""
 READY_MADE = "forge_env.tools.ready_made"
@@ -28,6 +30,10 @@ def check_definition(cls: type) -> None:
     """`PluginError` where a method of an environment's class can't be called, or an attribute is of another kind."""
     for name in CALLED:
         _check_method(cls, name)
+    for name in KEPT:
+        ours = [base for base in cls.__mro__ if is_ours(base) and isinstance(vars(base).get(name), property)]
+        if ours and not isinstance(inspect.getattr_static(cls, name), property):
+            raise PluginError(f"{cls.__name__}.{name} hides {ours[0].__name__}.{name}", fix="call it something else")
     for name, attribute in vars(cls).items():
         if not isinstance(attribute, FunctionType) or attribute.__module__ != READY_MADE:
             continue
@@ -74,7 +80,7 @@ def _check_tools(cls: type) -> None:
 
 
 def _check_method(cls: type, name: str) -> None:
-    ours = next((vars(base)[name] for base in reversed(cls.__mro__) if name in vars(base) and _is_ours(base)), None)
+    ours = next((vars(base)[name] for base in reversed(cls.__mro__) if name in vars(base) and is_ours(base)), None)
     given = inspect.getattr_static(cls, name, None)
     if ours is None or given is None or not isinstance(ours, FunctionType):
         return
@@ -91,6 +97,9 @@ def _check_method(cls: type, name: str) -> None:
     if not isinstance(plain, FunctionType):
         return  # an object that is called, or something in C
     parameters = list(signature.parameters.values())
+    names = [one for one in inspect.signature(plain).parameters if one in signature.parameters]
+    if names != (known := [one for one in signature.parameters if one in names]):
+        raise PluginError(f"{what}: takes {', '.join(names)} instead of {', '.join(known)}", fix=fix)
     positional = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
     named = {one.name: None for one in parameters if one.kind is one.KEYWORD_ONLY}
     try:
@@ -105,5 +114,6 @@ def _shown(parameter: inspect.Parameter) -> str:
     return f"{star}{parameter.name}{default}"
 
 
-def _is_ours(base: type) -> bool:
+def is_ours(base: type) -> bool:
+    """Whether a class is the platform's own."""
     return base.__module__.startswith("forge_env.")

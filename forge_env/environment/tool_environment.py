@@ -228,6 +228,10 @@ class ToolEnvironment(Environment):
         self._state = "new"
         self._holds_resources = True
         await self._begin(task)
+        for name, kind in (("messages", list), ("turns", int), ("tool_calls", int), ("tool_errors", int)):
+            if not isinstance(value := getattr(self, name), kind):
+                said = f"{type(self).__name__}.setup made self.{name} a {type(value).__name__}"
+                raise EnvironmentBugError(said, fix="that name is the platform's: use another")
         with environment_code(f"{type(self).__name__}.prompt", task.id):
             prompted = await settled(self.prompt(task))
         observation = as_observation(f"{type(self).__name__}.prompt", prompted)

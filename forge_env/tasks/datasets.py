@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from forge_env.errors import ForgeError, InfrastructureError, UsageError, mistakes, suggestion
+from forge_env.errors import ForgeError, InfrastructureError, UsageError, first_line, mistakes, suggestion
 from forge_env.types import Task, Text
 
 T = TypeVar("T")
@@ -60,11 +60,6 @@ def _watched(
         yield from rows
     except failures as error:
         raise InfrastructureError(f"reading dataset {path!r} failed: {first_line(error)}") from error
-
-
-def first_line(error: Exception) -> str:
-    """What an error of another library says, in one line."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
 
 
 def check_hub(dataset: str) -> None:
@@ -291,7 +286,10 @@ def _as_task(config: DatasetConfig, split: str, number: int, row: Mapping[str, A
     if "prompt" not in values and (said := _first_of_user(data.get("messages"))) is not None:
         values["prompt"] = said
     if "prompt" not in values:
-        raise MissingColumn(f"{place}: no column 'prompt'", fix=f"map one: columns: {{prompt: COLUMN}}; {_names(row)}")
+        fix = f"map one: columns: {{prompt: COLUMN}}; {_names(row)}"
+        if len(row) == 1 and (between := next((sign for sign in ";\t|" if sign in next(iter(row))), None)):
+            fix = f"columns of a .csv are separated by commas, not by {between!r}"
+        raise MissingColumn(f"{place}: no column 'prompt'", fix=fix)
     return Task(**{"id": f"{split}-{number}", **values}, data=data, split=split)
 
 
@@ -369,6 +367,8 @@ def _jsonl_rows(path: Path) -> Iterator[Mapping[str, Any]]:
                 continue
             try:
                 row = json.loads(line.decode("utf-8"))
+            except UnicodeDecodeError as error:
+                raise UsageError(f"{path}, line {number}: not UTF-8: {error.reason}", fix=UTF_8) from error
             except ValueError as error:
                 raise UsageError(f"{path}, line {number}: not valid JSON: {error}") from error
             if not isinstance(row, dict):
@@ -379,6 +379,8 @@ def _jsonl_rows(path: Path) -> Iterator[Mapping[str, Any]]:
 def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     try:
         rows = json.loads(path.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8: {error.reason}", fix=UTF_8) from error
     except ValueError as error:
         raise UsageError(
             f"{path}: not valid JSON: {error}", fix="a file with one object per line must be named .jsonl"
@@ -398,6 +400,8 @@ def _csv_rows(path: Path) -> Iterator[Mapping[str, Any]]:
                     place = f"{path}, line {reader.line_num}"
                     raise UsageError(f"{place}: a row needs {len(names)} values: {', '.join(names)}")
                 yield row
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{path}: not UTF-8: {error.reason}", fix=UTF_8) from error
         except (csv.Error, ValueError) as error:
             raise UsageError(f"{path}, line {reader.line_num + 1}: not valid CSV: {error}") from error
 
@@ -414,6 +418,7 @@ def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
         raise UsageError(f"{path}: {first_line(error)}") from error
 
 
+UTF_8 = "save it as UTF-8: `iconv -f latin1 -t utf-8 OLD > NEW` where it is Western European"
 READERS: dict[str, Callable[[Path], Iterator[Mapping[str, Any]]]] = {
     ".jsonl": _jsonl_rows,
     ".json": _json_rows,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
-from forge_env.errors import UsageError
+from forge_env.errors import UsageError, suggestion
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 MARK = "__forge_tool__"
@@ -85,13 +85,18 @@ def tool(function: Any = None, /, **options: Any) -> Any:
         'Add two numbers.'
     """
 
+    for name in options:
+        if name not in ToolOptions.__slots__:
+            fix = suggestion(name, ToolOptions.__slots__, f"options: {', '.join(ToolOptions.__slots__)}")
+            raise UsageError(f"@fe.tool has no option {name!r}", fix=fix)
     checked = ToolOptions(**options)
 
     def mark(function: Function) -> Function:
         plain = getattr(function, "__func__", function)  # of a staticmethod or classmethod
         if not (inspect.isroutine(plain) and callable(plain)):
             kind = "property" if isinstance(function, property) else type(function).__name__
-            raise UsageError(f"@fe.tool can't be put on a {kind}", fix="put it on a method")
+            fix = f"write @fe.tool(name={function!r})" if isinstance(function, str) else "put it on a method"
+            raise UsageError(f"@fe.tool can't be put on a {kind}", fix=fix)
         setattr(plain, MARK, checked)
         return function
 

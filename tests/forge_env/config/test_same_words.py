@@ -19,6 +19,7 @@ from forge_env.config import RunConfig
 from forge_env.config.evaluation import EvaluationConfig
 from forge_env.config.reader import build, changed_yaml, keys, parse, read_as, read_file, render, section_of
 from forge_env.config.serving import ServeConfig
+from forge_env.environment.single_turn import SingleTurnConfig
 from forge_env.errors import ConfigError, UsageError
 from forge_env.evaluation.metering import read_price
 from forge_env.plugins import make_plugin
@@ -35,7 +36,7 @@ class Loss:
     def __call__(self) -> None: ...
 
 
-class Counting(fe.EnvironmentConfig):
+class Counting(SingleTurnConfig):
     """Options of an environment."""
 
     steps: Annotated[int, Field(gt=0)]

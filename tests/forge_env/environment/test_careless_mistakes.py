@@ -304,6 +304,38 @@ class NoEnvironment:
     pass
 
 
+class FewerConfig(fe.EnvironmentConfig):
+    size: int = 3
+
+
+class ConfigOfLess(Find):
+    config_class = FewerConfig
+
+
+class TaskSwapped(Find):
+    def task(self, index: int, split: str) -> fe.Task:  # type: ignore[override]
+        return fe.Task(id=f"{split}-{index}", prompt="x")
+
+
+class OwnTurns(Find):
+    async def setup(self, task: fe.Task) -> None:
+        self.turns = "none"  # type: ignore[assignment]
+
+
+class OwnMessages(Find):
+    async def setup(self, task: fe.Task) -> None:
+        self.messages = {}  # type: ignore[assignment]
+
+
+class OwnConfig(Find):
+    async def setup(self, task: fe.Task) -> None:
+        self.config = {"size": 3}  # type: ignore[assignment]
+
+
+class OwnAnswer(Find):
+    answer = None  # type: ignore[assignment]
+
+
 class Boxed(fe.SandboxEnvironment):
     """What is wrong here is found before any sandbox is asked for, but in `files`."""
 
@@ -527,6 +559,12 @@ HERE = "tests.forge_env.environment.test_careless_mistakes"
         (ApiOfTomorrow, "was written for environment API 99, this is API 1", "update forge-env"),
         (ConfigObject, "config_class is EnvironmentConfig(", "derive it"),
         (NoEnvironment, "is not a subclass of fe.Environment", ""),
+        (ConfigOfLess, "config_class is <class 'tests.forge_env.", "derive it from fe.ToolEnvironmentConfig"),
+        (TaskSwapped, "TaskSwapped.task: takes self, index, split", "write `def task(self, split, index)`"),
+        (OwnTurns, "OwnTurns.setup made self.turns a str", "use another"),
+        (OwnMessages, "OwnMessages.setup made self.messages a dict", "use another"),
+        (OwnConfig, "OwnConfig.reset made self.config a dict", "use another"),
+        (OwnAnswer, "OwnAnswer.answer hides ToolEnvironment.answer", "call it something else"),
         (SpecDictionary, "SpecDictionary.sandbox_spec is a dict", "write fe.SandboxSpec"),
         (ToolNotMade, "ToolNotMade.bash is not a tool yet", "write `bash = fe.tools.bash()`"),
         (FilesAsync, "FilesAsync.files is a coroutine function", "without `async`"),
@@ -753,7 +791,7 @@ CLASS = "import forge_env as fe\nclass Env(fe.SingleTurnEnvironment):\n    api_v
     ("source", "said", "fix"),
     [
         ("import nothing_there\n", "ModuleNotFoundError: No module named 'nothing_there'", ""),
-        ("class Env(\n", "SyntaxError", ""),
+        ("class Env(\n", "SyntaxError: '(' was never closed (careless.py, line 1)\n", ""),
         (
             f"{CLASS}    def reward(self, task, answr): return 1.0\n",
             "reward function 'reward' asks for 'answr'",
@@ -778,7 +816,26 @@ CLASS = "import forge_env as fe\nclass Env(fe.SingleTurnEnvironment):\n    api_v
         ("raise SystemExit('no licence')\n", "SystemExit: no licence", ""),
         ("x = 1 / 0\n", "ZeroDivisionError: division by zero [<module> (", ""),
         ("def Env(): pass\n", "is not a subclass of fe.Environment", ""),
-        ("Other = 1\n", "has no attribute 'Env'", ""),
+        ("Other = 1\n", "has no attribute 'Env'", "it has none"),
+        (
+            f"{CLASS}    def task(self, split, index): pass\n    def reward(self): return 1.0\nEnv = Env()\n",
+            "is not a subclass of fe.Environment",
+            "name the class, Env, not an object",
+        ),
+        (CLASS.replace("class Env", "class Envs"), "has no attribute 'Env'", "did you mean 'Envs'?"),
+        (
+            "import forge_env as fe\nfe.ToolEnviroment\n",
+            "'ToolEnviroment'; did you mean ToolEnvironment? [<module>",
+            "",
+        ),
+        (f"{CLASS}    @fe.tools\n    def f(self): pass\n", "fe.tools are ready-made tools [Env (", "is @fe.tool"),
+        (f"{CLASS}    f = fe.tool(timeout=3)\n", "@fe.tool has no option 'timeout'", "did you mean 'timeout_s'?"),
+        (f"{CLASS}    f = fe.tool('find')\n", "@fe.tool can't be put on a str", "write @fe.tool(name='find')"),
+        (
+            "import forge_env as fe\nclass Config(fe.EnvironmentConfig):\n    size = 3\n",
+            "A non-annotated attribute was detected: `size = 3`",
+            "give it a type: `name: int = 3`",
+        ),
     ],
 )
 def test_a_module_that_cant_be_loaded_is_named(

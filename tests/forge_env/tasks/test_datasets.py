@@ -230,8 +230,14 @@ def test_mistakes_are_named(changes: dict[str, Any], expected: str | None, tmp_p
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("latin.jsonl", b'{"prompt": "a"}\n{"prompt": "\xe9"}\n', "latin.jsonl, line 2: not valid JSON: 'utf-8' codec"),
-        ("latin.json", b'[{"prompt": "\xe9"}]', "latin.json: not valid JSON: 'utf-8' codec"),
+        (
+            "latin.jsonl",
+            b'{"prompt": "a"}\n{"prompt": "\xe9"}\n',
+            r"latin.jsonl, line 2: not UTF-8: .*save it as UTF-8",
+        ),
+        ("latin.json", b'[{"prompt": "\xe9"}]', r"latin.json: not UTF-8: .*save it as UTF-8"),
+        ("latin.csv", b"prompt,gold\na,\xe9\n", r"latin.csv: not UTF-8: .*save it as UTF-8"),
+        ("german.csv", b"prompt;gold\na;b\n", r"row 0: no column 'prompt'.*separated by commas, not by ';'"),
         ("cut.parquet", b"PAR1", "cut.parquet: "),
         ("short.csv", b"prompt,gold\na,b\nc\n", "short.csv, line 3: a row needs 2 values: prompt, gold"),
         ("open.csv", b'prompt,gold\n"a,b\n', "open.csv, line 2: not valid CSV: unexpected end of data"),
