@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PLATFORM = tuple(os.path.join(_HERE, room, "") for room in ("forge_env", "sandboxes", "trainers"))
+_BUNDLED = os.path.join(_HERE, "environments", "")
 
 
 class ForgeError(Exception):
@@ -284,9 +285,13 @@ def is_platform(filename: str) -> bool:
 
 def author_place(stack: traceback.StackSummary) -> str:
     """`judge (file.py:12)`: the innermost function of a stack that is neither a library's nor the platform's own."""
-    own = [frame for frame in stack if not is_library(frame.filename) and not frame.filename.startswith(_PLATFORM)]
-    frame = (own or stack)[-1]
+    frame = (_authors(stack) or stack)[-1]
     return f"{frame.name} ({frame.filename}:{frame.lineno})"
+
+
+def _authors(stack: traceback.StackSummary) -> list[traceback.FrameSummary]:
+    """The functions of a stack that are neither a library's nor the platform's own."""
+    return [frame for frame in stack if not (is_library(frame.filename) or is_platform(frame.filename))]
 
 
 def is_environments(stack: traceback.StackSummary) -> bool:
@@ -331,6 +336,10 @@ def environment_code(what: str, task_id: str | None = None, *, limit_s: float = 
     except ForgeError as error:
         if isinstance(error, ToolError):  # outside a tool there is no model to tell
             raise EnvironmentBugError(f"{what} raised ToolError{place}: {error}") from error
+        own = _authors(traceback.extract_tb(error.__traceback__))
+        if isinstance(error, UsageError) and own and not own[-1].filename.startswith(_BUNDLED):
+            where = f" [{own[-1].name}, {own[-1].filename}:{own[-1].lineno}]"  # who calls the platform wrongly
+            error.message = error.message.removesuffix(where) + where
         raise
     except BaseException as error:  # the boundary of the author's code, which may even exit; what is no mistake goes on
         if not _is_mistake(error):
@@ -340,7 +349,7 @@ def environment_code(what: str, task_id: str | None = None, *, limit_s: float = 
         from pydantic import ValidationError
 
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if not is_library(frame.filename)] or frames
+        own = _authors(frames) or [frame for frame in frames if not is_library(frame.filename)] or frames
         where = f"{own[-1].name}, {own[-1].filename}:{own[-1].lineno}"
         said = mistakes(error) if isinstance(error, ValidationError) else str(error)
         bug = EnvironmentBugError(f"{what} raised {type(error).__name__}{place}: {said} [{where}]")

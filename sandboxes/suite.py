@@ -190,7 +190,29 @@ def _to_run(trees: Mapping[str, ast.Module]) -> list[str]:
     found = named or [path for path in trees if posixpath.basename(path) not in (_CONFTEST, "__init__.py")]
     if not found:
         raise UsageError("there are no tests", fix="pass tests={'test_it.py': text}")
+    if not any(_can_fail(trees[path]) for path in found):
+        fix = "call functions test_..., or derive classes from unittest.TestCase"
+        raise UsageError(f"there is no test in {', '.join(sorted(found))}", fix=fix)
     return sorted(found)
+
+
+def _can_fail(tree: ast.Module) -> bool:
+    """Whether a file has tests, or statements of its own, beside imports, names and functions of other names."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names = [node.name]
+        elif isinstance(node, ast.ImportFrom):
+            names = [alias.asname or alias.name for alias in node.names]
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [target.id for target in targets if isinstance(target, ast.Name)]
+        elif isinstance(node, ast.Import) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            continue
+        else:
+            return True
+        if any(name.startswith("test") or name == "*" or name[:1].isupper() for name in names):
+            return True
+    return False
 
 
 def _is_named(name: str) -> bool:

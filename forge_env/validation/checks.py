@@ -11,6 +11,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Literal
 
 from forge_env.environment.base import API_VERSION, Environment
+from forge_env.environment.sandbox_environment import FAILURES
 from forge_env.environment.tool_environment import ToolEnvironment
 from forge_env.errors import ForgeError, UsageError, environment_code
 from forge_env.policy import Policy
@@ -21,6 +22,7 @@ from forge_env.trajectory import Trajectory
 from forge_env.types import Action, Observation, Task
 from forge_env.validation import cheats
 from forge_env.validation.leaks import SHORTEST_TEXT, SearchPolicy, hidden_texts, is_looked_for, shown_hidden
+from forge_env.visible import one_line
 
 WRONG_ANSWERS = ("I don't know.", "0", "```python\npass\n```")
 NUM_TASKS = 20
@@ -191,14 +193,17 @@ class Validator:
         known = [task for task in tasks if self.env.gold_actions(task) is not None]
         if not known:
             return Check("note", name, "no task has one (set Task.gold, or override gold_actions)")
-        played = await self._play(GoldPolicy(), known)
+        failures: list[str] = []
+        token = FAILURES.set(failures)
+        try:
+            played = await self._play(GoldPolicy(), known)
+        finally:
+            FAILURES.reset(token)
         full = self.env.max_reward
         if low := [trajectory for trajectory in played if _best(trajectory) < full - 1e-9]:
-            return Check(
-                "failed",
-                name,
-                f"{len(low)} of {len(played)} don't: task {low[0].task_id!r} scores {_best(low[0]):g} of {full:g}",
-            )
+            why = f"; hidden tests say: {one_line(failures[0], 300)}" if failures else ""
+            first = f"task {low[0].task_id!r} scores {_best(low[0]):g} of {full:g}"
+            return Check("failed", name, f"{len(low)} of {len(played)} don't: {first}{why}")
         acting = {turn.seat for trajectory in played for turn in trajectory.turns}
         if idle := [seat for seat in self.env.seats if seat not in acting]:
             return Check("failed", name, f"the seat {idle[0]!r} never acts in them: name it in info['seat']")

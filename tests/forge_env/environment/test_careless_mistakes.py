@@ -630,6 +630,96 @@ def test_a_default_that_pydantic_itself_validates_is_no_mistake() -> None:
     assert environment.config.names == ("a", "b")
 
 
+class Judged(fe.SandboxEnvironment):
+    """Hidden tests that something is wrong with."""
+
+    api_version = 1
+    editor = fe.tools.files(name="edit")
+    submit = fe.tools.submit(with_answer=False)
+    tests: Any = {}
+
+    def __init__(self, config: Any = None, **context: Any) -> None:
+        self.rubric = fe.Rubric(self.judge)
+        super().__init__(config, **context)
+
+    def num_tasks(self, split: str) -> int:
+        return 1
+
+    def task(self, split: str, index: int) -> fe.Task:
+        return fe.Task(id=f"{split}-{index}", split=split, prompt="x")
+
+    def gold_files(self, task: fe.Task) -> dict[str, str]:
+        return {"own.py": "def f():\n    return 2\n"}
+
+    def hand_in(self, task: fe.Task, files: Any) -> list[str | fe.Message]:
+        writing = [fe.call_tool("edit", command="create", path=path, file_text=text) for path, text in files.items()]
+        return [*writing, fe.call_tool("submit")]
+
+    async def judge(self) -> float:
+        return (await self.run_hidden_tests(self.tests)).share
+
+
+UNITTEST = "import unittest\nfrom own import f\nclass T(unittest.TestCase):\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tests", "said"),
+    [
+        ({}, "there are no tests [judge, "),
+        ("def test_f(): assert f() == 2", "tests in one text judge code in one text [judge, "),
+        ({"test_own.py": "def test_f(:"}, "the tests in test_own.py are not Python: invalid syntax"),
+        (
+            {"test_own.py": "from own import f\ndef check(): assert f()\n"},
+            "there is no test in test_own.py [judge, ",
+        ),
+        (
+            {"test_own.py": f"{UNITTEST}    def test_f(self): self.assertEqual(f(), 3)\n"},
+            "scores 0 of 1; hidden tests say: test_own.py::T::test_f: AssertionError: 2 != 3",
+        ),
+        (
+            {"test_own.py": f"{UNITTEST}    def test_f(self): pass\n".replace("own", "won")},
+            "scores 0 of 1; hidden tests say: test_own.py: ModuleNotFoundError: No module named 'won'",
+        ),
+    ],
+)
+def test_hidden_tests_that_are_none_or_fail_the_gold_solution_are_named(
+    tests: Any, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require("local")
+    monkeypatch.setattr(Judged, "tests", tests)
+    assert main(["validate", f"{HERE}:Judged", "--sandbox", "local"]) in (1, 2)
+    shown = capsys.readouterr()
+    assert said in shown.out + shown.err
+
+
+async def nothing_there(env: Boxed) -> Any:
+    return await env.sandbox.read_text("none.txt")
+
+
+async def a_text(env: Boxed) -> Any:
+    await env.sandbox.exec("ls")  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        (nothing_there, "No such file or directory: none.txt [nothing_there, "),
+        (a_text, "argv must be a non-empty list [a_text, "),
+    ],
+)
+def test_what_a_sandbox_refuses_is_named_with_the_authors_line(
+    reward: Any, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require("local")
+    monkeypatch.setattr(Boxed, "rubric", fe.Rubric(reward))
+    assert main(["validate", f"{HERE}:Boxed", "--tasks", "1", "--sandbox", "local"]) in (1, 2)
+    error = capsys.readouterr().err
+    assert said in error
+    assert "sandboxes/box.py" not in error
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("returned", "said", "fix"),
