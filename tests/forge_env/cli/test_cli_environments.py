@@ -145,6 +145,27 @@ def test_a_new_package_works_at_once(kind: str, tmp_path: Path, capsys: pytest.C
     assert "ok API version: 1" in validated.stdout
 
 
+def test_a_new_package_takes_its_data_along_when_it_is_installed(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools")
+    assert main(["new", "my_env", "--dir", str(tmp_path)]) == 0
+    for place in ("questions.jsonl", "more/table.parquet"):
+        file = tmp_path / "my_env" / "src" / "my_env" / place
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("{}")
+    build = [
+        sys.executable,
+        "-c",
+        "from setuptools import setup; setup()",
+        "-q",
+        "build_py",
+        "-d",
+        str(tmp_path / "out"),
+    ]
+    subprocess.run(build, cwd=tmp_path / "my_env", check=True, capture_output=True)
+    built = {str(file.relative_to(tmp_path / "out")) for file in (tmp_path / "out").rglob("*") if file.is_file()}
+    assert built >= {"my_env/environment.py", "my_env/questions.jsonl", "my_env/more/table.parquet"}
+
+
 def test_a_new_package_for_openenv_is_served(tmp_path: Path) -> None:
     testclient = pytest.importorskip("starlette.testclient", reason='NOT RUN: pip install "forge-env[openenv]"')
     assert main(["new", "my_env", "--openenv", "--dir", str(tmp_path)]) == 0
