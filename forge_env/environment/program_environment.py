@@ -9,7 +9,8 @@
 
 The program runs unchanged in the episode's sandbox, which has no network. It asks the model at OPENAI_BASE_URL or
 ANTHROPIC_BASE_URL (`forge_env.gateway`): the only address that answers. What it asks is the observation, and what the
-policy says is its answer. When it ends, the rubric scores what it left, where none of its processes is left to meddle:
+policy says is its answer. When it ends, its sandbox is given back, and the rubric scores the files that it left outside
+or in a fresh sandbox:
 
     reset()       starts the program, waits for its first request
     step(action)  answers the request, waits for the next one, or for the program's end
@@ -35,6 +36,7 @@ from forge_env.errors import EnvironmentBugError, InfrastructureError, UsageErro
 from forge_env.gateway.conversations import Conversation, Conversations
 from forge_env.gateway.request import Answer, ModelRequest
 from forge_env.gateway.server import Access, shared_gateway
+from forge_env.rewards.rubric import RubricResult
 from forge_env.rollout.working_time import limited_elsewhere
 from forge_env.sandbox import ExecResult, Limits
 from forge_env.sandbox.protocol import ORIGIN_URL
@@ -213,7 +215,7 @@ class ProgramEnvironment(SandboxEnvironment):
             await self._finish("the episode has ended")
         result = await self._scored()
         self._state = "ended"  # only now: a time limit that interrupts scoring has it done again
-        info: dict[str, Any] = {"metrics": {**result.metrics, **self.counters()}}
+        info: dict[str, Any] = {"metrics": {**result.metrics, **self._counted()}}
         if truncation is not None:
             info["truncation"] = truncation
         return self._last_words(), result.reward, truncation is None, truncation is not None, info
@@ -235,6 +237,10 @@ class ProgramEnvironment(SandboxEnvironment):
         if ended is not None:
             counts["exit_code"] = float(-1 if ended.exit_code is None else ended.exit_code)
         return counts
+
+    async def _scored(self) -> RubricResult:
+        await self._give_back()  # what it left is judged where it never was
+        return await super()._scored()
 
     # --- the program
 
@@ -278,7 +284,7 @@ class ProgramEnvironment(SandboxEnvironment):
                 async with asyncio.timeout(self.config.wall_s):
                     while True:
                         await asyncio.wait([asking, self._program], return_when=FIRST_COMPLETED)
-                        if not asking.done():
+                        if self._program.done():  # what it left running may ask on
                             return None
                         asked = asking.result()
                         if not asked.answer.done():
@@ -343,7 +349,7 @@ class ProgramEnvironment(SandboxEnvironment):
         return [Message(role="user", content="\n".join(said))]
 
     def _wrote(self) -> Iterator[str]:
-        """Files that it wrote or changed: known where they are judged in a fresh sandbox."""
+        """Files that it wrote or changed."""
         room = self.config.output_chars
         begun = {name: text.encode() if isinstance(text, str) else text for name, text in self._given.items()}
         wrote = [(name, data) for name, data in (self._left or {}).items() if data != begun.get(name)]

@@ -15,6 +15,7 @@ outside, or run its code in a fresh sandbox of `self.sandboxes.session()`.
 from __future__ import annotations
 
 import asyncio
+import posixpath
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
@@ -25,7 +26,14 @@ from pydantic import Field
 
 from forge_env.environment.base import EnvironmentConfig
 from forge_env.environment.tool_environment import ToolEnvironment, ToolEnvironmentConfig
-from forge_env.errors import EnvironmentBugError, SandboxPathError, ToolError, UsageError, environment_code
+from forge_env.errors import (
+    EnvironmentBugError,
+    SandboxFileError,
+    SandboxPathError,
+    ToolError,
+    UsageError,
+    environment_code,
+)
 from forge_env.sandbox import ExecResult, How, Limits, Sandbox, SandboxSpec, Session, TestsResult
 from forge_env.types import Task
 
@@ -102,6 +110,8 @@ class SandboxEnvironment(ToolEnvironment):
         """What the work folder of this episode began with."""
         self._left: dict[str, bytes] | None = None
         """What the agent left in its sandbox, once that was given back."""
+        self._not_moved = False
+        """What it left is more than can be moved to another sandbox."""
         self._holding = AsyncExitStack()
         self._sessions: dict[str, Session] = {}
         self._session_turn = asyncio.Lock()
@@ -128,7 +138,8 @@ class SandboxEnvironment(ToolEnvironment):
     def sandbox(self) -> Sandbox:
         """The episode's sandbox, from `setup` to `cleanup`, in tools and in reward functions."""
         if self._box is None and self._left is not None:
-            raise UsageError("the sandbox was given back for a fresh one", fix="read what you need before")
+            fix = "use read_text, run_hidden_tests, or `async with self.fresh_sandbox()`"
+            raise UsageError("the sandbox was given back for a fresh one", fix=fix)
         if self._box is None:
             raise UsageError("there is no running episode", fix="call reset() first")
         return self._box
@@ -195,6 +206,9 @@ class SandboxEnvironment(ToolEnvironment):
         Args:
             path: relative to the work folder.
         """
+        if self._left is not None:
+            data = self._left.get(posixpath.normpath(path))
+            return None if data is None else data.decode("utf-8", "replace")
         try:
             return await self.sandbox.read_text(path)
         except OSError:
@@ -223,17 +237,28 @@ class SandboxEnvironment(ToolEnvironment):
         """A sandbox that no program of the agent's has touched, for reward functions.
 
         The agent's own is given back before, so that episodes that are judged never wait for each other's sandboxes:
-        afterwards `sandbox` is gone, and what you need of it must have been read. `run_hidden_tests` still knows its
-        files.
+        afterwards `sandbox` is gone. `read_text` and `run_hidden_tests` still know its files. Where these are more than
+        can be moved (128 MiB), nothing is left of them, and the metric `not_moved` is 1.
         """
-        if self._left is None:
-            self._left = await self.sandbox.read_files()
-            self._box = None
-            self._sessions.clear()
-            await self._holding.aclose()
+        await self._give_back()
         assert self.sandboxes is not None
         async with self.sandboxes.session(self._spec) as fresh:
             yield fresh
+
+    def _counted(self) -> dict[str, float]:
+        return {**super()._counted(), **({"not_moved": 1.0} if self._not_moved else {})}
+
+    async def _give_back(self) -> None:
+        """Keep what the agent left, and have the engine take its sandbox."""
+        if self._left is not None:
+            return
+        try:
+            self._left = await self.sandbox.read_files()
+        except SandboxFileError:
+            self._left, self._not_moved = {}, True
+        self._box = None
+        self._sessions.clear()
+        await self._holding.aclose()
 
     async def _run_in_session(self, kind: Literal["shell", "python"], source: str, limits: Limits) -> str:
         """Run it in the episode's session, or in a new one where that has ended, which the agent is told."""
@@ -252,7 +277,7 @@ class SandboxEnvironment(ToolEnvironment):
         if self.sandboxes is None:
             name = type(self).__name__
             raise UsageError(f"{name} runs code and was given no sandboxes", fix="fe.make(NAME, sandboxes=engine)")
-        self._left = None
+        self._left, self._not_moved = None, False
         what = f"{type(self).__name__}.spec_of"
         with environment_code(what, task.id):
             spec = self.spec_of(task)

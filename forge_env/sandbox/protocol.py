@@ -423,14 +423,15 @@ class Sandbox(ABC):
     async def read_files(self, path: str = ".") -> dict[str, bytes]:
         """Every file below a folder of the work folder, by its path relative to that folder, 128 MiB at most.
 
-        Links and special files are left out.
+        Links and special files are left out, and what lies deeper than a path can say. What a program has locked with
+        `chmod 0` is read nevertheless, and keeps its mode.
 
         Args:
             path: relative to the work folder.
 
         Raises:
             SandboxPathError: as for `write_file`.
-            SandboxFileError: there is no such folder, it can't be read, or it holds too much.
+            SandboxFileError: there is no such folder, it can't be reached, or it holds too much.
         """
         raise UsageError(f"{type(self).__name__} reads single files only")
 

@@ -234,6 +234,18 @@ class ProgramTests:
         with pytest.raises(SandboxPathError):
             await sandbox.read_files("../up")
 
+    async def test_whatever_a_program_left_is_read(self, sandbox: Sandbox) -> None:
+        """Nothing that a program does to its files keeps the others from being read: locks, depth, names, links."""
+        deep = "import os\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')"
+        lock = "mkdir -p s/t; echo 1 > s/t/x; echo 2 > y; chmod 0 s/t/x s/t s y; ln -s . l; ln -s n n; mkfifo p"
+        await sandbox.run_python(deep)
+        await sandbox.exec(["sh", "-c", lock])
+        assert await sandbox.read_files() == {"s/t/x": b"1\n", "y": b"2\n"}
+        assert await sandbox.read_files("s") == {"t/x": b"1\n"}
+        look = "stat -c %a s y; chmod 700 s; stat -c %a s/t; chmod 700 s/t; stat -c %a s/t/x"
+        modes = await sandbox.exec(["sh", "-c", look])
+        assert modes.stdout.split() == ["0"] * 4
+
     async def test_read_errors(self, sandbox: Sandbox) -> None:
         """Reading what is not there, not a file, or not inside fails without hanging, as an agent's mistake."""
         await sandbox.exec(["sh", "-c", "mkdir d; mkfifo f; ln -s /dev/zero z"])

@@ -8,7 +8,7 @@ import os
 import stat
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import IO, Any
 
@@ -58,6 +58,31 @@ def pack(folders: Sequence[str], out: IO[bytes], *, leave_out: Sequence[str] = (
                     archive.addfile(entry, file if entry.isreg() else None)
                     if entry.isdir():
                         paths += _inside(path, unlocked)
+
+
+def files(top: str) -> Iterator[tuple[str, IO[bytes]]]:
+    """The regular files below a folder, by path and open, in the order of their paths.
+
+    What the calling user owns and may not read is read nevertheless, and keeps its mode. What can't be read, lies
+    deeper than a path can say, or is removed meanwhile, is left out.
+    """
+    unlocked: dict[str, int] = {}
+    paths = [top]
+    try:
+        while paths:
+            path = paths.pop()
+            with contextlib.suppress(OSError):
+                if stat.S_ISDIR(os.lstat(path).st_mode):
+                    paths += _inside(path, unlocked)
+                    continue
+            with contextlib.ExitStack() as opened:
+                file = None
+                with contextlib.suppress(OSError):
+                    file = opened.enter_context(_opened(path))
+                if file is not None:
+                    yield path, file
+    finally:
+        _lock(unlocked)
 
 
 def _opened(path: str) -> AbstractContextManager[IO[bytes] | None]:

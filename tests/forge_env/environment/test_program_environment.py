@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 import forge_env as fe
-from forge_env.errors import ContextLengthExceeded, EnvironmentBugError
+from forge_env.errors import ContextLengthExceeded, EnvironmentBugError, UsageError
 from forge_env.gateway.request import ModelRequest
 from forge_env.gateway.server import Access
 from forge_env.policy import Policy, PolicySession, Reply
@@ -148,7 +148,10 @@ async def test_a_program_is_played_turn_by_turn_and_scored_by_what_it_left(engin
     [told] = policy.told
     assert [message.content for news in told for message in news] == ["What is the answer?", "Go on."]
     assert [turn.message.content for turn in trajectory.turns] == ["Hm.", "DONE 42"]
-    assert trajectory.final_observation[0].content == "[the program has ended]\nsaid DONE 42\n"
+    ended, *left = trajectory.final_observation[0].content.split("\n\n")
+    assert (ended, left[0][:36]) == ("[the program has ended]\nsaid DONE 42", "[it left __pycache__/asking.cpython-")
+    assert left[0].endswith("[it left answer.txt: 7 bytes]\nDONE 42")
+    assert all(turn.step_s > 0.0 for turn in trajectory.turns), "how long the program took after each answer"
     assert trajectory.metrics == {"right": 1.0, "turns": 2.0, "conversations": 1.0, "exit_code": 0.0}
     trajectory, _ = await play(engine, ["DONE 41"])
     assert trajectory.reward == 0.0
@@ -544,6 +547,51 @@ print(ask(*main, user("Sum up."))["content"])
 async def judged_elsewhere(env: Agent) -> float:
     async with env.fresh_sandbox() as fresh:
         return float(await fresh.read_files() == {})
+
+
+async def test_a_program_is_judged_where_it_never_was(engine: SandboxEngine) -> None:
+    """Its sandbox is gone by then; the files that it left are there, as they were when it ended."""
+
+    async def careless(env: Agent) -> float:
+        assert await env.read_text("./answer.txt") == "DONE 42"
+        result = await env.sandbox.run_python("print(open('answer.txt').read())")
+        return float(result.stdout == "DONE 42")
+
+    kind = type("Agent", (Agent,), {"rubric": fe.Rubric(careless)})
+    with pytest.raises(UsageError, match=r"given back for a fresh one.*fresh_sandbox"):
+        await run_episode(lambda: kind(sandboxes=engine), Says("DONE 42"), seed=1)
+    trajectory, _ = await play(engine, ["DONE 42"])
+    assert trajectory.reward == 1.0
+
+
+async def test_what_a_program_left_running_keeps_no_episode_open(engine: SandboxEngine) -> None:
+    """A program has ended when its first process has, whoever of its children asks on."""
+
+    class Leaving(Function):
+        async def _ask(self, request: ModelRequest) -> Message:
+            self.seen.set()
+            return await super()._ask(request)
+
+        async def run(self, task: fe.Task, access: Access) -> ExecResult:
+            async with openai.AsyncOpenAI(base_url=access.openai_url, api_key=access.key) as client:
+                await client.responses.create(model="any", input="first")
+            self.seen = asyncio.Event()
+            self.child = asyncio.create_task(self.ask_on(access))
+            await self.seen.wait()
+            return ExecResult(exit_code=0, stdout="done")
+
+        async def ask_on(self, access: Access) -> str:
+            async with openai.AsyncOpenAI(base_url=access.openai_url, api_key=access.key) as client:
+                with pytest.raises(openai.PermissionDeniedError) as told:
+                    await client.responses.create(model="any", input="second")
+            return told.value.message
+
+        seen = asyncio.Event()
+
+    env = Leaving(sandboxes=engine)
+    trajectory = await run_episode(lambda: env, Says("one"), seed=1)
+    assert (trajectory.terminated, len(trajectory.turns), trajectory.answer) == (True, 1, "done")
+    assert "the episode has ended" in await env.child
 
 
 async def test_a_fresh_sandbox_for_the_judge_needs_no_second_one(engine: SandboxEngine) -> None:

@@ -186,7 +186,8 @@ async def test_hidden_tests_judge_what_was_left_in_a_fresh_sandbox(
         )
         seen.extend([(await env.run_hidden_tests({"test_own.py": text})).share for text in (both, one)])
         with pytest.raises(UsageError, match="given back for a fresh one"):
-            await env.read_text("own.py")
+            await env.sandbox.read_text("own.py")
+        assert (await env.read_text("./data.txt"), await env.read_text("none")) == ("7", None)
         return seen[0]
 
     class Judged(Repaired):
@@ -200,6 +201,39 @@ async def test_hidden_tests_judge_what_was_left_in_a_fresh_sandbox(
         assert (reward, terminated) == (shares[0], True)
     await env.close()
     assert tuple(seen) == shares * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("leave", "reward", "not_moved"),
+    [
+        ("mkdir -p s/t; echo 1 > s/t/x; chmod 0 s/t/x s/t s own.py data.txt .", 1.0, None),
+        ('python3 -c \'import os\nfor _ in range(3000): os.mkdir("d"); os.chdir("d")\'', 1.0, None),
+        ("rm own.py; mkfifo own.py", 0.0, None),
+        ("rm own.py; ln -s own.py own.py", 0.0, None),
+        ("for n in 1 2 3 4 5 6 7 8 9; do head -c 15M /dev/zero > $n; done", 0.0, 1.0),
+    ],
+    ids=["locked", "deep", "a pipe", "a loop", "too much"],
+)
+async def test_whatever_an_agent_leaves_its_episode_is_scored(
+    engine: SandboxEngine, leave: str, reward: float, not_moved: float | None
+) -> None:
+    """It can neither have the episode left out of statistics nor its task set aside."""
+
+    async def judged(env: Repaired) -> float:
+        test = "import unittest\nimport own\nclass T(unittest.TestCase):\n"
+        return (await env.run_hidden_tests({"test_own.py": f"{test}    def test_f(self): own.f()\n"})).share
+
+    class Judged(Repaired):
+        sandbox_spec = fe.SandboxSpec(disk_mb=256)
+        rubric = fe.Rubric(judged)
+
+    env = Judged(sandboxes=engine)
+    await env.reset(seed=0)
+    await env.step(fe.call_tool("bash", command=leave))
+    _, scored, terminated, _, info = await env.step("Done.")
+    assert (scored, terminated, info["metrics"].get("not_moved")) == (reward, True, not_moved)
+    await env.close()
 
 
 async def size(sandbox: Sandbox) -> int:
