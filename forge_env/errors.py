@@ -122,6 +122,11 @@ class ContextLengthExceeded(ForgeError):
     """The conversation no longer fits the model's context: the policy raises it, the episode is truncated."""
 
 
+class ChatFormatError(ForgeError):
+    """The model's chat format can't write what the conversation has become: the policy raises it, the episode is
+    truncated. Programs send what they like, and some formats take a system message only at the beginning."""
+
+
 class EnvironmentBugError(ForgeError):
     """The environment's own code (prompt, tool, reward function) raised; shown with its task, never scored as zero."""
 

@@ -147,6 +147,7 @@ class PolicySession(ABC):
 
         Raises:
             ContextLengthExceeded: the conversation no longer fits; the episode is truncated.
+            ChatFormatError: the model's chat format can't write the conversation; the episode is truncated.
             LimitReached: another limit; the episode is truncated.
             GeneratorError: the model could not be asked; the episode is tried again.
         """

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from forge_env.gateway.request import (
+    MOST_MESSAGES,
+    MOST_STOPS,
+    MOST_TOOLS,
     Answer,
+    Content,
     ModelRequest,
-    Part,
     RefusedRequestError,
     Wire,
     call_of,
@@ -19,6 +22,7 @@ from forge_env.gateway.request import (
     now,
     read,
     said,
+    shallow_tool,
 )
 from forge_env.types import Message, ToolSpec
 
@@ -39,8 +43,8 @@ class _Call(Wire):
 
 class _Message(Wire):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
-    tool_calls: list[_Call] | None = None
+    content: Content = None
+    tool_calls: list[_Call] | None = Field(None, max_length=MOST_MESSAGES)
     tool_call_id: str | None = None
     name: str | None = None
     reasoning_content: str | None = None
@@ -68,17 +72,18 @@ class _StreamOptions(Wire):
 class ChatRequest(Wire):
     """The body of a request."""
 
-    messages: list[_Message] = Field(min_length=1)
+    messages: list[_Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     model: str = ""
-    tools: list[_Tool] | None = None
+    tools: list[_Tool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: Any = None
     functions: Any = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     n: int | None = Field(None, ge=1, le=MOST_ANSWERS)
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
+    modalities: list[Literal["text"]] | None = None
 
 
 def read_chat(data: object) -> ModelRequest:
@@ -89,7 +94,7 @@ def read_chat(data: object) -> ModelRequest:
     offered = [] if body.tool_choice == "none" else body.tools or []
     return ModelRequest(
         messages=[message.message() for message in body.messages],
-        tools=[tool.function for tool in offered],
+        tools=[shallow_tool(tool.function) for tool in offered],
         stop=[body.stop] if isinstance(body.stop, str) else body.stop or [],
         max_tokens=body.max_completion_tokens or body.max_tokens,
         count=body.n or 1,

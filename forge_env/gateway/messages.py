@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from forge_env.gateway.request import (
+    MOST_MESSAGES,
+    MOST_STOPS,
+    MOST_TOOLS,
     Answer,
+    Content,
     ModelRequest,
     Part,
     RefusedRequestError,
@@ -20,6 +24,8 @@ from forge_env.gateway.request import (
     new_id,
     read,
     said,
+    shallow,
+    shallow_tool,
     text_of,
 )
 from forge_env.types import Message, ToolSpec
@@ -33,13 +39,13 @@ class _Block(Part):
     name: str = ""
     input: Any = None
     tool_use_id: str = ""
-    content: str | list[Part] | None = None
+    content: Content = None
     thinking: str = ""
 
 
 class _Message(Wire):
     role: Literal["user", "assistant", "system"]
-    content: str | list[_Block]
+    content: str | Annotated[list[_Block], Field(max_length=MOST_MESSAGES)]
 
     def messages(self) -> Iterator[Message]:
         blocks = [_Block(text=self.content)] if isinstance(self.content, str) else self.content
@@ -52,7 +58,7 @@ class _Message(Wire):
             yield said(
                 self.role,
                 rest,
-                tool_calls=[call_of(each.id, each.name, json.dumps(each.input or {})) for each in calls],
+                tool_calls=[call_of(each.id, each.name, _arguments(each.input)) for each in calls],
                 reasoning_content=thoughts or None,
             )
 
@@ -71,12 +77,12 @@ class _Choice(Wire):
 class MessagesRequest(Wire):
     """The body of a request."""
 
-    messages: list[_Message] = Field(min_length=1)
+    messages: list[_Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     model: str = ""
-    system: str | list[Part] | None = None
-    tools: list[_Tool] | None = None
+    system: Content = None
+    tools: list[_Tool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: _Choice | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: list[str] | None = Field(None, max_length=MOST_STOPS)
     max_tokens: int | None = Field(None, ge=1)
     stream: bool | None = None
 
@@ -102,7 +108,11 @@ def read_messages(data: object) -> ModelRequest:
 def _tool(tool: _Tool) -> ToolSpec:
     if tool.input_schema is None:
         raise RefusedRequestError(f"the tool {tool.name!r} ({tool.type}) runs at Anthropic: give one with input_schema")
-    return ToolSpec(name=tool.name, description=tool.description, parameters=tool.input_schema)
+    return shallow_tool(ToolSpec(name=tool.name, description=tool.description, parameters=tool.input_schema))
+
+
+def _arguments(given: Any) -> str:
+    return json.dumps(shallow(given or {}, "the arguments of a call"))
 
 
 def message_response(request: ModelRequest, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -114,25 +124,25 @@ def message_response(request: ModelRequest, answers: Sequence[Answer]) -> dict[s
         "role": "assistant",
         "model": request.model,
         "content": _blocks(answer.message),
-        "stop_reason": _STOP[answer.finish],
-        "stop_sequence": None,
+        "stop_reason": _STOP[answer.finish] if answer.stopped_at is None else "stop_sequence",
+        "stop_sequence": answer.stopped_at,
         "usage": {"input_tokens": request.prompt_tokens, "output_tokens": answer.tokens},
     }
 
 
 def message_events(whole: dict[str, Any]) -> Iterator[bytes]:
     """The response as events."""
-    blocks, reason, usage = whole["content"], whole["stop_reason"], whole["usage"]
-    begun = {**whole, "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 0}}
+    blocks, usage = whole["content"], whole["usage"]
+    ended = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
+    begun = {**whole, "content": [], **dict.fromkeys(ended), "usage": {**usage, "output_tokens": 0}}
     yield event({"type": "message_start", "message": begun}, "message_start")
     for index, block in enumerate(blocks):
         empty, delta = _in_pieces(block)
         for name, part in (("start", {"content_block": empty}), ("delta", {"delta": delta}), ("stop", {})):
             kind = f"content_block_{name}"
             yield event({"type": kind, "index": index, **part}, kind)
-    delta = {"stop_reason": reason, "stop_sequence": None}
-    ended = {"type": "message_delta", "delta": delta, "usage": {"output_tokens": usage["output_tokens"]}}
-    yield event(ended, "message_delta")
+    told = {"type": "message_delta", "delta": ended, "usage": {"output_tokens": usage["output_tokens"]}}
+    yield event(told, "message_delta")
     yield event({"type": "message_stop"}, "message_stop")
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from forge_env.policy import estimated_tokens, words_of
 from forge_env.tools.schema import clean_unicode
@@ -17,8 +18,17 @@ from forge_env.types import FunctionCall, Message, Role, ToolCall, ToolSpec
 
 AROUND_A_MESSAGE = 4
 """Tokens with which a chat format surrounds one."""
+MOST_MESSAGES = 10_000
+"""Of one request; also of the parts, items and tool calls of a message."""
+MOST_TOOLS = 1_000
+MOST_STOPS = 64
+MOST_NESTED = 64
+"""Levels of a JSON value in a request: tools' parameters and calls' arguments are gone through by recursion later."""
+HALF = re.compile(r"\\u[dD][89a-fA-F]")
+"""How JSON spells half of a surrogate pair, or what might be one."""
 Finish = Literal["stop", "length", "tool_calls", "content_filter"]
 T = TypeVar("T", bound="Wire")
+T_Value = TypeVar("T_Value")
 
 
 class RefusedRequestError(Exception):
@@ -70,18 +80,21 @@ class Answer:
     Attributes:
         message: of the assistant.
         finish: why it ended.
+        stopped_at: the text of the request's `stop` that ended it, if one did.
     """
 
     message: Message
     finish: Finish = "stop"
+    stopped_at: str | None = None
 
     @classmethod
     def of(cls, message: Message, stop: Sequence[str] = ()) -> Answer:
         """The answer as the program gets it: cut before the first of the texts that end it."""
-        ends = [end for text in stop if text and (end := message.content.find(text)) >= 0]
+        ends = [(end, text) for text in stop if text and (end := message.content.find(text)) >= 0]
         if ends:
-            cut = {"content": message.content[: min(ends)], "tool_calls": [], "stop_reason": "stop"}
-            return cls(message.model_copy(update=cut))
+            end, text = min(ends)
+            cut = {"content": message.content[:end], "tool_calls": [], "stop_reason": "stop"}
+            return cls(message.model_copy(update=cut), stopped_at=text)
         if message.stop_reason != "stop":
             return cls(message, message.stop_reason)
         return cls(message, "tool_calls" if message.tool_calls else "stop")
@@ -103,6 +116,28 @@ class Wire(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
 
+def read_json(body: bytes | bytearray) -> Any:
+    """What a body says, without halves of surrogate pairs, which no tokenizer takes.
+
+    Raises:
+        RefusedRequestError: it isn't JSON.
+    """
+    text = body.decode("utf-8", "replace")
+    try:
+        found = json.loads(text)
+        return _whole(found) if HALF.search(text) else found
+    except (ValueError, RecursionError) as error:
+        raise RefusedRequestError(f"the body is not JSON: {error}") from error
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean_unicode(value)
+    if isinstance(value, dict):
+        return {clean_unicode(key): _whole(item) for key, item in value.items()}
+    return [_whole(item) for item in value] if isinstance(value, list) else value
+
+
 def read(kind: type[T], data: object) -> T:
     """A request of this kind. `RefusedRequestError`: it is none; says where."""
     try:
@@ -113,16 +148,33 @@ def read(kind: type[T], data: object) -> T:
         raise RefusedRequestError(f"{where}: {first['msg']}") from error
 
 
+def shallow(value: T_Value, what: str) -> T_Value:
+    """A JSON value that is not nested too deeply. `RefusedRequestError`: it is."""
+    level: list[Any] = [value]
+    for _ in range(MOST_NESTED):
+        inside = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [each for values in inside for each in values]
+        if not level:
+            return value
+    raise RefusedRequestError(f"{what} are nested more than {MOST_NESTED} levels deep")
+
+
+def shallow_tool(tool: ToolSpec) -> ToolSpec:
+    """A tool whose parameters are not nested too deeply. `RefusedRequestError`: they are."""
+    shallow(tool.parameters, f"the parameters of the tool {tool.name[:64]!r}")
+    return tool
+
+
 def text_of(content: str | Sequence[Part] | None, what: str) -> str:
     """The text of a message's content. `RefusedRequestError`: there is more in it than text."""
     if content is None or isinstance(content, str):
-        return clean_unicode(content or "")
+        return content or ""
     for part in content:
         if part.text is None:
             raise RefusedRequestError(
                 f"{what} has a part of the type {part.type!r}: this model reads text only", code="unsupported_content"
             )
-    return clean_unicode("".join(part.text or "" for part in content))
+    return "".join(part.text or "" for part in content)
 
 
 class Part(Wire):
@@ -132,6 +184,10 @@ class Part(Wire):
     text: str | None = None
 
 
+Content = str | Annotated[list[Part], Field(max_length=MOST_MESSAGES)] | None
+"""Of a message."""
+
+
 def said(role: Role, content: str | Sequence[Part] | None, **more: Any) -> Message:
     """A message of a program."""
     return Message(role=role, content=text_of(content, f"a message of the {role}"), **more)
@@ -139,7 +195,7 @@ def said(role: Role, content: str | Sequence[Part] | None, **more: Any) -> Messa
 
 def call_of(call_id: str, name: str, arguments: str) -> ToolCall:
     """A call as a program repeats it."""
-    return ToolCall(id=call_id, function=FunctionCall(name=clean_unicode(name), arguments=clean_unicode(arguments)))
+    return ToolCall(id=call_id, function=FunctionCall(name=name, arguments=arguments))
 
 
 def new_id(prefix: str) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from forge_env.gateway.request import (
+    MOST_MESSAGES,
+    MOST_TOOLS,
     Answer,
+    Content,
     ModelRequest,
     Part,
     RefusedRequestError,
@@ -21,6 +24,7 @@ from forge_env.gateway.request import (
     now,
     read,
     said,
+    shallow_tool,
 )
 from forge_env.types import Message, ToolSpec
 
@@ -30,12 +34,12 @@ _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"
 class _Item(Wire):
     type: str = "message"
     role: Literal["system", "developer", "user", "assistant"] = "user"
-    content: str | list[Part] | None = None
+    content: Content = None
     call_id: str = ""
     name: str = ""
     arguments: str = "{}"
-    output: str | list[Part] | None = None
-    summary: list[Part] = []
+    output: Content = None
+    summary: list[Part] = Field([], max_length=MOST_MESSAGES)
 
     def message(self) -> Message:
         if self.type == "function_call":
@@ -60,15 +64,16 @@ class _Tool(Wire):
 class ResponsesRequest(Wire):
     """The body of a request."""
 
-    input: str | list[_Item]
+    input: str | Annotated[list[_Item], Field(max_length=MOST_MESSAGES)]
     model: str = ""
     instructions: str | None = None
-    tools: list[_Tool] | None = None
+    tools: list[_Tool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: Any = None
     max_output_tokens: int | None = Field(None, ge=1)
     previous_response_id: str | None = None
     stream: bool | None = None
     background: bool | None = None
+    conversation: Any = None
 
 
 def read_responses(data: object, earlier: dict[str, list[Message]]) -> ModelRequest:
@@ -84,6 +89,8 @@ def read_responses(data: object, earlier: dict[str, list[Message]]) -> ModelRequ
     body = read(ResponsesRequest, data)
     if body.background:
         raise RefusedRequestError("background: this model answers at once")
+    if body.conversation:
+        raise RefusedRequestError("conversation: send all items, or previous_response_id")
     before: list[Message] = []
     if body.previous_response_id:
         if body.previous_response_id not in earlier:
@@ -105,7 +112,7 @@ def _tool(tool: _Tool) -> ToolSpec:
     if tool.type != "function":
         raise RefusedRequestError(f"a tool of the type {tool.type!r} runs at OpenAI: give a function")
     parameters = tool.parameters or {"type": "object", "properties": {}}
-    return ToolSpec(name=tool.name, description=tool.description or "", parameters=parameters)
+    return shallow_tool(ToolSpec(name=tool.name, description=tool.description or "", parameters=parameters))
 
 
 def response(request: ModelRequest, answers: Sequence[Answer], data: Any) -> dict[str, Any]:

@@ -10,8 +10,10 @@ of the model is never streamed: whoever wants events gets those of the whole ans
     POST /v1/chat/completions         OpenAI: chat completions
     POST /v1/responses                OpenAI: responses
     POST /v1/messages                 Anthropic: messages
-    POST /v1/messages/count_tokens    estimated
-    GET  /v1/models                   the one that is there
+    POST /v1/messages/count_tokens    estimated, as is
+    POST /v1/responses/input_tokens
+    GET  /v1/models                   the one that is there, by whichever name
+    GET  /v1/models/NAME
 
 The same under /, for programs that leave out the version.
 """
@@ -19,29 +21,32 @@ The same under /, for programs that leave out the version.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from forge_env.gateway.chat import chat_completion, chat_events, openai_error, read_chat
 from forge_env.gateway.messages import anthropic_error, message_events, message_response, read_messages
-from forge_env.gateway.request import Answer, ModelRequest, RefusedRequestError
+from forge_env.gateway.request import Answer, ModelRequest, RefusedRequestError, read_json
 from forge_env.gateway.responses import read_responses, response, response_events
 from forge_env.serve.server import serve
 from forge_env.types import Message
 
 LOOPBACK = "127.0.0.1"
-MAX_BODY = 32 << 20
+MAX_BODY = 8 << 20
 """Bytes of a request."""
-MAX_READ = 8 * MAX_BODY
+MAX_HELD = 4 * MAX_BODY
+"""Bytes of all requests of an episode that are being read or answered."""
+MAX_READ = 32 * MAX_BODY
 """Bytes of a request that is too long, before its connection is closed."""
 MOST_OPEN = 256
 Ask = Callable[[ModelRequest], Awaitable[Message]]
@@ -65,6 +70,8 @@ class Access:
     _closed: str = ""
     _open: set[asyncio.Task[Message]] = field(default_factory=set)
     _earlier: dict[str, list[Message]] = field(default_factory=dict)
+    _held: int = 0
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def openai_url(self) -> str:
@@ -97,6 +104,8 @@ class Access:
 
     async def answers(self, request: ModelRequest) -> list[Answer]:
         """As many answers as the request wants. `RefusedRequestError`: there are none."""
+        if self._closed:  # while the request was read
+            raise ended(self._closed)
         if len(self._open) + request.count > self._most_open:
             raise RefusedRequestError(f"{len(self._open)} requests wait already", status=429, code="too_many_requests")
         tasks = [asyncio.ensure_future(self._ask(request)) for _ in range(request.count)]
@@ -111,6 +120,23 @@ class Access:
             for task in tasks:
                 task.cancel()
             self._open.difference_update(tasks)
+
+    def hold(self, count: int) -> bool:
+        """Whether so many bytes more of its requests may be held; they are, until they are given back as `-count`."""
+        if self._held + count > MAX_HELD:
+            return False
+        self._held += count
+        return True
+
+    async def parsed(self, body: bytearray) -> Any:
+        """What a request says. Only one of an episode is parsed before others have their turn.
+
+        Raises:
+            RefusedRequestError: it isn't JSON.
+        """
+        async with self._reading:
+            await asyncio.sleep(0)
+            return read_json(body)
 
     def read_responses(self, data: object) -> ModelRequest:
         """A request that may go on from an earlier response of this episode."""
@@ -152,17 +178,21 @@ class Gateway:
         self.port = 0
         self.app = Starlette(
             routes=[
-                Route(f"{version}{path}", endpoint, methods=[method])
-                for version in ("/v1", "")
-                for path, endpoint, method in (
-                    ("/chat/completions", self._chat, "POST"),
-                    ("/responses", self._responses, "POST"),
-                    ("/messages", self._messages, "POST"),
-                    ("/messages/count_tokens", self._count, "POST"),
-                    ("/models", self._models, "GET"),
-                )
+                *(
+                    Route(f"{version}{path}", partial(self._post, answer), methods=["POST"])
+                    for version in ("/v1", "")
+                    for path, answer in (
+                        ("/chat/completions", _chat),
+                        ("/responses", _responses),
+                        ("/responses/input_tokens", _count_responses),
+                        ("/messages", _messages),
+                        ("/messages/count_tokens", _count_messages),
+                    )
+                ),
+                *(Route(f"{version}/models", self._models, methods=["GET"]) for version in ("/v1", "")),
+                *(Route(f"{version}/models/{{name:path}}", self._model, methods=["GET"]) for version in ("/v1", "")),
             ],
-            exception_handlers={RefusedRequestError: _refused, ClientDisconnect: _gone},
+            exception_handlers={RefusedRequestError: _refused, ClientDisconnect: _gone, HTTPException: _nowhere},
         )
 
     @property
@@ -217,54 +247,37 @@ class Gateway:
 
     # --- requests
 
-    async def _chat(self, request: Request) -> Response:
-        access, data = await self._begin(request)
-        asked = read_chat(data)
-        answers = await _answered(request, access, asked)
-        return _sent(asked, chat_completion(asked, answers), lambda: chat_events(asked, answers, data))
-
-    async def _messages(self, request: Request) -> Response:
-        access, data = await self._begin(request)
-        asked = read_messages(data)
-        whole = message_response(asked, await _answered(request, access, asked))
-        return _sent(asked, whole, lambda: message_events(whole))
-
-    async def _responses(self, request: Request) -> Response:
-        access, data = await self._begin(request)
-        asked = access.read_responses(data)
-        answers = await _answered(request, access, asked)
-        whole = response(asked, answers, data)
-        access.remember(whole["id"], [*asked.messages, answers[0].message])
-        return _sent(asked, whole, lambda: response_events(whole))
-
-    async def _count(self, request: Request) -> Response:
-        _, data = await self._begin(request)
-        return JSONResponse({"input_tokens": read_messages(data).prompt_tokens})
+    async def _post(self, answer: Answering, request: Request) -> Response:
+        access, held = self._access(request), 0
+        body, length = bytearray(), 0
+        try:
+            async for chunk in request.stream():
+                length += len(chunk)
+                if length == len(body) + len(chunk) and length <= MAX_BODY and access.hold(len(chunk)):
+                    held += len(chunk)
+                    body += chunk
+                elif length > MAX_READ:
+                    break
+                else:  # the rest is read: most clients look for an answer only when they have said all
+                    access.hold(-held)
+                    held = 0
+                    body.clear()
+            if length > MAX_BODY:
+                raise RefusedRequestError(f"more than {MAX_BODY >> 20} MiB", status=413, code="request_too_large")
+            if length > len(body):
+                why = f"open requests of this episode have {MAX_HELD >> 20} MiB already"
+                raise RefusedRequestError(why, status=429, code="too_many_requests")
+            return await answer(request, access, await access.parsed(body))
+        finally:
+            access.hold(-held)
 
     async def _models(self, request: Request) -> Response:
         self._access(request)
-        model = {"id": "model", "object": "model", "created": 0, "owned_by": "forge-env"}
-        shown = {"type": "model", "display_name": "model", "created_at": "1970-01-01T00:00:00Z"}
-        return JSONResponse({"object": "list", "data": [{**shown, **model}], "has_more": False})
+        return JSONResponse({"object": "list", "data": [_model("model")], "has_more": False})
 
-    async def _begin(self, request: Request) -> tuple[Access, Any]:
-        """Whose request it is, and its body."""
-        access = self._access(request)
-        body, length = bytearray(), 0
-        async for chunk in request.stream():
-            length += len(chunk)
-            if length <= MAX_BODY:
-                body += chunk
-            elif length > MAX_READ:
-                break
-            else:
-                body.clear()  # the rest is read: most clients look for an answer only when they have said all
-        if length > MAX_BODY:
-            raise RefusedRequestError(f"more than {MAX_BODY >> 20} MiB", status=413, code="request_too_large")
-        try:
-            return access, json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise RefusedRequestError(f"the body is not JSON: {error}") from error
+    async def _model(self, request: Request) -> Response:
+        self._access(request)
+        return JSONResponse(_model(request.path_params["name"]))
 
     def _access(self, request: Request) -> Access:
         shown = request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
@@ -272,6 +285,45 @@ class Gateway:
         if access is None:
             raise RefusedRequestError("this key is of no running episode", status=401, code="invalid_api_key")
         return access
+
+
+Answering = Callable[[Request, Access, Any], Awaitable[Response]]
+"""Answers a request of an episode, whose body is given as it was parsed."""
+
+
+async def _chat(request: Request, access: Access, data: Any) -> Response:
+    asked = read_chat(data)
+    answers = await _answered(request, access, asked)
+    return _sent(asked, chat_completion(asked, answers), lambda: chat_events(asked, answers, data))
+
+
+async def _messages(request: Request, access: Access, data: Any) -> Response:
+    asked = read_messages(data)
+    whole = message_response(asked, await _answered(request, access, asked))
+    return _sent(asked, whole, lambda: message_events(whole))
+
+
+async def _responses(request: Request, access: Access, data: Any) -> Response:
+    asked = access.read_responses(data)
+    answers = await _answered(request, access, asked)
+    whole = response(asked, answers, data)
+    access.remember(whole["id"], [*asked.messages, answers[0].message])
+    return _sent(asked, whole, lambda: response_events(whole))
+
+
+async def _count_messages(request: Request, access: Access, data: Any) -> Response:
+    return JSONResponse({"input_tokens": read_messages(data).prompt_tokens})
+
+
+async def _count_responses(request: Request, access: Access, data: Any) -> Response:
+    counted = access.read_responses(data).prompt_tokens
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": counted})
+
+
+def _model(name: str) -> dict[str, Any]:
+    """A model as both APIs show it: there is one, which answers to any name."""
+    shown = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+    return {**shown, "id": name, "object": "model", "created": 0, "owned_by": "forge-env"}
 
 
 async def _answered(request: Request, access: Access, asked: ModelRequest) -> list[Answer]:
@@ -298,8 +350,14 @@ def _sent(asked: ModelRequest, whole: object, events: Callable[[], Iterable[byte
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, RefusedRequestError)
-    form = anthropic_error if "messages" in request.url.path else openai_error
-    return JSONResponse(form(error), status_code=error.status)
+    anthropics = "messages" in request.url.path or "anthropic-version" in request.headers
+    return JSONResponse((anthropic_error if anthropics else openai_error)(error), status_code=error.status)
+
+
+async def _nowhere(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    why = f"there is no {request.method} {request.url.path[:200]} here, only chat completions, responses and messages"
+    return await _refused(request, RefusedRequestError(why, status=error.status_code, code="not_found"))
 
 
 async def _gone(request: Request, error: Exception) -> Response:

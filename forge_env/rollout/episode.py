@@ -33,6 +33,7 @@ from forge_env.environment.base import (
 )
 from forge_env.errors import (
     GIVEN_UP,
+    ChatFormatError,
     ContextLengthExceeded,
     InfrastructureError,
     UsageError,
@@ -257,6 +258,9 @@ async def _take_turns(
             reply = await sessions.current.reply(sessions.unknown_of(observation))
         except ContextLengthExceeded:
             return "context"
+        except ChatFormatError as error:
+            log.warning("episode of task %s is truncated: %s", trajectory.task_id, error)
+            return "format"
         except LimitReached as reached:
             if reached.reply is not None:
                 trajectory.turns.append(Turn(observation, reached.reply, seat=seat))

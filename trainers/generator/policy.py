@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -19,6 +20,8 @@ from trainers.model.chat import Chat
 
 GenerateFunction = Callable[[NDArray[np.int32], SamplingOptions, object], Awaitable[Completion]]
 """Prompt token ids, int32 [P], how to sample, and the conversation it belongs to, to a completion."""
+LONG = 200_000
+"""Characters that take long to spell, half a second and more: other episodes go on meanwhile."""
 
 
 @dataclass(slots=True)
@@ -88,10 +91,14 @@ class _Session(PolicySession):
 
         Raises:
             ContextLengthExceeded: the conversation leaves no room for another token.
+            ChatFormatError: the chat format can't write the conversation.
         """
         policy = self._policy
         self._messages += observation
-        prompt_ids, continues = self._next_prompt(observation)
+        if sum(len(message.content) for message in observation) > LONG:
+            prompt_ids, continues = await asyncio.to_thread(self._next_prompt, observation)
+        else:
+            prompt_ids, continues = self._next_prompt(observation)
         room = policy.max_length - len(prompt_ids)
         if room < 1:
             raise ContextLengthExceeded(f"the conversation has {len(prompt_ids)} of {policy.max_length} tokens")

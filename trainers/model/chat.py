@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer
 
 from forge_env.config.recipe import ModelSection
-from forge_env.errors import UsageError
+from forge_env.errors import ChatFormatError, UsageError
 from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec
 from trainers.model.folder import read_hf_config
 
@@ -203,14 +203,15 @@ class Chat:
         return [token for token in self._renderer.get_stop_token_ids() if token is not None]
 
     def render(self, messages: list[Message], tools: list[ToolSpec], *, generation: bool = True) -> list[int]:
-        """Token ids of a conversation; with `generation`, up to where the assistant begins to write."""
-        return list(
-            self._renderer.render_ids(
-                self._messages(messages),
-                tools=self._known(tools).text,
-                add_generation_prompt=generation,
-            )
-        )
+        """Token ids of a conversation; with `generation`, up to where the assistant begins to write.
+
+        Raises:
+            ChatFormatError: the format can't write it.
+        """
+        plain = self._messages(messages)
+        with _writing():
+            offered = self._known(tools).text
+            return list(self._renderer.render_ids(plain, tools=offered, add_generation_prompt=generation))
 
     def render_training(self, messages: list[Message], tools: list[ToolSpec]) -> tuple[list[int], list[bool]]:
         """A demonstration's token ids, [T], and which of them the assistant is to produce, [T].
@@ -229,9 +230,10 @@ class Chat:
         self, prompt_ids: list[int], token_ids: list[int], observation: list[Message], tools: list[ToolSpec]
     ) -> list[int] | None:
         """The next prompt, beginning with exactly `prompt_ids + token_ids`; None when the format can't promise it."""
-        bridged = self._renderer.bridge_to_next_turn(
-            prompt_ids, token_ids, self._messages(observation), tools=self._known(tools).text
-        )
+        plain = self._messages(observation)
+        with _writing():
+            offered = self._known(tools).text
+            bridged = self._renderer.bridge_to_next_turn(prompt_ids, token_ids, plain, tools=offered)
         return None if bridged is None else list(bridged.token_ids)
 
     def parse(self, token_ids: list[int], tools: list[ToolSpec], prompt_ids: list[int]) -> Message:
@@ -273,6 +275,14 @@ class Chat:
             plain = [tool.to_openai() for tool in tools] or None
             found = self._toolsets[key] = _Tools(list(tools), plain, self._as_text(plain))
         return found
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the library says in many ways what a format doesn't have
+        raise ChatFormatError(f"the chat format can't write this conversation: {error}") from error
 
 
 def text_only(control_tokens: Iterable[str]) -> Callable[[Any], Any]:

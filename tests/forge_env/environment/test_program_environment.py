@@ -268,7 +268,7 @@ print(ask(user("Still there?"))["content"])
         ("b'\\xff' * 100", 400, "the body is not JSON"),
         ("b'[' * 100_000", 400, "the body is not JSON"),
         ("b'{\"messages\": 7}'", 400, "messages: "),
-        ("b' ' * 100_000_000", 413, "more than 32 MiB"),
+        ("b' ' * 100_000_000", 413, "more than 8 MiB"),
     ],
 )
 async def test_a_program_that_sends_nonsense_is_told(engine: SandboxEngine, send: str, status: int, why: str) -> None:

@@ -3,23 +3,60 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import httpx
 import openai
 import pytest
+from pydantic import BaseModel
+from starlette.requests import Request
 
+import forge_env as fe
 from forge_env.gateway.request import ModelRequest, RefusedRequestError
-from forge_env.gateway.server import MAX_BODY, Gateway
+from forge_env.gateway.server import MAX_BODY, MAX_HELD, Access, Gateway
 from forge_env.types import FunctionCall, Message, ToolCall, call_tool
 
 WEATHER = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
 CALL = call_tool("weather", place="Z\u00fcrich")
 """What a model says that wants to know the weather."""
+
+
+SHOWN = {
+    "address": ["test_chat_completions", "test_responses", "test_messages"],
+    "models, counting tokens": ["test_models_have_any_name", "test_tokens_are_counted"],
+    "text, tool calls, tool results": ["test_chat_completions", "test_responses", "test_messages"],
+    "tools": ["test_chat_completions", "test_responses", "test_messages"],
+    "tool choice": ["test_the_choice_of_tools"],
+    "streaming": ["test_chat_completions", "test_responses", "test_messages"],
+    "`n`": ["test_several_answers_stop_words_and_no_tools", "test_what_cannot_be_answered_is_refused"],
+    "stop words": ["test_several_answers_stop_words_and_no_tools", "test_an_answer_ends_where_a_stop_word_begins"],
+    "`previous_response_id`": ["test_responses", "test_what_clients_cannot_have_is_refused"],
+    "images, audio, files": ["test_what_clients_cannot_have_is_refused"],
+    "tools that run at the provider": ["test_what_clients_cannot_have_is_refused"],
+    "`model`, temperature, top-p, seed, `max_tokens`": ["test_what_the_run_decides"],
+    "JSON mode, schemas": ["test_what_the_run_decides"],
+    "why an answer ended": [
+        "test_chat_completions",
+        "test_a_program_is_told_that_its_answer_was_cut_short",
+        "test_an_answer_ends_where_a_stop_word_begins",
+    ],
+    "`usage`": ["test_usage_is_estimated"],
+    "any other address": ["test_what_clients_cannot_have_is_refused"],
+}
+"""The rows of the page's table, and what shows that they are true."""
+
+
+def test_every_row_of_the_page_is_shown() -> None:
+    page = Path(fe.__file__).parents[1] / "docs/environments/programs.md"
+    (table,) = re.findall(r"\| \| chat completions \|.*\n\|-+.*\n((?:\|.*\n)+)", page.read_text())
+    assert [row.split(" | ")[0].removeprefix("| ") for row in table.splitlines()] == list(SHOWN)
+    assert {name for names in SHOWN.values() for name in names} <= globals().keys()
 
 
 @pytest.fixture
@@ -185,7 +222,9 @@ async def test_messages(gateway: Gateway, stream: bool) -> None:
         answered = [question, {"role": "assistant", "content": [said]}, {"role": "user", "content": [result]}]
         second = await ask(answered)
         assert (second.content[0].text, second.stop_reason) == ("Rain.", "end_turn")
-        counted = await client.messages.count_tokens(model="any", messages=[question])
+        counted = await client.messages.count_tokens(
+            model="any", messages=[{"role": "user", "content": question["content"]}]
+        )
         assert 0 < counted.input_tokens < second.usage.input_tokens
         await client.close()
     told = model.asked[1].messages
@@ -213,6 +252,332 @@ async def test_what_cannot_be_answered_is_refused(gateway: Gateway, body: Any, w
             found = await client.post(f"{access.openai_url}/chat/completions", json=body)
     assert found.status_code == 400
     assert re.search(why, found.json()["error"]["message"]), found.text
+
+
+Clients = tuple[openai.AsyncOpenAI, anthropic.AsyncAnthropic]
+USER: Any = [{"role": "user", "content": "?"}]
+WEATHER_TOOL: Any = {"name": "weather", "description": "Now.", "parameters": WEATHER}
+ANTHROPICS_TOOL: Any = {"name": "weather", "description": "Now.", "input_schema": WEATHER}
+
+
+def clients(access: Access) -> Clients:
+    return (
+        openai.AsyncOpenAI(base_url=access.openai_url, api_key=access.key, max_retries=0),
+        anthropic.AsyncAnthropic(base_url=access.url, api_key=access.key, max_retries=0),
+    )
+
+
+async def test_models_have_any_name(gateway: Gateway) -> None:
+    with gateway.open(Model()) as access:
+        gpt, claude = clients(access)
+        async with gpt, claude:
+            for one in (gpt, claude):
+                assert [model.id async for model in one.models.list()] == ["model"]
+                assert (await one.models.retrieve("any/name:1")).id == "any/name:1"
+
+
+async def test_tokens_are_counted(gateway: Gateway) -> None:
+    with gateway.open(Model()) as access:
+        gpt, claude = clients(access)
+        async with gpt, claude:
+            short = await gpt.responses.input_tokens.count(model="m", input="?")
+            long = await gpt.responses.input_tokens.count(model="m", input="? " * 100, instructions="Be brief.")
+            assert 0 < short.input_tokens < long.input_tokens - 50
+            same = await claude.messages.count_tokens(model="m", messages=USER)
+            assert same.input_tokens == short.input_tokens
+
+
+async def test_the_choice_of_tools(gateway: Gateway) -> None:
+    model = Model(*["said"] * 9)
+    with gateway.open(model) as access:
+        gpt, claude = clients(access)
+        named: Any = {"type": "function", "function": {"name": "weather"}}
+        async with gpt, claude:
+            for choice in ("none", "required", named):
+                await gpt.chat.completions.create(model="m", messages=USER, tools=CHAT_TOOLS, tool_choice=choice)
+            for said in ("none", "required", {"type": "function", "name": "weather"}):
+                tool: Any = {"type": "function", **WEATHER_TOOL}
+                await gpt.responses.create(model="m", input="?", tools=[tool], tool_choice=said)  # type: ignore[call-overload]
+            for kind in ("none", "any", "tool"):
+                body: Any = {"tools": [ANTHROPICS_TOOL], "tool_choice": {"type": kind, "name": "weather"}}
+                await claude.messages.create(model="m", max_tokens=5, messages=USER, **body)
+    assert [[tool.name for tool in asked.tools] for asked in model.asked] == [[], ["weather"], ["weather"]] * 3
+
+
+async def test_an_answer_ends_where_a_stop_word_begins(gateway: Gateway) -> None:
+    said: list[Message | str] = ["one. END two STOP", CALL]
+    with gateway.open(Model(*said, *said, *said)) as access:
+        gpt, claude = clients(access)
+        async with gpt, claude:
+            ask: Any = {"model": "m", "messages": USER, "max_tokens": 5}
+            chat = (await gpt.chat.completions.create(**ask, stop=["STOP", " END"])).choices[0]
+            assert (chat.message.content, chat.finish_reason) == ("one.", "stop")
+            assert (await gpt.chat.completions.create(**ask, stop="END")).choices[0].finish_reason == "tool_calls"
+            told: Any = await claude.messages.create(**ask, stop_sequences=["STOP", " END"])
+            assert (told.content[0].text, told.stop_reason, told.stop_sequence) == ("one.", "stop_sequence", " END")
+            assert (await claude.messages.create(**ask, stop_sequences=["END"])).stop_reason == "tool_use"
+            async with claude.messages.stream(**ask, stop_sequences=[" END"]) as events:
+                streamed = await events.get_final_message()
+            assert (streamed.stop_reason, streamed.stop_sequence) == ("stop_sequence", " END")
+
+
+async def test_what_the_run_decides(gateway: Gateway) -> None:
+    """It is taken, and changes nothing: neither who answers, nor how, nor what the answer looks like."""
+
+    class Shape(BaseModel):
+        a: int
+
+    model = Model(*["no JSON"] * 4, '{"a": 1}', '{"a": 2}')
+    with gateway.open(model) as access:
+        gpt, claude = clients(access)
+        async with gpt, claude:
+            options: Any = {"temperature": 0.0, "top_p": 0.1}
+            more: Any = {"seed": 7, "max_tokens": 1, "response_format": {"type": "json_object"}, "logprobs": True}
+            chat = await gpt.chat.completions.create(model="gpt-9", messages=USER, **options, **more)
+            assert (chat.model, chat.choices[0].message.content) == ("gpt-9", "no JSON")
+            schema: Any = {"format": {"type": "json_schema", "name": "a", "schema": Shape.model_json_schema()}}
+            said = await gpt.responses.create(model="gpt-9", input="?", max_output_tokens=16, text=schema, **options)
+            assert (said.model, said.output_text) == ("gpt-9", "no JSON")
+            told: Any = await claude.messages.create(model="any", messages=USER, max_tokens=1, extra_body=options)
+            assert (told.model, told.content[0].text) == ("any", "no JSON")
+            thought: Any = {"type": "enabled", "budget_tokens": 1024}
+            assert (await claude.messages.create(model="any", messages=USER, max_tokens=2000, thinking=thought)).content
+            parsed = await gpt.chat.completions.parse(model="m", messages=USER, response_format=Shape)
+            assert parsed.choices[0].message.parsed == Shape(a=1), "where the model writes what was asked for"
+            read = await gpt.responses.parse(model="m", input="?", text_format=Shape)
+            assert read.output_parsed == Shape(a=2)
+    assert all(asked.messages == [Message(role="user", content="?")] for asked in model.asked)
+
+
+async def test_usage_is_estimated(gateway: Gateway) -> None:
+    text = "word " * 80
+    with gateway.open(Model(text, text, text, text)) as access:
+        gpt, claude = clients(access)
+        async with gpt, claude:
+            ask: Any = {"model": "m", "messages": USER, "max_tokens": 5}
+            counts = []
+            if (chat := (await gpt.chat.completions.create(**ask)).usage) is not None:
+                counts.append((chat.prompt_tokens, chat.completion_tokens))
+            streaming = await gpt.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True})
+            counts += [
+                (last.usage.prompt_tokens, last.usage.completion_tokens) async for last in streaming if last.usage
+            ]
+            if (said := (await gpt.responses.create(model="m", input="?")).usage) is not None:
+                counts.append((said.input_tokens, said.output_tokens))
+            told = (await claude.messages.create(**ask)).usage
+            counts.append((told.input_tokens, told.output_tokens))
+    assert counts == [(5, 104)] * 4
+
+
+def sends(content: Any) -> Any:
+    return {"model": "m", "messages": [{"role": "user", "content": content}]}
+
+
+IMAGE_BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+SEARCH = {"type": "web_search_20250305", "name": "web_search"}
+REFUSED: dict[str, tuple[Callable[[Clients], Awaitable[object]], int, str]] = {
+    "chat image": (lambda c: c[0].chat.completions.create(**sends(IMAGE)), 400, "reads text only"),
+    "chat audio": (lambda c: c[0].chat.completions.create(**sends([{"type": "input_audio"}])), 400, "reads text only"),
+    "chat file": (lambda c: c[0].chat.completions.create(**sends([{"type": "file"}])), 400, "reads text only"),
+    "chat speech": (lambda c: c[0].chat.completions.create(**sends("?"), modalities=["audio"]), 400, "modalities"),
+    "chat custom tool": (
+        lambda c: c[0].chat.completions.create(**sends("?"), tools=[{"type": "custom", "custom": {"name": "x"}}]),
+        400,
+        r"tools\.0\.type",
+    ),
+    "responses image": (
+        lambda c: c[0].responses.create(model="m", input=sends([{"type": "input_image"}])["messages"]),
+        400,
+        "reads text only",
+    ),
+    "responses search": (
+        lambda c: c[0].responses.create(model="m", input="?", tools=[{"type": "web_search"}]),
+        400,
+        "runs at OpenAI",
+    ),
+    "responses conversation": (
+        lambda c: c[0].responses.create(model="m", input="?", conversation="conv_1"),
+        400,
+        "previous_response_id",
+    ),
+    "messages image": (lambda c: c[1].messages.create(**sends([IMAGE_BLOCK]), max_tokens=5), 400, "reads text only"),
+    "messages search": (
+        lambda c: c[1].messages.create(**sends("?"), max_tokens=5, tools=[SEARCH]),  # type: ignore[list-item]
+        400,
+        "runs at Anthropic",
+    ),
+    "embeddings": (lambda c: c[0].embeddings.create(model="m", input="?"), 404, "there is no POST /v1/embeddings"),
+    "completions": (lambda c: c[0].completions.create(model="m", prompt="?"), 404, "there is no POST /v1/completions"),
+    "response": (lambda c: c[0].responses.retrieve("resp_1"), 404, "there is no GET /v1/responses/resp_1"),
+    "batches": (lambda c: c[1].messages.batches.create(requests=[]), 404, "there is no POST /v1/messages/batches"),
+    "files": (lambda c: c[1].beta.files.list(), 404, "there is no GET /v1/files"),
+}
+
+
+MESSAGES = {"messages image", "messages search", "batches", "files"}
+"""Of those, what Anthropic's client asks."""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_what_clients_cannot_have_is_refused(gateway: Gateway, name: str) -> None:
+    call, status, why = REFUSED[name]
+    with gateway.open(Model()) as access:
+        gpt, claude = clients(access)
+        async with gpt, claude:
+            with pytest.raises((openai.APIStatusError, anthropic.APIStatusError), match=why) as refused:
+                await call((gpt, claude))
+    error: Any = refused.value
+    told: Any = error.body if name not in MESSAGES else error.body["error"]
+    assert (error.status_code, bool(told["message"])) == (status, True), "in the form of the API that the client speaks"
+
+
+async def test_a_request_that_was_read_when_its_episode_had_ended_is_not_answered() -> None:
+    """Its head came before the end, its body after it: the next episode of that environment is not asked."""
+    model, began = Model("mine"), asyncio.Event()
+
+    class Watched(Gateway):
+        def _access(self, request: Request) -> Access:
+            began.set()
+            return super()._access(request)
+
+    async with Watched() as gateway:
+        access = gateway.open(model)
+
+        async def late() -> AsyncIterator[bytes]:
+            yield b'{"messages": [{"role": "user", '
+            await began.wait()
+            access.close("the limit of 3 turns is reached")
+            yield b'"content": "?"}]}'
+
+        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {access.key}"}) as client:
+            found = await client.post(f"{access.openai_url}/chat/completions", content=late())
+    assert (found.status_code, found.json()["error"]["message"]) == (403, "the limit of 3 turns is reached")
+    assert model.asked == []
+
+
+async def test_what_an_episode_asks_at_once_is_bounded_in_bytes(gateway: Gateway) -> None:
+    """However many connections send, and whatever they wait for; others don't feel it."""
+    asked, answer = asyncio.Queue[None](), asyncio.Event()
+
+    async def slow(request: ModelRequest) -> Message:
+        asked.put_nowait(None)
+        await answer.wait()
+        return Message(role="assistant", content=str(len(request.messages[0].content)))
+
+    size = MAX_BODY - 1000
+    body = {"messages": [{"role": "user", "content": "x" * size}]}
+    with gateway.open(slow) as access, gateway.open(Model("small")) as neighbour:
+        async with httpx.AsyncClient(timeout=60.0) as client:
+
+            async def post(whose: Access) -> httpx.Response:
+                head = {"Authorization": f"Bearer {whose.key}"}
+                return await client.post(f"{whose.openai_url}/chat/completions", json=body, headers=head)
+
+            waiting = [asyncio.create_task(post(access)) for _ in range(MAX_HELD // MAX_BODY)]
+            for _ in waiting:
+                await asked.get()
+            refused = await post(access)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_requests")
+            assert (await post(neighbour)).status_code == 200
+            answer.set()
+            for found in await asyncio.gather(*waiting):
+                assert found.json()["choices"][0]["message"]["content"] == str(size)
+            assert (await post(access)).status_code == 200, "what was answered is held no more"
+
+
+def nested(levels: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for _ in range(levels):
+        found = {"properties": found}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (
+            {
+                "messages": [{"role": "user", "content": "?"}],
+                "tools": [{**ANTHROPICS_TOOL, "input_schema": nested(900)}],
+            },
+            "the parameters of the tool 'weather' are nested more than 64 levels deep",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "input": nested(900)}]}]},
+            "the arguments of a call are nested more than 64 levels deep",
+        ),
+        ({"messages": [{"role": "user", "content": ""}] * 10_001}, "messages: List should have at most 10000 items"),
+        ({"messages": USER, "stop_sequences": ["x"] * 65}, "stop_sequences: List should have at most 64 items"),
+    ],
+    ids=["tools", "calls", "messages", "stop words"],
+)
+async def test_what_would_take_others_time_is_refused(gateway: Gateway, body: Any, why: str) -> None:
+    with gateway.open(Model()) as access:
+        async with httpx.AsyncClient(headers={"x-api-key": access.key}) as client:
+            found = await client.post(f"{access.url}/v1/messages", json=body)
+    assert (found.status_code, found.json()["type"]) == (400, "error")
+    assert found.json()["error"]["message"].startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            "chat/completions",
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "reasoning_content": "\ud800",
+                        "tool_calls": [{"id": "\udfff", "function": {"name": "\ud83d", "arguments": "\ud800"}}],
+                    },
+                    {"role": "tool", "tool_call_id": "\udfff", "name": "\ud83d", "content": "\ud83d\ude00"},
+                ],
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {"name": "\ud800", "description": "\ud800", "parameters": {"\ud800": "\ud800"}},
+                    }
+                ],
+            },
+        ),
+        (
+            "responses",
+            {
+                "input": [{"type": "reasoning", "summary": [{"text": "\ud800"}]}, {"content": "\ud83d\ude00"}],
+                "instructions": "\ud800",
+                "tools": [{"type": "function", "name": "x", "description": "\ud800"}],
+            },
+        ),
+        (
+            "messages",
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "content": [
+                            {"type": "thinking", "thinking": "\ud800"},
+                            {"type": "tool_use", "id": "\ud800", "name": "\ud800", "input": {"\ud800": "\ud83d\ude00"}},
+                        ],
+                    }
+                ],
+                "system": "\ud800\ud83d\ude00",
+                "tools": [{"name": "\ud800", "description": "\ud800", "input_schema": {"\ud800": ["\ud800"]}}],
+            },
+        ),
+    ],
+)
+async def test_halves_of_surrogate_pairs_reach_no_tokenizer(gateway: Gateway, path: str, body: Any) -> None:
+    """What cuts text between the two, as JavaScript does, writes them; neither UTF-8 nor a tokenizer has any."""
+    model = Model("ok")
+    with gateway.open(model) as access:
+        async with httpx.AsyncClient(headers={"x-api-key": access.key}) as client:
+            found = await client.post(f"{access.url}/{path}", content=json.dumps(body))
+    assert found.status_code == 200, found.text
+    (asked,) = model.asked
+    told = [*(message.model_dump() for message in asked.messages), *(tool.model_dump() for tool in asked.tools)]
+    text = json.dumps(told, ensure_ascii=False)
+    assert ("\U0001f600" in text.encode().decode(), "\ufffd" in text) == (True, True)
 
 
 async def test_only_the_key_of_a_running_episode_reaches_it(gateway: Gateway) -> None:
@@ -305,4 +670,4 @@ async def test_a_huge_request_is_refused(gateway: Gateway) -> None:
     with gateway.open(Model()) as access:
         async with httpx.AsyncClient(headers={"Authorization": f"Bearer {access.key}"}) as client:
             found = await client.post(f"{access.openai_url}/chat/completions", content=endless())
-    assert (found.status_code, found.json()["error"]["message"]) == (413, "more than 32 MiB")
+    assert (found.status_code, found.json()["error"]["message"]) == (413, "more than 8 MiB")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import forge_env as fe
+from forge_env.errors import ContextLengthExceeded
 from forge_env.gateway.request import ModelRequest, RefusedRequestError
 from forge_env.gateway.server import Access
 from forge_env.rollout.episode import EpisodeLimits, run_episode
@@ -181,6 +183,34 @@ def _whole(turns: list[Turn]) -> Iterator[tuple[Turn, NDArray[np.int32]]]:
         yield turn, before
 
 
+class Interrupter(fe.ProgramEnvironment):
+    """A program that has system messages in the middle, which some formats don't know."""
+
+    rubric = fe.Rubric(lambda answer: float(answer == "told"))
+
+    def task(self, split: str, index: int) -> fe.Task:
+        return fe.Task(id=str(index), prompt="?", split=split)
+
+    async def run(self, task: fe.Task, access: Access) -> ExecResult:
+        await access.answers(ModelRequest([Message(role="user", content="?")]))
+        history = [Message(role="user", content="In short: nothing."), Message(role="system", content="Hurry.")]
+        with pytest.raises(RefusedRequestError, match="its limit of format is reached"):
+            await access.answers(ModelRequest(history))
+        return ExecResult(exit_code=0, stdout="told")
+
+
+def test_what_a_format_cannot_write_ends_the_episode_and_not_the_run(
+    runner: asyncio.Runner, engine: SandboxEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = local_folder("coding_rlvr_base")
+    assert folder is not None
+    chat = Chat(FolderTokenizer(folder), "nemotron-3")
+    policy = GeneratorPolicy(chat, Sampler(chat, random.Random(1)), max_length=4000, max_tokens=50)
+    episode = runner.run(run_episode(lambda: Interrupter(sandboxes=engine), policy, seed=1))
+    assert (episode.valid, episode.truncation, episode.reward, len(episode.turns)) == (True, "format", 1.0, 1)
+    assert "System message must be at the beginning" in caplog.text
+
+
 async def test_a_branch_goes_on_from_the_very_tokens(chat: Chat) -> None:
     """What the model spelled in its own way stays so in a conversation that goes back to it."""
     spelled = chat.tokenizer.encode('<tool_call>\n{"arguments":{},   "name":"look"}\n</tool_call>')
@@ -210,3 +240,24 @@ async def test_a_branch_goes_on_from_the_very_tokens(chat: Chat) -> None:
     assert deeper is not None
     await deeper.reply([Message(role="tool", content="else", tool_call_id="call_0")])
     np.testing.assert_array_equal(prompts[-1][: len(prompts[-3])], prompts[-3])
+
+
+async def test_others_go_on_while_megabytes_are_spelled(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may send as much as the gateway takes: that its episode ends so costs no other episode seconds."""
+    spelling, others = threading.Event(), threading.Event()
+
+    def render(*_: object) -> list[int]:
+        spelling.set()
+        assert others.wait(60), "nobody else had a turn"
+        return [0] * 5000
+
+    async def generate(prompt: NDArray[np.int32], options: SamplingOptions, conversation: object) -> Completion:
+        raise AssertionError("there is no room")
+
+    monkeypatch.setattr(chat, "render", render)
+    session = GeneratorPolicy(chat, generate, max_length=4000, max_tokens=50).session([], seed=1)
+    asking = asyncio.create_task(session.reply([Message(role="user", content="x" * (1 << 20))]))
+    await asyncio.to_thread(spelling.wait)
+    others.set()
+    with pytest.raises(ContextLengthExceeded, match="5000 of 4000"):
+        await asking
