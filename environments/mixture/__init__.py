@@ -7,7 +7,7 @@ Every task belongs to one component, which plays the episode; its name is the ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -99,6 +99,10 @@ class Mixture(Environment):
     async def truncate(self, reason: str) -> tuple[float, dict[str, float]]:
         """The component's."""
         return (0.0, {}) if self._current is None else await self._current.truncate(reason)
+
+    def credits(self) -> Mapping[str, float]:
+        """Those of the member that was played."""
+        return {} if self._current is None else self._current.credits()
 
     def given_answer(self) -> str | None:
         """The component's."""

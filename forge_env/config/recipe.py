@@ -417,8 +417,9 @@ class GRPOSection(Section):
     """Maximum age of every trained token, in policy updates. 0: synchronous, on-policy."""
     advantage: PartSection = PartSection(name="group_mean")
     """Turns rewards into advantages: `group_mean` (Dr. GRPO), `group_normalized` (GRPO; `epsilon`), `leave_one_out` \
-(RLOO), `reinforce_plus_plus` (`half_life`, `epsilon`), `turn_returns` (credit for each turn; `gamma`); another \
-installed one (entry points `forge_env.advantages`), or `module:Class`."""
+(RLOO), `reinforce_plus_plus` (`half_life`, `epsilon`), `turn_returns` (credit for each turn; `gamma`), \
+`by_conversation` (credit for each conversation of a program's); another installed one (entry points \
+`forge_env.advantages`), or `module:Class`."""
     mask: PartSection = PartSection(name="none")
     """Which parts of episodes are left out of the loss: `none`; `truncated`, episodes that a limit ended (`limits`: \
 which limits); another installed one (entry points `forge_env.masks`), or `module:Class`."""

@@ -16,7 +16,7 @@ import inspect
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -178,6 +178,15 @@ set in `__init__`."""
     def given_answer(self) -> str | None:
         """What the agent answered in the episode that has just ended; None: its last message."""
         return None
+
+    def credits(self) -> Mapping[str, float]:
+        """What single conversations of the episode that has just ended earned, where `info["seat"]` names several; by
+        their names. Those left out earned what the episode did.
+
+        They are recorded in `Trajectory.info["credits"]`, and trained with by `grpo.advantage.name=by_conversation`;
+        the episode's reward stays its score.
+        """
+        return {}
 
     async def score_group(self, task: Task, trajectories: Sequence[Trajectory]) -> None:
         """Add to the rewards of all episodes of one task what only shows beside each other; by default nothing.
@@ -381,6 +390,22 @@ def checked_rewards(env: Environment, info: dict[str, Any], task_id: str) -> dic
     raise EnvironmentBugError(
         f"{type(env).__name__}.step gave {_shown(rewards)} as info['rewards'] on task {task_id!r}",
         fix="give finite numbers by seat, of those in `seats`",
+    )
+
+
+def checked_credits(env: Environment, names: Collection[str], task_id: str) -> dict[str, float]:
+    """What conversations earned. `EnvironmentBugError`: it isn't finite numbers for conversations of these names."""
+    with environment_code(f"{type(env).__name__}.credits", task_id):
+        credits = env.credits()
+    try:
+        found = {name: float(credit) for name, credit in credits.items() if name in names}
+        if len(found) == len(credits) and all(map(math.isfinite, found.values())):
+            return found
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        pass
+    raise EnvironmentBugError(
+        f"{type(env).__name__}.credits gave {_shown(credits)} on task {task_id!r}",
+        fix=f"give finite numbers by conversation, of {', '.join(names) or 'those that there are: none'}",
     )
 
 

@@ -173,6 +173,11 @@ class ProgramEnvironment(SandboxEnvironment):
         """What the program has printed."""
         return "" if self.ended is None else self.ended.stdout.strip()
 
+    @property
+    def conversations(self) -> dict[str, list[Message]]:
+        """What was said in each conversation, as the program knows it, by the names that `credits` takes."""
+        return {each.name: list(each.messages) for each in self._conversations}
+
     def prompt(self, task: Task) -> Observation:
         """Nothing: the program says what the model is told."""
         return []

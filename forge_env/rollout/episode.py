@@ -26,6 +26,7 @@ from forge_env.concurrency import settled, to_its_end
 from forge_env.environment.base import (
     Environment,
     checked_branch,
+    checked_credits,
     checked_reset,
     checked_rewards,
     checked_seat,
@@ -215,6 +216,9 @@ async def _play(
         await _truncate(env, trajectory, limit, limits)
     for seat, reward in trajectory.rewards.items():
         trajectory.metrics[f"reward_{seat}"] = reward
+    names = list(dict.fromkeys(turn.seat for turn in trajectory.turns if turn.seat))
+    if credits := checked_credits(env, names, task.id):
+        trajectory.info["credits"] = credits
     with environment_code(f"{type(env).__name__}.given_answer", task.id):
         trajectory.answer = env.given_answer()
 

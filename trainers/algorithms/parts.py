@@ -141,6 +141,26 @@ class TurnReturns(AdvantageEstimator):
         return result[::-1]
 
 
+class ByConversation(AdvantageEstimator):
+    """A_{i,c} = r_{i,c} - mean over the group of mean over c of r_{i,c}: credit by conversation of an episode.
+
+    r_{i,c} is what the environment says that conversation c earned (`Environment.credits`), else the episode's reward;
+    where it says nothing of any, it is `GroupMean`. An episode counts once in the mean, however many it has.
+    """
+
+    def __call__(self, group: Group) -> Sequence[Weight]:
+        """One number a turn."""
+        earned = [self._earned(episode) for episode in group.valid]
+        mean = float(np.mean([np.mean(list(own.values())) for own in earned]))
+        return [
+            [own[turn.seat] - mean for turn in episode.turns] for own, episode in zip(earned, group.valid, strict=True)
+        ]
+
+    def _earned(self, episode: Trajectory) -> dict[str, float]:
+        credits = episode.info.get("credits", {})
+        return {turn.seat: credits.get(turn.seat, episode.reward) for turn in episode.turns}
+
+
 def token_advantages(estimator: AdvantageEstimator, group: Group) -> list[NDArray[np.float32]]:
     """The estimator's weights spread over the sampled tokens of each valid episode, each float32 [sampled].
 

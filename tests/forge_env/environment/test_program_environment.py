@@ -544,6 +544,38 @@ print(ask(*main, user("Sum up."))["content"])
     }
 
 
+@pytest.mark.parametrize("limit", [None, 3])
+async def test_conversations_may_earn_for_themselves(engine: SandboxEngine, limit: int | None) -> None:
+    """In the record, also where a limit ended the episode; the score stays the rubric's."""
+
+    class Judging(Agent):
+        program = """
+from asking import *
+open("answer.txt", "w").write("DONE 42")
+first = ask(user("Helper."))["content"]
+main = [user("Plan.")]
+for _ in range(3):
+    main += [ask(*main), user(first)]
+"""
+
+        def credits(self) -> dict[str, float]:
+            assert list(self.conversations) == ["c1", "c2"]
+            return {name: 0.25 for name, said in self.conversations.items() if said[1].content == "nothing"}
+
+    limits = EpisodeLimits(max_turns=limit)
+    trajectory = await run_episode(lambda: Judging(sandboxes=engine), Says("nothing", *"abc"), seed=1, limits=limits)
+    assert (trajectory.truncation, trajectory.reward) == ("turns" if limit else None, 1.0)
+    assert trajectory.info["credits"] == {"c1": 0.25}
+    assert fe.Trajectory.from_dict(trajectory.to_dict()).info["credits"] == {"c1": 0.25}
+
+    class Wrong(Judging):
+        def credits(self) -> dict[str, float]:
+            return {"c7": 1.0}
+
+    with pytest.raises(EnvironmentBugError, match=r"Wrong.credits gave .*'c7': 1.0.*of c1, c2"):
+        await run_episode(lambda: Wrong(sandboxes=engine), Says("nothing", *"abc"), seed=1)
+
+
 async def judged_elsewhere(env: Agent) -> float:
     async with env.fresh_sandbox() as fresh:
         return float(await fresh.read_files() == {})

@@ -17,6 +17,7 @@ from forge_env.trajectory import Trajectory, Turn
 from forge_env.types import Message
 from trainers.algorithms.parts import (
     AdvantageEstimator,
+    ByConversation,
     Group,
     GroupMean,
     GroupNormalized,
@@ -87,6 +88,21 @@ def test_returns_give_credit_by_turn() -> None:
     assert [values.tolist() for values in advantages] == [[0.5, 0.5, 0.5], [-0.5, -0.5, -0.5, -0.5]]
     longer = TurnReturns()(Group([episode(1.0, (1,)), episode(0.0, (1, 1, 1))]))
     assert longer == [[0.5], [-0.5, -0.5, -0.5]]  # nobody else has those turns
+
+
+def test_conversations_have_their_own_credit() -> None:
+    def talked(reward: float, seats: str, **credits: float) -> Trajectory:
+        found = episode(reward, (1,) * len(seats), info={"credits": credits} if credits else {})
+        for turn, seat in zip(found.turns, seats, strict=True):
+            turn.seat = seat
+        return found
+
+    one, two = talked(1.0, "aab", b=0.0), talked(0.0, "a")
+    assert ByConversation()(Group([one, two])) == [[0.75, 0.75, -0.25], [-0.25]], "the mean is that of 0.5 and 0"
+    told = [talked(1.0, "aab"), talked(0.0, "abc")]
+    assert [set(weights) for weights in ByConversation()(Group(told))] == [{0.5}, {-0.5}], "as `group_mean`"
+    made = make_advantage(PartSection(name="by_conversation"))
+    assert [values.tolist() for values in token_advantages(made, Group([one, two]))] == [[0.75, 0.75, -0.25], [-0.25]]
 
 
 class ByToken(AdvantageEstimator):
