@@ -161,7 +161,7 @@ async def played(count: int) -> dict[str, Any]:
         "processes": len(set(below(here)) - set(process_before)),
         "open files": len(os.listdir("/proc/self/fd")) - files_before,
         "temporary files": left_files,
-        "keys of the gateway": len(gateway._episodes),
+        "keys of the gateway": gateway.open_episodes,
     }
     return {
         "episodes open at once": f"{count} of {count}",

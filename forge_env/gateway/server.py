@@ -200,6 +200,11 @@ class Gateway:
         """Its address, on this machine."""
         return f"http://{LOOPBACK}:{self.port}"
 
+    @property
+    def open_episodes(self) -> int:
+        """Those whose keys are answered."""
+        return len(self._episodes)
+
     async def start(self) -> None:
         """Serve, on a port that the system chooses. `UsageError`: there is none."""
         told = asyncio.Event()

@@ -13,8 +13,8 @@ import pytest_asyncio
 import forge_env as fe
 from forge_env.errors import ContextLengthExceeded, EnvironmentBugError, UsageError
 from forge_env.gateway.request import ModelRequest
-from forge_env.gateway.server import Access
-from forge_env.policy import Policy, PolicySession, Reply
+from forge_env.gateway.server import Access, shared_gateway
+from forge_env.policy import LimitReached, Policy, PolicySession, Reply
 from forge_env.rollout.episode import EpisodeLimits, run_episode
 from forge_env.rollout.scripted import GoldPolicy
 from forge_env.sandbox import ExecResult, SandboxEngine
@@ -54,6 +54,16 @@ async def engine() -> AsyncIterator[SandboxEngine]:
     require("local")
     async with fe.open_engine("local", concurrency=1) as engine:  # one sandbox: a leak would block the next
         yield engine
+
+
+@pytest_asyncio.fixture(autouse=True, loop_scope="module")
+async def nothing_is_left() -> AsyncIterator[None]:
+    """Whatever a program did, no key of an episode's opens anything after it, and nobody waits for an answer."""
+    yield
+    gateway = await shared_gateway()
+    assert gateway.open_episodes == 0
+    waiting = [task for task in asyncio.all_tasks() if "ProgramEnvironment" in repr(task.get_coro())]
+    assert waiting == []
 
 
 async def right(task: fe.Task, env: fe.ProgramEnvironment) -> float:
@@ -230,6 +240,9 @@ except urllib.error.HTTPError as error:
     full = ContextLengthExceeded("the conversation has 90 of 80 tokens")
     trajectory, _ = await play(engine, ["1", full], careful, **patient)
     assert (trajectory.truncation, trajectory.reward, len(trajectory.turns)) == ("context", 1.0, 1)
+    trajectory, _ = await play(engine, ["1", LimitReached("budget")], careful, **patient)
+    assert (trajectory.truncation, trajectory.reward, len(trajectory.turns)) == ("budget", 1.0, 1)
+    assert trajectory.answer == "403 the episode has ended: its limit of budget is reached"
 
 
 @pytest.mark.slow
@@ -321,6 +334,34 @@ print(answer["content"])
 """
     trajectory, _ = await play(engine, ["many"], flood, wall_s=60.0)
     assert (trajectory.answer, len(trajectory.turns)) == ("many", 1)
+
+
+@pytest.mark.slow
+async def test_a_program_that_forks_until_it_can_no_more(engine: SandboxEngine) -> None:
+    """Its children end with it, also those that have left its group of processes, and the sandbox is as before."""
+    forking = """
+from asking import *
+children = 0
+try:
+    while children < 10_000:
+        if os.fork() == 0:
+            if children % 2:
+                os.setsid()
+            time.sleep(1000)
+        children += 1
+except OSError:
+    pass
+print(ask(user("Is it enough?"))["content"], children < 10_000)
+"""
+    trajectory, _ = await play(engine, ["yes"], forking)
+    assert (trajectory.answer, trajectory.metrics["exit_code"]) == ("yes True", 0.0)
+    counting = """
+from asking import *
+others = [name for name in os.listdir("/proc") if name.isdigit() and int(name) not in (1, os.getpid(), os.getppid())]
+print(ask(user("Who is there?"))["content"], sum("agent.py" in open(f"/proc/{n}/cmdline").read() for n in others))
+"""
+    trajectory, _ = await play(engine, ["me"], counting)
+    assert trajectory.answer == "me 0"
 
 
 async def test_a_program_that_floods_is_refused_and_its_episode_ends(engine: SandboxEngine) -> None:
