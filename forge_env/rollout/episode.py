@@ -216,6 +216,8 @@ async def _play(
         await _truncate(env, trajectory, limit, limits)
     for seat, reward in trajectory.rewards.items():
         trajectory.metrics[f"reward_{seat}"] = reward
+    if anew := sum(turn.reply.forked for turn in trajectory.turns):
+        trajectory.metrics["fork/rendered_anew"] = float(anew)
     names = list(dict.fromkeys(turn.seat for turn in trajectory.turns if turn.seat))
     if credits := checked_credits(env, names, task.id):
         trajectory.info["credits"] = credits

@@ -56,6 +56,17 @@ async def engine() -> AsyncIterator[SandboxEngine]:
         yield engine
 
 
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=["local", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow])],
+)
+async def either(request: pytest.FixtureRequest) -> AsyncIterator[SandboxEngine]:
+    require(request.param)
+    async with fe.open_engine(request.param, concurrency=1, warm=0) as engine:
+        yield engine
+
+
 @pytest_asyncio.fixture(autouse=True, loop_scope="module")
 async def nothing_is_left() -> AsyncIterator[None]:
     """Whatever a program did, no key of an episode's opens anything after it, and nobody waits for an answer."""
@@ -152,8 +163,8 @@ async def play(
     return await run_episode(make, policy, seed=3, limits=limits or EpisodeLimits()), policy
 
 
-async def test_a_program_is_played_turn_by_turn_and_scored_by_what_it_left(engine: SandboxEngine) -> None:
-    trajectory, policy = await play(engine, ["Hm.", "DONE 42"])
+async def test_a_program_is_played_turn_by_turn_and_scored_by_what_it_left(either: SandboxEngine) -> None:
+    trajectory, policy = await play(either, ["Hm.", "DONE 42"])
     assert (trajectory.reward, trajectory.terminated, trajectory.answer) == (1.0, True, "said DONE 42")
     [told] = policy.told
     assert [message.content for news in told for message in news] == ["What is the answer?", "Go on."]
@@ -163,11 +174,11 @@ async def test_a_program_is_played_turn_by_turn_and_scored_by_what_it_left(engin
     assert left[0].endswith("[it left answer.txt: 7 bytes]\nDONE 42")
     assert all(turn.step_s > 0.0 for turn in trajectory.turns), "how long the program took after each answer"
     assert trajectory.metrics == {"right": 1.0, "turns": 2.0, "conversations": 1.0, "exit_code": 0.0}
-    trajectory, _ = await play(engine, ["DONE 41"])
+    trajectory, _ = await play(either, ["DONE 41"])
     assert trajectory.reward == 0.0
 
 
-async def test_nothing_but_the_model_can_be_reached(engine: SandboxEngine) -> None:
+async def test_nothing_but_the_model_can_be_reached(either: SandboxEngine) -> None:
     program = """
 from asking import *
 import socket
@@ -187,7 +198,7 @@ except urllib.error.HTTPError as error:
     os.environ["OPENAI_API_KEY"] = os.environ["ANTHROPIC_API_KEY"]
 print(ask(user(" ".join(seen)))["content"])
 """
-    trajectory, policy = await play(engine, ["bye"], program)
+    trajectory, policy = await play(either, ["bye"], program)
     assert policy.told[0][0][0].content == "URLError 403 403 401", "nobody listens on its own loopback"
     assert trajectory.answer == "bye"
 
@@ -205,7 +216,7 @@ async def test_a_program_that_never_asks_is_a_bug(engine: SandboxEngine, program
         await play(engine, [], program, wall_s=wall_s)
 
 
-async def test_a_program_that_never_stops_asking_is_truncated_and_scored(engine: SandboxEngine) -> None:
+async def test_a_program_that_never_stops_asking_is_truncated_and_scored(either: SandboxEngine) -> None:
     stubborn = """
 from asking import *
 open("answer.txt", "w").write("DONE 42")
@@ -215,7 +226,7 @@ while True:
     except urllib.error.HTTPError:
         time.sleep(0.1)
 """
-    trajectory, _ = await play(engine, ["Yes."] * 3, stubborn, max_turns=3, grace_s=0.1)
+    trajectory, _ = await play(either, ["Yes."] * 3, stubborn, max_turns=3, grace_s=0.1)
     assert (trajectory.truncation, trajectory.reward, len(trajectory.turns)) == ("turns", 1.0, 3)
     assert trajectory.metrics["exit_code"] == -1.0
 
@@ -253,7 +264,7 @@ async def test_a_program_that_hangs_after_an_answer_is_ended(engine: SandboxEngi
     assert trajectory.final_observation[0].content.startswith("[the program has ended]\nwaiting\n")
 
 
-async def test_a_program_that_hangs_up_in_the_middle_of_a_request(engine: SandboxEngine) -> None:
+async def test_a_program_that_hangs_up_in_the_middle_of_a_request(either: SandboxEngine) -> None:
     impatient = """
 from asking import *
 import socket
@@ -269,7 +280,7 @@ for after in (10, 60, -1):
     hang_up(after)
 print(ask(user("Still there?"))["content"])
 """
-    trajectory, policy = await play(engine, ["yes"], impatient)
+    trajectory, policy = await play(either, ["yes"], impatient)
     assert trajectory.answer == "yes"
     assert policy.told[0][0][0].content == "Still there?"
 
@@ -284,7 +295,7 @@ print(ask(user("Still there?"))["content"])
         ("b' ' * 100_000_000", 413, "more than 8 MiB"),
     ],
 )
-async def test_a_program_that_sends_nonsense_is_told(engine: SandboxEngine, send: str, status: int, why: str) -> None:
+async def test_a_program_that_sends_nonsense_is_told(either: SandboxEngine, send: str, status: int, why: str) -> None:
     program = f"""
 from asking import *
 import http.client
@@ -304,14 +315,14 @@ answer = connection.getresponse()
 print(answer.status, json.load(answer)["error"]["message"])
 print(ask(user("And now?"))["content"])
 """
-    trajectory, _ = await play(engine, ["sense"], program)
+    trajectory, _ = await play(either, ["sense"], program)
     assert trajectory.answer is not None
     told, said = trajectory.answer.split("\n")
     assert told.startswith(f"{status} {why}"), told
     assert (said, trajectory.truncation, len(trajectory.turns)) == ("sense", None, 1)
 
 
-async def test_a_program_that_opens_a_thousand_connections(engine: SandboxEngine) -> None:
+async def test_a_program_that_opens_a_thousand_connections(either: SandboxEngine) -> None:
     flood = """
 from asking import *
 import socket
@@ -332,12 +343,12 @@ while True:
     break
 print(answer["content"])
 """
-    trajectory, _ = await play(engine, ["many"], flood, wall_s=60.0)
+    trajectory, _ = await play(either, ["many"], flood, wall_s=60.0)
     assert (trajectory.answer, len(trajectory.turns)) == ("many", 1)
 
 
 @pytest.mark.slow
-async def test_a_program_that_forks_until_it_can_no_more(engine: SandboxEngine) -> None:
+async def test_a_program_that_forks_until_it_can_no_more(either: SandboxEngine) -> None:
     """Its children end with it, also those that have left its group of processes, and the sandbox is as before."""
     forking = """
 from asking import *
@@ -353,14 +364,14 @@ except OSError:
     pass
 print(ask(user("Is it enough?"))["content"], children < 10_000)
 """
-    trajectory, _ = await play(engine, ["yes"], forking)
+    trajectory, _ = await play(either, ["yes"], forking)
     assert (trajectory.answer, trajectory.metrics["exit_code"]) == ("yes True", 0.0)
     counting = """
 from asking import *
 others = [name for name in os.listdir("/proc") if name.isdigit() and int(name) not in (1, os.getpid(), os.getppid())]
 print(ask(user("Who is there?"))["content"], sum("agent.py" in open(f"/proc/{n}/cmdline").read() for n in others))
 """
-    trajectory, _ = await play(engine, ["me"], counting)
+    trajectory, _ = await play(either, ["me"], counting)
     assert trajectory.answer == "me 0"
 
 
@@ -537,7 +548,7 @@ print(said["content"])
 
 
 @pytest.mark.slow
-async def test_a_program_that_ignores_its_end_leaves_nothing(engine: SandboxEngine) -> None:
+async def test_a_program_that_ignores_its_end_leaves_nothing(either: SandboxEngine) -> None:
     """Nor do its child and the request that it has left open."""
     resisting = """
 from asking import *
@@ -551,10 +562,10 @@ threading.Thread(target=ask, args=[user("?")]).start()
 while True:
     time.sleep(1)
 """
-    trajectory, _ = await play(engine, ["So."], resisting, base=Crowded, max_turns=1, grace_s=0.1)
+    trajectory, _ = await play(either, ["So."], resisting, base=Crowded, max_turns=1, grace_s=0.1)
     assert (trajectory.truncation, trajectory.reward, len(trajectory.turns)) == ("turns", 0.0, 1)
     assert trajectory.metrics["exit_code"] == -1.0
-    trajectory, _ = await play(engine, ["DONE 42"])  # in the same sandbox, the only one
+    trajectory, _ = await play(either, ["DONE 42"])  # in the same sandbox, the only one
     assert trajectory.reward == 1.0
 
 

@@ -87,6 +87,17 @@ async def test_a_full_context_truncates() -> None:
     assert (trajectory.truncation, len(trajectory.turns), trajectory.retries) == ("context", 1, 0)
 
 
+async def test_prompts_that_were_spelled_anew_are_counted() -> None:
+    class Anew(Tokens):
+        async def reply(self, observation: list[fe.Message]) -> Reply:
+            reply = await super().reply(observation)
+            reply.forked = self.played == 2
+            return reply
+
+    assert (await run_episode(policy=Anew(turns=3), **MAKE)).metrics["fork/rendered_anew"] == 1.0
+    assert "fork/rendered_anew" not in (await run_episode(policy=Tokens(turns=3), **MAKE)).metrics
+
+
 async def test_wall_time_cancels_the_turn_and_scores() -> None:
     entered = asyncio.Event()
 
