@@ -21,6 +21,8 @@ AROUND_A_MESSAGE = 4
 MOST_MESSAGES = 10_000
 """Of one request; also of the parts, items and tool calls of a message."""
 MOST_TOOLS = 1_000
+MOST_STRINGS = 100_000
+"""Keys and texts in the JSON of a request, without those that are said in a text: each costs time to read."""
 MOST_STOPS = 64
 MOST_NESTED = 64
 """Levels of a JSON value in a request: tools' parameters and calls' arguments are gone through by recursion later."""
@@ -120,9 +122,11 @@ def read_json(body: bytes | bytearray) -> Any:
     """What a body says, without halves of surrogate pairs, which no tokenizer takes.
 
     Raises:
-        RefusedRequestError: it isn't JSON.
+        RefusedRequestError: it isn't JSON, or takes too long to read.
     """
     text = body.decode("utf-8", "replace")
+    if text.count('"') - text.count('\\"') > 2 * MOST_STRINGS:
+        raise RefusedRequestError(f"the body has more than {MOST_STRINGS:,} strings")
     try:
         found = json.loads(text)
         return _whole(found) if HALF.search(text) else found

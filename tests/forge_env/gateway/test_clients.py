@@ -507,9 +507,13 @@ def nested(levels: int) -> dict[str, Any]:
             "the arguments of a call are nested more than 64 levels deep",
         ),
         ({"messages": [{"role": "user", "content": ""}] * 10_001}, "messages: List should have at most 10000 items"),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1"}] * 30}] * 1_000},
+            "the body has more than 100,000 strings",
+        ),
         ({"messages": USER, "stop_sequences": ["x"] * 65}, "stop_sequences: List should have at most 64 items"),
     ],
-    ids=["tools", "calls", "messages", "stop words"],
+    ids=["tools", "calls", "messages", "strings", "stop words"],
 )
 async def test_what_would_take_others_time_is_refused(gateway: Gateway, body: Any, why: str) -> None:
     with gateway.open(Model()) as access:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -46,7 +47,7 @@ def distributions(names: tuple[str, ...]) -> Iterator[Distribution]:
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The id of an image that has all that a package index would give, so that none is needed."""
+    """An image that has all that a package index would give, so that none is needed."""
     folder = tmp_path_factory.mktemp("image")
     for found in distributions(NEEDED):
         for file in found.files or ():
@@ -64,9 +65,10 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             f"FROM {base}\nCOPY site {SITE}\nRUN {made}; python3 -m compileall -q {SITE} || true\n"
             "ENV PIP_NO_INDEX=1 PIP_NO_BUILD_ISOLATION=0 PATH=/usr/local/bin:/usr/bin:/bin\n"
         )
-        image, _ = client.images.build(path=str(folder), rm=True)
-        yield image.id
-        client.images.remove(image.id, force=True)
+        tag = f"forge-env/openenv-test:{secrets.token_hex(8)}"
+        client.images.build(path=str(folder), rm=True, tag=tag)
+        yield tag
+        client.images.remove(tag, force=True)
 
 
 @pytest.mark.parametrize(("kind", "network"), [("tools", "public"), ("single", "no-network")])
