@@ -20,7 +20,7 @@ from forge_env.sandbox.for_inspect import LONGEST_S, ForgeSandboxConfig, ForgeSa
 from forge_env.sandbox.protocol import ExecResult, Limits  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
-NOT_OURS = {"test_exec_as_user": "a sandbox has one user, who is not root"}
+NOT_OURS = {"test_exec_as_user": "a sandbox has one user, who is not root; the suite has providers mark such a check"}
 
 
 @pytest_asyncio.fixture(
