@@ -35,6 +35,7 @@ from forge_env.sandbox import (
     Session,
     TestsResult,
     Usage,
+    phase,
 )
 from forge_env.sandbox.protocol import is_below
 from sandboxes.connection import Connection, Listener
@@ -54,6 +55,9 @@ MAX_PROCESSES = 480
 FILE_LIMITS = Limits(wall_s=20.0, memory_mb=1024, file_size_mb=1024)
 MAX_FILE = 128 << 20
 _MAX_CLOCK_SKEW_S = 5.0
+_FILES = dict.fromkeys(("write", "read", "folder", "pack", "unpack"), "files")
+PHASES = {"argv": "command", "python": "python", "calls": "python", "judge": "tests", "counted": "tests", **_FILES}
+"""What a timeline calls a request, by its kind."""
 
 
 class Box(ABC):
@@ -294,7 +298,8 @@ class BoxSandbox(Sandbox):
         body = b"".join((code_bytes, stdin_bytes, *(files or {}).values(), tail))
         async with self._turn:
             connection, timeout = self._held().connection, limits.wall_s + GRACE_S
-            answer, output = await connection.request(header, body, timeout=timeout, listener=listener)
+            with phase(PHASES[header["kind"]]):
+                answer, output = await connection.request(header, body, timeout=timeout, listener=listener)
         return answer, *exec_result(answer, output)
 
 
@@ -343,7 +348,8 @@ class BoxSession(_Persistent, Session):
             header: Header = {"op": "turn", "limits": limits_header(limits)}
             code = source_text(source, "the source")
             try:
-                return await self._ask(header, code, wait_s=limits.wall_s)
+                with phase("session"):
+                    return await self._ask(header, code, wait_s=limits.wall_s)
             except asyncio.CancelledError:  # what it runs would go on, and mix with the next command
                 self._ended = True
                 self._connection.notify({"op": "kill", "target": self._number})

@@ -8,7 +8,7 @@ from typing import Any
 
 from forge_env.errors import SandboxError, UsageError
 from forge_env.machine import free_memory_gb
-from forge_env.sandbox import HOLDER, SANDBOXES_PER_CPU, TENANT, Sandbox, SandboxEngine, SandboxSpec
+from forge_env.sandbox import HOLDER, SANDBOXES_PER_CPU, TENANT, Sandbox, SandboxEngine, SandboxSpec, phase
 from sandboxes.box import Box, BoxSandbox
 from sandboxes.network import AllowList
 from sandboxes.pool import Pool
@@ -74,7 +74,8 @@ class PooledEngine(SandboxEngine):
             raise SandboxError("the sandbox engine was not started", fix="use it as 'async with engine:'")
         spec = spec or SandboxSpec()
         self.check(spec)
-        return BoxSandbox(await self._pool.acquire(spec, TENANT.get(), HOLDER.get()))
+        with phase("wait for one"):
+            return BoxSandbox(await self._pool.acquire(spec, TENANT.get(), HOLDER.get()))
 
     async def release(self, sandbox: Sandbox) -> None:  # noqa: D102
         if not isinstance(sandbox, BoxSandbox):

@@ -21,6 +21,8 @@ from forge_env.sandbox.protocol import (
     TestsResult,
     Usage,
     on_behalf_of,
+    phase,
+    seen_by,
 )
 
 __all__ = [
@@ -45,5 +47,7 @@ __all__ = [
     "available_engines",
     "on_behalf_of",
     "open_engine",
+    "phase",
     "reap_abandoned",
+    "seen_by",
 ]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from forge_env.errors import UsageError
-from forge_env.sandbox import Limits, SandboxSpec
+from forge_env.sandbox import Limits, SandboxSpec, seen_by
 from sandboxes import owner
 from sandboxes.images import cache
 from sandboxes.local import LocalEngine, cgroups
@@ -39,6 +39,25 @@ async def test_memory_of_all_processes_together_is_bounded() -> None:
             assert result.out_of_memory or result.stdout == "killed 9\n"
             assert (await sandbox.run_python("print(1)")).stdout == "1\n"
         assert "lost" not in engine.stats()
+
+
+async def test_what_is_done_with_sandboxes_is_told_to_whoever_wants_to_know() -> None:
+    require("local")
+    told: list[tuple[str, float, float]] = []
+    async with LocalEngine(concurrency=1, warm=1) as engine:
+        with seen_by(lambda *span: told.append(span)):
+            async with engine.session() as sandbox:
+                await sandbox.run_python("print(1)")
+                await sandbox.exec(["true"])
+                await sandbox.write_file("a", "b")
+                shell = await sandbox.shell()
+                await shell.run("true")
+                await shell.close()
+                await sandbox.run_tests("x = 1", "assert x == 1")
+        async with engine.session() as sandbox:
+            await sandbox.run_python("print(2)")
+    assert [name for name, _, _ in told] == ["wait for one", "python", "command", "files", "session", "tests"]
+    assert all(start <= end for _, start, end in told)
 
 
 async def test_groups_hold_the_limits_and_go_with_the_sandbox() -> None:

@@ -28,7 +28,7 @@ from forge_env.run.clock import read_clock
 from forge_env.run.folder import RunFolder
 from forge_env.run.timeline import Span
 from forge_env.run.trajectories import DISK_FULL, TrajectoryFiles, is_kept, recorded
-from forge_env.sandbox import SANDBOXES_PER_CPU, SandboxEngine
+from forge_env.sandbox import SANDBOXES_PER_CPU, SandboxEngine, seen_by
 from forge_env.sandbox.engines import open_engine
 from forge_env.tools.schema import telling
 from forge_env.trajectory import Segment, Trajectory, read_trajectories
@@ -384,7 +384,8 @@ class Player:
         config: the recipe.
         make_env: a fresh environment for each episode.
         warn: told what a person should know.
-        on_span: told of what the first episode of each group did, and of the groups; None: nobody wants to know.
+        on_span: told of what the first episode of each group did, of its sandboxes, and of the groups; None: nobody
+            wants to know.
         opponents: who plays a seat instead of the policy, by seat.
         held_out_opponents: likewise in held-out episodes.
 
@@ -498,7 +499,9 @@ class Player:
         opponents: Mapping[str, Policy],
         on_answer: Callable[[], None] = lambda: None,
     ) -> Trajectory:
-        account = Account(name, "reset", on_span=self._show(name))
+        account = Account(name, "reset", on_span=self._show(name, "episodes"))
+        show = self._show(name, "sandboxes")
+        in_sandboxes = None if show is None else partial(show, name)
 
         def watch(doing: str) -> None:
             if account.doing == "generate" and doing == "environment":
@@ -507,7 +510,7 @@ class Player:
 
         self.accounts.open(account)
         try:
-            with telling(self._warn):
+            with telling(self._warn), seen_by(in_sandboxes):
                 return await run_episode(
                     self._make_env,
                     policy,
@@ -536,12 +539,12 @@ class Player:
     def _lost(self, name: str, task_id: str, error: str) -> Trajectory:
         return Trajectory(name, self._config.environment.name, task_id, valid=False, error=error)
 
-    def _show(self, name: str) -> OnSpan | None:
+    def _show(self, name: str, track: str) -> OnSpan | None:
         """One episode of a group stands for all on the timeline, which would grow to hundreds of megabytes."""
         show = self._on_span
         if show is None or not name.endswith("-0"):
             return None
-        return lambda actor, doing, start, end: show(Span("episodes", actor, doing, start, end))
+        return lambda whose, doing, start, end: show(Span(track, whose, doing, start, end))
 
 
 def held_out_name(split: str, index: int) -> str:

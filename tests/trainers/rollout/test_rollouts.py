@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from forge_env.errors import ForgeError, root_cause
 from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.run import Run, RunFolder
 from forge_env.run.trajectories import TrajectoryFiles
+from forge_env.sandbox import phase
 from forge_env.tasks.curriculum import Curriculum
 from forge_env.trajectory import read_trajectories
 
@@ -141,6 +143,22 @@ async def test_a_curriculum_follows_success_and_goes_on_after_a_resume(made: Mak
     assert isinstance(again, Curriculum)
     assert again.shares() == order.shares()
     assert [again[position] for position in range(60, 70)] == [order[position] for position in range(60, 70)]
+
+
+class Judged(Levels):
+    def reward(self, task: fe.Task, answer: str) -> float:
+        with phase("tests"):  # as an engine tells it
+            return super().reward(task, answer)
+
+
+async def test_what_the_first_episode_of_a_group_does_with_sandboxes_is_on_the_timeline(made: Make) -> None:
+    played = await made(Judged)
+    await played.group(0)
+    await played.rollouts.look()
+    await played.close()
+    events = json.loads(played.run.folder.timeline.read_text().rstrip("]\n") + "]")
+    told = [(event["id"], event["name"], event["ph"]) for event in events if event.get("cat") == "rollouts0: sandboxes"]
+    assert told == [("train-0-0", "tests", "b"), ("train-0-0", "tests", "e")]
 
 
 class Ranked(Levels):
