@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from forge_env.cli.command import Parser
 from forge_env.errors import UsageError
@@ -81,10 +82,10 @@ def folder_of_run(text: str) -> Path:
 def lines(found: Digest, width: int) -> Iterator[str]:
     """The answers in at most so many columns."""
     yield from _wrapped(f"{found.name} · {found.headline}", width)
+    yield from _answer("What limited the speed?", [found.limit.words, found.limit.detail], width)
+    for key, what in found.limit.advice[:2]:
+        yield from _wrapped(f"{key}: {what}", width, "    ")
     if not found.is_evaluation:
-        yield from _answer("What limited the speed?", [found.limit.words, found.limit.detail], width)
-        for key, what in found.limit.advice[:2]:
-            yield from _wrapped(f"{key}: {what}", width, "    ")
         yield from _answer("Why did the reward move?", found.reasons.told, width)
         yield from _moved(found, width)
     if found.contract:
@@ -93,7 +94,7 @@ def lines(found: Digest, width: int) -> Iterator[str]:
     yield from _answer("What does a typical failure look like?", [found.failure_words, found.unsolved_words], width)
     yield from _failures(found, width)
     if found.is_evaluation:
-        yield from _answer("What came of it?", [*_scores(found.summary)], width)
+        yield from _answer("What came of it?", found.scores or ["No score yet."], width)
     else:
         yield from _answer("Did it learn?", [found.learned.words, *found.learned.further], width)
         if found.learned.start is not None and found.learned.end is not None:
@@ -129,16 +130,7 @@ def _failures(found: Digest, width: int) -> Iterator[str]:
     for failure in found.failures[:MOST_CLASSES]:
         name = one_line(failure.name, max(width - BAR - 14, 10))
         yield f"    {failure.count:>7,}  {name:<24} {'█' * max(1, round(BAR * failure.count / most))}"
-    if found.failures and (typical := found.failures[0].typical) is not None:
-        yield visible(f"    read one: forge-env trajectory {found.root} {typical['id']}")  # whole, to be copied
-
-
-def _scores(summary: Mapping[str, Any]) -> Iterator[str]:
-    environments = summary.get("environments")
-    for label, item in environments.items() if isinstance(environments, dict) else ():
-        score = item.get("score") if isinstance(item, dict) else None
-        if isinstance(score, dict):
-            yield (
-                f"{label}: {score['value']:.3f} ± {score['stderr']:.3f} (standard error; {item.get('tasks')} tasks, "
-                f"{item.get('samples')} samples)"
-            )
+    readable = (failure.typical for failure in found.failures if failure.name != "unreadable")
+    if (typical := next(filter(None, readable), None)) is not None:
+        words = shlex.join(["forge-env", "trajectory", str(found.root), typical["id"]])
+        yield visible(f"    read one: {words}")  # whole, to be copied

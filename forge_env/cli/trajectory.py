@@ -14,6 +14,7 @@ from typing import Any
 from forge_env.cli.command import Parser
 from forge_env.cli.show import folder_of_run
 from forge_env.errors import UsageError
+from forge_env.evaluation.tables import counted
 from forge_env.run.folder import RunFolder
 from forge_env.run.trained import read_trained
 from forge_env.trajectory import DAMAGE, Trajectory, Turn
@@ -192,7 +193,7 @@ def _trained(episode: Trajectory, root: Path) -> Iterator[str]:
             own = [one for one in group.episodes if one.member.partition("/")[0] == str(episode.member)]
             if group.group == episode.group and own:
                 mean = sum(one.advantage for one in own) / len(own)
-                yield f"trained on in step {step}: advantage {mean:+.3f}, {group.staleness} versions old"
+                yield f"trained on in step {step}: advantage {mean:+.3f}, {counted(group.staleness, 'version')} old"
 
 
 def result(episode: Trajectory) -> str:

@@ -113,6 +113,21 @@ def is_waiting(actor: str, doing: str) -> bool:
     return doing.startswith(("wait", "idle")) or (actor == "episodes" and doing in WAITING_EPISODES)
 
 
+COLOURS = 6
+"""That a page's style defines, `0` to `5`."""
+COLOUR_OF = {
+    "generate": 0, "busy": 0, "add": 0, "python": 0, "evaluate": 0, "group": 0, "train": 1, "command": 1,
+    "environment": 2, "sample": 2, "tests": 2, "start": 2, "push weights": 3, "load weights": 3, "reset": 3,
+    "session": 3, "save": 4, "score": 4, "files": 4, "book-keeping": 5, "close": 5, "release": 5,
+}  # fmt: skip
+"""The colour of each kind of work, the same wherever it is drawn; no two of one actor's share one."""
+
+
+def colour_of(doing: str) -> int:
+    """The colour of a kind of work; that of a trainer of somebody else's depends on its name only."""
+    return COLOUR_OF.get(doing, sum(doing.encode()) % COLOURS)
+
+
 def time_account(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Where every actor's time went over the run: `{actor: {what: share}}`; an actor's shares sum to 1."""
     sums: dict[str, dict[str, float]] = {}

@@ -19,7 +19,8 @@ from forge_env.hacks.findings import Findings, find
 from forge_env.run.contract import Clause, read_contract
 from forge_env.run.folder import RunFolder
 from forge_env.trajectory import Trajectory
-from forge_env.view.answers import Learned, Limit, Reasons, learned, limit, reasons
+from forge_env.view.answers import Learned, Limit, Reasons, learned, limit, reasons, sample_limit
+from forge_env.view.evaluations import evaluation
 from forge_env.view.queries import PAID_UNSOLVED, TRAIN, UNSOLVED
 from forge_env.view.records import UnreadableError, read
 from forge_env.view.runs import RunView, state_of
@@ -72,6 +73,8 @@ class Digest:
     episodes: int
     """Those that `failures` are of: of training, or of the evaluation."""
     failures: list[Failure] = field(default_factory=list)
+    scores: list[str] = field(default_factory=list)
+    """Of an evaluation: the score of each environment in words."""
     learned: Learned = field(default_factory=Learned)
     reasons: Reasons = field(default_factory=Reasons)
     limit: Limit = field(default_factory=Limit)
@@ -152,7 +155,9 @@ def digest(root: Path, *, examples: int = 0, cache: Path | None = None) -> Diges
         )
         for name, count, typical in run.queries.failures(kind):
             found.failures.append(Failure(name, count, count / max(found.episodes, 1), typical))
-        if not run.is_evaluation:
+        if run.is_evaluation:
+            found.scores, found.limit = [*_scores(run)], sample_limit(run.queries)
+        else:
             found.learned, found.reasons, found.limit = learned(run), reasons(run), limit(run)
         found.examples = [*_examples(run, found.failures, kind, examples)]
     found.contract = read_contract(RunFolder(root).contract)
@@ -172,6 +177,22 @@ def _opened(root: Path, cache: Path | None) -> Iterator[RunView]:
             yield run
         finally:
             run.index.connection().close()
+
+
+def _scores(run: RunView) -> Iterator[str]:
+    """What the summary says, or while there is none, what the samples say so far."""
+    environments = run.summary.get("environments")
+    there = False
+    for label, item in environments.items() if isinstance(environments, dict) else ():
+        score = item.get("score") if isinstance(item, dict) else None
+        if isinstance(score, dict) and all(isinstance(score.get(key), int | float) for key in ("value", "stderr")):
+            figure = f"{score['value']:.3f} ± {score['stderr']:.3f}"
+            yield f"{label}: {figure} (standard error; {item.get('tasks')} tasks, {item.get('samples')} samples)"
+            there = True
+    for part in [] if there else evaluation(run).parts:
+        if part.score is not None:
+            figure = f"{part.score.value:.3f} ± {part.score.stderr:.3f}"
+            yield f"{part.name}: {figure} (standard error; {part.tasks} tasks, {part.samples} samples so far)"
 
 
 def _where(kind: str) -> str:

@@ -28,7 +28,7 @@ from forge_env.display.curves import (
     time_account,
     unit_bounds,
 )
-from forge_env.display.svg import legend, line_chart, number, share_bars
+from forge_env.display.svg import SERIES, legend, line_chart, number, share_bars
 from forge_env.display.terminal import duration
 from forge_env.files import write_whole, written_whole
 from forge_env.run.contract import CLAUSES, in_a_sentence
@@ -54,6 +54,8 @@ QUESTIONS = (
     "Why did the reward move?",
     "What limited the speed?",
 )
+LINE = 0.223
+"""Inches of a line of text in a picture."""
 SIZES = {"narrow": (340, 230), "middle": (960, 320), "wide": (1900, 460)}
 """Of the headline chart: a drawing scales with its text, so each width of the page has its own."""
 
@@ -129,8 +131,9 @@ def _body(found: Digest) -> Iterator[str]:
 def answers(found: Digest) -> Iterator[tuple[str, list[str]]]:
     """Each question with its answer in sentences, the short one first."""
     if found.is_evaluation:
-        yield "What came of it?", [*_scored(found.summary)] or ["No score yet."]
+        yield "What came of it?", found.scores or ["No score yet."]
         yield QUESTIONS[1], [found.failure_words, found.unsolved_words]
+        yield QUESTIONS[3], [found.limit.words, found.limit.detail]
         return
     change = ""
     if found.learned.start is not None and found.learned.end is not None:
@@ -146,20 +149,13 @@ def in_a_row(sentences: Iterable[str]) -> str:
     return " ".join(text if text.endswith((".", "?")) else f"{text}." for text in sentences if text)
 
 
-def _scored(summary: Row) -> Iterator[str]:
-    environments = summary.get("environments")
-    for label, item in environments.items() if isinstance(environments, dict) else ():
-        score = item.get("score") if isinstance(item, dict) else None
-        if isinstance(score, dict):
-            tasks, samples = item.get("tasks"), item.get("samples")
-            figure = f"{score['value']:.3f} ± {score['stderr']:.3f}"
-            yield f"{label}: {figure} (standard error; {tasks} tasks, {samples} samples)"
-
-
 def _cards(found: Digest) -> Iterator[str]:
+    from forge_env.view.text import glued
+
     for place, (question, sentences) in enumerate(answers(found)):
         kind = f' class="{found.learned.verdict}"' if place == 0 and not found.is_evaluation else ""
-        said = "".join(f"<p{kind if at == 0 else ''}>{_shown(text)}</p>" for at, text in enumerate(sentences) if text)
+        texts = [glued(text) for text in sentences if text]
+        said = "".join(f"<p{kind if at == 0 else ''}>{_shown(text)}</p>" for at, text in enumerate(texts))
         yield f"<section><h2>{_shown(question)}</h2>{said}</section>"
 
 
@@ -407,15 +403,21 @@ def write_reward_curve(folder: RunFolder) -> bool:
 
 
 def _draw(axes: Axes, curves: Sequence[Curve]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     for index, line in enumerate(curves):
-        colour = f"C{index}"
+        colour = SERIES[index % len(SERIES)]
         if any(line.error):
             axes.plot(line.x, line.y, color=colour, alpha=0.3, linewidth=1.3)
-            axes.errorbar(line.x, line.y, line.error, label=line.label, color=colour, fmt="o", ms=4, capsize=2)
+            axes.errorbar(
+                line.x, line.y, line.error, label=line.label, color=colour, fmt="o", ms=4, capsize=2, clip_on=False
+            )
         else:
-            axes.plot(line.x, line.y, label=line.label, color=colour, alpha=0.8, linewidth=1.3)
+            alone = "o" if len(line.x) == 1 else ""
+            axes.plot(line.x, line.y, label=line.label, color=colour, linewidth=1.3, marker=alone, ms=4)
     if (bounds := unit_bounds(curves)) is not None:
         axes.set_ylim(bounds)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set(xlabel="training step", ylabel="reward")
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
@@ -427,19 +429,21 @@ def write_picture(found: Digest, out: Path) -> None:
     from matplotlib.figure import Figure
 
     curves = reward_curves(found.rows)
-    figure = Figure(figsize=(10, 7.2 if curves else 3.2), dpi=130)
-    FigureCanvasAgg(figure)
     from textwrap import wrap
 
-    top, line = 0.965, 0.031 * (1 if curves else 7.2 / 3.2)
+    said = [(question, wrap(visible(in_a_row(sentences)), 90)[:3]) for question, sentences in answers(found)]
+    height = 7.2 if curves else 0.25 + LINE * (3 + sum(len(lines) + 0.35 for _, lines in said))
+    figure = Figure(figsize=(10, height), dpi=130)
+    FigureCanvasAgg(figure)
+    top, line = 1 - 0.25 / height, LINE / height
     figure.text(0.04, top, one_line(found.name, 80), size=14, weight="bold", va="top", parse_math=False)
     figure.text(
         0.04, top - 1.3 * line, one_line(found.headline, 110), size=9, color="#62625b", va="top", parse_math=False
     )
     at = top - 2.6 * line
-    for question, sentences in answers(found):
+    for question, lines in said:
         figure.text(0.04, at, question, size=9, weight="bold", va="top")
-        for text in wrap(visible(in_a_row(sentences)), 90)[:3]:
+        for text in lines:
             figure.text(0.33, at, text, size=9, va="top", parse_math=False)
             at -= line
         at -= 0.35 * line

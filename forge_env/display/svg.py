@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from forge_env.display.curves import Curve, is_waiting
+from forge_env.display.curves import COLOURS, Curve, colour_of, is_waiting
 
-COLOURS = 6
-"""Classes `c0` to `c5` that the page's style defines."""
+SERIES = ("#2a6fdb", "#b9560f", "#0f7a64", "#b03a75", "#7558c9", "#7a6b0e")
+"""Colours of lines on white, dark enough for text."""
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 8, 24
 LEAST_SHARE, ROOM_FOR_SHARE, ROOM_FOR_WORDS = 0.005, 0.06, 0.25
 """Shares of a bar that are shown at all, have their figure written in, and their name."""
@@ -123,7 +123,7 @@ def legend(labels: Sequence[str]) -> str:
 def share_bars(accounts: Mapping[str, Mapping[str, float]]) -> str:
     """One bar of stacked shares for every actor, work in colours and waiting hatched, with all shares in words below.
 
-    A colour means something within its bar only: there are more activities than colours that can be told apart.
+    An activity has one colour in all bars, and no two in one bar share one (`colour_of`).
     """
     return f'<div class="account">{"".join(_share_bar(actor, account) for actor, account in accounts.items())}</div>'
 
@@ -133,8 +133,8 @@ def _share_bar(actor: str, account: Mapping[str, float]) -> str:
     work = sorted((what for what in shares if not is_waiting(actor, what)), key=lambda what: -shares[what])
     order = [*work, *sorted((what for what in shares if what not in work), key=lambda what: -shares[what])]
     pieces, words = [], []
-    for place, what in enumerate(order):
-        kind = f"c{place % COLOURS}" if what in work else "waits"
+    for what in order:
+        kind = f"c{colour_of(what)}" if what in work else "waits"
         said = f"{shares[what]:.0%}"
         inside = f"{what} {said}" if shares[what] >= ROOM_FOR_WORDS else said if shares[what] >= ROOM_FOR_SHARE else ""
         title = escape(f"{what} {shares[what]:.1%}", quote=True)

@@ -12,11 +12,15 @@ from forge_env.endpoint.limiter import AdaptiveLimiter
 from forge_env.evaluation.estimates import clustered
 from forge_env.evaluation.metering import TokenUsage
 from forge_env.evaluation.plan import SampleResult
-from forge_env.evaluation.tables import counts
-from forge_env.visible import visible
+from forge_env.evaluation.tables import counted, counts
+from forge_env.visible import one_line, visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+
+NAME, BAR, WIDEST = 36, 14, 160
+"""Cells of a name and of a bar, so that an environment has one line of 80 columns; characters of a problem's line."""
 
 
 @dataclass(slots=True)
@@ -124,15 +128,16 @@ class EvaluationProgress:
         from rich.text import Text
 
         grid = Grid.grid(padding=(0, 2))
+        grid.add_column(no_wrap=True, overflow="ellipsis", max_width=NAME)
         for label, item in self.environments.items():
-            notes = [f"{item.running} running"]
-            notes += [f"{item.truncated} truncated"] if item.truncated else []
-            notes += [f"{item.invalid} lost"] if item.invalid else []
-            notes += [f"{item.bugs} failed by its own bugs"] if item.bugs else []
-            bar = ProgressBar(total=item.total, completed=item.done, width=24)
-            grid.add_row(label, bar, f"{item.done}/{item.total}", item.said(), ", ".join(notes))
-        parts: list[RenderableType] = [grid, Text("  ".join(self._figures()), style="cyan")]
-        parts += [Text(visible(line), style="yellow") for line in self._errors()]
+            bar = ProgressBar(total=item.total, completed=item.done, width=BAR)
+            grid.add_row(visible(label), bar, f"{item.done}/{item.total}", item.said())
+        played = [f"{sum(item.running for item in self.environments.values())} running"]
+        if truncated := sum(item.truncated for item in self.environments.values()):
+            played.append(f"{truncated} truncated")
+        parts: list[RenderableType] = [grid, Text("  ".join([*played, *self._figures()]), style="cyan")]
+        lines = (one_line(line, WIDEST) for line in self._errors())
+        parts += [Text(line, style="yellow", no_wrap=True, overflow="ellipsis") for line in lines]
         if self.notice:
             parts.append(Text(visible(self.notice), style="bold yellow"))
         subtitle = f"{duration(self.elapsed)} · ± is the standard error"
@@ -155,5 +160,6 @@ class EvaluationProgress:
     def _errors(self) -> list[str]:
         bugs = {label: item.bugs for label, item in self.environments.items() if item.bugs}
         lines = [f"bugs in the environment: {counts(bugs)}"] if bugs else []
-        lines += [f"samples lost: {counts(self.lost)}"] if self.lost else []
+        lost = sum(item.invalid for item in self.environments.values())
+        lines += [f"{counted(lost, 'sample')} lost: {counts(self.lost)}"] if self.lost else []
         return lines + ([f"failed requests: {counts(self.request_errors)}"] if self.request_errors else [])

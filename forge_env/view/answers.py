@@ -15,9 +15,9 @@ from typing import Any
 
 from forge_env.display.curves import REWARD, is_waiting, time_account
 from forge_env.evaluation.estimates import clustered
-from forge_env.view.queries import TRAIN, Queries
+from forge_env.view.queries import TRAIN, VALID, Queries
 from forge_env.view.runs import SURE, Held, RunView, held_out
-from forge_env.view.text import number, percent, signed
+from forge_env.view.text import number, percent, seconds, signed
 
 ENDED, LONGER = 0.1, 1.25
 """By how much a share of the endings (half as much is enough where it doubled or halved), and by which factor a length
@@ -359,8 +359,9 @@ def _means(metrics: Counter[str]) -> dict[str, float]:
     return {name: total / metrics.total() for name, total in sums.items()}
 
 
-NARROW, MUCH = 0.6, 0.4
-"""Share of its time above which an actor is what others wait for; and that episodes spend in their environment."""
+NARROW, MUCH, WAITED = 0.6, 0.4, 0.01
+"""Share of its time above which an actor is what others wait for; that episodes spend in their environment; and of
+their time that samples wait, where it is said."""
 
 
 @dataclass(slots=True)
@@ -392,7 +393,7 @@ def limit(run: RunView) -> Limit:
     outside = sum(value for name, value in episodes.items() if name in ("environment", "reset", "close"))
     rollouts = [value.get("busy", 0.0) for actor, value in accounts.items() if actor.startswith("rollouts")]
     if not is_waiting("trainer", doing):
-        found.words = f"The trainer: {percent(share)} of its time it {_does(doing)}."
+        found.words = f"The trainer itself: it {_does(doing)} {percent(share)} of its time."
         found.detail = f"The generators were busy {percent(busy)} of the time." if generator else ""
         found.advice = [
             ("trainer.procs", "more ranks share a step"),
@@ -444,6 +445,38 @@ def limit(run: RunView) -> Limit:
     return found
 
 
+def sample_limit(queries: Queries, environment: str = "") -> Limit:
+    """What the samples of an evaluation spent their time on, and what to turn.
+
+    Args:
+        queries: of the evaluation.
+        environment: only its samples; empty: all.
+    """
+    sql = (
+        "select count(*) as n, total(wall_s) as wall, total(generate_s) as model, total(step_s) as environment, "
+        f"total(waited_s) as waited from t where {VALID} and wall_s > 0 and :environment in ('', environment)"
+    )
+    (row,) = queries.rows(sql, {"environment": environment})
+    if not row["n"]:
+        return Limit(words="No times are recorded yet.")
+    shares = {name: min(row[name] / row["wall"], 1.0) for name in ("model", "environment", "waited")}
+    doing = max(("model", "environment"), key=lambda name: shares[name])
+    named = {"model": "the model", "environment": "tools and scoring"}
+    other = "environment" if doing == "model" else "model"
+    found = Limit(share=shares[doing])
+    found.words = (
+        f"A sample took {seconds(row['wall'] / row['n'])}: {percent(shares[doing])} of it {named[doing]}, "
+        f"{percent(shares[other])} {named[other]}."
+    )
+    if shares["waited"] >= WAITED:
+        found.detail = f"{percent(shares['waited'])} was waiting for what is shared: the endpoint's limits, a sandbox."
+    found.advice = {
+        "model": [("concurrency", "more requests at once, where the endpoint has room")],
+        "environment": [("max_samples", "more samples at once, where there are processors for their sandboxes")],
+    }[doing]
+    return found
+
+
 def _busy(accounts: Mapping[str, Mapping[str, float]], actor: str) -> float:
     """Share of its time that an actor doesn't wait; 0 where there is no such actor."""
     own = accounts.get(actor, {})
@@ -451,4 +484,6 @@ def _busy(accounts: Mapping[str, Mapping[str, float]], actor: str) -> float:
 
 
 def _does(doing: str) -> str:
-    return {"train": "trained", "push weights": "sent weights", "save": "saved checkpoints"}.get(doing, f"did: {doing}")
+    return {"train": "trained", "push weights": "sent weights", "save": "saved checkpoints"}.get(
+        doing, f"was busy with {doing}"
+    )

@@ -175,6 +175,7 @@ class Pages:
             trim_blocks=True,
             lstrip_blocks=True,
         )
+        environment.filters["glued"] = text.glued
         environment.filters["attr"] = lambda value: Markup(escape(text.plain(str(value))))
         environment.filters["urlencode"] = lambda value: _quoted(str(value))
         environment.globals |= {
@@ -341,10 +342,7 @@ class Pages:
             learned=answers.learned(run),
             failures=failures,
             failure_kind=kind,
-            failed=sum(n for _, n, _ in failures),
             played=queries.count(kind),
-            most_failed=max((n for _, n, _ in failures), default=1),
-            unsolved=_unsolved(failures),
             contract=contract,
             trust=in_a_sentence(contract),
             clauses=CLAUSES,
@@ -365,8 +363,8 @@ class Pages:
             found=found,
             page="overview",
             progress=run.index.progress(),
-            failures=run.queries.failures(""),
-            unsolved=_unsolved(run.queries.failures("")),
+            failures={part.name: run.queries.failures("", part.name) for part in found.parts},
+            limits={part.name: answers.sample_limit(run.queries, part.name) for part in found.parts},
             facts=[*facts(run.summary)],
         )
 
@@ -713,10 +711,6 @@ def _charts(run: RunView) -> list[charts.Chart]:
     found = charts.charts({run.name: run.metrics}, run.scored_by)
     place = next((place for place, chart in enumerate(found) if not chart.known), len(found))
     return [*found[:place], *run.histograms(), *found[place:]]
-
-
-def _unsolved(failures: Sequence[tuple[str, int, Any]]) -> int:
-    return next((number for name, number, _ in failures if name == PAID_UNSOLVED), 0)
 
 
 def _json(data: Any) -> Response:

@@ -10,9 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from forge_env.display.curves import (
+    COLOURS,
+    REWARD,
+    TIME_PREFIX,
+    Curve,
+    Panel,
+    curve,
+    evaluation_splits,
+    score_curve,
+)
 from forge_env.display.curves import PANELS as REPORTED
-from forge_env.display.curves import REWARD, TIME_PREFIX, Curve, Panel, curve, evaluation_splits, score_curve
-from forge_env.display.svg import COLOURS, line_chart
+from forge_env.display.svg import SERIES, line_chart
 from forge_env.run.trained import Trained
 
 MOST_POINTS = 1_000
@@ -265,7 +274,6 @@ svg { font: 12px system-ui, sans-serif; background: #fff; }
 .grid { stroke: #e4e4de; } .tick { fill: #62625b; font-size: 11px; } .line { fill: none; stroke-width: 1.6; }
 .band { opacity: .16; } .cursor { display: none; } .title { fill: #1b1b19; font-weight: 600; font-size: 14px; }
 """
-SERIES = ("#2a6fdb", "#d0681a", "#12876f", "#b03a75", "#7558c9", "#8a7a12")
 
 
 def svg(chart: Chart, low: float | None = None, high: float | None = None) -> str:

@@ -531,21 +531,22 @@ class Queries:
         sql = f"select *, {OUTCOME} as result from t where kind = :kind and grp = :grp order by member, key limit 200"
         return [*shown_rows(self.rows(sql, {"kind": kind, "grp": group}))]
 
-    def failures(self, kind: str) -> list[tuple[str, int, dict[str, Any] | None]]:
+    def failures(self, kind: str, environment: str = "") -> list[tuple[str, int, dict[str, Any] | None]]:
         """Classes of failures with how many there are, and a typical one: of median length among the newest.
 
         Episodes that were paid and did not solve their task stand first: the reward may not be what is wanted.
 
         Args:
             kind: as in a filter.
+            environment: only those of this one; empty: of all.
         """
         found: list[tuple[str, int, dict[str, Any] | None]] = self.kept(
-            ("failures", kind), lambda: self._failures(kind)
+            ("failures", kind, environment), lambda: self._failures(kind, environment)
         )
         return found
 
-    def _failures(self, kind: str) -> list[tuple[str, int, dict[str, Any] | None]]:
-        where, values = self._where(Filter(kind=kind))
+    def _failures(self, kind: str, environment: str) -> list[tuple[str, int, dict[str, Any] | None]]:
+        where, values = self._where(Filter(kind=kind, environment=environment))
         sql = f"select {ENDING} as ending, count(*) as n from t where {where} and {FAILED} group by 1"
         counts = {row["ending"]: row["n"] for row in self.rows(sql, values)}
         classes: dict[str, list[tuple[int, int, int]]] = {}
@@ -554,9 +555,11 @@ class Queries:
             if counts and looked < NEWEST and _takes(kind, file["kind"]):
                 sql = (
                     f"select {ENDING} as ending, {FAILED} as failed, tokens, turns, key from t "
-                    f"where key between :first and :last order by key desc limit {NEWEST - looked}"
+                    "where key between :first and :last and :environment in ('', environment) "
+                    f"order by key desc limit {NEWEST - looked}"
                 )
                 ends = {"first": file["number"] * PLACES, "last": (file["number"] + 1) * PLACES - 1}
+                ends["environment"] = environment
                 rows = self.rows(sql, ends)
                 looked += len(rows)
                 for row in rows:

@@ -180,7 +180,7 @@ class Member:
     common: int = 0
     """Messages at the beginning that all members have."""
     parts_at: int | None = None
-    """Number of the first message in which it differs from the others; None where it doesn't."""
+    """Number of the first message in which it differs from the best member; None: it is the best, or does the same."""
 
 
 def group_members(
@@ -201,9 +201,10 @@ def group_members(
     while texts and all(len(text) > common for text in texts) and len({text[common] for text in texts}) == 1:
         common += 1
     readable = [member for member in members if not member.unreadable]
-    for member in readable:
+    for member, text in zip(readable, texts, strict=True):
         member.common = common
-        member.parts_at = common if len(texts) > 1 and common < len(member.messages) else None
+        same = next((place for place, pair in enumerate(zip(texts[0], text, strict=False)) if len({*pair}) > 1), None)
+        member.parts_at = min(len(texts[0]), len(text)) if same is None and len(text) != len(texts[0]) else same
     return (readable[0].messages[:common] if readable else []), members
 
 

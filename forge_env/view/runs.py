@@ -42,6 +42,8 @@ GAP = 0.2
 """By which the reward is above what it should measure where a list warns."""
 MOST_LISTED = 100_000
 """Folders that are listed; of more, those that the file system names first."""
+MOST_LOOKED_AT = 2_000
+"""Folders, too many to sort by time, in which a page looks for runs."""
 POINTS = 80
 """Of a list's small curve."""
 MARKS = ("metrics.jsonl", "config.yaml", "summary.json", "trajectories")
@@ -524,9 +526,15 @@ class Runs:
             found = [name for name in found if is_run(self.root / name)]
             found.sort(key=lambda name: (_changed(self.root / name), name), reverse=True)
         start = found.index(after) + 1 if after in found else 0
-        page = [name for name in found[start : start + most] if not by_name or is_run(self.root / name)]
-        more = start + most < len(found)
-        return Listing(page, len(found), found[start + most - 1] if more else "", by_name, cut)
+        page: list[str] = []
+        end = start
+        for name in found[start : start + MOST_LOOKED_AT]:
+            end += 1
+            if not by_name or is_run(self.root / name):
+                page.append(name)
+            if len(page) == most:
+                break
+        return Listing(page, len(found), found[end - 1] if end < len(found) else "", by_name, cut)
 
     def figures(self, name: str) -> Figures | None:
         """What the list shows of a run, from the cache where its files are as they were."""

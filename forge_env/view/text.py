@@ -196,6 +196,14 @@ def percent(value: float) -> str:
     return f"{100 * value:.0f} %" if value >= 0.0995 or value == 0 else f"{100 * value:.1f} %"
 
 
+GLUE = re.compile(r"(?<=\d) (?=%|→)|(?<=%) (?=→)|(?<=[±→]) (?=[\d\u2212])|(?<=\d) (?=±)")
+
+
+def glued(text: str) -> str:
+    """One of the pages' own sentences, in which no line ends within a figure: 0.5 ± 0.1, 4 %, 0.2 → 0.6."""
+    return GLUE.sub("\u00a0", text)
+
+
 def signed(value: float | None, digits: int = 2) -> str:
     """A change, with its sign; a true minus."""
     return "\u2013" if value is None else f"{value:+.{digits}f}".replace("-", "\u2212")

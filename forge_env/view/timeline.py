@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -11,12 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forge_env.display.curves import is_waiting
+from forge_env.display.curves import colour_of, is_waiting
 
 MOST_OPEN = 4
 MOST_SPANS = 2_000_000
 MOST_LANES = 64
 """Rows of one track on which much goes on at once."""
+MANY = ("groups", "episodes", "sandboxes")
+"""How tracks end on which much goes on at once; they stand below the others."""
 NARROW = 0.7
 """Pixels; what is narrower is drawn together with its neighbours."""
 
@@ -60,6 +64,8 @@ class Timeline:
         self.spans: dict[str, list[tuple[float, float, str, str]]] = {}
         self.counters: dict[str, list[tuple[float, dict[str, float]]]] = {}
         self.damaged = 0
+        self.begin = math.inf
+        """Of the first span: a run has started its processes by then. No smaller than `end` while there is none."""
         self.end = 0.0
         self._threads: dict[Any, str] = {}
         self._open: dict[tuple[str, str, str], float] = {}
@@ -68,7 +74,8 @@ class Timeline:
         self._number = 0
         self._lock = threading.Lock()
         self._lanes: list[Lane] | None = None
-        self._names: list[str] = []
+        self._names: list[tuple[str, bool]] = []
+        """Activities, and whether they are waiting: an episode waits while its model generates."""
 
     def update(self) -> None:
         """Read what was written since."""
@@ -78,8 +85,8 @@ class Timeline:
                     found = os.fstat(file.fileno())
                     if found.st_ino != self._inode or found.st_size < self._read:
                         self.spans, self.counters, self._threads, self._open = {}, {}, {}, {}
-                        self._read, self._inode, self._number, self.end, self.damaged = 0, found.st_ino, 0, 0.0, 0
-                        self._lanes = None
+                        self._read, self._inode, self._number, self.damaged = 0, found.st_ino, 0, 0
+                        self.begin, self.end, self._lanes = math.inf, 0.0, None
                     if found.st_size == self._read:
                         return
                     file.seek(self._read)
@@ -125,20 +132,16 @@ class Timeline:
         if self._number < MOST_SPANS:
             self._number += 1
             self.spans.setdefault(track, []).append((start, max(start, end), name, whose))
-            self.end = max(self.end, end)
+            self.begin, self.end = min(self.begin, max(start, 0.0)), max(self.end, end)
 
     def lanes(self) -> list[Lane]:
         """The rows of the drawing: the trainer first, then what doesn't overlap, then episodes and groups."""
         with self._lock:
             if self._lanes is None:
                 self._names = sorted(
-                    {
-                        name if not name.startswith("group ") else "group"
-                        for spans in self.spans.values()
-                        for _, _, name, _ in spans
-                    }
+                    {_activity(track, name) for track, spans in self.spans.items() for _, _, name, _ in spans}
                 )
-                number = {name: place for place, name in enumerate(self._names)}
+                number = {activity: place for place, activity in enumerate(self._names)}
                 found: list[Lane] = []
                 for track in sorted(self.spans, key=_rank):
                     found += _packed(track, self.spans[track], number)
@@ -146,8 +149,9 @@ class Timeline:
             return self._lanes
 
     def window(self, low: float | None, high: float | None, width: int) -> dict[str, Any]:
-        """What can be seen of the stretch from `low` to `high` seconds on `width` pixels."""
-        low = max(0.0, low or 0.0)
+        """What can be seen of the stretch from `low` to `high` seconds on `width` pixels; None: from the first span."""
+        begin = min(self.begin, self.end)
+        low = begin if low is None else max(begin, low)
         high = self.end if high is None or high <= low else min(high, self.end)
         width = min(max(width, 100), 6000)
         pixel = max(high - low, 1e-9) / width
@@ -171,7 +175,7 @@ class Timeline:
                     continue
                 within = {name: end - start}
                 drawn.append([round(start, 5), round(end, 5), name, whose])
-            lanes.append({"track": lane.track, "spans": drawn})
+            lanes.append({"track": named(lane.track), "many": lane.track.endswith(MANY), "spans": drawn})
         counters = [
             {
                 "name": name,
@@ -179,8 +183,9 @@ class Timeline:
             }
             for name, points in sorted(self.counters.items())
         ]
-        names = [{"name": name, "wait": is_waiting("", name), "css": css_of(name)} for name in self._names]
-        return {"low": low, "high": high, "end": self.end, "names": names, "lanes": lanes, "counters": counters}
+        names = [{"name": name, "wait": wait, "css": css_of(name)} for name, wait in self._names]
+        whole = {"low": low, "high": high, "begin": begin, "end": self.end}
+        return {**whole, "names": names, "lanes": lanes, "counters": counters}
 
     def phases(self) -> list[Phase]:
         """How long the activities of episodes and of the trainer take, those with the most time first."""
@@ -191,20 +196,36 @@ class Timeline:
             for start, end, name, _ in spans:
                 seconds.setdefault((track, name), []).append(end - start)
         found = []
+        ranks = {named(track): _rank(track) for track in self.spans}
         for (track, name), values in seconds.items():
             values.sort()
             quantiles = [values[min(len(values) - 1, int(share * len(values)))] for share in (0.5, 0.9, 0.99)]
-            found.append(Phase(track, name, len(values), sum(values), *quantiles))
-        return sorted(found, key=lambda phase: (_rank(phase.track), -phase.total))
+            found.append(Phase(named(track), name, len(values), sum(values), *quantiles))
+        return sorted(found, key=lambda phase: (ranks[phase.track], -phase.total))
 
 
 def _rank(track: str) -> tuple[int, str]:
     order = ("trainer", "generator", "reference", "buffer")
     place = next((number for number, name in enumerate(order) if track.startswith(name)), len(order))
-    return (place + (track.endswith("groups") + 2 * track.endswith("episodes")) * 10, track)
+    kind = next((number for number, name in enumerate(MANY, start=1) if track.endswith(name)), 0)
+    return (place + 10 * kind, track)
 
 
-def _packed(track: str, spans: Sequence[tuple[float, float, str, str]], number: Mapping[str, int]) -> list[Lane]:
+def _activity(track: str, name: str) -> tuple[str, bool]:
+    """What a span shows, and whether whoever does it waits for another."""
+    if name.startswith("group "):
+        return "group", False
+    return name, is_waiting("episodes" if track.endswith("episodes") else "", name)
+
+
+def named(track: str) -> str:
+    """A track for people: `episodes, worker 0`."""
+    return re.sub(r"^rollouts(\d+)( on [^:]*)?: (\w+)$", r"\3, worker \1\2", track)
+
+
+def _packed(
+    track: str, spans: Sequence[tuple[float, float, str, str]], number: Mapping[tuple[str, bool], int]
+) -> list[Lane]:
     """A track's spans on as few rows as hold them; those of one episode stay on one."""
     lanes: list[Lane] = []
     ends: list[float] = []
@@ -230,7 +251,7 @@ def _packed(track: str, spans: Sequence[tuple[float, float, str, str]], number: 
             (
                 start,
                 end,
-                number["group" if name.startswith("group ") else name],
+                number[_activity(track, name)],
                 name if name.startswith("group ") else whose,
             )
             for start, end, name, whose in block
@@ -260,16 +281,9 @@ class Timelines:
         return found
 
 
-SERIES = {
-    "generate": 0, "train": 1, "environment": 2, "push weights": 3, "load weights": 3, "save": 4, "book-keeping": 5,
-    "start": 5, "reset": 3, "close": 5, "busy": 0, "group": 0, "score": 4, "add": 0, "sample": 2, "release": 4,
-}  # fmt: skip
-"""The colour of each kind of work, the same everywhere; two that share one never stand in one bar at length."""
-
-
 def css_of(doing: str, actor: str = "") -> str:
     """The class of an activity's colour; `wait` is hatched."""
-    return "wait" if is_waiting(actor, doing) else f"s{SERIES.get(doing, sum(doing.encode()) % 6)}"
+    return "wait" if is_waiting(actor, doing) else f"s{colour_of(doing)}"
 
 
 def bars(accounts: Mapping[str, Mapping[str, float]]) -> list[Bar]:

@@ -1,8 +1,9 @@
 // The timeline: what every actor did when. The server sends what can be seen of a stretch.
-const TOP = 26, LEFT = 126, GAP = 12;
-let holder, canvas, tip, data = null, view = null, end = 0, asked = 0;
+const TOP = 26, LEFT = 136, GAP = 12;
+const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400];
+let holder, canvas, tip, data = null, view = null, begin = 0, end = 0, asked = 0;
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const said = (seconds) => (seconds < 0.9995 ? `${+(seconds * 1000).toPrecision(3)} ms` : seconds < 60 ? `${+seconds.toPrecision(4)} s` : `${Math.floor(seconds / 60)}m${String(Math.round(seconds % 60)).padStart(2, "0")}s`);
+const said = (seconds) => (!seconds ? "0 s" : seconds < 0.9995 ? `${+(seconds * 1000).toPrecision(3)} ms` : seconds < 60 ? `${+seconds.toPrecision(4)} s` : seconds < 3600 ? `${Math.floor(seconds / 60)}m${String(Math.floor(seconds % 60)).padStart(2, "0")}s` : `${Math.floor(seconds / 3600)}h${String(Math.floor((seconds % 3600) / 60)).padStart(2, "0")}m`);
 
 async function load() {
   const mine = (asked += 1);
@@ -12,7 +13,7 @@ async function load() {
   const answer = await fetch(address);
   if (!answer.ok || mine !== asked) return;
   data = await answer.json();
-  end = data.end;
+  begin = data.begin; end = data.end;
   view ??= [data.low, data.high];
   draw();
 }
@@ -20,13 +21,12 @@ async function load() {
 function layout() {
   const rows = [];
   let y = TOP, before = null;
-  const many = data.lanes.filter((lane) => /episodes|groups/.test(lane.track)).length;
+  const many = data.lanes.filter((lane) => lane.many).length;
   for (const lane of data.lanes) {
-    const small = /episodes|groups/.test(lane.track);
-    const height = small ? (many > 60 ? 5 : 7) : 20;
+    const height = lane.many ? (many > 60 ? 5 : 7) : 20;
     if (lane.track !== before) { y += before === null ? 0 : GAP; }
-    rows.push({ lane, y, height, first: lane.track !== before, small });
-    y += height + (small ? 1 : 3);
+    rows.push({ lane, y, height, first: lane.track !== before, small: lane.many });
+    y += height + (lane.many ? 1 : 3);
     before = lane.track;
   }
   for (const counter of data.counters) { y += GAP; rows.push({ counter, y, height: 30, first: true }); y += 30; }
@@ -43,7 +43,7 @@ function draw() {
   pen.fillStyle = css("--card"); pen.fillRect(0, 0, width, height);
   pen.font = "11px system-ui, sans-serif"; pen.textBaseline = "middle";
   const span = high - low, raw = span / Math.max(2, width / 130), power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map((factor) => factor * power).find((value) => value >= raw);
+  const step = (raw > 0.5 ? STEPS : [1, 2, 5, 10].map((factor) => factor * power)).find((value) => value >= raw) ?? raw;
   for (let at = Math.ceil(low / step) * step; at <= high; at += step) {
     pen.strokeStyle = css("--line"); pen.beginPath(); pen.moveTo(px(at) + 0.5, 0); pen.lineTo(px(at) + 0.5, height); pen.stroke();
     pen.fillStyle = css("--soft"); if (px(at) + 4 + pen.measureText(said(at)).width < width) pen.fillText(said(at), px(at) + 4, 11);
@@ -80,14 +80,14 @@ function draw() {
   }
   pen.restore();
   pen.fillStyle = ink;
-  for (const row of rows) if (row.first) pen.fillText((row.counter ? row.counter.name : row.lane.track).replace(/^rollouts(\d+): (\w+)$/, "$2, worker $1").slice(0, width < 600 ? 11 : 18), 10, row.y + Math.min(row.height, 20) / 2);
+  for (const row of rows) if (row.first) pen.fillText((row.counter ? row.counter.name : row.lane.track).slice(0, 20).replace(/,.*/, (rest) => (width < 600 ? "" : rest)).slice(0, width < 600 ? 11 : 20), 10, row.y + Math.min(row.height, 20) / 2);
   holder.dataset.drawn = String(placed.length);
 }
 
 let waiting = null;
 function go(low, high) {
-  const least = 1e-4, span = Math.min(Math.max(high - low, least), end);
-  low = Math.min(Math.max(low, 0), end - span);
+  const least = 1e-4, span = Math.min(Math.max(high - low, least), end - begin);
+  low = Math.min(Math.max(low, begin), end - span);
   view = [low, low + span];
   draw();
   clearTimeout(waiting);
@@ -95,7 +95,7 @@ function go(low, high) {
 }
 function keep() {
   const address = new URL(location.href);
-  if (view[0] <= 0 && view[1] >= end) { address.searchParams.delete("from"); address.searchParams.delete("to"); }
+  if (view[0] <= begin && view[1] >= end) { address.searchParams.delete("from"); address.searchParams.delete("to"); }
   else { address.searchParams.set("from", view[0].toFixed(4)); address.searchParams.set("to", view[1].toFixed(4)); }
   history.replaceState(null, "", address);
 }
@@ -125,11 +125,11 @@ export function startTimeline() {
     tip.style.top = `${event.offsetY + 16 + tip.offsetHeight > canvas.clientHeight ? event.offsetY - tip.offsetHeight - 8 : event.offsetY + 16}px`;
   });
   canvas.addEventListener("pointerleave", () => { tip.hidden = true; });
-  holder.addEventListener("dblclick", () => go(0, end));
+  holder.addEventListener("dblclick", () => go(begin, end));
   holder.addEventListener("keydown", (event) => {
     if (!data) return;
     const span = view[1] - view[0], middle = (view[0] + view[1]) / 2;
-    const act = { ArrowLeft: () => go(view[0] - span / 5, view[1] - span / 5), ArrowRight: () => go(view[0] + span / 5, view[1] + span / 5), "+": () => zoom(0.7, middle), "=": () => zoom(0.7, middle), "-": () => zoom(1.4, middle), 0: () => go(0, end) }[event.key];
+    const act = { ArrowLeft: () => go(view[0] - span / 5, view[1] - span / 5), ArrowRight: () => go(view[0] + span / 5, view[1] + span / 5), "+": () => zoom(0.7, middle), "=": () => zoom(0.7, middle), "-": () => zoom(1.4, middle), 0: () => go(begin, end) }[event.key];
     if (act) { event.preventDefault(); act(); }
   });
   addEventListener("resize", () => { if (data) draw(); });

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import re
+import shlex
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from forge_env.files import LineWriter
 from forge_env.run import RunFolder
 from tests.forge_env.cli.made_run import HOSTILE, STEPS, make_run, played
 from tests.forge_env.test_visible import harmless
-from tests.forge_env.view.made import hostile_run
+from tests.forge_env.view.made import evaluation, hostile_run
 
 
 @pytest.fixture
@@ -260,6 +261,25 @@ def test_a_summary_that_no_run_writes_costs_its_own_lines_only(
     folder.summary.write_text(json.dumps(dict.fromkeys(names, value)))
     for words in (["show"], ["report"], ["report", "--format", "md"], ["tail"]):
         assert main([words[0], str(folder.root), *words[1:]]) == 0, words
+
+
+def test_an_evaluation_that_goes_on_shows_its_score_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORGE_ENV_CACHE", str(tmp_path / "cache"))
+    root = evaluation(tmp_path / "an evaluation")
+    figure = r"made: 0\.\d{3} ± 0\.\d{3} \(standard error; 19 tasks, 38 samples so far\)"
+    for summary in ({}, {"environments": {"made": {"score": {"value": "much"}}}}):
+        (root / "summary.json").write_text(json.dumps({"schema": 1, **summary}))
+        assert main(["show", str(root)]) == 0
+        shown = capsys.readouterr().out
+        assert re.search(figure + r"\n$", shown), "the result stands last"
+        assert "A sample took" in shown
+        (command,) = re.findall(r"read one: forge-env (.*)", shown)
+        assert main(shlex.split(command)) == 0, "the line can be copied, whatever the folder is called"
+        capsys.readouterr()
+        assert main(["report", str(root), "--format", "md"]) == 0
+        assert "What limited the speed?" in capsys.readouterr().out
 
 
 def test_a_run_that_finished_is_not_called_a_success(folder: RunFolder) -> None:

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_env.display.curves import PANELS, curve, evaluation_splits, merge_rows, score_curve, time_account
+from forge_env.display.curves import (
+    COLOUR_OF,
+    COLOURS,
+    PANELS,
+    colour_of,
+    curve,
+    evaluation_splits,
+    is_waiting,
+    merge_rows,
+    score_curve,
+    time_account,
+)
 from forge_env.display.svg import line_chart, number, share_bars, ticks
 
 
@@ -67,10 +81,35 @@ def test_waiting_looks_other_than_work_and_shares_are_written() -> None:
     )
     trainer, episodes = bars.split('class="who"')[1:]
     assert '<i class="waits" style="width:54.00%"' in trainer
-    assert '<i class="c0" style="width:40.00%"' in trainer
+    assert '<i class="c1" style="width:40.00%"' in trainer
     assert "wait for episodes 54%" in trainer
     assert 'class="waits"' in episodes
     assert 'class="c0"' not in episodes
+
+
+@pytest.mark.parametrize(
+    "doing",
+    [
+        ["train", "evaluate", "push weights", "save", "start", "book-keeping"],  # trainers, of every algorithm
+        ["generate", "load weights"],
+        ["score", "load weights"],
+        ["add", "sample", "release", "save"],
+        ["reset", "environment", "close"],
+        ["python", "command", "tests", "files", "session"],
+    ],
+)
+def test_no_two_things_that_one_actor_does_have_one_colour(doing: list[str]) -> None:
+    assert len({colour_of(name) for name in doing}) == len(doing)
+
+
+def test_whatever_an_actor_does_has_a_colour_of_its_own() -> None:
+    root = Path(__file__).parents[3]
+    sources = [*root.glob("trainers/**/*.py"), root / "forge_env" / "rollout" / "episode.py"]
+    code = "".join(path.read_text() for path in sources)
+    done = set(re.findall(r"""(?:\.enter|\.during|watch)\("([\w -]+)"\)""", code))
+    assert len(done) > 12
+    assert {name for name in done if not is_waiting("episodes", name)} <= COLOUR_OF.keys()
+    assert set(COLOUR_OF.values()) == set(range(COLOURS))
 
 
 @pytest.mark.parametrize(("title", "lines"), [("Speed", 2), ("Trainer against generators", 2)])

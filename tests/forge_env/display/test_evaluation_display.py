@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 from rich.cells import cell_len
+from rich.console import Console
 
 from forge_env.config.evaluation import EvaluationConfig
 from forge_env.display import terminal as displays
 from forge_env.display.terminal import LiveDisplay, PlainDisplay
 from forge_env.evaluation.estimates import Estimate
 from forge_env.evaluation.evaluation import Evaluation
-from forge_env.evaluation.progress import EvaluationProgress
+from forge_env.evaluation.progress import EnvironmentProgress, EvaluationProgress
 from forge_env.evaluation.summary import GroupSummary, summarize
 from forge_env.evaluation.tables import Table, print_tables, tables
 from forge_env.rollout.scripted import FunctionPolicy
@@ -151,6 +152,30 @@ def test_a_note_is_not_broken_in_two() -> None:
     stream, path = io.StringIO(), "/" + "long/" * 60
     print_tables([], [f"results: {path}"], stream)
     assert f"results: {path}" in stream.getvalue()
+
+
+def test_the_live_panel_of_an_evaluation_is_calm_at_80_columns() -> None:
+    """Each environment has one line, and each kind of trouble."""
+    progress = EvaluationProgress("eval-20261124-101500", "a-model-with-quite-a-long-name-that-goes-on-and-on-" * 2)
+    for label in ("coding_rlvr/repository", "calculator", "word-problems-of-several-steps"):
+        item = progress.environments[label] = EnvironmentProgress(512, 300, 24, 31, 7, 2)
+        item._totals = {str(task): (float(task % 3 > 0), 1) for task in range(300)}
+    progress.usage.completion, progress.priced, progress.budget = 12_345_678, True, 25.0
+    progress.lost.update({"SandboxError": 5, "EndpointOverloadedError": 2, "\x1b[2JError": 14})
+    progress.request_errors.update({f"EndpointError{number}": 100 for number in range(9)})
+    console = Console(width=80, file=io.StringIO())
+    console.print(progress.panel())
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    lines = shown.splitlines()
+    assert max(map(cell_len, lines)) == 80
+    assert len(lines) == 10
+    for label in progress.environments:
+        (line,) = [line for line in lines if label in line and "512" in line]
+        assert "300/512  0.667 ± 0.027" in line
+    assert "72 running  93 truncated" in shown
+    assert "21 samples lost: " in shown
+    assert "\x1b" not in shown
 
 
 class Narrow(io.StringIO):

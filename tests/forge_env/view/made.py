@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any
@@ -272,7 +273,7 @@ def evaluation(folder: Path, *, tasks: int = 20, epochs: int = 2, solved: float 
                     "max_reward": 1.0,
                     "usage": {"completion": 32, "cost": 0.001},
                 }
-                made.turns = [Turn(turn.observation, Reply(turn.message)) for turn in made.turns]
+                made.turns = [replace(turn, reply=Reply(turn.message)) for turn in made.turns]
                 if index == 3:
                     made.valid, made.error = False, "ConnectionError: the sandbox went away"
                 writer.write(made)

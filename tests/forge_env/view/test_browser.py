@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from forge_env.display.report import write_report
 from tests.forge_env.view.made import evaluation, hostile_run, training_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -67,6 +68,25 @@ CONTRAST = """() => {
     if (ratio < 4.5) bad.push(`${ratio.toFixed(2)}: ${node.data.trim().slice(0, 40)}`);
   }
   return bad;
+}"""
+
+
+PAIRS = [
+    *(("--on-series", f"--s{number}") for number in range(6)),  # names in time bars and on the timeline
+    *((f"--s{number}", "--card") for number in range(6)),  # names of lines in a saved picture
+    *(("--ink", f"--h{number}") for number in range(1, 7)),  # tokens
+    ("--ink", "--w0"), ("--ink", "--w1"), ("--soft", "--card"), ("--ink", "--card"),  # waiting, axes
+]  # fmt: skip
+"""Colours of text, and what it stands on, that a walk through the elements doesn't find: in SVG, canvas, highlights."""
+RATIO = """([one, two]) => {
+  const pen = document.createElement("canvas").getContext("2d");
+  const light = (name) => {
+    pen.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+    const parts = [1, 3, 5].map((at) => parseInt(pen.fillStyle.slice(at, at + 2), 16) / 255);
+    const [r, g, b] = parts.map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const [high, low] = [light(one), light(two)].sort((a, b) => b - a);
+  return (high + 0.05) / (low + 0.05);
 }"""
 
 
@@ -167,8 +187,20 @@ def test_every_view_fits_and_can_be_read(width: int, scheme: str, browser: Brows
             assert watched.page.evaluate("() => window.ran") is None, name
 
 
-def test_a_person_finds_the_way_by_mouse(browser: Browser, site: Site) -> None:
-    with tab(browser, site) as watched:
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_in_charts_and_on_tokens_can_be_read(scheme: str, browser: Browser, site: Site) -> None:
+    with tab(browser, site, scheme=scheme) as watched:
+        watched.goto("/run/first/time")
+        ratios = {pair: watched.page.evaluate(RATIO, list(pair)) for pair in PAIRS}
+    assert {pair: ratio for pair, ratio in ratios.items() if ratio < 4.5} == {}
+
+
+SIZES = [(1280, "light"), (360, "dark"), (2560, "dark")]
+
+
+@pytest.mark.parametrize(("width", "scheme"), SIZES)
+def test_a_person_finds_the_way_by_mouse(width: int, scheme: str, browser: Browser, site: Site) -> None:
+    with tab(browser, site, width, scheme) as watched:
         page = watched.page
         page.get_by_role("link", name="first", exact=True).click()
         expect(page.get_by_role("heading", name="Did it learn?")).to_be_visible()
@@ -231,8 +263,46 @@ def test_a_step_leads_to_its_episodes_and_a_stretch_is_zoomed(browser: Browser, 
         expect(page.locator("tbody tr").first).to_be_visible()
 
 
-def test_a_person_finds_the_way_by_keyboard(browser: Browser, site: Site) -> None:
+def test_curves_are_smoothed_put_on_a_log_axis_folded_and_taken_away(browser: Browser, site: Site) -> None:
     with tab(browser, site) as watched:
+        page = watched.page
+        watched.goto("/run/first")
+        page.wait_for_selector("[data-charts][data-drawn]")
+        chart = page.locator(".chart[data-chart=reward]")
+        picture = "(canvas) => canvas.toDataURL()"
+        plain = chart.locator("canvas").evaluate(picture)
+        page.locator("[data-smooth]").fill("0.8")
+        smooth = chart.locator("canvas").evaluate(picture)
+        page.locator("[data-log]").check()
+        assert "smooth=0.8" in page.url
+        assert "log=1" in page.url
+        assert len({plain, smooth, chart.locator("canvas").evaluate(picture)}) == 3
+        page.reload()
+        page.wait_for_selector("[data-charts][data-drawn]")
+        expect(page.locator("[data-log]")).to_be_checked()
+        still = page.locator("details.fold", has_text="constant over the whole run")
+        expect(still.get_by_text("Groups with signal: 0.8")).to_be_hidden()
+        still.locator("summary").click()
+        expect(still.get_by_text("Groups with signal: 0.8")).to_be_visible()
+        for kind, begins in (("PNG", b"\x89PNG"), ("SVG", b"<svg "), ("CSV", b"step,")):
+            with page.expect_download() as saved:
+                chart.hover()
+                if not chart.locator("details[open]").count():
+                    chart.locator(".save summary").click()
+                chart.get_by_role("button", name=kind).click()
+            assert saved.value.suggested_filename == f"reward.{kind.lower()}"
+            assert Path(saved.value.path()).read_bytes().startswith(begins)
+        page.locator(".chart[data-chart='Entropy'] .u-over").hover(position={"x": 60, "y": 40})
+        lines = page.locator(".chart .u-cursor-x:not(.u-off)").evaluate_all(
+            "(all) => all.map((line) => line.style.transform)"
+        )
+        assert len(lines) > 8, "one cursor over all"
+        assert all("translate" in line for line in lines)
+
+
+@pytest.mark.parametrize(("width", "scheme"), SIZES)
+def test_a_person_finds_the_way_by_keyboard(width: int, scheme: str, browser: Browser, site: Site) -> None:
+    with tab(browser, site, width, scheme) as watched:
         page = watched.page
         watched.goto("/run/first/trajectories?kind=train")
         for key in ("j", "j", "k"):
@@ -293,6 +363,62 @@ def test_a_run_is_live_while_it_is_looked_at(browser: Browser, tmp_path: Path) -
         with (run / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"schema": 1, "step": 7, "time": 99.0, "reward/mean": 0.99}) + "\n")
         expect(page.locator("[data-live=subtitle]")).to_contain_text("7 steps")
+
+
+def test_an_evaluation_and_a_list_are_live_too(browser: Browser, tmp_path: Path) -> None:
+    run = evaluation(tmp_path / "runs" / "eval-a", epochs=1)
+    more = evaluation(tmp_path / "more", epochs=3).joinpath("trajectories", "eval.jsonl").read_bytes().splitlines(True)
+    with served(tmp_path / "runs", tmp_path / "cache") as own, tab(browser, own) as watched:
+        page = watched.page
+        watched.goto("/run/eval-a")
+        expect(page.locator("[data-live-sign]")).to_be_visible()
+        expect(page.locator("[data-live=subtitle]")).to_contain_text("20 of 20 samples")
+        with (run / "trajectories" / "eval.jsonl").open("ab") as file:
+            file.writelines(more[20:40])
+        expect(page.locator("[data-live=subtitle]")).to_contain_text("40 of 20 samples")
+        watched.goto("/run/eval-a/trajectories")
+        expect(page.locator("[data-live-sign]")).to_be_visible()
+        with (run / "trajectories" / "eval.jsonl").open("ab") as file:
+            file.writelines(more[40:])
+        page.get_by_role("link", name="new episodes have come").click()
+        expect(page.locator("[data-live=total]")).to_have_text("60")
+
+
+def test_news_are_asked_for_only_while_the_page_is_looked_at(browser: Browser, site: Site) -> None:
+    hide = """(hidden) => { Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+      document.dispatchEvent(new Event("visibilitychange")); }"""
+    with tab(browser, site) as watched:
+        page = watched.page
+        watched.goto("/run/first")
+        expect(page.locator("[data-live-sign]")).to_be_visible()
+        with page.expect_event("requestfailed", lambda asked: asked.url.endswith("/run/first/events")):
+            page.evaluate(hide, True)
+        expect(page.locator("[data-live-sign]")).to_be_hidden()
+        with page.expect_request("**/run/first/events"):
+            page.evaluate(hide, False)
+        expect(page.locator("[data-live-sign]")).to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["first", "hacked", "eval-a", "hostile"])
+def test_a_report_fits_every_width_and_can_be_read(
+    name: str, scheme: Any, browser: Browser, site: Site, tmp_path: Path
+) -> None:
+    out = write_report(site.root / name, tmp_path / "report.html")
+    own = Site(out.as_uri(), tmp_path)
+    for width in (360, 1280, 2560):
+        with tab(browser, own, width, scheme) as watched:
+            page = watched.page
+            page.locator("details").evaluate_all("(all) => all.forEach((one) => { one.open = true; })")
+            assert page.evaluate("() => document.documentElement.scrollWidth") <= width, width
+            assert page.evaluate(CONTRAST) == [], width
+            assert page.evaluate("() => window.ran") is None
+            if name in ("first", "hacked"):
+                seen = "(all) => all.filter((one) => one.checkVisibility())"
+                shown = page.locator(".narrow, .middle, .wide").evaluate_all(f"{seen}.map((one) => one.className)")
+                assert shown == [{360: "narrow", 1280: "middle", 2560: "wide"}[width]]
+                heights = page.locator(".tick").evaluate_all(f"{seen}.map((one) => one.getBoundingClientRect().height)")
+                assert min(heights) >= 9, f"figures on the axes are too small at {width} pixels"
 
 
 def test_eight_tabs_work_at_once(browser: Browser, site: Site) -> None:

@@ -20,8 +20,9 @@ import pytest
 from jinja2 import FileSystemLoader
 
 from forge_env.errors import UsageError
-from forge_env.trajectory import TrajectoryWriter, Turn
-from forge_env.types import Message
+from forge_env.policy import Reply
+from forge_env.trajectory import Trajectory, TrajectoryWriter, Turn
+from forge_env.types import Message, call_tool
 from forge_env.view.app import Pages
 from forge_env.view.index import RunIndex
 from forge_env.view.runs import Runs
@@ -128,16 +129,16 @@ async def test_a_run_answers_the_four_questions(folder: Path, cache: Path) -> No
         lazy = re.search(r'>never used a tool</a>.*?href="([^"]*)" title="an example', page)
         assert lazy
         assert "It never used a tool." in (await client.get(unescape(lazy[1]))).text
-        assert re.search(r"Yes: held-out solved \+0\.\d\d \u00b1 0\.\d\d on 60 tasks", page)
+        assert re.search(r"Yes: held-out solved \+0\.\d\d\s\u00b1\s0\.\d\d on 60 tasks", page)
         assert "finished, unpaid" in page
         assert "paid, not solved" not in page
         assert re.search(r"It rose by 0\.\d\d", page)
-        assert "60 % of its time waiting for episodes" in unescape(page)
+        assert "60\u00a0% of its time waiting for episodes" in unescape(page), "no line ends within a figure"
         page = (await client.get("/run/second")).text
         assert "No, it got worse" in page
         assert re.search(r"It fell by 0\.\d\d", page)
-        assert re.search(r"At the same time: never used a tool: [\d.]+ % → \d+ % of the episodes", unescape(page))
-        assert re.search(r"tool_errors an episode: 0.\d+ → 0.\d+\.", unescape(page))
+        assert re.search(r"At the same time: never used a tool: [\d.]+\s%\s→\s\d+\s% of the episodes", unescape(page))
+        assert re.search(r"tool_errors an episode: 0.\d+\s→\s0.\d+\.", unescape(page))
         page = (await client.get("/run/first?around=10")).text
         assert "before" in page
 
@@ -215,7 +216,7 @@ async def test_held_out_scores_are_what_the_run_measured_on_whatever_host(tmp_pa
         writer.write(episode(0, 0, 0, 1.0, chance))
     async with opened(tmp_path, cache) as client:
         page = (await client.get("/run/run")).text
-        assert "Yes: held-out found +1.00 \u00b1 0.00 on 8 tasks" in page
+        assert "Yes: held-out found +1.00\u00a0\u00b1\u00a00.00 on 8 tasks" in page
         page = (await client.get("/run/run/trajectories?kind=eval-00010")).text
         assert len(re.findall(r"<tr data-row=", page)) == 8
         page = (await client.get("/run/run/trajectories?kind=train")).text
@@ -333,7 +334,36 @@ async def test_a_group_shows_where_its_members_part(folder: Path, cache: Path) -
         page = (await client.get("/run/first/g?kind=train&group=2")).text
         assert "8 episodes of one task" in page
         assert page.count("Multiply each of xs") == 1, "the common beginning stands once"
-        assert "here they part" in page
+        best, *others = page.split('<section class="card">')[1:]
+        assert "the others are compared with it" in best
+        assert "here it parts from" not in best
+        assert any("here it parts from the best" in member for member in others)
+        assert all(("here it parts from" in member) != ("word for word as the best" in member) for member in others)
+
+
+async def test_each_member_is_marked_where_it_parts_from_the_best(tmp_path: Path, cache: Path) -> None:
+    """Not where the first of all parts: that says nothing of the others."""
+    asked = [Message(role="user", content="How many?")]
+    seen = [Message(role="tool", content="33")]
+    calls = {0: ["67 - 34", "33 + 44"], 1: ["67 - 34", "33 + 48"], 2: ["1", "33 + 44"], 3: ["67 - 34", "33 + 44"]}
+    calls[4] = ["67 - 34"]
+    with TrajectoryWriter(tmp_path / "run" / "trajectories" / "train.jsonl") as writer:
+        for member, wanted in calls.items():
+            turns = [
+                Turn(asked if not place else seen, Reply(call_tool("calculate", expression=one)))
+                for place, one in enumerate(wanted)
+            ]
+            writer.write(
+                Trajectory(f"train-0-{member}", "e", "t", turns=turns, reward=float(not member), group=0, member=member)
+            )
+    async with opened(tmp_path, cache) as client:
+        page = unescape((await client.get("/run/run/g?kind=train&group=0")).text)
+    cards = [re.sub(r"<[^>]+>", "", card) for card in page.split('<section class="card">')[1:]]
+    marks = [card.partition("here it parts from the best") for card in cards]
+    assert ["67 - 34" in before for before, mark, _ in marks if mark] == [True, False]
+    assert ["33 + 48" in after for _, mark, after in marks if mark] == [True, False]
+    assert "word for word as the best" in cards[3]
+    assert "67 - 34here it ends, and the best goes on" in cards[4]
 
 
 async def test_figures_can_be_taken_away(folder: Path, cache: Path) -> None:
@@ -367,12 +397,23 @@ async def test_time_evaluations_and_comparisons(folder: Path, cache: Path) -> No
         window = (await client.get("/run/first/timeline.json?from=10&to=20&width=500")).json()
         assert window["lanes"][0]["track"] == "trainer"
         assert all(end >= 10 and start <= 20 for start, end, *_ in window["lanes"][0]["spans"])
+        lane = window["lanes"][1]
+        assert lane["track"] == "episodes, worker 0"
+        doing = {window["names"][number]["name"]: window["names"][number]["wait"] for *_, number, _ in lane["spans"]}
+        assert doing == {"generate": True, "environment": False}, "an episode waits while its model generates"
         assert re.search(r'<text [^>]*class="on">train 40 %</text>', (await client.get("/run/first/time")).text)
         page = (await client.get("/run/first/evaluations")).text
         assert "p " in page
         page = (await client.get("/run/eval-a")).text
         assert "lost: ConnectionError" in page
         assert "by difficulty" in page
+        assert "never used a tool" in page
+        assert re.search(r"A sample took [\d.]+ s: \d+\s% of it the model, [\d.]+\s% tools and scoring\.", page)
+        assert re.search(r"\d+ of 40 samples earned less than all", page)
+        examples = re.findall(r'href="([^"]+)" title="an example', page)
+        assert len(examples) > 2
+        for example in examples:
+            assert (await client.get(unescape(example))).status_code == 200
         page = (await client.get("/compare?runs=first,second")).text
         assert "second is worse" in page
         assert ">seed<" in page
@@ -605,6 +646,20 @@ async def test_folders_without_number_and_with_any_name_are_listed(
         assert "holds more than 60 others" in listed.text
         assert "too many to sort by time" in listed.text
         assert (await client.get("/run/7")).status_code == 200, "those that are not listed have their address"
+    monkeypatch.setattr("forge_env.view.runs.MOST_LOOKED_AT", 20)
+    (tmp_path / "other").mkdir()
+    for name in range(100, 158):
+        (tmp_path / "other" / str(name)).mkdir()
+    (tmp_path / "other" / "0").mkdir()
+    (tmp_path / "other" / "0" / "metrics.jsonl").write_text('{"schema": 1, "step": 1, "reward/mean": 0.5}\n')
+    async with opened(tmp_path / "other", tmp_path / "cache") as client:
+        address = "/"
+        for _ in range(2):
+            page = (await client.get(address)).text
+            assert "No run here yet" not in page
+            assert "<tr data-row" not in page
+            (address,) = map(unescape, re.findall(r'rel="next" href="([^"]+)"', page))
+        assert '<tr data-row="/run/0"' in (await client.get(address)).text, "behind folders that are no runs"
 
 
 def test_spans_too_narrow_to_be_seen_are_drawn_as_what_took_the_most_time(tmp_path: Path) -> None:
@@ -620,3 +675,23 @@ def test_spans_too_narrow_to_be_seen_are_drawn_as_what_took_the_most_time(tmp_pa
     assert len(lane["spans"]) <= 500
     scored = sum(end - start for start, end, name, _ in lane["spans"] if names[name] == "score")
     assert scored > 0.7 * window["end"]
+
+
+def test_the_timeline_begins_with_the_first_span_and_knows_sandboxes(tmp_path: Path) -> None:
+    """A run that starts its processes for five minutes is not five minutes of nothing."""
+    events: list[dict[str, object]] = [{"ph": "M", "tid": 1, "name": "thread_name", "args": {"name": "trainer"}}]
+    events.append({"ph": "X", "tid": 1, "name": "train", "ts": 300e6, "dur": 10e6})
+    for phase, at, took in (("wait for one", 301e6, 1e6), ("tests", 302e6, 2e6), ("tests", 305e6, 4e6)):
+        common = {"cat": "rollouts0: sandboxes", "id": "train-0-0", "name": phase}
+        events += [{"ph": "b", "ts": at, **common}, {"ph": "e", "ts": at + took, **common}]
+    (tmp_path / "timeline.json").write_text("[" + "\n,".join(map(json.dumps, events)) + "\n]\n")
+    found = Timelines().of(tmp_path)
+    whole = found.window(None, None, 500)
+    assert (whole["low"], whole["begin"], whole["high"], whole["end"]) == (300, 300, 310, 310)
+    assert found.window(0, 305, 500)["low"] == 300
+    assert [lane["track"] for lane in whole["lanes"]] == ["trainer", "sandboxes, worker 0"]
+    assert [(one.name, one.number, one.p50, one.p99) for one in found.phases()[1:]] == [
+        ("tests", 2, 4.0, 4.0),
+        ("wait for one", 1, 1.0, 1.0),
+    ]
+    assert Timelines().of(tmp_path / "nowhere").window(None, None, 500)["begin"] == 0
