@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,10 @@ from forge_env.cli.command import Parser
 from forge_env.cli.show import folder_of_run
 from forge_env.display.curves import REWARD, evaluation_splits
 from forge_env.display.terminal import duration
+from forge_env.errors import UsageError
 from forge_env.evaluation.tables import counted
 from forge_env.interrupts import run_until_interrupted
+from forge_env.run.metrics import metrics_row
 from forge_env.trajectory_index import IndexReader, is_index
 from forge_env.visible import one_line
 
@@ -96,12 +97,8 @@ class News:
             if PROBLEM.search(text[:200]):
                 yield f"! {one_line(text)}"
         for text in self._metrics.new():
-            try:
-                row = json.loads(text)
-            except ValueError:
-                continue
-            if isinstance(row, dict) and isinstance(row.get("step"), int):
-                yield from row_in_words(row)
+            with suppress(UsageError):  # of a newer version
+                yield from row_in_words(metrics_row(text, self._metrics.path) or {})
         yield from self._evaluated()
 
     def _evaluated(self) -> Iterator[str]:
@@ -126,7 +123,7 @@ class News:
 
 def row_in_words(row: Mapping[str, Any]) -> Iterator[str]:
     """A row of metrics.jsonl in a line or two."""
-    step, time = row["step"], row.get("time")
+    step, time = row.get("step"), row.get("time")
     when = f"[{duration(float(time)):>7}] " if isinstance(time, int | float) else ""
     for split in evaluation_splits([row]):
         prefix = f"eval/{split}"

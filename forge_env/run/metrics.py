@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 GROUP = "forge_env.loggers"
+LARGEST_STEP, LARGEST_FIGURE = 53, 1000
+"""Bits of what a curve can hold."""
 
 
 @runtime_checkable
@@ -58,21 +60,44 @@ class JSONLMetrics:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a metrics.jsonl in order; half a line that a killed run left is skipped.
+    """Rows of a metrics.jsonl in order; half a line that a killed run left is skipped, and one that is damaged.
 
     Raises:
         UsageError: a row is of a newer version than this forge-env reads.
     """
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for line in file:
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if isinstance(row, dict) and "step" in row:
-                yield without_schema(row, str(path))
+            if (row := metrics_row(line, path)) is not None:
+                yield row
+
+
+def metrics_row(line: str | bytes, path: Path) -> dict[str, Any] | None:
+    """A row of a metrics.jsonl: its step and all that is a number or was none; None where the line is damaged.
+
+    Raises:
+        UsageError: it is of a newer version than this forge-env reads.
+    """
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or "step" not in row:
+        return None
+    row = without_schema(row, str(path))
+    try:
+        step = int(row.pop("step"))
+    except (ValueError, TypeError, OverflowError):
+        return None
+    if step.bit_length() > LARGEST_STEP:
+        return None
+    figures = {
+        key: value
+        for key, value in row.items()
+        if value is None or isinstance(value, float) or (isinstance(value, int) and value.bit_length() < LARGEST_FIGURE)
+    }
+    return {"step": step, **figures}
 
 
 class TensorBoardMetrics:

@@ -25,8 +25,8 @@ from forge_env.errors import UsageError
 from forge_env.machine import cache_dir
 from forge_env.run.contract import Clause, read_contract
 from forge_env.run.folder import RunFolder
+from forge_env.run.metrics import metrics_row
 from forge_env.run.trained import Trained, TrainedEpisode, TrainedGroup
-from forge_env.schema import without_schema
 from forge_env.view.charts import Chart, histograms
 from forge_env.view.index import SOLVED, RunIndex
 from forge_env.view.queries import Queries
@@ -93,16 +93,10 @@ class Metrics:
 
 
 def _metrics_row(line: bytes, path: Path) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-        row = without_schema(row, str(path)) if isinstance(row, dict) and "step" in row else {}
-        step = int(row.pop("step"))
-        if step.bit_length() > 53:
-            raise ValueError("no step")  # which a curve can't hold
-    except (ValueError, TypeError, LookupError, OverflowError, RecursionError, UsageError):
-        return None  # damaged, or of a newer version
-    figures = {key: value for key, value in row.items() if isinstance(value, int | float) and abs(value) < 1e300}
-    return {"step": step, **figures}
+    with suppress(UsageError):  # of a newer version
+        row = metrics_row(line, path)
+        return row and {key: value for key, value in row.items() if value is not None and abs(value) < 1e300}
+    return None
 
 
 class TrainedRows:

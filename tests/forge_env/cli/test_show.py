@@ -253,6 +253,18 @@ def test_a_folder_of_damaged_files_is_told_of(
     assert "\x1b" not in capsys.readouterr().out
 
 
+def test_lines_of_metrics_that_are_damaged_cost_themselves_only(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = {"step": 3, "eval/eval/score": 10**400, "eval/eval/stderr": "much", "time": [1]}
+    with folder.metrics.open("ab") as file:
+        file.write(b'{"step": 11, "\xc8": 1}\n\xff\n' + b"[" * 100_000 + b"\n")
+        file.write("".join(json.dumps({**odd, "step": step}) + "\n" for step in (3, "x", 10**400, None)).encode())
+    for words in (["show"], ["report"], ["report", "--format", "png", "--out", str(folder.root / "r.png")], ["tail"]):
+        assert main([words[0], str(folder.root), *words[1:]]) == 0, words
+    assert "first: finished" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("value", ["long", [], {"a": 1}, True, -1, float("nan"), 10**30, None])
 def test_a_summary_that_no_run_writes_costs_its_own_lines_only(
     value: object, folder: RunFolder, capsys: pytest.CaptureFixture[str]
