@@ -81,6 +81,8 @@ function draw() {
   pen.restore();
   pen.fillStyle = ink;
   for (const row of rows) if (row.first) pen.fillText((row.counter ? row.counter.name : row.lane.track).slice(0, 20).replace(/,.*/, (rest) => (width < 600 ? "" : rest)).slice(0, width < 600 ? 11 : 20), 10, row.y + Math.min(row.height, 20) / 2);
+  pen.fillStyle = css("--soft");
+  for (const row of rows) if (row.counter?.points.length) pen.fillText(`up to ${(+Math.max(...row.counter.points.map((point) => point[1])).toPrecision(3)).toLocaleString("en")}`, 10, row.y + 24);
   holder.dataset.drawn = String(placed.length);
 }
 
