@@ -117,9 +117,11 @@ def addresses(browser: Browser, address: str, run: str) -> tuple[str, str]:
     page.goto(address)
     page.goto(address.partition("/?")[0] + f"{run}/trajectories?kind=train&outcome=paid&sort=calls")
     episode = page.locator("[data-row]").first.get_attribute("data-row")
-    page.goto(address.partition("/?")[0] + f"{run}/trajectories?kind=train&low=0.4&high=0.6")
-    row = page.locator("[data-row]")
-    page.goto(address.partition("/?")[0] + ((row.first.get_attribute("data-row") if row.count() else episode) or "/"))
+    page.goto(address.partition("/?")[0] + f"{run}/trajectories?kind=train&outcome=unpaid&sort=calls")
+    for row in [row.get_attribute("data-row") for row in page.locator("[data-row]").all()]:
+        page.goto(address.partition("/?")[0] + (row or "/"))
+        if page.locator(".group .pill.good").count() > 1:
+            break
     group = page.locator("[data-group]").get_attribute("href")
     context.close()
     assert episode is not None

@@ -19,9 +19,9 @@ from forge_env.view.queries import TRAIN, VALID, Queries
 from forge_env.view.runs import SURE, Held, RunView, held_out
 from forge_env.view.text import number, percent, seconds, signed
 
-ENDED, LONGER = 0.1, 1.25
+ENDED, LONGER, OFTEN = 0.1, 1.25, 0.05
 """By how much a share of the endings (half as much is enough where it doubled or halved), and by which factor a length
-or a number of errors, has changed where the third answer names it."""
+or a number of errors (so many an episode at least), has changed where the third answer names it."""
 ERRORS = ("errors", "error")
 """How metrics end that are better when they fall."""
 COMPARED = 6_000
@@ -230,7 +230,8 @@ def _beside(found: Reasons) -> Iterator[str]:
         twice = max(item.before, item.after) >= 2 * min(item.before, item.after)
         if abs(item.change) >= (ENDED / 2 if twice else ENDED):
             yield f"{item.name}: {percent(item.before)} → {percent(item.after)} of the episodes."
-    errors = [item for item in found.components if item.name.endswith(ERRORS) and min(item.before, item.after) > 0]
+    errors = [item for item in found.components if item.name.endswith(ERRORS) and item.before and item.after]
+    errors = [item for item in errors if max(item.before, item.after) >= OFTEN]
     grown = [item for item in found.lengths if min(item.before, item.after) > 0 and item.name != "seconds"]
     for items in (grown, errors):
         for item in sorted(items, key=lambda item: -abs(math.log(item.after / item.before)))[:1]:
