@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,8 @@ def test_a_new_package_works_at_once(kind: str, tmp_path: Path, capsys: pytest.C
 
 
 def test_a_new_package_takes_its_data_along_when_it_is_installed(tmp_path: Path) -> None:
-    pytest.importorskip("setuptools")
+    if find_spec("setuptools") is None:
+        pytest.skip("NOT RUN: setuptools is not installed")
     assert main(["new", "my_env", "--dir", str(tmp_path)]) == 0
     for place in ("questions.jsonl", "more/table.parquet"):
         file = tmp_path / "my_env" / "src" / "my_env" / place
