@@ -60,7 +60,9 @@ def main() -> None:
         *table(["threads", "tokens/s, by the clock", "tokens/s of the trainer's own time"], rows),
         "",
         f"Median (smallest to largest) of five pieces of {args.steps} steps of 16 demonstrations, without the first "
-        f"{FIRST}. The recipe has two threads. Load at the end {' '.join(f'{each:.1f}' for each in os.getloadavg())}.",
+        f"{FIRST}. Where the columns agree, the trainer never waits for demonstrations: what it reaches alone is in "
+        "the section Trainer. The recipe has two threads. "
+        f"Load at the end {' '.join(f'{each:.1f}' for each in os.getloadavg())}.",
     ]
     print("\n".join(lines))
     if args.record:
