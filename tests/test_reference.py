@@ -20,7 +20,8 @@ from forge_env.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = "\n".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
-PUBLIC = {f"fe.{name}": getattr(fe, name) for name in fe.__all__ if callable(getattr(fe, name))} | {
+OWN = {name: getattr(fe, name) for name in fe.__all__ if not inspect.ismodule(getattr(fe, name))}
+PUBLIC = {f"fe.{name}": found for name, found in OWN.items() if callable(found)} | {
     f"fe.{module.__name__.rpartition('.')[2]}.{name}": getattr(module, name)
     for module in (fe.rewards, fe.tools)
     for name in module.__all__
