@@ -56,7 +56,9 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 (folder / "site" / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(source, folder / "site" / file)
     for name in ("forge_env", "environments", "sandboxes"):
-        shutil.copytree(ROOT / name, folder / "site" / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / name, folder / "site" / name, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
+        )
     with closing(docker.from_env()) as client:
         ensure_image(client)
         base = next(tag for each in client.images.list("forge-env/base") for tag in each.tags)
