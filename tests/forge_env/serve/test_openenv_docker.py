@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from importlib.metadata import Distribution, distribution
@@ -24,7 +25,7 @@ WHY = "NOT RUN: openenv is not installed (`make conformance` makes an environmen
 validation = pytest.importorskip("openenv.validation", reason=WHY)
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(900)]
 NEEDED = ("forge-env[openenv]", "pip", "setuptools")
-SITE = "/usr/lib/python3.11/site-packages"
+SITE = f"/usr/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 ROOT = Path(fe.__file__).parents[1]
 COMMANDS = "for n in pip forge_env; do printf '#!/bin/sh\\nexec python3 -m %s \"$@\"\\n' $n > /usr/local/bin/$n; done"
 
@@ -50,22 +51,23 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An image that has all that a package index would give, so that none is needed."""
     folder = tmp_path_factory.mktemp("image")
     for found in distributions(NEEDED):
-        for file in found.files or ():
+        for file in (found.files or ()) if found.name != "forge-env" else ():
             source = Path(str(file.locate()))
             if file.parts[0] != ".." and file.suffix != ".pyc" and not file.name.startswith("__editable__"):
                 (folder / "site" / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(source, folder / "site" / file)
+    own = distribution("forge-env")  # of a checkout: its code is not among its files
+    about = folder / f"site/forge_env-{own.version}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(own.read_text("METADATA") or own.read_text("PKG-INFO") or "")
     for name in ("forge_env", "environments", "sandboxes"):
-        shutil.copytree(
-            ROOT / name, folder / "site" / name, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
-        )
+        shutil.copytree(ROOT / name, folder / "site" / name, ignore=shutil.ignore_patterns("__pycache__"))
     with closing(docker.from_env()) as client:
-        ensure_image(client)
-        base = next(tag for each in client.images.list("forge-env/base") for tag in each.tags)
+        base = ensure_image(client)  # this machine's own Python
         made = f"mkdir -p /usr/local/bin; {COMMANDS}; cd /usr/local/bin; mv forge_env forge-env; chmod 755 *"
         (folder / "Dockerfile").write_text(
             f"FROM {base}\nCOPY site {SITE}\nRUN {made}; python3 -m compileall -q {SITE} || true\n"
-            "ENV PIP_NO_INDEX=1 PIP_NO_BUILD_ISOLATION=0 PATH=/usr/local/bin:/usr/bin:/bin\n"
+            "ENV PYTHONPATH= PIP_NO_INDEX=1 PIP_NO_BUILD_ISOLATION=0 PATH=/usr/local/bin:/usr/bin:/bin\n"
         )
         tag = f"forge-env/openenv-test:{secrets.token_hex(8)}"
         client.images.build(path=str(folder), rm=True, tag=tag)
