@@ -1,8 +1,6 @@
 """`python -m forge_env`: the command line without the console script."""
 
-import sys
-
-from forge_env.cli.main import main
+from forge_env.cli.main import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

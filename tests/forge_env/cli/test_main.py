@@ -227,7 +227,7 @@ def test_a_thread_that_never_ends_does_not_keep_the_process(tmp_path: Path) -> N
         "main.LEAVE_S = 1\n"
         "threading.Thread(target=threading.Event().wait).start()\n"
         "sys.argv = ['forge-env', '--version']\n"
-        "sys.exit(main.main())\n"
+        "main.program()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
     assert done.returncode == -signal.SIGALRM
