@@ -4,9 +4,9 @@ A `memfd` has no name that could be left behind. Who has one tells the other its
 opens it through /proc, as the same user may, and maps the same pages. The kernel frees them with the last mapping.
 From another machine the bytes are fetched (`trainers.weights.network`).
 
-Fresh pages cost several times the copy, so a block is filled again and again. Whoever reads it holds a lock on it
-(`flock`, which the kernel takes back from a process that dies); its owner fills it anew only where nobody does
-(`reuse`), and gives it another stamp, by which the handles of before are known to be void.
+Fresh pages cost several times the copy, so a block is filled again and again, and stays mapped where it was read.
+Whoever reads it holds a lock on it (`flock`, which the kernel takes back from a process that dies); its owner fills it
+anew only where nobody does (`reuse`), and gives it another stamp, by which the handles of before are known to be void.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ import fcntl
 import mmap
 import os
 import struct
+from collections import deque
 from dataclasses import dataclass
 from functools import cache
 from math import prod
+from typing import Any
 from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 
 from trainers.weights import network
@@ -42,7 +45,7 @@ class Descriptor:
 
 
 class Block(mmap.mmap):
-    """Mapped memory and the descriptor through which other processes map it too; freed with its last tensor."""
+    """Mapped memory and the descriptor through which other processes map it too."""
 
     file: Descriptor
 
@@ -62,8 +65,16 @@ class Block(mmap.mmap):
         STAMP.pack_into(self, self.room, value)
 
 
+class Reading(np.ndarray[Any, np.dtype[np.uint8]]):
+    """All of a block but the stamp, which stays as it is as long as this is there."""
+
+    lock: Descriptor
+
+
 _blocks: WeakValueDictionary[int, Block] = WeakValueDictionary()
 """Of this process, by address."""
+_kept: dict[tuple[int, torch.dtype], deque[Block]] = {}
+"""Of each process and data type those two that were read last: its weights lie in the one and the other by turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +120,8 @@ def empty(size: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(0, dtype=dtype)
     file = Descriptor(os.memfd_create("weights", os.MFD_CLOEXEC))
     os.ftruncate(file.number, size * dtype.itemsize + STAMP.size)
-    return _tensor(_map(file), dtype)
+    block = _map(file)
+    return _tensor(block, block, dtype)
 
 
 def handle(tensor: torch.Tensor) -> Handle:
@@ -141,8 +153,15 @@ def attach(shared: Handle) -> torch.Tensor:
     Raises:
         OSError: that process let go of it, fills it anew, or ended.
     """
-    block = _read(f"/proc/{shared.pid}/fd/{shared.descriptor}", shared.inode, shared.stamp)
-    return _tensor(block, shared.dtype).view(shared.shape)
+    for key in [key for key in _kept if not os.path.exists(f"/proc/{key[0]}")]:
+        del _kept[key]
+    path = f"/proc/{shared.pid}/fd/{shared.descriptor}"
+    kept = _kept.setdefault((shared.pid, shared.dtype), deque(maxlen=2))
+    block = next((each for each in kept if each.file.inode == shared.inode), None) or _map(_open(path, shared.inode))
+    reading = _read(block, path, shared.stamp)
+    if block not in kept:
+        kept.append(block)
+    return _tensor(block, reading, shared.dtype).view(shared.shape)
 
 
 async def fetch(shared: Handle, into: torch.Tensor | None = None) -> torch.Tensor:
@@ -177,25 +196,30 @@ def _find(inode: int, stamp: int) -> memoryview | None:
     if found is None:
         return None
     try:
-        block = _read(f"/proc/self/fd/{found.file.number}", inode, stamp)
+        return _read(found, f"/proc/self/fd/{found.file.number}", stamp).data
     except OSError:
         return None
-    return memoryview(block)[: block.room]
 
 
-def _read(path: str, inode: int, stamp: int) -> Block:
-    """A block to be read: as long as it is there, it isn't filled anew."""
+def _open(path: str, inode: int) -> Descriptor:
     file = Descriptor(os.open(path, os.O_RDWR | os.O_CLOEXEC))
     if file.inode != inode:
         raise FileNotFoundError(DROPPED)
+    return file
+
+
+def _read(block: Block, path: str, stamp: int) -> Reading:
+    """What is in a block, if it has this stamp."""
+    lock = _open(path, block.file.inode)  # opened once more: a mapping keeps what it was made of open
     try:
-        fcntl.flock(file.number, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(lock.number, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise FileNotFoundError(DROPPED) from error
-    block = _map(file)
     if block.stamp != stamp:
         raise FileNotFoundError(DROPPED)
-    return block
+    reading = np.frombuffer(block, np.uint8, block.room).view(Reading)
+    reading.lock = lock
+    return reading
 
 
 def _map(file: Descriptor) -> Block:
@@ -205,8 +229,8 @@ def _map(file: Descriptor) -> Block:
     return block
 
 
-def _tensor(block: Block, dtype: torch.dtype) -> torch.Tensor:
-    """All of a block but the stamp, as a vector."""
-    tensor = torch.frombuffer(block, dtype=dtype, count=block.room // dtype.itemsize)
+def _tensor(block: Block, memory: Block | Reading, dtype: torch.dtype) -> torch.Tensor:
+    """All of a block but the stamp, as a vector that holds `memory`."""
+    tensor = torch.frombuffer(memory, dtype=dtype, count=block.room // dtype.itemsize)
     _blocks[tensor.data_ptr()] = block
     return tensor

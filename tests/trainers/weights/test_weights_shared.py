@@ -44,19 +44,34 @@ def test_another_process_has_the_same_memory() -> None:
     assert all(torch.equal(tensor, -torch.arange(100).to(tensor.dtype)) for tensor in tensors)
 
 
-def test_nothing_is_left() -> None:
+def test_what_is_let_go_of_is_gone_but_for_two_mappings() -> None:
     before = descriptors()
-    tensor = shared.empty(1000, torch.float32)
-    handle = shared.handle(tensor)
-    assert handle.source is None  # there are no other hosts
-    view = shared.attach(handle)[10:20]
-    del tensor
-    view.fill_(1.0)  # a view of an attached tensor keeps it mapped
-    del view
-    gc.collect()
-    assert descriptors() == before
-    with pytest.raises(FileNotFoundError):
-        shared.attach(handle)
+    for _ in range(5):
+        tensor = shared.empty(1000, torch.float32)
+        handle = shared.handle(tensor)
+        assert handle.source is None  # there are no other hosts
+        view = shared.attach(handle)[10:20]
+        del tensor
+        view.fill_(1.0)  # a view of an attached tensor keeps it mapped
+        del view
+        gc.collect()
+        assert descriptors() <= before + 4  # a mapping has one, and Python's another
+        with pytest.raises(FileNotFoundError):
+            shared.attach(handle)
+
+
+def test_a_block_that_is_read_again_is_not_mapped_again() -> None:
+    tensors = [shared.empty(1000, torch.float32), shared.empty(1000, torch.float32)]
+    places = [shared.attach(shared.handle(tensor)).data_ptr() for tensor in tensors]
+    for version in range(4):
+        tensor = tensors[version % 2]
+        gc.collect()
+        assert shared.reuse(tensor)
+        tensor.fill_(version)
+        reading = shared.attach(shared.handle(tensor))
+        assert reading.data_ptr() == places[version % 2]
+        assert reading.unique().tolist() == [version]
+        del reading
 
 
 def test_a_descriptor_that_is_another_by_now_is_noticed() -> None:
@@ -105,6 +120,11 @@ def test_who_dies_leaves_no_memory_and_readers_keep_what_they_read() -> None:
     assert torch.equal(reading, torch.arange(1000.0))
     with pytest.raises(OSError, match="No such file"):
         shared.attach(handle)
+    del reading
+    gc.collect()
+    other = shared.empty(8, torch.float32)
+    shared.attach(shared.handle(other))
+    assert f" {handle.inode} " not in Path("/proc/self/maps").read_text(), "its memory stays mapped"
 
 
 @pytest.mark.slow
