@@ -5,13 +5,15 @@ python -m benchmarks mismatch --updates 0 8 24
 The whole stack with the default recipe's small model: requests are in flight while the weights are trained, pushed
 and swapped. After so many updates new requests are sampled, and the trainer scores their tokens. Then both are compared
 with `transformers` in float64, which says how exact float32 can be: the trained checkpoint that comes with forge-env,
-on prompts of its environment and on random ones.
+on prompts of its environment and on random ones. At last the same is done for vLLM alone, without and with n-gram
+speculation, which no recipe can ask for.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 import tempfile
 from collections.abc import Sequence
@@ -35,6 +37,7 @@ from trainers.model.tiny import build_tiny_folder
 
 REQUESTS = 64
 OPTIONS = SamplingOptions(max_tokens=96)
+N_GRAMS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
 Row = list[object]
 
 
@@ -117,6 +120,29 @@ async def against_float64() -> list[Row]:
     return rows
 
 
+async def speculating() -> list[Row]:
+    """How far vLLM is from float64 as recipes have it, and where n-grams guess the next tokens."""
+    from trainers.generator.arguments import engine_arguments, prepare_process
+    from trainers.generator.engine import InProcessEngine
+
+    config = load_config("coding_rlvr")
+    folder, section = checkpoint_folder(config.model.path), config.generator
+    assert folder is not None
+    prepare_process(with_gpus=section.with_gpus, threads=section.threads, kv_cache_gb=section.kv_cache_gb)
+    rows: list[Row] = []
+    for name, more in (("none", {}), ("n-grams", {"speculative_config": N_GRAMS})):
+        engine = InProcessEngine({**engine_arguments(config, folder), **more})
+        asked = [engine.generate(prompt, OPTIONS) for prompt in own_prompts(config, folder)]
+        completions = await asyncio.gather(*asked)
+        await engine.close()
+        sampled = np.concatenate([completion.logprobs for completion in completions])
+        exact = np.concatenate(float64_logprobs(folder, [sequence(completion) for completion in completions]))
+        numbers = np.isfinite(sampled)
+        apart = abs(sampled - exact)[numbers]
+        rows.append([name, len(sampled), int((~numbers).sum()), f"{apart.max():.1e} ({apart.mean():.1e})"])
+    return rows
+
+
 def float64_logprobs(folder: Path, sequences: Sequence[Segment]) -> list[NDArray[np.float64]]:
     """Of the targets of each sequence, by `transformers`."""
     import torch
@@ -141,6 +167,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="forge-env-") as scratch:
         rows = asyncio.run(measure(args.updates, Path(scratch)))
     exact = asyncio.run(against_float64())
+    guessed = asyncio.run(speculating())
     columns = ["prompts", "tokens", "vLLM from float64", "TorchTitan from float64", "vLLM from TorchTitan"]
     lines = [
         *table(["updates in flight", "tokens", "largest difference", "mean"], rows),
@@ -152,6 +179,11 @@ def main() -> None:
         "",
         "Largest difference (mean) with the trained checkpoint that the default recipe begins with. On prompts unlike "
         "any that it was trained on, float32 itself is further from float64 than the aim, in either program.",
+        "",
+        *table(["speculation", "tokens", "of them not a number", "the others from float64"], guessed),
+        "",
+        "Largest difference (mean) of vLLM's engine alone, on prompts of the environment: with "
+        f"`speculative_config={json.dumps(N_GRAMS)}`, which recipes refuse for this reason.",
     ]
     print("\n".join(lines))
     record("mismatch", "Trainer against generator", "make bench ARGS=mismatch", lines)

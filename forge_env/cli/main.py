@@ -88,7 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with signals_interrupt():
             _find_own_modules()
             code = _run(arguments, debug)
-            print(end="", flush=True)  # a full disk, or a reader that went away, is found here at the latest
+            if code == 0:
+                print(end="", flush=True)  # a full disk, or a reader that went away, is found here at the latest
             return code
     except KeyboardInterrupt:
         from forge_env.interrupts import INTERRUPTED

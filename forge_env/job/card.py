@@ -244,14 +244,22 @@ async def serve_cards(address: Address, monarch: str) -> asyncio.Server:
         with suppress(OSError, ValueError, TypeError, TimeoutError, asyncio.IncompleteReadError):  # a stranger's
             async with asyncio.timeout(ANSWER_S):
                 question = Question(**json.loads(await reader.readline()))
-            card = await asyncio.to_thread(write_card, question, monarch)
-            writer.write(json.dumps(asdict(card)).encode() + b"\n")
+            told = await asyncio.to_thread(_told, question, monarch)
+            writer.write(json.dumps(told).encode() + b"\n")
             await writer.drain()
             await reader.read()  # whoever asked may keep the connection, to learn of this worker's end
         writer.close()
 
     context = tls_context(address, serving=True)
     return await asyncio.start_server(answer, sock=listen(address), limit=MOST, ssl=context)
+
+
+def _told(question: Question, monarch: str) -> dict[str, Any]:
+    """The card of this host, or why it can't be written."""
+    try:
+        return asdict(write_card(question, monarch))
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with this host, it is for whoever asks to know
+        return {"forge_env": forge_env.__version__, "fault": f"{type(error).__name__}: {error}"}
 
 
 async def ask(address: Address, question: Question | None = None, *, patience_s: float = 0.0) -> Card:
@@ -264,7 +272,7 @@ async def ask(address: Address, question: Question | None = None, *, patience_s:
 
     Raises:
         NoWorkerError: nothing answers there.
-        ForgeError: it is of another version.
+        ForgeError: it is of another version, or can't tell of its host.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + patience_s
@@ -282,6 +290,11 @@ async def ask(address: Address, question: Question | None = None, *, patience_s:
         raise ForgeError(
             f"the worker at {address} runs forge-env {told.get('forge_env')}, this machine has {forge_env.__version__}",
             fix="install the same version on all hosts",
+        )
+    if "fault" in told:
+        raise ForgeError(
+            f"the worker at {address} can't tell of its host: {told['fault']}",
+            fix=f"mend that there, and start `forge-env worker {address}` again",
         )
     return Card(**told)
 

@@ -19,7 +19,7 @@ from tests.forge_env.endpoint.server import Server, completion
 from tests.forge_env.evaluation.toys import model_answer
 
 TOY = "tests.forge_env.evaluation.toys:Sums"
-COMMAND = [sys.executable, "-c", "import sys; from forge_env.cli.main import main; sys.exit(main())", "eval"]
+COMMAND = [sys.executable, "-m", "forge_env", "eval"]
 ROOT = Path(__file__).parents[3]
 SAMPLES = 480
 MANY = ("--epochs", str(SAMPLES // 12))

@@ -40,6 +40,7 @@ class Terminal:
         def take_terminal() -> None:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
+        environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}  # xdist's
         self.process = await asyncio.create_subprocess_exec(
             *self.words,
             cwd=ROOT,
@@ -48,7 +49,7 @@ class Terminal:
             stderr=theirs,
             start_new_session=True,
             preexec_fn=take_terminal,
-            env={**os.environ, "TERM": "xterm-256color"},
+            env={**environ, "TERM": "xterm-256color"},
         )
         os.close(theirs)
         asyncio.get_running_loop().add_reader(self._ours, self._read)

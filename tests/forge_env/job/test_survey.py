@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import forge_env
+from forge_env import machine
 from forge_env.cli.main import main
 from forge_env.config import RunConfig
 from forge_env.errors import ForgeError
@@ -201,6 +202,16 @@ async def test_strangers_and_noise_harm_nobody() -> None:
             assert await reader.read() == b""
             writer.close()
         assert (await ask(address)).monarch == "service"
+
+
+async def test_what_is_wrong_with_a_host_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_drivers() -> list[object]:
+        raise RuntimeError("the driver is of another version")
+
+    monkeypatch.setattr(machine, "unclaimed_gpus", no_drivers)
+    async with await serve_cards(address := free_address(), "service"):
+        with pytest.raises(ForgeError, match=f"{address} can't tell of its host: RuntimeError: the driver is of"):
+            await ask(address)
 
 
 async def test_the_end_of_a_worker_is_noticed() -> None:
