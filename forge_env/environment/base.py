@@ -284,8 +284,11 @@ set in `__init__`."""
             count = self.num_tasks(split)
             if count == 0:
                 raise UsageError(f"{type(self).__name__} has no tasks in split {split!r}")
-            _check_signature(name, self.task, split, index)
-            task = self.task(split, index if count is None else index % count)
+            try:
+                task = self.task(split, index if count is None else index % count)
+            except TypeError:
+                _check_signature(name, self.task, split, index)  # takes as long as making a simple task
+                raise
         if not isinstance(task, Task):
             if inspect.iscoroutine(task):
                 task.close()

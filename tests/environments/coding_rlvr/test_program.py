@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import forge_env as fe
-from environments.coding_rlvr import CodingRLVR, agent
+from environments.coding_rlvr import CodingRLVR
 from environments.coding_rlvr.conversation import SYSTEM_PROMPT, as_answer
 from environments.coding_rlvr.program import CodingProgram, CodingProgramConfig
 from forge_env.rollout.episode import run_episode
@@ -30,6 +30,8 @@ async def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 def test_it_tells_the_model_what_coding_rlvr_tells_it() -> None:
     """So that a model that has learned the one can begin with the other."""
+    from environments.coding_rlvr import agent  # imports openai
+
     [tool] = CodingRLVR().tools
     assert (SYSTEM_PROMPT, tool.model_dump()) == (agent.SYSTEM, agent.PYTHON)
     task = CodingProgram(CodingProgramConfig(levels=[2])).task("eval", 3)

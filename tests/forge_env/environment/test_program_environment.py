@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 import pytest_asyncio
 
@@ -21,7 +20,18 @@ from forge_env.sandbox import ExecResult, SandboxEngine
 from forge_env.types import Message, Observation, StepResult, ToolSpec
 from tests.sandboxes.conftest import require
 
+if TYPE_CHECKING:
+    import openai
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _client() -> None:
+    """Half a second of imports, which a process that only collects the tests does without."""
+    global openai
+    import openai
+
 
 ASK = """
 import json, os, sys, threading, time, urllib.error, urllib.request

@@ -8,11 +8,9 @@ import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
-import openai
 import pytest
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -21,6 +19,12 @@ import forge_env as fe
 from forge_env.gateway.request import ModelRequest, RefusedRequestError
 from forge_env.gateway.server import MAX_BODY, MAX_HELD, Access, Gateway
 from forge_env.types import FunctionCall, Message, ToolCall, call_tool
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
+
+    Clients = tuple[openai.AsyncOpenAI, anthropic.AsyncAnthropic]
 
 WEATHER = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
 CALL = call_tool("weather", place="Z\u00fcrich")
@@ -57,6 +61,14 @@ def test_every_row_of_the_page_is_shown() -> None:
     (table,) = re.findall(r"\| \| chat completions \|.*\n\|-+.*\n((?:\|.*\n)+)", page.read_text())
     assert [row.split(" | ")[0].removeprefix("| ") for row in table.splitlines()] == list(SHOWN)
     assert {name for names in SHOWN.values() for name in names} <= globals().keys()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _clients() -> None:
+    """Two seconds of imports, which a process that only collects the tests does without."""
+    global anthropic, openai
+    import anthropic
+    import openai
 
 
 @pytest.fixture
@@ -254,7 +266,6 @@ async def test_what_cannot_be_answered_is_refused(gateway: Gateway, body: Any, w
     assert re.search(why, found.json()["error"]["message"]), found.text
 
 
-Clients = tuple[openai.AsyncOpenAI, anthropic.AsyncAnthropic]
 USER: Any = [{"role": "user", "content": "?"}]
 WEATHER_TOOL: Any = {"name": "weather", "description": "Now.", "parameters": WEATHER}
 ANTHROPICS_TOOL: Any = {"name": "weather", "description": "Now.", "input_schema": WEATHER}

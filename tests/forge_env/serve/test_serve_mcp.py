@@ -11,8 +11,12 @@ import forge_env as fe
 from forge_env.errors import ToolError
 from tests.forge_env.serve.serving import Adder, run_printed, serving, until
 
-pytest.importorskip("mcp", reason='NOT RUN: pip install "forge-env[openenv]"')
-pytest.importorskip("uvicorn", reason='NOT RUN: pip install "forge-env[openenv]"')
+
+@pytest.fixture(scope="module", autouse=True)
+def _sdk() -> None:
+    """Half a second of imports, which a process that only collects the tests does without."""
+    pytest.importorskip("mcp", reason='NOT RUN: pip install "forge-env[openenv]"')
+    pytest.importorskip("uvicorn", reason='NOT RUN: pip install "forge-env[openenv]"')
 
 
 class Counter(Adder):

@@ -14,8 +14,6 @@ from forge_env.errors import InfrastructureError
 from forge_env.tools.mcp import McpServer
 from tests.forge_env.environment.test_tool_environment import call, calls
 
-mcp = pytest.importorskip("mcp")
-
 SERVER = """
 from mcp.server.mcpserver import MCPServer
 
@@ -33,6 +31,13 @@ def double(number: int) -> int:
 if __name__ == "__main__":
     server.run()
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sdk() -> None:
+    """Half a second of imports, which a process that only collects the tests does without."""
+    global mcp
+    mcp = pytest.importorskip("mcp")
 
 
 class WithServer(fe.ToolEnvironment):

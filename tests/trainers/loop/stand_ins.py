@@ -27,7 +27,6 @@ from trainers.generator.types import Completion
 from trainers.loop.metrics import AUDIT
 from trainers.rollout.local import LocalWorker
 from trainers.rollout.types import GroupReport, HeldOut, HeldOutReport, Links, RollOut, WorkerStatus
-from trainers.weights.checksum import Served
 
 Events = list[tuple[float, str, str]]
 """Virtual second, what, details."""
@@ -115,6 +114,8 @@ class Actor:
 
     async def do_checksums(self, *published: Any) -> Any:
         """Of a trainer, or, asked with where weights lie, of a generator: as if all weights of a version were that."""
+        from trainers.weights.checksum import Served  # imports torch
+
         held = self.version_had
         return Served(held, {"w": held} if published[0] else None, held, whole=True) if published else {"w": held}
 
