@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any
+from weakref import WeakSet
 
 from forge_env.errors import PluginError, misfit
 
@@ -26,8 +27,14 @@ _MADE = ("bash", "python", "files", "submit")
 READY_MADE = "forge_env.tools.ready_made"
 
 
+_SOUND: WeakSet[type] = WeakSet()
+"""Classes that were checked: environments are made by the thousand, and the check takes milliseconds."""
+
+
 def check_definition(cls: type) -> None:
     """`PluginError` where a method of an environment's class can't be called, or an attribute is of another kind."""
+    if cls in _SOUND:
+        return
     for name in CALLED:
         _check_method(cls, name)
     for name in KEPT:
@@ -52,6 +59,7 @@ def check_definition(cls: type) -> None:
     prompt = inspect.getattr_static(cls, "system_prompt", None)
     if not (prompt is None or isinstance(prompt, str | property)):
         raise PluginError(f"{cls.__name__}.system_prompt is {prompt!r}", fix="write a text")
+    _SOUND.add(cls)
 
 
 def check_defaults(config_class: type[BaseModel]) -> None:
@@ -82,7 +90,7 @@ def _check_tools(cls: type) -> None:
 def _check_method(cls: type, name: str) -> None:
     ours = next((vars(base)[name] for base in reversed(cls.__mro__) if name in vars(base) and is_ours(base)), None)
     given = inspect.getattr_static(cls, name, None)
-    if ours is None or given is None or not isinstance(ours, FunctionType):
+    if ours is None or given is None or given is ours or not isinstance(ours, FunctionType):
         return
     what = f"{cls.__name__}.{name}"
     signature = inspect.signature(ours)

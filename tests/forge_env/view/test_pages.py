@@ -68,6 +68,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training run of four steps, to be copied by who changes it."""
+    return training_run(tmp_path_factory.mktemp("made") / "short", steps=4)
+
+
+@pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
@@ -301,8 +307,8 @@ async def test_every_episode_has_its_tokens_tab(folder: Path, cache: Path) -> No
                     assert answer.status_code == 200, path
 
 
-async def test_an_update_of_forge_env_changes_no_page_of_a_server_that_runs(tmp_path: Path) -> None:
-    training_run(tmp_path / "runs" / "first", steps=4)
+async def test_an_update_of_forge_env_changes_no_page_of_a_server_that_runs(short: Path, tmp_path: Path) -> None:
+    shutil.copytree(short, tmp_path / "runs" / "first")
     pages = Pages(Runs(tmp_path / "runs", tmp_path / "cache"))
     templates = tmp_path / "templates"
     shutil.copytree(str(files("forge_env.view").joinpath("templates")), templates)
@@ -451,8 +457,8 @@ async def test_a_run_has_one_colour_in_a_comparison_whatever_its_name(folder: Pa
         "x: " + "1" * 2_000_000,
     ],
 )
-async def test_a_recipe_that_no_run_writes_costs_the_recipe_only(recipe: str, tmp_path: Path) -> None:
-    (training_run(tmp_path / "runs" / "odd", steps=4) / "config.yaml").write_text(recipe)
+async def test_a_recipe_that_no_run_writes_costs_the_recipe_only(short: Path, recipe: str, tmp_path: Path) -> None:
+    (shutil.copytree(short, tmp_path / "runs" / "odd") / "config.yaml").write_text(recipe)
     async with opened(tmp_path / "runs", tmp_path / "cache") as client:
         for path in ("/", "/run/odd", "/run/odd/recipe", "/run/odd/trajectories"):
             assert (await client.get(path)).status_code == 200, path
@@ -527,9 +533,9 @@ async def test_addresses_that_nobody_wrote_are_answered(folder: Path, cache: Pat
             assert answer.status_code < 500, path
 
 
-async def test_figures_that_no_table_holds_are_named(tmp_path: Path) -> None:
+async def test_figures_that_no_table_holds_are_named(short: Path, tmp_path: Path) -> None:
     where = tmp_path / "runs" / "odd" / "trajectories"
-    one = json.loads((training_run(tmp_path / "made", steps=4) / "trajectories" / "train.jsonl").open().readline())
+    one = json.loads((short / "trajectories" / "train.jsonl").open().readline())
     odd: list[dict[str, object]] = [
         {"difficulty": 10**30}, {"group": 10**25}, {"member": 2**63}, {"started": 1e308}, {"wall_s": 10**400},
         {"metrics": {"solved": 10**30}}, {"retries": -(2**70)}, {"info": {"usage": {"completion": 10**40}}},
@@ -556,8 +562,8 @@ async def test_figures_that_no_table_holds_are_named(tmp_path: Path) -> None:
             assert (await client.get(path)).status_code == 200, path
 
 
-async def test_a_folder_that_vanishes_is_named(tmp_path: Path) -> None:
-    run = training_run(tmp_path / "runs" / "gone", steps=4)
+async def test_a_folder_that_vanishes_is_named(short: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(short, tmp_path / "runs" / "gone")
     async with opened(tmp_path / "runs", tmp_path / "cache") as client:
         assert (await client.get("/run/gone")).status_code == 200
         with pytest.MonkeyPatch.context() as patch:
@@ -569,8 +575,10 @@ async def test_a_folder_that_vanishes_is_named(tmp_path: Path) -> None:
         assert "No run here yet" in (await client.get("/")).text
 
 
-async def test_a_cache_folder_without_room_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    training_run(tmp_path / "runs" / "first", steps=4)
+async def test_a_cache_folder_without_room_is_named(
+    short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(short, tmp_path / "runs" / "first")
     (tmp_path / "cache").write_text("a file stands where the folder would be")
     with pytest.raises(UsageError, match=r"cache folder .* can't be used"):
         token(tmp_path / "cache")
@@ -597,17 +605,17 @@ async def test_a_cache_folder_without_room_is_named(tmp_path: Path, monkeypatch:
         assert "database or disk is full" in answer.text
 
 
-async def test_nothing_is_written_into_a_run(tmp_path: Path) -> None:
-    run = training_run(tmp_path / "runs" / "first", steps=4)
+async def test_nothing_is_written_into_a_run(short: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(short, tmp_path / "runs" / "first")
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     async with opened(tmp_path / "runs", tmp_path / "cache") as client:
         await crawl(client, "/run/first", 60)
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
-async def test_a_run_that_grows_is_read_on(tmp_path: Path) -> None:
+async def test_a_run_that_grows_is_read_on(short: Path, tmp_path: Path) -> None:
     root, cache = tmp_path / "runs", tmp_path / "cache"
-    run = training_run(root / "first", steps=4)
+    run = shutil.copytree(short, root / "first")
     async with opened(root, cache) as client:
         before = (await client.get("/run/first/charts.json")).json()
         row = {"schema": 1, "step": 5, "reward/mean": 0.25}
