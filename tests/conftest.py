@@ -30,6 +30,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup, likewise
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+os.environ["LANGUAGE"] = "C"  # argparse looks for translations of each word of each parser otherwise, and finds none
+
 gc.set_threshold(20_000, 10, 10)  # a sixth of the collection's time went there
 
 # No deadline: a busy machine is no failure. Each run draws its own examples: fifty of them, many times a day.

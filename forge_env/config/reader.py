@@ -40,6 +40,8 @@ EXPONENT = re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")
 """Numbers that YAML 1.1 takes for text because they have no decimal point or sign."""
 MAX_VALUES = 100_000
 """Keys and values in one file, aliases written out."""
+MAX_NESTED = 100
+"""Lists and mappings in brackets, one in the other."""
 WIDTH = 110
 """Columns of the YAML that is written."""
 MOST_LISTED = 40
@@ -48,6 +50,12 @@ MOST_LISTED = 40
 
 class Loader(yaml.SafeLoader):
     """Reads configuration."""
+
+    def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:
+        """Begin a list or mapping in brackets, which takes PyYAML as long as there are others around it."""
+        if self.flow_level == MAX_NESTED:
+            raise yaml.MarkedYAMLError(problem="it is nested too deeply", problem_mark=self.get_mark())
+        super().fetch_flow_collection_start(TokenClass)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Build a mapping; a key that is given twice is an error, and so is one that is not a plain value."""

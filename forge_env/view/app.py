@@ -9,7 +9,7 @@ import re
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from functools import cache, cached_property
+from functools import cache
 from hashlib import blake2b
 from importlib.resources import files
 from pathlib import Path
@@ -148,6 +148,44 @@ def group_url(run: RunView, row: Mapping[str, Any]) -> str:
     return f"{here(run, 'g')}?kind={kind}&group={group}"
 
 
+@cache
+def templates() -> Environment:
+    """The templates; all that they show is escaped. Each is read once."""
+    environment = Environment(
+        loader=PackageLoader("forge_env.view"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        auto_reload=False,  # an update of forge-env must not mix its templates with the code that runs
+        finalize=_finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["glued"] = text.glued
+    environment.filters["attr"] = lambda value: Markup(escape(text.plain(str(value))))
+    environment.filters["urlencode"] = lambda value: _quoted(str(value))
+    environment.globals |= {
+        "static": static,
+        "here": here,
+        "compared": compared,
+        "group_url": group_url,
+        "points": _points,
+        "reward": _reward,
+        "number": text.number,
+        "count": text.count,
+        "seconds": text.seconds,
+        "ago": text.ago,
+        "percent": text.percent,
+        "signed": text.signed,
+        "most_shown": text.SHOWN,
+        "tone": _tone,
+        "outcomes": OUTCOME_NAMES,
+        "paid_unsolved": PAID_UNSOLVED,
+        "where": lambda run, row: Markup(escape(place(run, row))),
+        "joined": lambda texts: Markup(escape("".join(texts))),
+    }
+    return environment
+
+
 class Pages:
     """The application.
 
@@ -157,48 +195,12 @@ class Pages:
 
     def __init__(self, runs: Runs) -> None:
         self.runs = runs
+        self.jinja = templates()
         self.indexer = Indexer()
         self.ending = asyncio.Event()
         self._watchers = 0
         self._timelines = timeline.Timelines()
         self._comparisons: dict[Any, Any] = {}
-
-    @cached_property
-    def jinja(self) -> Environment:
-        """The templates; all that they show is escaped. Each is read once."""
-        environment = Environment(
-            loader=PackageLoader("forge_env.view"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            auto_reload=False,  # an update of forge-env must not mix its templates with the code that runs
-            finalize=_finalize,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        environment.filters["glued"] = text.glued
-        environment.filters["attr"] = lambda value: Markup(escape(text.plain(str(value))))
-        environment.filters["urlencode"] = lambda value: _quoted(str(value))
-        environment.globals |= {
-            "static": static,
-            "here": here,
-            "compared": compared,
-            "group_url": group_url,
-            "points": _points,
-            "reward": _reward,
-            "number": text.number,
-            "count": text.count,
-            "seconds": text.seconds,
-            "ago": text.ago,
-            "percent": text.percent,
-            "signed": text.signed,
-            "most_shown": text.SHOWN,
-            "tone": _tone,
-            "outcomes": OUTCOME_NAMES,
-            "paid_unsolved": PAID_UNSOLVED,
-            "where": lambda run, row: Markup(escape(place(run, row))),
-            "joined": lambda texts: Markup(escape("".join(texts))),
-        }
-        return environment
 
     def load(self) -> None:
         """Load what would make the first page of each kind wait: templates, numpy, the lexers of programs."""

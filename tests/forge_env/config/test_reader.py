@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_env.config import RunConfig, bundled_recipes, load_config
@@ -83,6 +83,8 @@ def test_every_mistake_is_listed_in_the_order_of_the_file() -> None:
         ("a: 2020-13-45\n", "not valid YAML: month must be in 1..12"),
         ("a: " + "1" * 5000, "not valid YAML"),
         ("a: " + "[" * 3000, "not valid YAML: it is nested too deeply"),
+        ("a: " + "[" * 101 + "]" * 101, "not valid YAML: it is nested too deeply"),
+        ("- " * 3000, "not valid YAML: it is nested too deeply"),
         ("a: &a {b: *a}\n", "its aliases make it endless"),
         ("a: &a [*a]\n", "its aliases make it endless"),
         (
@@ -96,6 +98,10 @@ def test_what_is_no_recipe_is_refused(text: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(text, "r.yaml")
     assert expected in str(caught.value)
+
+
+def test_brackets_may_be_nested_as_deeply_as_anyone_writes() -> None:
+    assert str(parse("a: " + "[" * 100 + "]" * 100, "r.yaml").data["a"]) == "[" * 100 + "]" * 100
 
 
 def test_numbers_in_scientific_notation_are_numbers() -> None:
@@ -171,6 +177,7 @@ def test_the_rendered_recipe_explains_every_key() -> None:
         assert any(lines[index - 1].strip().startswith("#") for index in places), key
 
 
+@settings(max_examples=20)  # each reads and writes a whole recipe
 @given(
     st.dictionaries(
         st.text(string.ascii_lowercase, min_size=1), st.integers() | st.floats(allow_nan=False) | st.text()

@@ -312,7 +312,7 @@ async def test_an_update_of_forge_env_changes_no_page_of_a_server_that_runs(shor
     pages = Pages(Runs(tmp_path / "runs", tmp_path / "cache"))
     templates = tmp_path / "templates"
     shutil.copytree(str(files("forge_env.view").joinpath("templates")), templates)
-    pages.jinja.loader = FileSystemLoader(templates)
+    pages.jinja = pages.jinja.overlay(loader=FileSystemLoader(templates))
     pages.load()
     for path in templates.iterdir():
         path.write_text("{{ something_new }}")
