@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from itertools import product
-from math import prod
+from math import log2, prod
 from random import Random
 
 from environments.coding_rlvr import operations as pieces
@@ -47,7 +47,12 @@ class Family:
         """About how many programs the family has (an upper bound where slots share operations)."""
         return prod(sum(operation.size for operation in slot) for slot in self.slots)
 
-    @property
+    @cached_property
+    def weight(self) -> float:
+        """How often it is drawn among others: larger ones more often, but not by far."""
+        return 1 + log2(self.size)
+
+    @cached_property
     def unseen(self) -> bool:
         """Whether the whole family is kept from training, held-out evaluation and demonstrations.
 

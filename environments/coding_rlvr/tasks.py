@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from math import log2
 from random import Random
 
 from environments.coding_rlvr.conversation import as_answer
@@ -76,7 +75,7 @@ def _find(topic: Topic, split: str, rng: Random) -> tuple[Family, Program, tuple
     """A program of `split` from the topic, with its tests; None when there seems to be none."""
     families = topic[split == "unseen"]
     for _ in range(ATTEMPTS if families else 0):
-        family = rng.choices(families, [1 + log2(family.size) for family in families])[0]
+        family = rng.choices(families, [family.weight for family in families])[0]
         program = family.draw(rng)
         if split_of(family, program) == split and (tests := make_tests(program, rng)) is not None:
             return family, program, tests

@@ -7,7 +7,6 @@ import random
 import statistics
 from collections import deque
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,8 +95,7 @@ class Simulation:
 
     async def _ask(self) -> bool:
         played, limiter = self.played, self.limiter
-        async with AsyncExitStack() as stack:
-            begun = await stack.enter_async_context(limiter.slot())
+        async with limiter.slot() as begun:
             if limiter.in_flight > self.allowed(len(played.windows)):
                 played.refused += 1
                 await asyncio.sleep(0.01)

@@ -14,7 +14,7 @@ class Deadlock(Exception):
     """Every task waits for another one."""
 
 
-class _Selector(selectors.SelectSelector):
+class _Selector(selectors.EpollSelector):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
