@@ -39,7 +39,7 @@ def passes(folder: Path, files: dict[str, str], tests: str) -> bool:
     for path, text in {**files, "tests/test_it.py": tests}.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
-    command = [sys.executable, "-B", "-m", "unittest", "discover", "tests"]
+    command = [sys.executable, "-S", "-B", "-m", "unittest", "discover", "tests"]
     return subprocess.run(command, cwd=folder, capture_output=True).returncode == 0
 
 

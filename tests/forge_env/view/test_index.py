@@ -191,20 +191,23 @@ MAKE = """
 import sys
 from pathlib import Path
 from forge_env.view.index import RunIndex
-sys.stdin.readline()
-index = RunIndex(Path(sys.argv[1]), Path(sys.argv[2]))
-index.update()
-print(index.connection().execute("select count(*) from t").fetchone()[0])
+for cache in sys.argv[2:]:
+    sys.stdin.readline()
+    index = RunIndex(Path(sys.argv[1]), Path(cache))
+    index.update()
+    print(index.connection().execute("select count(*) from t").fetchone()[0], flush=True)
 """
 
 
 def test_viewers_that_begin_at_once_make_one_index(tmp_path: Path) -> None:
     write(tmp_path / "run", range(50))
-    for attempt in range(3):
-        words = [sys.executable, "-c", MAKE, tmp_path / "run", tmp_path / f"cache-{attempt}"]
-        started = [subprocess.Popen(words, stdin=PIPE, stdout=PIPE, text=True) for _ in range(3)]
+    caches = [tmp_path / f"cache-{attempt}" for attempt in range(3)]
+    words = [sys.executable, "-c", MAKE, tmp_path / "run", *caches]
+    started = [subprocess.Popen(words, stdin=PIPE, stdout=PIPE, text=True) for _ in range(3)]
+    for _ in caches:
         for process in started:
             assert process.stdin is not None
             process.stdin.write("\n")
             process.stdin.flush()
-        assert [process.communicate()[0].strip() for process in started] == ["200"] * 3
+        assert [process.stdout.readline().strip() for process in started if process.stdout] == ["200"] * 3
+    assert [process.communicate()[0] for process in started] == [""] * 3
