@@ -89,7 +89,8 @@ class Endless(fe.ToolEnvironment):
     def work(self) -> str:
         """Work in a thread."""
         if self.where == "thread":
-            while not STOP:
+            stop = STOPS[-1]
+            while not stop:
                 pass
         return "done"
 
@@ -100,7 +101,8 @@ class Endless(fe.ToolEnvironment):
             await wait()
 
 
-STOP: list[bool] = []
+STOPS: list[list[bool]] = [[]]
+"""Of each test: threads that miss the end of theirs, which is short, would take the next one's time."""
 
 
 def endless(where: str, **options: Any) -> Endless:
@@ -224,13 +226,13 @@ def test_what_is_no_environments_code_is_left_alone_in_another_thread() -> None:
 
 @pytest.mark.parametrize(("where", "tool"), [("tool, async", "call"), ("thread", "work")])
 async def test_a_tool_is_given_up_and_named_once(where: str, tool: str, caplog: pytest.LogCaptureFixture) -> None:
-    STOP.clear()
+    STOPS.append([])
     policy = ReplayPolicy([fe.call_tool(tool), "x"])
     for _ in range(2):
         trajectory = await run_episode(lambda: endless(where, tool_timeout_s=0.2), policy, seed=0)
         assert trajectory.turns[1].observation[0].content == f"Error: {tool} timed out after 0.2 s"
         assert trajectory.reward == 1.0
-    STOP.append(True)
+    STOPS[-1].append(True)
     (said,) = [record.getMessage() for record in caplog.records if "timed out" in record.getMessage()]
     assert re.fullmatch(
         rf"tool '{tool}' timed out after 0\.2 s: it was in (wait|work) \(.*test_endless\.py:\d+\)", said
@@ -272,7 +274,7 @@ class Quick(fe.ToolEnvironmentConfig):
 
 
 def test_an_evaluation_says_where_a_tool_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    STOP.clear()
+    STOPS.append([])
     given = {"where": "thread", "config_class": Quick, "__module__": __name__, "api_version": 1}
     kind = type("Endless", (Endless,), given)
 
@@ -280,7 +282,7 @@ def test_an_evaluation_says_where_a_tool_was(tmp_path: Path, capsys: pytest.Capt
         return fe.call_tool("work") if len(messages) == 1 else "x"
 
     fe.evaluate(kind, calls, n=3, out=tmp_path / "out", show=True)
-    STOP.append(True)
+    STOPS[-1].append(True)
     said = capsys.readouterr().err
     assert len(re.findall(r"tool 'work' timed out after 0\.1 s: it was in work \(.*test_endless\.py:\d+\)", said)) == 1
 
@@ -307,12 +309,12 @@ async def test_who_is_asked_to_end_waits_once_for_a_tool_that_never_ends(monkeyp
             """Take an hour if need be."""
             return "done"
 
-    STOP.clear()
+    STOPS.append([])
     monkeypatch.setattr("forge_env.tools.calls.requested", lambda: True)
     policy = ReplayPolicy([fe.call_tool("work"), fe.call_tool("patient"), fe.call_tool("patient"), "x"])
     async with asyncio.timeout(60):
         trajectory = await run_episode(lambda: Stuck(Stuck.config_class(tool_timeout_s=0.1)), policy, seed=0)
-    STOP.append(True)
+    STOPS[-1].append(True)
     answers = [turn.observation[0].content for turn in trajectory.turns[1:]]
     assert answers == [
         "Error: work timed out after 0.1 s",

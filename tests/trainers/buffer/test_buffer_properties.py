@@ -106,7 +106,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
+TestMachine.settings = settings(max_examples=50, stateful_step_count=60, deadline=None)
 
 
 def test_long_random_runs() -> None:
