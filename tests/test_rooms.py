@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -25,11 +25,20 @@ MAY_IMPORT = {
 }
 
 
+def statements(node: ast.AST, wanted: Callable[[ast.AST], bool] = lambda _: True) -> Iterator[ast.AST]:
+    """Every statement below `node`, also in what is wanted of them; expressions import nothing."""
+    for part in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for child in getattr(node, part, ()):
+            if wanted(child):
+                yield child
+                yield from statements(child, wanted)
+
+
 @cache
 def imports(path: Path) -> tuple[str, ...]:
     """Names of everything that a file imports, wherever in it."""
     found: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -59,18 +68,15 @@ def module_name(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def runtime_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """Everything below `node` but what only the type checker reads."""
-    for child in ast.iter_child_nodes(node):
-        if not (isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING"):
-            yield child
-            yield from runtime_nodes(child)
+def runs(node: ast.AST) -> bool:
+    """Whether it is more than what only the type checker reads."""
+    return not (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING")
 
 
 def imported_modules(path: Path, known: set[str]) -> set[str]:
     """Modules of `known` that a file imports, at its top or inside a function."""
     found: set[str] = set()
-    for node in runtime_nodes(ast.parse(path.read_text())):
+    for node in statements(ast.parse(path.read_text()), runs):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names} & known
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -92,27 +93,37 @@ def estimate_accuracies(
     if labels is not None and len(labels) != len(votes):
         raise UsageError(f"there are votes on {len(votes)} answers but {len(labels)} labels")
     if labels is not None:
-        return _maximise(votes, [float(label) for label in labels])
+        return _maximise(votes, [float(label) for label in labels], [1] * len(votes))
     if len(votes[0]) < 3:
         raise UsageError("accuracies of fewer than three verifiers can't be told apart without labels")
-    beliefs = [sum(row) / len(row) for row in votes]  # start from the majority
+    alike = Counter(tuple(map(bool, row)) for row in votes)  # answers with the same votes are believed alike
+    rows, counts = list(alike), list(alike.values())
+    beliefs = [sum(row) / len(row) for row in rows]  # start from the majority
     for _ in range(iterations):
-        accuracies, prior = _maximise(votes, beliefs)
-        updated = [combine(row, accuracies, prior) for row in votes]
+        accuracies, prior = _maximise(rows, beliefs, counts)
+        updated = [combine(row, accuracies, prior) for row in rows]
         moved = max(abs(new - old) for new, old in zip(updated, beliefs, strict=True))
         beliefs = updated
         if moved < 1e-9:
             break
-    return _maximise(votes, beliefs)
+    return _maximise(rows, beliefs, counts)
 
 
-def _maximise(votes: Sequence[Sequence[bool]], beliefs: Sequence[float]) -> tuple[list[float], float]:
-    count = len(votes)
+def _maximise(
+    rows: Sequence[Sequence[bool]], beliefs: Sequence[float], counts: Sequence[int]
+) -> tuple[list[float], float]:
+    """Accuracies and prior, where so many answers have each row of votes and are believed to be right."""
+    total = sum(counts)
+    shares = [number / total for number in counts]
     accuracies = [
-        sum(belief if row[k] else 1.0 - belief for row, belief in zip(votes, beliefs, strict=True)) / count
-        for k in range(len(votes[0]))
+        sum(
+            share * (belief if row[k] else 1.0 - belief)
+            for row, belief, share in zip(rows, beliefs, shares, strict=True)
+        )
+        for k in range(len(rows[0]))
     ]
-    return [_inside(value) for value in accuracies], _inside(sum(beliefs) / count)
+    prior = sum(share * belief for belief, share in zip(beliefs, shares, strict=True))
+    return [_inside(value) for value in accuracies], _inside(prior)
 
 
 def _inside(probability: float) -> float:

@@ -181,6 +181,7 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(
     monkeypatch.setattr(machine, "requirements", lambda extra="": [wrong, absent] if extra else [])
     monkeypatch.setattr(machine, "training_extra", lambda: "train-cpu")
     monkeypatch.setattr(machine, "free_memory_gb", lambda: 1.0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(recipe.parent / "cache"))  # whose size it tells
     reason = "Docker can't be reached at X: Permission denied (add yourself to the group docker, or run as root)"
     monkeypatch.setattr("forge_env.sandbox.engines.available_engines", lambda: {"docker": reason, "local": None})
     assert main(["doctor"]) == 1

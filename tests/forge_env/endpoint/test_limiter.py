@@ -101,10 +101,12 @@ class Simulation:
                 await asyncio.sleep(0.01)
                 limiter.overloaded(begun)
                 return False
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.queue.append(turn)
-            self._serve()
-            await turn
+            if self.served < self.servers(len(played.windows)):
+                self.served += 1
+            else:
+                turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self.queue.append(turn)
+                await turn
             await asyncio.sleep(self.latency(self.rng))
             limiter.succeeded(begun)
             self.served -= 1

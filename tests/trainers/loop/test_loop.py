@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +36,7 @@ from trainers.loop.stack import RoleDiedError, prepare_controller, tell_of_rdma
 from trainers.loop.system import System, unless_stopped
 from trainers.model.chat import Chat, FolderTokenizer
 from trainers.model.tiny import build_tiny_folder
+from trainers.model.tokenizer import build_tokenizer
 from trainers.rollout.in_turn import InTurn
 from trainers.rollout.local import check_prompts
 from trainers.rollout.types import Group, GroupReport, Totals, why_nothing
@@ -52,9 +54,11 @@ def run(config: RunConfig, tmp_path: Path) -> Run:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A built model without weights; its tokenizer is trained on the environment, which takes seconds."""
+    """A built model without weights; its tokenizer is trained on the environment, a little of it."""
     model = load_config("coding_rlvr").model
-    return build_tiny_folder(model, fe.make("coding_rlvr"), 0, tmp_path_factory.mktemp("built") / "tiny")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainers.model.tiny.build_tokenizer", partial(build_tokenizer, samples=200))
+        return build_tiny_folder(model, fe.make("coding_rlvr"), 0, tmp_path_factory.mktemp("built") / "tiny")
 
 
 class Lost:
