@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_env.errors import UsageError
@@ -27,6 +27,11 @@ TEXTS = st.text(max_size=8) | st.sampled_from(["\ud800", "a\nb\r\u2028c", "\u00e
 FIGURES = st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.dictionaries(TEXTS, st.none() | st.booleans() | st.integers() | FIGURES | TEXTS, max_size=3)
 NAMES = st.sampled_from(["add", "python"])
+PERHAPS = st.none() | TEXTS
+NUMBERS = st.none() | st.integers(0, 3)
+METRICS = st.dictionaries(NAMES, FIGURES)
+LIMITS = st.none() | st.just("turns")
+STARTED = st.just(0.0) | st.just(1.8e9)
 
 
 @st.composite
@@ -36,7 +41,11 @@ def messages(draw: st.DrawFn, role: Any = None) -> Message:
         for index in range(draw(st.integers(0, 2)))
     ]
     role = role or draw(st.sampled_from(["system", "user", "assistant", "tool"]))
-    return Message(role=role, content=draw(TEXTS), tool_calls=calls, reasoning_content=draw(st.none() | TEXTS))
+    return Message(role=role, content=draw(TEXTS), tool_calls=calls, reasoning_content=draw(PERHAPS))
+
+
+OBSERVED = st.lists(messages(), max_size=2)
+ANSWERS = messages("assistant")
 
 
 @st.composite
@@ -48,7 +57,7 @@ def token_replies(draw: st.DrawFn, *, whole: bool = False) -> list[tuple[list[in
     done: list[tuple[list[int], Reply]] = []
     before: Any = NO_TOKENS
     for _ in range(draw(st.integers(0, 5))):
-        message = draw(messages("assistant"))
+        message = draw(ANSWERS)
         if draw(st.integers(0, 5)) == 0:
             done.append(([], Reply(message, metadata=draw(JSON))))
             continue
@@ -71,7 +80,7 @@ def token_replies(draw: st.DrawFn, *, whole: bool = False) -> list[tuple[list[in
 def trajectories(draw: st.DrawFn) -> Trajectory:
     turns = [
         Turn(
-            draw(st.lists(messages(), max_size=2)),
+            draw(OBSERVED),
             reply,
             *(draw(FIGURES) for _ in range(3)),
             calls_s=draw(st.lists(FIGURES, max_size=2)),
@@ -83,17 +92,17 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         environment="env",
         task_id="task",
         turns=turns,
-        final_observation=draw(st.lists(messages(), max_size=2)),
+        final_observation=draw(OBSERVED),
         reward=draw(FIGURES),
-        answer=draw(st.none() | TEXTS),
-        metrics=draw(st.dictionaries(NAMES, FIGURES)),
-        truncation=draw(st.none() | st.just("turns")),
-        error=draw(st.none() | TEXTS),
+        answer=draw(PERHAPS),
+        metrics=draw(METRICS),
+        truncation=draw(LIMITS),
+        error=draw(PERHAPS),
         tags=draw(st.lists(TEXTS, max_size=2)),
         info=draw(JSON),
-        group=draw(st.none() | st.integers(0, 3)),
-        member=draw(st.none() | st.integers(0, 3)),
-        started=draw(st.just(0.0) | st.just(1.8e9)),
+        group=draw(NUMBERS),
+        member=draw(NUMBERS),
+        started=draw(STARTED),
     )
 
 
@@ -153,6 +162,7 @@ def test_a_reply_that_continues_what_was_not_there_is_refused() -> None:
         Reply(message, [1], [2, 3], [-0.5], [0])
 
 
+@settings(max_examples=30)  # each draws whole episodes
 @given(episodes=st.lists(trajectories(), max_size=3))
 def test_what_is_written_is_read_back(episodes: list[Trajectory], tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("trajectories") / "a.jsonl"

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -82,11 +83,11 @@ DIFFERENT: list[tuple[Callable[[Card], Card], str]] = [
 ]
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 @pytest.mark.parametrize(("changed", "said"), DIFFERENT)
 async def test_a_host_on_which_it_would_be_another_run_is_refused_by_name(
     changed: Callable[[Card], Card], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    pytest.importorskip("torch")
     async with worker(monkeypatch, changed) as address:
         with pytest.raises(ForgeError, match=said):
             await survey.survey(recipe(address, tmp_path), tmp_path / "run")
