@@ -53,8 +53,7 @@ def children() -> set[int]:
     return {process.pid for process in psutil.Process().children(recursive=True)}
 
 
-@pytest.mark.parametrize("procs", [1, 2])
-@pytest.mark.parametrize("engine", ["in_process", "async_llm"])
+@pytest.mark.parametrize(("engine", "procs"), [("in_process", 1), ("in_process", 2), ("async_llm", 2)])
 async def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreement(
     tmp_path: Path, engine: Literal["in_process", "async_llm"], procs: int
 ) -> None:
