@@ -122,19 +122,17 @@ async def against_float64() -> list[Row]:
 
 async def speculating() -> list[Row]:
     """How far vLLM is from float64 as recipes have it, and where n-grams guess the next tokens."""
-    from trainers.generator.arguments import engine_arguments, prepare_process
-    from trainers.generator.engine import InProcessEngine
-
-    config = load_config("coding_rlvr")
-    folder, section = checkpoint_folder(config.model.path), config.generator
-    assert folder is not None
-    prepare_process(with_gpus=section.with_gpus, threads=section.threads, kv_cache_gb=section.kv_cache_gb)
     rows: list[Row] = []
-    for name, more in (("none", {}), ("n-grams", {"speculative_config": N_GRAMS})):
-        engine = InProcessEngine({**engine_arguments(config, folder), **more})
-        asked = [engine.generate(prompt, OPTIONS) for prompt in own_prompts(config, folder)]
-        completions = await asyncio.gather(*asked)
-        await engine.close()
+    for name, engine_args in (("none", {}), ("n-grams", {"speculative_config": N_GRAMS})):
+        config = load_config("coding_rlvr")
+        config.generator.engine_args = engine_args  # a recipe's would be refused
+        folder = checkpoint_folder(config.model.path)
+        assert folder is not None
+        async with Stack(config) as stack:
+            await stack.open_store()
+            generators = await stack.start_generators(folder)
+            completions = await sample(generators, own_prompts(config, folder))
+            await generators.halt()
         sampled = np.concatenate([completion.logprobs for completion in completions])
         exact = np.concatenate(float64_logprobs(folder, [sequence(completion) for completion in completions]))
         numbers = np.isfinite(sampled)
