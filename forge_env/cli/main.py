@@ -116,6 +116,8 @@ def program() -> NoReturn:
         code: Any = main()
     except SystemExit as end:  # argparse's, of --help and --version
         code = end.code
+    if sys.getprofile() or sys.gettrace():  # a profiler or debugger has something to do afterwards
+        sys.exit(code)
     signal.alarm(LEAVE_S)  # all is closed; a thread that a library left, or its own end, must not keep the process
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

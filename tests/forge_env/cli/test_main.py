@@ -232,3 +232,10 @@ def test_a_thread_that_never_ends_does_not_keep_the_process(tmp_path: Path) -> N
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
     assert done.returncode == -signal.SIGALRM
+
+
+def test_a_profile_is_written(tmp_path: Path) -> None:
+    profile = tmp_path / "profile"
+    command = [sys.executable, "-m", "cProfile", "-o", str(profile), "-m", "forge_env", "--version"]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    assert profile.stat().st_size
