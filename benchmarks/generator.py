@@ -1,6 +1,6 @@
 """Generator throughput: requests through the Monarch actor against vLLM's engine stepped by hand.
 
-python -m benchmarks generator --bursts 24
+python -m benchmarks generator --bursts 12
 
 The same small untrained model, prompts and sampling in both, each in a process of its own. Both are there all the time
 and take turns burst by burst, since a shared machine is half as fast in one minute as in the next. What the actor adds
@@ -126,8 +126,8 @@ async def compare(folder: Path, count: int, bursts: int) -> list[tuple[float, fl
 def main() -> None:
     """Measure both in turns, write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=256)
-    parser.add_argument("--bursts", type=int, default=24)
+    parser.add_argument("--requests", type=int, default=512)
+    parser.add_argument("--bursts", type=int, default=12)
     parser.add_argument("--by-hand", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.by_hand is not None:
