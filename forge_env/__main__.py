@@ -1,6 +1,8 @@
 """`python -m forge_env`: the command line without the console script."""
 
-from forge_env.cli.main import program
+import sys
+
+from forge_env.cli.main import main
 
 if __name__ == "__main__":
-    program()
+    sys.exit(main())

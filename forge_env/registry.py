@@ -90,7 +90,7 @@ def register(name: str, target: type[Environment] | str) -> None:
         'Say hello.'
     """
     if not isinstance(target, str):
-        _checked(name, target)
+        _checked(name, target, anew=True)
     _REGISTERED[name] = target
     for listener in _LISTENERS:
         listener()
@@ -218,7 +218,7 @@ def list_environments() -> list[EnvironmentEntry]:
     return entries
 
 
-def _checked(name: str, target: Any) -> type[Environment]:
+def _checked(name: str, target: Any, *, anew: bool = False) -> type[Environment]:
     if not (isinstance(target, type) and issubclass(target, Environment)):
         fix = f"name the class, {type(target).__name__}, not an object" if isinstance(target, Environment) else None
         raise PluginError(f"environment {name!r}: {target!r} is not a subclass of fe.Environment", fix=fix)
@@ -232,7 +232,7 @@ def _checked(name: str, target: Any) -> type[Environment]:
         where = f"{'fe' if wanted.__name__ in public else wanted.__module__}.{wanted.__name__}"
         fix = f"derive it from {where}, the options of what {target.__name__} is derived from"
         raise PluginError(f"environment {name!r}: config_class is {target.config_class!r}", fix=fix)
-    check_definition(target)
+    check_definition(target, anew=anew)
     highest = target.max_reward
     if not (isinstance(highest, property) or (isinstance(highest, int | float) and math.isfinite(highest))):
         raise PluginError(f"environment {name!r}: max_reward is {highest!r}", fix="write a number, such as 1.0")

@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. An error is one me
 
 from __future__ import annotations
 
-import atexit
 import math
 import os
 import signal
@@ -14,9 +13,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, NoReturn
 
 from forge_env import __version__
 from forge_env.cli.command import Parser, report_error, tidy
@@ -87,10 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with signals_interrupt():
             _find_own_modules()
-            code = _run(arguments, debug)
-            if code == 0:
-                print(end="", flush=True)  # a full disk, or a reader that went away, is found here at the latest
-            return code
+            return _run(arguments, debug)
     except KeyboardInterrupt:
         from forge_env.interrupts import INTERRUPTED
 
@@ -105,26 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         cause = root_cause(error)
         report_error(cause)
         return cause.exit_code if isinstance(cause, ForgeError) else 1
-
-
-def program() -> NoReturn:
-    """Run the command line of this process, and end it.
-
-    All that a normal end does is done, but for taking apart what was imported, which is a second for torch alone.
-    """
-    try:
-        code: Any = main()
-    except SystemExit as end:  # argparse's, of --help and --version
-        code = end.code
-    if sys.getprofile() or sys.gettrace():  # a profiler or debugger has something to do afterwards
-        sys.exit(code)
-    signal.alarm(LEAVE_S)  # all is closed; a thread that a library left, or its own end, must not keep the process
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, OSError):  # closed, or nobody reads it any more
-            stream.flush()
-    os._exit(code or 0)
+    finally:
+        if argv is None:  # all is closed; a thread that a library left, or its own end, must not keep the process
+            signal.alarm(LEAVE_S)
 
 
 @contextmanager

@@ -31,9 +31,14 @@ _SOUND: WeakSet[type] = WeakSet()
 """Classes that were checked: environments are made by the thousand, and the check takes milliseconds."""
 
 
-def check_definition(cls: type) -> None:
-    """`PluginError` where a method of an environment's class can't be called, or an attribute is of another kind."""
-    if cls in _SOUND:
+def check_definition(cls: type, *, anew: bool = False) -> None:
+    """`PluginError` where a method of an environment's class can't be called, or an attribute is of another kind.
+
+    Args:
+        cls: the class.
+        anew: check it also where it was sound the last time; it may have been changed since.
+    """
+    if cls in _SOUND and not anew:
         return
     for name in CALLED:
         _check_method(cls, name)

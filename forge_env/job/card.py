@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import platform
 import socket
@@ -45,6 +46,7 @@ MOST = 1 << 20
 """Bytes of a question or an answer."""
 TLS = {"cert": "HYPERACTOR_TLS_CERT", "key": "HYPERACTOR_TLS_KEY", "ca": "HYPERACTOR_TLS_CA"}
 """Variables that name the files; Monarch's own."""
+logger = logging.getLogger(__name__)
 
 
 class NoWorkerError(ForgeError):
@@ -258,7 +260,8 @@ def _told(question: Question, monarch: str) -> dict[str, Any]:
     """The card of this host, or why it can't be written."""
     try:
         return asdict(write_card(question, monarch))
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with this host, it is for whoever asks to know
+    except Exception as error:  # whatever is wrong with this host, it is for whoever asks to know
+        logger.exception("the card of this host can't be written")
         return {"forge_env": forge_env.__version__, "fault": f"{type(error).__name__}: {error}"}
 
 
@@ -294,7 +297,7 @@ async def ask(address: Address, question: Question | None = None, *, patience_s:
     if "fault" in told:
         raise ForgeError(
             f"the worker at {address} can't tell of its host: {told['fault']}",
-            fix=f"mend that there, and start `forge-env worker {address}` again",
+            fix="mend that there; the worker's output has the traceback",
         )
     return Card(**told)
 

@@ -114,15 +114,15 @@ def _maximise(
 ) -> tuple[list[float], float]:
     """Accuracies and prior, where so many answers have each row of votes and are believed to be right."""
     total = sum(counts)
-    shares = [number / total for number in counts]
     accuracies = [
         sum(
-            share * (belief if row[k] else 1.0 - belief)
-            for row, belief, share in zip(rows, beliefs, shares, strict=True)
+            number * (belief if row[k] else 1.0 - belief)
+            for row, belief, number in zip(rows, beliefs, counts, strict=True)
         )
+        / total
         for k in range(len(rows[0]))
     ]
-    prior = sum(share * belief for belief, share in zip(beliefs, shares, strict=True))
+    prior = sum(number * belief for belief, number in zip(beliefs, counts, strict=True)) / total
     return [_inside(value) for value in accuracies], _inside(prior)
 
 

@@ -190,3 +190,14 @@ def test_import_is_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_class_that_was_changed_is_checked_when_it_is_registered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Changed(Arithmetic):
+        pass
+
+    monkeypatch.setattr(registry, "_REGISTERED", {})
+    fe.register("changed", Changed)
+    Changed.splits = "train"  # type: ignore[assignment]
+    with pytest.raises(PluginError, match="splits is 'train'"):
+        fe.register("changed", Changed)

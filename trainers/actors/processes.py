@@ -83,21 +83,9 @@ def _prepare(variables: Mapping[str, str], settings: Mapping[str, Setting]) -> N
     """The first thing that a new process does."""
     if (setting := settings.get(os.environ.get(WORKER, ""))) is not None:
         _settle(setting)
-    atexit.register(_leave)  # as good as first, so that it runs last
     os.environ.update(variables)
     offer_stack()
     gc.set_threshold(*SELDOM)  # an eighth of the time of all imports went there
-
-
-def _leave() -> None:
-    """End the process, which nothing needs any more, as it stands.
-
-    Python would take its million objects apart one by one first: three seconds of a generator's end.
-    """
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def _settle(setting: Setting) -> None:
@@ -231,4 +219,22 @@ def settle_heap() -> None:
     """
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)  # at the end of the process some libraries complain of what is still there
     gc.set_threshold(*SELDOM)
+
+
+def leave_as_it_stands() -> None:
+    """Let this process end, with code 0, when all is done that `atexit` is told from here on.
+
+    Python would free its objects one by one first, which is three seconds of a generator's end. Where authors' code
+    runs it has to: it also closes the files that they have left open.
+    """
+    atexit.register(_leave, os.getpid())
+
+
+def _leave(pid: int) -> None:
+    if pid == os.getpid():  # not a fork, which would lose its own code
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from forge_env.errors import GeneratorError
 from trainers.actors.actor import concurrent_endpoint
-from trainers.actors.processes import settle_heap
+from trainers.actors.processes import leave_as_it_stands, settle_heap
 from trainers.actors.ranks import LedActor
 from trainers.actors.remote import ActorDiedError
 from trainers.generator.hold import Hold
@@ -88,6 +88,7 @@ class Generator(LedActor):
         await self.with_followers(self._setup(), "setup")
 
     async def _setup(self) -> None:
+        leave_as_it_stands()
         import_engine(**self._process)
         from trainers.weights.store import WeightStore
 

@@ -159,8 +159,9 @@ def attach(shared: Handle) -> torch.Tensor:
     kept = _kept.setdefault((shared.pid, shared.dtype), deque(maxlen=2))
     block = next((each for each in kept if each.file.inode == shared.inode), None) or _map(_open(path, shared.inode))
     reading = _read(block, path, shared.stamp)
-    if block not in kept:
-        kept.append(block)
+    if block in kept:
+        kept.remove(block)
+    kept.append(block)
     return _tensor(block, reading, shared.dtype).view(shared.shape)
 
 

@@ -47,7 +47,7 @@ class Hardened(Arithmetic):
 
 
 @given(st.lists(ACTIONS, max_size=8))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=150, deadline=None)
 async def test_any_output_leaves_a_valid_episode(actions: list[Any]) -> None:
     trajectory = await run_episode(Hardened, ReplayPolicy(actions), seed=0)
     assert trajectory.valid

@@ -38,7 +38,7 @@ PLAIN = st.recursive(
 
 
 @given(st.dictionaries(TAGS, ANYTHING, max_size=2) | ANYTHING)
-@settings(max_examples=200)
+@settings(max_examples=500)
 def test_no_frame_breaks_the_reader(frame: Any) -> None:
     for data in values.unpack_frames(values.pack_frame(frame)):
         assert isinstance(call_outcome(data), CallOutcome)

@@ -236,15 +236,6 @@ def dry_run(
     return trace.events
 
 
-def dry_run_of(config: RunConfig, root: Path) -> Events:
-    """The trace of a run of any recipe, whose cache is below `root`."""
-    trace, method = Trace(root), load_trainer(config.method)
-    method.check(config)
-    assert isinstance(method, Method)
-    _play(config, method, trace, root, STAND_INS, Buffer)
-    return trace.events
-
-
 def _play(config: RunConfig, method: Method, trace: Trace, root: Path, actors: Actors, buffer: type[Buffer]) -> None:
     folder = RunFolder(root / "runs" / "run")
     shutil.rmtree(folder.root, ignore_errors=True)

@@ -104,6 +104,16 @@ def test_memory_is_filled_anew_only_when_nobody_reads_it() -> None:
     assert shared.attach(shared.handle(tensor)).data_ptr() != tensor.data_ptr()
 
 
+def test_of_three_blocks_those_two_stay_mapped_that_were_read_last() -> None:
+    one, two, three = [shared.empty(1000, torch.float32) for _ in range(3)]
+    for tensor in (one, two, one, three):
+        shared.attach(shared.handle(tensor))
+    gc.collect()
+    maps = Path("/proc/self/maps").read_text()
+    mapped = [maps.count(f" {shared.handle(tensor).inode} ") for tensor in (one, two, three)]
+    assert mapped == [2, 1, 2], "its owner has each mapped too"
+
+
 @pytest.mark.slow
 def test_who_dies_leaves_no_memory_and_readers_keep_what_they_read() -> None:
     context = multiprocessing.get_context("spawn")
