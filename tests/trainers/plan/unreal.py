@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from forge_env.config.recipe import RunConfig
@@ -104,19 +105,27 @@ def sequences(config: RunConfig, share: float = 2 / 3) -> list[Segment]:
     return [Segment(tokens, learned) for _ in range(max(1, config.trainer.microbatch_tokens // length))]
 
 
+def version(tensor: torch.Tensor) -> int:
+    """How many operations have changed it in place."""
+    return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor)._version
+
+
 def peak_bytes(engine: TitanEngine, data: list[Segment], mode: Any) -> int:
     """Most bytes of tensors alive during a step but the first: weights, gradients, optimizer, passes, update."""
     live = LiveBytes()
     batch = engine.collate(list(range(len(data))), data)
+    parameters = dict(engine.model.module.named_parameters())
     with mode, live:
-        for parameter in engine.model.module.parameters():
+        for parameter in parameters.values():
             live.add(parameter)
-        for _ in range(2):  # the gradients of the first pass stay, and so does the optimizer's state
-            live.peak = live.now
-            logprobs, entropy = engine.forward(batch)
-            (logprobs.sum() / 1000).backward()  # type: ignore[no-untyped-call]
-            del logprobs, entropy
-            engine.optimizer.step()
-        missing = [name for name, parameter in engine.model.module.named_parameters() if parameter.grad is None]
+            parameter.grad = torch.zeros_like(parameter)  # those of the step before stay, and so does what follows
+        engine.optimizer.step()
+        before = {name: version(parameter.grad) for name, parameter in parameters.items()}
+        live.peak = live.now
+        logprobs, entropy = engine.forward(batch)
+        (logprobs.sum() / 1000).backward()  # type: ignore[no-untyped-call]
+        del logprobs, entropy
+        engine.optimizer.step()
+    missing = [name for name, parameter in parameters.items() if version(parameter.grad) == before[name]]
     assert not missing, f"no gradient: {missing}"
     return live.peak
