@@ -68,6 +68,7 @@ if [ $# = 0 ] || [ "${CI:-}" = true ]; then
   .venv/bin/python -m benchmarks conformance --ci || kits_status=$?
 fi
 status=0
-# Two workers, of which one runs what is heavy, one test after the other. For a debugger: make test ARGS="-n 0 --pdb ..."
-.venv/bin/python -m pytest -n 2 "$@" || status=$?
+# Four workers, of which one begins with what is heavy and two end with it (tests/conftest.py). For a debugger:
+# make test ARGS="-n 0 --pdb ..."
+.venv/bin/python -m pytest -n 4 "$@" || status=$?
 exit $((status ? status : kits_status))

@@ -96,6 +96,7 @@ NEEDS = {"browser": browser_reason, "docker": docker_reason, "stack": stack_reas
 
 NOT_RUN = "NOT RUN: "
 HEAVY = {"docker", "slow", "stack"}
+HEAVY_AT_ONCE = 2
 HEAVY_FILE = "forge_env_heavy"
 """The file in which a worker of xdist tells its controller, which sees names only, what is heavy and for how long."""
 
@@ -155,7 +156,10 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """A file at a time: one worker begins with what is heavy and may take longest, the others with the rest."""
+    """A file at a time: one worker begins with what is heavy and may take longest, the others with the rest.
+
+    Two go on with what is heavy. That keeps two cores busy; the rest waits much of its time, for limits that it tests.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
@@ -169,6 +173,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
         def _assign_work_unit(self, node: Any) -> None:
             heavy = [scope for scope in self.workqueue if scope.startswith("heavy ")]
             light = [scope for scope in self.workqueue if scope not in heavy]
+            if not light and node not in self.nodes[:HEAVY_AT_ONCE]:
+                node.shutdown()  # when it has done what it was given
+                return
             begins_with_heavy = node is self.nodes[0]
             chosen = max(heavy, key=self._allowed) if heavy and (begins_with_heavy or not light) else light[0]
             self.workqueue.move_to_end(chosen, last=False)

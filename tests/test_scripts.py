@@ -56,7 +56,7 @@ def run(checkout: Path, *arguments: str, user: int = 0, **environ: str) -> subpr
 def test_a_daemon_that_answers_is_used(checkout: Path) -> None:
     (checkout / "stubs/up").touch()
     result = run(checkout, "-k", "name")
-    assert result.stdout.splitlines() == ["with a daemon", "args: -m pytest -n 2 -k name"]
+    assert result.stdout.splitlines() == ["with a daemon", "args: -m pytest -n 4 -k name"]
     assert (checkout / "stubs/up").exists()
 
 
@@ -65,7 +65,7 @@ def test_root_gets_a_daemon_which_is_stopped_at_the_end(checkout: Path) -> None:
     result = run(checkout, PYTEST_EXIT="3")
     assert result.returncode == 3
     assert "starting dockerd" in result.stdout
-    assert result.stdout.splitlines()[-1] == "args: -m pytest -n 2"
+    assert result.stdout.splitlines()[-1] == "args: -m pytest -n 4"
     assert "with a daemon" in result.stdout
     assert (checkout / "stubs/stopped").exists()
     assert not (checkout / "stubs/up").exists()
