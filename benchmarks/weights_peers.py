@@ -9,25 +9,40 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 from trainers.actors.actor import ForgeActor, endpoint
 from trainers.weights.flat import Part
 from trainers.weights.store import Published, WeightStore
 
 
-class Sender(ForgeActor):
-    """Pushes weights as a trainer does, and sends the same bytes over plain TCP."""
+class _Peer(ForgeActor):
+    """What both are.
+
+    Args:
+        threads: that it computes with; None: as many as there are cores.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = threads
 
     @endpoint
     async def setup(self) -> None:
         """Connect."""
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
         self._store = WeightStore()
-        self._entering: asyncio.Task[None] | None = None
+
+
+class Sender(_Peer):
+    """Pushes weights as a trainer does, and sends the same bytes over plain TCP."""
 
     @endpoint
     async def prepare(self, megabytes: float) -> None:
         """Have weights of this size."""
         from benchmarks.weights import tensors
 
+        self._entering: asyncio.Task[None] | None = None
         self._state = tensors(megabytes)
 
     @endpoint
@@ -65,13 +80,11 @@ class Sender(ForgeActor):
         return port
 
 
-class Receiver(ForgeActor):
+class Receiver(_Peer):
     """Pulls weights as a generator does."""
 
-    @endpoint
-    async def setup(self) -> None:
-        """Connect."""
-        self._store = WeightStore()
+    def __init__(self, threads: int | None = None) -> None:
+        super().__init__(threads)
         self._own: dict[str, Any] = {}
 
     @endpoint
