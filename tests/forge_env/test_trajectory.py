@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tracemalloc
 import zlib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -242,8 +243,10 @@ def test_the_old_form_is_read(tmp_path: Path) -> None:
     assert list(read_trajectories(path)) == [old, old]
 
 
-BOMB = "i4z:" + base64.b64encode(zlib.compress(bytes(1 << 26))).decode()
-"""64 KiB that would unpack to 64 MiB."""
+@cache
+def bomb() -> str:
+    """64 KiB that would unpack to 64 MiB."""
+    return "i4z:" + base64.b64encode(zlib.compress(bytes(1 << 26))).decode()
 
 
 @pytest.mark.parametrize(
@@ -256,7 +259,7 @@ BOMB = "i4z:" + base64.b64encode(zlib.compress(bytes(1 << 26))).decode()
         (lambda record: record["tokens"].update(versions=[[3, 2]]), "versions of fewer or more tokens"),
         (lambda record: record["tokens"].update(versions=[[3, 10**12]]), "versions of fewer or more tokens"),
         (lambda record: record["tokens"].update(versions=[[3, 2], [3, -1]]), "versions of fewer or more tokens"),
-        (lambda record: record["tokens"].update(ids=BOMB), "fewer or more tokens"),
+        (lambda record: record["tokens"].update(ids=bomb()), "fewer or more tokens"),
         (lambda record: record.update(reward="much"), "reward is not float"),
         (lambda record: record.update(answer=[3]), "answer is not str"),
         (lambda record: record.update(tags=[3]), "tags is not list"),
@@ -280,7 +283,7 @@ def test_damaged_tokens_are_named(tmp_path: Path, change: Any, reason: str) -> N
 def test_what_a_record_claims_takes_no_memory(tmp_path: Path) -> None:
     """64 MiB in 64 KiB of text are not unpacked where the turns have three tokens."""
     damaged = json.loads(record())
-    damaged["tokens"]["ids"] = BOMB
+    damaged["tokens"]["ids"] = bomb()
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match="fewer or more tokens"):
