@@ -247,7 +247,7 @@ def sync(megabytes: list[float], repeats: int) -> list[str]:
         f"Aim: at most {MOST_OF_TCP:g}x. The push takes the snapshot, in the trainer's process; the pull brings the "
         "bytes to the other host and copies them into the model's tensors, while the store's index learns of them, on "
         "the same two cores. Sizes of a few MB miss the aim: a call alone, which carries nothing and does nothing, "
-        "takes there and back as long as such a TCP copy or longer.",
+        "takes about as long there and back as such a TCP copy.",
     ]
 
 
