@@ -70,6 +70,11 @@ class Publisher:
         if self._under_way is not None:
             await asyncio.shield(self._under_way)
 
+    def close(self) -> None:
+        """What is still under way need not arrive."""
+        if self._under_way is not None:
+            self._under_way.cancel()
+
     async def _carry(
         self,
         version: int,

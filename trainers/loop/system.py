@@ -311,12 +311,17 @@ class System:
                 await self.trainer.release_memory()
 
     async def publish(self, version: int) -> None:
-        """Send the weights off to the generators as `version`, where they are due; the version before has to arrive."""
+        """Send the weights off to the generators as `version`, where they are due; the version before has to arrive.
+
+        None are due any more in a run that was asked to stop: nobody will play with them.
+        """
         every = self.config.evaluation.every
         evaluated = version >= self.config.grpo.steps or (every and version % every == 0)
         if version % self.config.grpo.sync_interval and not evaluated:
             return
         await self._settled()
+        if self.run.stop.is_set():
+            return
         self._account.enter("push weights")
         await self._publisher.publish(version)
         self._account.enter("book-keeping")
@@ -357,7 +362,10 @@ class System:
 
     async def _run_to_end(self) -> None:
         config = self.config
-        await self._stack.unless_one_dies(self._begin())
+        await unless_stopped(self.run, self._stack.unless_one_dies(self._begin()))
+        if self.run.stop.is_set():
+            self.run.note("stopped before training began: nothing to save")
+            return
         self.run.stage("training", f"{config.grpo.steps} steps")
         try:
             await self._loops()
@@ -391,14 +399,15 @@ class System:
     async def _loops(self) -> None:
         """Rollouts and evaluations run beside the training loop; a failure ends all of them, but for a death.
 
-        An actor that dies is started again, and the run goes on from the newest checkpoint, or from where it began.
+        An actor that dies is started again, and the run goes on from the newest checkpoint, or from where it began; but
+        not once the run was asked to stop, which then ends with what is saved.
         """
         self._beginning = await self._stack.unless_one_dies(self._collect())
         work = self._side_by_side
         while True:
             try:
                 await self._stack.unless_one_dies(work())
-                if work == self._side_by_side:
+                if work == self._side_by_side or self._dead:
                     return
                 work = self._side_by_side
             except RoleDiedError as death:
@@ -407,7 +416,8 @@ class System:
                 if self._deaths_in_a_row > MAX_DEATHS_IN_A_ROW:
                     raise
                 self._dead.add(death.role)
-                self.run.warn(f"{death.message}. It is started again")
+                then = "The run ends without it" if self.run.stop.is_set() else "It is started again"
+                self.run.warn(f"{death.message}. {then}")
                 work = self._recover
             except BaseException:  # whatever ended it: what is trained is kept, where the trainer is between two steps
                 await self._save_at_the_end()
@@ -423,7 +433,7 @@ class System:
             logger.exception("step %d could not be saved", self.step)
 
     async def _recover(self) -> None:
-        """Start what died again, and set everything back to the newest checkpoint, or to the beginning."""
+        """Save what can be, and start what died again; a run that is asked to stop starts nobody."""
         await self._checkpoints.settled()
         if self._unsettled:  # nobody knows how far it is, or whether it still waits for whoever died
             self._dead.add("trainer")
@@ -431,6 +441,11 @@ class System:
             if self._unlogged is not None:
                 await self._log(*self._unlogged)
             await self._save(patient=False)  # so that nothing is lost
+        if not self.run.stop.is_set():
+            await unless_stopped(self.run, self._start_again())
+
+    async def _start_again(self) -> None:
+        """Start what died again, and set everything back to the newest checkpoint, or to the beginning."""
         if not self._checkpoints.step:
             self._dead.add("trainer")  # there is nothing else to set it back with
         before, self._unsettled = self.step, True
@@ -459,11 +474,13 @@ class System:
             await asyncio.wait([generating])
             await self._save()  # now: an evaluation that never ends must not cost what was trained
             await self._settled()
+            self._publisher.close()
             self.contract.close()
 
     async def _settled(self) -> None:
+        """The version under way has arrived; a run that was asked to stop waits for none."""
         self._account.enter("wait for generators")
-        await self._publisher.settled()
+        await unless_stopped(self.run, self._publisher.settled())
         self._account.enter("book-keeping")
 
     async def _evaluate_all(self, what: str) -> None:

@@ -232,6 +232,39 @@ async def test_who_asks_a_run_to_stop_waits_for_no_evaluation_beside_training(ru
         run.request_stop()
 
 
+async def test_a_run_that_was_asked_to_stop_waits_for_no_weights_to_arrive(run: Run) -> None:
+    """Where all generators were on a host that is lost, they would arrive when that is back."""
+    pushed: list[int] = []
+
+    class Trainer:
+        async def begin_push(self, version: int) -> tuple[None, Any]:
+            pushed.append(version)
+            return None, nothing()
+
+    class Contract:
+        async def weights_sent(self) -> None:
+            pass
+
+    class Generators:
+        async def update_weights(self, version: int, published: None) -> None:
+            await asyncio.Event().wait()
+
+    async def nothing() -> None:
+        pass
+
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        system = evaluating(run, SlowEvaluator(), group)
+        system._account = run.account("trainer", "start")
+        publisher = Publisher(Trainer(), Generators(), None, group, Contract())  # type: ignore[arg-type]
+        system._publisher = publisher
+        await system.publish(1)
+        asyncio.get_running_loop().call_soon(run.request_stop)
+        await system.publish(2)
+        await system._settled()
+        publisher.close()
+    assert pushed == [1]
+
+
 async def test_a_checkpoint_knows_the_task_of_every_position_that_its_buffer_has_handed_out(run: Run) -> None:
     """Rollouts go on while it is made; a position that was handed out meanwhile gets the same task after a resume."""
     environment = fe.make("coding_rlvr")
@@ -344,3 +377,33 @@ async def test_what_is_set_back_only_in_part_is_never_saved(run: Run, role: str)
     with pytest.raises(asyncio.CancelledError):
         await system._loops()
     assert saved == ([] if role == "trainer" else [14]), "only before anything is set back"
+
+
+@pytest.mark.parametrize("asked", ["before the death", "while it is started again"])
+async def test_a_run_that_was_asked_to_stop_waits_for_nobody_who_died(run: Run, asked: str) -> None:
+    """Starting it again may wait for a host that is lost."""
+
+    async def at_once() -> None:
+        pass
+
+    async def die() -> None:
+        if asked == "before the death":
+            run.request_stop()
+        raise RoleDiedError("trainer", "killed")
+
+    async def restart(role: str) -> None:
+        restarted.append(role)
+        run.request_stop()
+        await asyncio.Event().wait()
+
+    restarted: list[str] = []
+    system = System.__new__(System)
+    system.run, system.step, system._dead, system._deaths_in_a_row = run, 2, set(), 0
+    system._unsettled = True
+    system._collect, system._side_by_side = at_once, die  # type: ignore[assignment, method-assign]
+    system._stack = SimpleNamespace(restart=restart, unless_one_dies=lambda work: work)  # type: ignore[assignment]
+    system._checkpoints = SimpleNamespace(step=1, settled=at_once)  # type: ignore[assignment]
+    async with asyncio.timeout(10):
+        await system._loops()
+    assert restarted == ([] if asked == "before the death" else ["trainer"])
+    assert any("trainer died" in warning for warning in run.state.warnings)
