@@ -2,6 +2,9 @@
 
 Messages copy a tensor several times on each side. Here its bytes go from the one mapping into the other: whoever has a
 block serves it at its host's address, to those that show the secret which travels with the block's `Source`.
+
+Each side moves a whole block in one call of the kernel, where nothing is encrypted: between two calls it would wait for
+Python's lock, for up to 5 ms beside a thread that trains.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ SECRET = 16
 """Bytes."""
 NAME = struct.Struct("!Qq")
 """Of a block: its number and its stamp."""
+TIMEVAL = struct.Struct("@ll")
 CHUNK = 1 << 20
 """Bytes that are sent at once where they are encrypted."""
 
@@ -77,7 +81,6 @@ class _Request(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         connection: socket.socket = self.request
         with suppress(OSError):  # whoever asked is gone, or a stranger
-            connection.settimeout(PATIENCE_S)
             with _secured(connection, self.server.context, "") as peer:
                 asked = bytearray(SECRET + NAME.size)
                 receive(peer, memoryview(asked))
@@ -92,7 +95,13 @@ def _secured(connection: socket.socket, context: ssl.SSLContext | None, host: st
     """The connection, encrypted where there are certificates; `host` is whom the client has asked for."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if context is None:
+        connection.settimeout(None)  # with one, Python would call the kernel for every bit that there is room for
+        for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            connection.setsockopt(
+                socket.SOL_SOCKET, direction, TIMEVAL.pack(int(PATIENCE_S), int(PATIENCE_S % 1 * 1e6))
+            )
         return connection
+    connection.settimeout(PATIENCE_S)
     return context.wrap_socket(connection, server_side=not host, server_hostname=host or None)
 
 
@@ -143,10 +152,14 @@ def receive(peer: socket.socket, into: memoryview) -> None:
     Raises:
         FileNotFoundError: nothing is.
         ConnectionError: too little is.
+        TimeoutError: nothing comes, and the connection stays.
     """
-    got = 0
+    got, flags = 0, 0 if isinstance(peer, ssl.SSLSocket) else socket.MSG_WAITALL
     while got < len(into):
-        count = peer.recv_into(into[got:])
+        try:
+            count = peer.recv_into(into[got:], 0, flags)
+        except BlockingIOError as error:
+            raise TimeoutError(f"nothing has come for {PATIENCE_S:g} s") from error
         if not count:
             if not got:
                 raise FileNotFoundError("the weights were dropped before they were read")

@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ pytest.importorskip("torchstore")
 
 import torch
 
+from forge_env.job.addresses import Address
 from tests.trainers.actors.workers import certificates
 from tests.trainers.weights import processes
 from trainers.actors.processes import ADDRESS
@@ -209,6 +211,14 @@ def test_what_is_sent_is_not_filled_anew() -> None:
     del sending
     gc.collect()
     assert shared.reuse(tensor)
+
+
+def test_whoever_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "PATIENCE_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = Address.of(f"tcp://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(TimeoutError):
+            network.fetch(network.Source(address, bytes(network.SECRET)), 1, 0, memoryview(bytearray(9)))
 
 
 # --- weights
