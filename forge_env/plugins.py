@@ -20,6 +20,7 @@ from typing import Any
 
 from forge_env.errors import (
     ForgeError,
+    HeldUpError,
     NotRegisteredError,
     PluginError,
     author_place,
@@ -152,7 +153,7 @@ def load_entry(entry: EntryPoint) -> Any:
         raise PluginError(text, fix=f"write module:attribute in the pyproject.toml of {source_of(entry)}")
     try:
         return entry.load()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, HeldUpError):
         raise
     except BaseException as error:  # whatever another's module does at import, the rest goes on
         if hidden := shadowed(entry.module):

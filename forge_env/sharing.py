@@ -62,7 +62,7 @@ class _Kept(Generic[T]):
             async with manager as value:
                 self.ready.set_result(value)
                 await self._unused.wait()
-        except BaseException as error:
+        except BaseException as error:  # the boundary of a task: whoever waits raises it
             if self.ready.done():
                 raise
             self.ready.set_exception(error)

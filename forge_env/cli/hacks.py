@@ -127,7 +127,7 @@ def _judged(found: Findings) -> Iterator[str]:
     yield from _wrapped(
         f"Second judge: {own.episodes} rewarded episodes earned {own.mean_reward:.3f} and are judged "
         f"{own.mean_judged:.3f}; {own.overpaid} are judged lower"
-        + (f"; it failed on {own.failed}" if own.failed else "")
+        + (f"; it failed on {own.failed}, first with {one_line(own.why)}" if own.failed else "")
     )
     yield ""
 

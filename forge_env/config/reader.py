@@ -24,7 +24,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from forge_env.errors import ConfigError, ForgeError, UsageError, did_you_mean, in_words
+from forge_env.errors import ConfigError, ForgeError, UsageError, did_you_mean, in_words, with_place
 from forge_env.machine import user_path
 from forge_env.schema import KEY as SCHEMA
 from forge_env.schema import VERSION, with_schema, without_schema
@@ -424,8 +424,10 @@ def construct(make: Callable[..., Any], options: dict[str, Any], at: str = "", o
     except ForgeError:
         raise
     except Exception as error:  # whatever somebody's constructor says about its options
-        shown = ", ".join(known) or "none"
-        raise UsageError(f"{at or owner}: {options} is rejected: {error}", fix=f"its options: {shown}") from error
+        about_them = isinstance(error, ValueError | TypeError | OSError)  # else it has a mistake of its own
+        said = error if about_them else with_place(error)
+        fix = f"its options: {', '.join(known) or 'none'}"
+        raise UsageError(f"{at or owner}: {options} is rejected: {said}", fix=fix) from error
 
 
 def arguments(make: Callable[..., Any]) -> tuple[dict[str, Any], bool]:

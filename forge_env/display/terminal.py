@@ -152,9 +152,10 @@ class Display:
             return
         try:
             draw(drawn)
-        except Exception as error:  # noqa: BLE001 - whatever drawing raises (a reader gone, rich): the run goes on
+        except Exception as error:  # whatever drawing raises (a reader gone, rich): the run goes on
             self._drawn = None
-            log.warning("progress is no longer drawn: %s: %s", type(error).__name__, error)
+            own = None if isinstance(error, OSError) else error
+            log.warning("progress is no longer drawn: %s: %s", type(error).__name__, error, exc_info=own)
             with suppress(Exception):  # gives the cursor back, if that still works
                 drawn.close()
 

@@ -157,9 +157,11 @@ def _in_a_thread(job: Callable[[], Coroutine[Any, Any, EvaluationResult]]) -> Ev
     playing = loop.create_task(attended())
 
     def work() -> None:
-        with suppress(BaseException), runner:  # `playing` has it, for the caller's thread to raise
-            loop.run_until_complete(playing)
-        ended.set()
+        try:
+            with suppress(KeyboardInterrupt, SystemExit), runner:  # a task's leave the loop at once
+                loop.run_until_complete(asyncio.wait([playing]))  # for the caller's thread to raise
+        finally:
+            ended.set()
 
     thread = threading.Thread(target=work, name="forge-env-evaluate")
     try:

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import fmean, pvariance
 from typing import Any
 
-from forge_env.errors import UsageError
+from forge_env.errors import UsageError, with_place
 from forge_env.hacks.catalogue import CATALOGUE, Hit, as_command, found_in, hits
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import read_metrics
@@ -128,6 +128,8 @@ class Judged:
     overpaid: int
     failed: int
     """It raised."""
+    why: str = ""
+    """What it raised first, and where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +229,7 @@ def find(
         sample: episodes that it is asked about, of those that earned something.
 
     Raises:
-        UsageError: there is no episode, or none has such a metric.
+        UsageError: there is no episode, none has such a metric, or a judge can't be shown a foreign agent's.
         OSError: a file can't be read.
     """
     found = Findings(root.name)
@@ -457,16 +459,20 @@ def _ask(judge: Judge, episodes: Sequence[Played], sample: int, found: Findings)
     earned = [own for own in episodes if own.reward is not None and (own.reward > low or low == max(rewards))]
     chosen = random.Random(0).sample(earned, min(sample, len(earned)))  # the same ones every time
     scored: list[tuple[Played, float]] = []
-    failed = 0
+    failed: list[Exception] = []
     for own in chosen:
         try:
-            score = float(_said(judge, _whole(own)))
-        except Exception:  # noqa: BLE001 - the boundary of somebody's function: one episode must not cost the others
-            failed += 1
+            episode = _whole(own)
+        except DAMAGE:
+            found.damaged += 1
             continue
-        scored.append((own, score))
+        try:
+            scored.append((own, _said(judge, episode)))
+        except Exception as error:  # noqa: BLE001 - the boundary of somebody's function: one must not cost the others
+            failed.append(error)
+    why = with_place(failed[0]) if failed else ""
     if not scored:
-        found.judged = Judged(0, 0.0, 0.0, 0, failed)
+        found.judged = Judged(0, 0.0, 0.0, 0, len(failed), why)
         return
     overpaid = [(own, score) for own, score in scored if (own.reward or 0.0) - score > EPSILON]
     found.judged = Judged(
@@ -474,7 +480,8 @@ def _ask(judge: Judge, episodes: Sequence[Played], sample: int, found: Findings)
         fmean(own.reward or 0.0 for own, _ in scored),
         fmean(score for _, score in scored),
         len(overpaid),
-        failed,
+        len(failed),
+        why,
     )
     worst = sorted(overpaid, key=lambda pair: pair[1] - (pair[0].reward or 0.0))[:SHOWN]
     found.examples += [Named(own.id, own.task, own.reward, score, "judged lower") for own, score in worst]
@@ -497,7 +504,12 @@ def _whole(own: Played) -> Trajectory:
     path, offset, length = own.place
     with path.open("rb") as file:
         file.seek(offset)
-        return Trajectory.from_dict(json.loads(file.read(length)))
+        data = json.loads(file.read(length))
+    if "turns" not in data:
+        raise UsageError(
+            f"a second judge can't be shown {path}, which forge-env has not recorded", fix="leave out --judge"
+        )
+    return Trajectory.from_dict(data)
 
 
 # --- paid more for less, and signs

@@ -17,7 +17,7 @@ import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
@@ -243,14 +243,16 @@ async def serve_cards(address: Address, monarch: str) -> asyncio.Server:
     """
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, ValueError, TypeError, TimeoutError, asyncio.IncompleteReadError):  # a stranger's
-            async with asyncio.timeout(ANSWER_S):
-                question = Question(**json.loads(await reader.readline()))
-            told = await asyncio.to_thread(_told, question, monarch)
-            writer.write(json.dumps(told).encode() + b"\n")
-            await writer.drain()
-            await reader.read()  # whoever asked may keep the connection, to learn of this worker's end
-        writer.close()
+        with closing(writer):
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    question = Question(**json.loads(await reader.readline()))
+            except (OSError, ValueError, TypeError, RecursionError):  # a stranger's
+                return
+            writer.write(json.dumps(await asyncio.to_thread(_told, question, monarch)).encode() + b"\n")
+            with suppress(OSError):  # whoever asked is gone
+                await writer.drain()
+                await reader.read()  # they may keep the connection, to learn of this worker's end
 
     context = tls_context(address, serving=True)
     return await asyncio.start_server(answer, sock=listen(address), limit=MOST, ssl=context)
@@ -283,7 +285,7 @@ async def ask(address: Address, question: Question | None = None, *, patience_s:
         try:
             async with _asked(address, question or Question()) as (told, _):
                 break
-        except (OSError, ValueError, TimeoutError) as error:
+        except (OSError, ValueError) as error:
             if loop.time() >= until:
                 raise NoWorkerError(
                     f"no worker answers at {address}: {_why(error)}", fix=f"start `forge-env worker {address}` there"
@@ -319,7 +321,7 @@ async def _asked(address: Address, question: Question) -> AsyncIterator[tuple[di
 
 async def until_lost(address: Address) -> None:
     """Returns when a worker has ended, at once, or when its machine has not been reached for ten seconds."""
-    with suppress(OSError, ValueError, TimeoutError):
+    with suppress(OSError, ValueError):
         async with _asked(address, Question()) as (_, reader):
             await reader.read()
 

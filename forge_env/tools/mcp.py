@@ -167,11 +167,14 @@ class Connection:
                 self.tools = await _list_tools(client)
                 self.ready.set_result(None)
                 await self._closing.wait()
-        except Exception as error:  # noqa: BLE001 - the boundary of a task: every caller is told below
-            self.gone = True
-            if not self.ready.done():
-                why = f"{root_cause(error)}{self.stderr.told()}"
-                self.ready.set_exception(InfrastructureError(f"can't connect to the MCP server: {why}"))
+        except Exception as error:  # the boundary of a task: told to whoever connects, else logged
+            self.gone, why = True, root_cause(error)
+            if self.ready.done():
+                log.warning("the connection to MCP server %s failed: %s", self.stderr.name, why, exc_info=error)
+                return
+            lost = InfrastructureError(f"can't connect to the MCP server: {why}{self.stderr.told()}")
+            lost.__cause__ = error
+            self.ready.set_exception(lost)
 
 
 @asynccontextmanager
@@ -200,7 +203,7 @@ class StderrLog(asyncio.Protocol):
     """What a local server writes to its standard error, as lines of the log."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
         self._rest = b""
         self._last = ""
         self._ended = asyncio.Event()
@@ -239,7 +242,7 @@ class StderrLog(asyncio.Protocol):
     def _log(self, line: bytes) -> None:
         if text := line.decode(errors="replace").strip():
             self._last = text[:300]
-            log.info("MCP server %s: %s", self._name, text[:LONGEST_LINE])
+            log.info("MCP server %s: %s", self.name, text[:LONGEST_LINE])
 
 
 def _name_of(target: Any) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
 import sqlite3
@@ -25,6 +26,7 @@ from forge_env.files import end_of_last_line
 from forge_env.machine import cache_dir
 from forge_env.trajectory_index import IndexRow, is_index, new_lines, rows_of, scan
 
+log = logging.getLogger(__name__)
 CACHE_FIX = "make room there, or set FORGE_ENV_CACHE to a folder that can be written"
 VERSION = 7
 """Of the tables below."""
@@ -502,7 +504,8 @@ class Indexer:
                 before = index.generation
                 index.update(budget=IN_TURN)
                 again = not index.progress().whole and index.generation != before
-            except Exception:  # noqa: BLE001 - one run's damaged index must not stop the others'; its page says so
+            except Exception:  # one run's damaged index must not stop the others'; its page says so
+                log.exception("the trajectories of %s can't be read on", index.folder)
                 again = False
             if again:
                 with self._wake:

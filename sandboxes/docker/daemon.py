@@ -134,23 +134,18 @@ def connect(host: str | None = None, **options: Any) -> Daemon:
     tunnel = None
     environment = {**os.environ, "DOCKER_HOST": host}
     try:
-        if host.startswith("ssh://"):
-            tunnel = Tunnel(host)
-            environment = {"DOCKER_HOST": f"unix://{tunnel.socket}"}
-        if host.startswith("tcp://"):
-            options["version"] = _api_version(environment)
-        client = docker.from_env(environment=environment, **options)
-        try:
+        with contextlib.ExitStack() as opened:
+            if host.startswith("ssh://"):
+                tunnel = opened.enter_context(contextlib.closing(Tunnel(host)))
+                environment = {"DOCKER_HOST": f"unix://{tunnel.socket}"}
+            if host.startswith("tcp://"):
+                options["version"] = _api_version(environment)
+            client = opened.enter_context(contextlib.closing(docker.from_env(environment=environment, **options)))
             client.api.trust_env = False
-            return Daemon.of(client, tunnel)
-        except BaseException:  # whatever it was, its connections are closed
-            client.close()
-            raise
-    except BaseException as error:  # likewise
-        if tunnel is not None:
-            tunnel.close()
-        if not isinstance(error, (*DAEMON_ERRORS, OSError)):
-            raise
+            daemon = Daemon.of(client, tunnel)
+            opened.pop_all()
+            return daemon
+    except (*DAEMON_ERRORS, OSError) as error:
         why = why_unreachable(error, host)
         fix = NO_PERMISSION if "Permission denied" in why else TLS_FIX if "certificate" in why else FIX
         raise SandboxUnavailableError(f"Docker can't be reached {why}", fix=fix) from error

@@ -12,7 +12,7 @@ import pytest
 import forge_env as fe
 from forge_env import plugins, registry
 from forge_env.cli.main import main
-from forge_env.errors import ConfigError, NotRegisteredError, PluginError, UsageError
+from forge_env.errors import ConfigError, HeldUpError, NotRegisteredError, PluginError, UsageError
 from tests.forge_env.environment.test_tool_environment import Arithmetic
 
 
@@ -180,6 +180,16 @@ def test_a_plain_folder_that_hides_an_installed_package_is_explained(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(PluginError, match=r"the folder .*third_party_folder hides the installed package.*rename"):
         plugins.load_plugin(registry.GROUP, "third_party_folder:Env")
+
+
+def test_a_module_that_never_ends_is_broken_off_by_whoever_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is thrown into code that holds everything up is not the module's own failure."""
+    (tmp_path / "endless_plugin.py").write_text("from forge_env.errors import HeldUpError\nraise HeldUpError('loops')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(HeldUpError):
+        plugins.load_plugin(registry.GROUP, "endless_plugin:Env")
 
 
 def test_import_is_light() -> None:

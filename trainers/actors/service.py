@@ -366,7 +366,8 @@ class Service:
                 if replica.deaths_in_a_row >= self.options.max_deaths:
                     raise why
                 self._enter(replica, ReplicaState.RECOVERING)
-                logger.warning("%s %d ended and is started again: %s", self.name, replica.number, why)
+                place = None if isinstance(why, ForgeError) else why
+                logger.warning("%s %d ended and is started again: %s", self.name, replica.number, why, exc_info=place)
                 await self._bury(replica)
                 await asyncio.sleep(self._backoff(replica.deaths_in_a_row))
                 replica.metrics.down_s += time.perf_counter() - died
@@ -405,7 +406,7 @@ class Service:
             finally:
                 if time.perf_counter() - healthy > self.options.healthy_s:
                     replica.deaths_in_a_row = 0
-        except Exception as error:  # noqa: BLE001 - whatever it was: this life is of no use
+        except Exception as error:  # noqa: BLE001 - told by `_live`: this life is of no use, whatever it was
             return error
         return ActorDiedError("it has ended")
 
@@ -427,10 +428,12 @@ class Service:
         return ActorDiedError(f"{self.name} {replica.number} died while it was started: {why}", fix=why.fix)
 
     def _given_up(self, replica: Replica, error: Exception) -> ForgeError:
-        return ServiceDownError(
+        failure = ServiceDownError(
             f"{self.name} {replica.number} died {replica.metrics.deaths} times and is given up: {error}",
             fix="see run.log for what ended it",
         )
+        failure.__cause__ = error
+        return failure
 
     def _enter(self, replica: Replica, state: ReplicaState) -> None:
         replica.metrics.state = state

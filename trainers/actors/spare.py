@@ -16,6 +16,7 @@ from typing import Any
 
 from monarch.actor import Actor, ProcMesh, concurrent_endpoint
 
+from forge_env.errors import ForgeError
 from trainers.actors.processes import start_processes, stop_processes
 from trainers.actors.remote import result
 
@@ -97,8 +98,8 @@ class Spare:
             self.pids = [pid for _, pid in (await result(self._actor.process_id.call())).items()]
             await result(self._actor.get_ready.call(self._do))
             self.ready.set()
-        except Exception as error:  # noqa: BLE001 - whatever it was, the run can do without
-            logger.info("%s: %s", name, error)
+        except Exception as error:  # whatever it was, the run can do without
+            logger.info("%s: %s", name, error, exc_info=None if isinstance(error, ForgeError) else error)
             await self._drop()
 
     async def take(self, environment: Mapping[str, str]) -> ProcMesh | None:

@@ -208,17 +208,21 @@ class Chat:
         Raises:
             ChatFormatError: the format can't write it.
         """
-        plain = self._messages(messages)
+        plain, offered = self._messages(messages), self._known(tools).text
         with _writing():
-            offered = self._known(tools).text
             return list(self._renderer.render_ids(plain, tools=offered, add_generation_prompt=generation))
 
     def render_training(self, messages: list[Message], tools: list[ToolSpec]) -> tuple[list[int], list[bool]]:
         """A demonstration's token ids, [T], and which of them the assistant is to produce, [T].
 
         What the generation prompt already holds (the role, an empty thinking block) is not to be produced.
+
+        Raises:
+            ChatFormatError: the format can't write it.
         """
-        rendered = self._renderer.render(self._messages(messages), tools=self._known(tools).text)
+        plain, offered = self._messages(messages), self._known(tools).text
+        with _writing():
+            rendered = self._renderer.render(plain, tools=offered)
         ids, mask = list(rendered.token_ids), list(rendered.sampled_mask)
         opening = self._generation_prompt
         for start in range(len(ids) - len(opening) + 1):
@@ -230,9 +234,8 @@ class Chat:
         self, prompt_ids: list[int], token_ids: list[int], observation: list[Message], tools: list[ToolSpec]
     ) -> list[int] | None:
         """The next prompt, beginning with exactly `prompt_ids + token_ids`; None when the format can't promise it."""
-        plain = self._messages(observation)
+        plain, offered = self._messages(observation), self._known(tools).text
         with _writing():
-            offered = self._known(tools).text
             bridged = self._renderer.bridge_to_next_turn(prompt_ids, token_ids, plain, tools=offered)
         return None if bridged is None else list(bridged.token_ids)
 
@@ -281,7 +284,7 @@ class Chat:
 def _writing() -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # the library says in many ways what a format doesn't have
+    except Exception as error:  # boundary of the library, which says in many ways what a format doesn't have
         raise ChatFormatError(f"the chat format can't write this conversation: {error}") from error
 
 

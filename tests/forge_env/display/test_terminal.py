@@ -110,6 +110,18 @@ def test_a_terminal_that_is_gone_ends_no_run(
     ]
 
 
+def test_a_mistake_in_what_is_drawn_is_in_the_log_with_its_place(
+    state: RunState, caplog: pytest.LogCaptureFixture
+) -> None:
+    display = open_display(state, io.StringIO())
+    display.note(None)  # type: ignore[arg-type]
+    (record,) = caplog.records
+    assert "no longer drawn: AttributeError" in record.message
+    assert record.exc_info
+    display.note("worth another")
+    assert len(caplog.records) == 1
+
+
 def test_sparkline_has_a_fixed_scale_and_width() -> None:
     assert sparkline([]) == ""
     assert sparkline([0.0, 1.0]) == "▁█"

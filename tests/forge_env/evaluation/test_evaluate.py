@@ -515,6 +515,27 @@ def test_an_interrupt_while_the_thread_of_a_notebook_starts_is_not_lost(
     assert (out / "summary.json").exists() == begun
 
 
+def test_what_fails_behind_an_evaluation_in_a_notebook_is_shown(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread's end is nobody's to raise: it is told as Python tells of threads."""
+    told: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", told.append)
+    close = asyncio.Runner.close
+
+    def broken(runner: asyncio.Runner) -> None:
+        close(runner)
+        raise RuntimeError("it does not close")
+
+    async def cell() -> None:
+        monkeypatch.setattr(asyncio.Runner, "close", broken)
+        assert fe.evaluate(Sums, "gold", n=1, out=out).summary.environments["Sums"].samples == 1
+        monkeypatch.undo()
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(cell())
+    loop.close()
+    assert [str(each.exc_value) for each in told] == ["it does not close"]
+
+
 class FullDisk:
     """Writes until `room` bytes are used up."""
 

@@ -260,6 +260,7 @@ def test_a_stricter_judge_sees_a_sample(tmp_path: Path, judge: str, capsys: pyte
     assert 0 < judged["episodes"] <= 10
     assert judged["overpaid"] == judged["episodes"]
     assert judged["failed"] > 0
+    assert judged["why"].startswith("ValueError: no idea [")
     assert main(["hacks", str(root), "--judge", f"{__name__}:lenient"]) == 0
     assert "0 are judged lower" in " ".join(capsys.readouterr().out.split())
 
@@ -272,6 +273,8 @@ def test_folders_of_other_agents(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text(json.dumps({"messages": messages, "reward": 0.5}) + "\nnot json\n")
     parts = {"role": "assistant", "content": [{"type": "text", "text": "```sh\ngit log\n```"}]}
     (tmp_path / "c.json").write_text(json.dumps([parts]))
+    with pytest.raises(UsageError, match="which forge-env has not recorded"):
+        find(tmp_path, judge=lenient)
     (tmp_path / "other.json").write_text('{"settings": 1}')
     result = find(tmp_path)
     assert (result.episodes, result.suspicious, result.damaged) == (3, 3, 1)

@@ -194,7 +194,7 @@ async def test_a_certificate_for_another_address_is_refused_and_the_reason_said(
             await ask(wrong)
 
 
-async def test_strangers_and_noise_harm_nobody() -> None:
+async def test_strangers_and_noise_harm_nobody(caplog: pytest.LogCaptureFixture) -> None:
     address = free_address()
     async with await serve_cards(address, "service"):
         for noise in (b"\n", b"GET / HTTP/1.1\r\n\r\n", b'{"other": 1}\n', b"[" * 4096 + b"\n"):
@@ -203,6 +203,7 @@ async def test_strangers_and_noise_harm_nobody() -> None:
             assert await reader.read() == b""
             writer.close()
         assert (await ask(address)).monarch == "service"
+    assert not caplog.records, "a stranger's fault is nobody's here"
 
 
 async def test_what_is_wrong_with_a_host_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

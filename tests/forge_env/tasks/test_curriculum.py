@@ -136,6 +136,11 @@ class Backwards(Order):
         return self._last - self._first - position
 
 
+class Broken(Backwards):
+    def __init__(self, environment: Levels, split: str, *, seed: int, weights: dict[str, float]) -> None:
+        self.weight = weights[split]
+
+
 def test_an_order_of_ones_own() -> None:
     own = TasksSection(order=f"{__name__}:Backwards", options={"first": 1})
     assert make_order(own, Levels(), "train", seed=0)[0] == 98
@@ -143,6 +148,7 @@ def test_an_order_of_ones_own() -> None:
         ("shufled", {}, NotRegisteredError, "there is no task order 'shufled'.*did you mean 'shuffled'"),
         (f"{__name__}:Backwards", {"last": 1}, UsageError, "tasks.options.last: unknown key"),
         (f"{__name__}:Levels", {}, UsageError, "is rejected"),
+        (f"{__name__}:Broken", {"weights": {}}, UsageError, rf"is rejected: KeyError: 'train' \[{__file__}:\d+\]"),
         ("builtins:print", {"sep": " "}, UsageError, "is rejected"),
     ):
         with pytest.raises(error, match=said):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -140,6 +141,36 @@ async def test_an_unreachable_server_is_infrastructure(tmp_path: Path) -> None:
         await McpServer.connect(mcp.StdioServerParameters(command=sys.executable, args=["-c", failing]), timeout_s=20)
     with pytest.raises(InfrastructureError, match="MCP server"):
         await McpServer.connect(mcp.StdioServerParameters(command=str(tmp_path / "none")), timeout_s=20)
+
+
+async def test_what_fails_beside_the_calls_is_told_whole(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A mistake of ours or of the SDK's can be found: it is the cause of what is raised, or in the log."""
+
+    class Client:
+        def __init__(self, target: Any) -> None:
+            self.tools = target
+
+        async def __aenter__(self) -> Client:
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            raise LookupError("it does not close")
+
+        async def list_tools(self, cursor: str | None) -> Any:
+            return self.tools
+
+    monkeypatch.setattr(mcp, "Client", Client)
+    with pytest.raises(InfrastructureError, match="can't connect") as caught:
+        await McpServer.connect(None)
+    assert isinstance(caught.value.__cause__, LookupError)
+    server = await McpServer.connect(SimpleNamespace(tools=[], next_cursor=None))
+    assert not caplog.records
+    await server.close()
+    (record,) = caplog.records
+    assert "it does not close" in record.message
+    assert record.exc_info
 
 
 async def test_a_server_that_is_lost_in_an_episode_is_infrastructure(tmp_path: Path) -> None:

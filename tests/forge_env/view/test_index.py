@@ -6,6 +6,7 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from subprocess import PIPE
 
@@ -14,7 +15,7 @@ import pytest
 from forge_env.trajectory import TrajectoryWriter
 from forge_env.trajectory_index import index_path
 from forge_env.view import index as module
-from forge_env.view.index import RunIndex
+from forge_env.view.index import Indexer, RunIndex
 from forge_env.view.queries import Filter, Queries
 from tests.forge_env.view.made import episode
 
@@ -166,6 +167,38 @@ def test_a_search_knows_capitals_of_every_alphabet(tmp_path: Path) -> None:
     queries = Queries(index)
     for text, number in (("GRÖSSE", 0), ("gRÖßE", 1), ("\u0436", 1), ("gro", 0)):
         assert len(queries.listed(Filter.of({"q": text})).rows) == number, text
+
+
+def test_what_fails_in_the_background_is_logged_and_the_next_run_has_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("broken", "whole"):
+        write(tmp_path / name, range(20))
+        index_path(tmp_path / name / "trajectories" / "train.jsonl").unlink()
+    monkeypatch.setattr(module, "PART", 4_000)
+    monkeypatch.setattr(module, "AT_ONCE", 1)
+    broken, whole = (RunIndex(tmp_path / name, tmp_path) for name in ("broken", "whole"))
+    read, update = threading.Event(), RunIndex.update
+
+    def part(index: RunIndex, budget: int | None = None) -> bool:
+        if threading.current_thread() is threading.main_thread():
+            return update(index, budget)
+        if index is broken:
+            raise LookupError("a mistake of ours")
+        changed = update(index, budget)
+        read.set()
+        return changed
+
+    monkeypatch.setattr(RunIndex, "update", part)
+    indexer = Indexer()
+    indexer.want(broken)
+    indexer.want(whole)
+    assert read.wait(60)
+    indexer.close()
+    assert whole.progress().whole
+    (record,) = caplog.records
+    assert str(tmp_path / "broken") in record.message
+    assert record.exc_info
 
 
 def test_what_another_viewer_has_read_is_news_here(tmp_path: Path) -> None:

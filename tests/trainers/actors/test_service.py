@@ -225,10 +225,10 @@ async def test_one_that_dies_while_it_starts_is_named() -> None:
 
 
 @pytest.mark.stack
-async def test_one_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None:
+async def test_one_that_dies_again_and_again_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     mended = tmp_path / "mended"
     mended.touch()
-    options = ServiceOptions(max_deaths=2, backoff_s=0.01)
+    options = ServiceOptions(max_deaths=3, backoff_s=0.01)
     async with counters(1, broken=str(mended), options=options) as service:
         mended.unlink()
         waiting = asyncio.ensure_future(service.wait_once.route())
@@ -236,8 +236,11 @@ async def test_one_that_dies_again_and_again_is_given_up(tmp_path: Path) -> None
         kill(pid_of(service.replicas[0]))
         with pytest.raises((ActorDiedError, ServiceDownError)):
             await waiting
-        with pytest.raises(ServiceDownError, match="given up: this replica can't be set up"):
+        with pytest.raises(ServiceDownError, match="given up: this replica can't be set up") as given_up:
             await asyncio.wait_for(asyncio.shield(service.failure), PATIENCE_S)
+        assert isinstance(given_up.value.__cause__, NotAllowedError)
+        restarts = [bool(record.exc_info) for record in caplog.records if "is started again" in record.message]
+        assert restarts == [False, True], "where its start failed is in the log; that a process was killed says it all"
         with pytest.raises(ServiceDownError, match="no replica left"):
             await service.get.route()
         assert service.replicas[0].metrics.state is ReplicaState.FAILED

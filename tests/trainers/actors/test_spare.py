@@ -84,8 +84,14 @@ async def test_a_dead_spare_is_no_loss() -> None:
         assert [await replaced(service)] == spare.pids, "there is another"
 
 
-async def test_a_spare_that_can_not_get_ready_is_no_loss() -> None:
+async def test_a_spare_that_can_not_get_ready_is_no_loss(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "trainers.actors.spare")
     spare = Spare(fail, first_after_s=0)
     async with counter(spare) as service:
+        assert spare._work is not None
+        await spare._work
         await replaced(service)
         assert not spare.ready.is_set()
+    failures = [record for record in caplog.records if "nothing can be got ready" in record.message]
+    assert failures
+    assert failures[0].exc_info, "the log has where it failed"

@@ -24,7 +24,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 import forge_env as fe
 from forge_env.environment.base import Environment
-from forge_env.errors import ContextLengthExceeded, UsageError
+from forge_env.errors import ChatFormatError, ContextLengthExceeded, UsageError
 from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec
 from trainers.generator.policy import GeneratorPolicy
 from trainers.generator.types import Completion, SamplingOptions
@@ -69,6 +69,20 @@ def test_a_demonstration_is_the_prompt_then_what_the_model_would_sample(chat: Ch
 def test_images_are_refused(chat: Chat) -> None:
     with pytest.raises(UsageError, match="a message of the user has images, and this model reads text only"):
         chat.render([Message(role="user", content="What is it?", images=("data:image/png;base64,AA==",))], [])
+
+
+def test_what_the_format_can_not_write_is_told_and_a_mistake_of_ours_is_none_of_it(chat: Chat) -> None:
+    class Broken(ToolSpec):
+        def to_openai(self) -> dict[str, Any]:
+            raise LookupError("a mistake of ours")
+
+    with pytest.raises(ChatFormatError):
+        chat.render([], [])
+    with pytest.raises(ChatFormatError):
+        chat.render_training([], [])
+    for write in (chat.render, chat.render_training):
+        with pytest.raises(LookupError, match="a mistake of ours"):
+            write([Message(role="user", content="?")], [Broken(name="python")])
 
 
 def test_turns_extend_the_tokens_before_them(chat: Chat, environment: Environment) -> None:
