@@ -80,15 +80,17 @@ class _Request(socketserver.BaseRequestHandler):
 
     def handle(self) -> None:
         connection: socket.socket = self.request
-        with suppress(OSError):  # whoever asked is gone, or a stranger
-            with _secured(connection, self.server.context, "") as peer:
-                asked = bytearray(SECRET + NAME.size)
-                receive(peer, memoryview(asked))
-                block = None
-                if hmac.compare_digest(asked[:SECRET], self.server.source.secret):
-                    block = self.server.find(*NAME.unpack_from(asked, SECRET))
-                if block is not None:
-                    send(peer, block)
+        with (
+            suppress(OSError),  # whoever asked is gone, or a stranger
+            _secured(connection, self.server.context, "") as peer,
+        ):
+            asked = bytearray(SECRET + NAME.size)
+            receive(peer, memoryview(asked))
+            block = None
+            if hmac.compare_digest(asked[:SECRET], self.server.source.secret):
+                block = self.server.find(*NAME.unpack_from(asked, SECRET))
+            if block is not None:
+                send(peer, block)
 
 
 def _secured(connection: socket.socket, context: ssl.SSLContext | None, host: str) -> socket.socket:
@@ -96,10 +98,9 @@ def _secured(connection: socket.socket, context: ssl.SSLContext | None, host: st
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if context is None:
         connection.settimeout(None)  # with one, Python would call the kernel for every bit that there is room for
+        patience = TIMEVAL.pack(int(PATIENCE_S), int(PATIENCE_S % 1 * 1e6))
         for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            connection.setsockopt(
-                socket.SOL_SOCKET, direction, TIMEVAL.pack(int(PATIENCE_S), int(PATIENCE_S % 1 * 1e6))
-            )
+            connection.setsockopt(socket.SOL_SOCKET, direction, patience)
         return connection
     connection.settimeout(PATIENCE_S)
     return context.wrap_socket(connection, server_side=not host, server_hostname=host or None)
