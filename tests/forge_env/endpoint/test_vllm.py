@@ -23,8 +23,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(1500)]
 LENGTH = 1024
 """Room for the other environment's instructions: twice what the bundled model has."""
 RECIPE = [f"model.max_length={LENGTH}"]
-STEPS = 60
+STEPS = 52
 """That the bundled model needs to learn the other environment's call beside its own."""
+OPTIONS: dict[str, dict[str, Any]] = {"coding_rlvr": {}, "terminal": {"families": ["count_lines"]}}
+"""One kind of task at the shell: that others are to be told apart would take it longer to learn."""
 TOOLS = {"coding_rlvr": ("python", "code"), "terminal": ("bash", "command")}
 
 
@@ -36,7 +38,7 @@ def recipe() -> RunConfig:
 @pytest.fixture(scope="module")
 def checkpoint(recipe: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundled model, which knows the recipe's environment: of the other it is shown how to look around."""
-    from forge_env.config.recipe import bundled_models
+    from forge_env.config.recipe import OptimizerSection, bundled_models
     from trainers.loop.warmup import MICROBATCH_TOKENS, Demonstrations
     from trainers.losses.sft import SFTLoss
     from trainers.model.chat import Chat, FolderTokenizer
@@ -46,16 +48,13 @@ def checkpoint(recipe: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> P
 
     folder, trained = bundled_models()["coding_rlvr_base"], tmp_path_factory.mktemp("models") / "small"
     environment = fe.make(recipe.environment.name, **recipe.environment.options)
-    section, device = recipe.warmup, use_device(with_gpus=False)
-    assert section is not None
+    device, optimizer = use_device(with_gpus=False), OptimizerSection(lr=3e-3, beta2=0.99)
     model = TitanModel(folder, max_length=recipe.model.max_length, device=device.torch)
-    engine = TitanEngine(
-        model, section.optimizer, device=device, steps=STEPS, microbatch_tokens=MICROBATCH_TOKENS, threads=2
-    )
+    engine = TitanEngine(model, optimizer, device=device, steps=STEPS, microbatch_tokens=MICROBATCH_TOKENS, threads=2)
     chat = Chat(FolderTokenizer(folder), recipe.model.renderer)
-    lessons = Demonstrations(environment, chat, batch_size=4, max_length=512, seed=0)
+    lessons = Demonstrations(environment, chat, batch_size=2, max_length=512, seed=0)
     for step in range(STEPS):
-        engine.train([*lessons.batch(), *(look_around(chat, 8 * step + number) for number in range(8))], SFTLoss())
+        engine.train([*lessons.batch(), *(look_around(chat, 2 * step + number) for number in range(2))], SFTLoss())
     model.save_hf(trained)
     return trained
 
@@ -64,7 +63,7 @@ def look_around(chat: Chat, index: int) -> Segment:
     """A task of the other environment, and `ls`."""
     from forge_env.trajectory import Segment
 
-    environment = fe.make("terminal")
+    environment = fe.make("terminal", **OPTIONS["terminal"])
     call = ToolCall(id="call_0", function=FunctionCall(name="bash", arguments='{"command": "ls"}'))
     question = environment.prompt(environment.task("train", index))  # type: ignore[attr-defined]
     answer = fe.Message(role="assistant", tool_calls=[call])
@@ -73,9 +72,15 @@ def look_around(chat: Chat, index: int) -> Segment:
 
 @pytest.fixture(scope="module")
 def result(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> fe.EvaluationResult:
+    with pytest.MonkeyPatch.context() as patch:  # one small function of vLLM's, for which a C++ compiler takes long
+        patch.setenv("TORCH_COMPILE_DISABLE", "1")
+        return evaluated(checkpoint, tmp_path_factory.mktemp("results") / "out")
+
+
+def evaluated(checkpoint: Path, out: Path) -> fe.EvaluationResult:
     before = shared_memory()
     result = fe.evaluate(
-        [{"name": name, "options": {"max_turns": 3}} for name in TOOLS],
+        [{"name": name, "options": {"max_turns": 3, **OPTIONS[name]}} for name in TOOLS],
         f"vllm:{checkpoint}",
         n=8,
         seed=1,
@@ -83,7 +88,7 @@ def result(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> fe.Eva
         send_seed=True,
         max_tokens=96,
         sandbox="local",
-        out=tmp_path_factory.mktemp("results") / "out",
+        out=out,
         vllm_args=[
             "--dtype",
             "float32",
