@@ -96,6 +96,7 @@ async def test_groups_of_dead_owners_are_reaped() -> None:
     assert not any(folder.exists() for folder in left)
 
 
+@pytest.mark.slow
 async def test_many_that_are_asked_for_at_once_start_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     require("local")
     starting = [0]

@@ -118,6 +118,7 @@ def test_what_goes_away_while_it_is_packed_is_left_out(tmp_path: Path, monkeypat
         assert archive.getnames() == [f"{tmp_path}/here"[1:]]
 
 
+@pytest.mark.slow
 def test_folders_are_packed_however_deep(tmp_path: Path) -> None:
     deep = tmp_path
     for _ in range(1500):

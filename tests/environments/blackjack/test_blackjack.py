@@ -101,6 +101,7 @@ async def test_a_player_loses_some_and_wins_some() -> None:
     assert 10 < sum(reward == 1.0 for reward in rewards) < 45
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["blackjack", ADAPTER])
 async def test_it_is_sound(name: str) -> None:
     options = {} if name == "blackjack" else LAKE

@@ -78,6 +78,7 @@ def test_gold_passes_all_tests_and_belongs_to_its_split(split: str, index: int, 
     assert split_of(all_families()[task.tags[1]], program_of(task)) == split
 
 
+@pytest.mark.slow
 def test_a_wrong_program_fails_the_hidden_tests() -> None:
     caught = total = 0
     for task in tasks("train", 300):

@@ -18,6 +18,7 @@ from forge_env.validation.checks import Validator
 CHANGES = ("cancel_event", "update_phone", "forward_mail", "archive_mail", "move_event", "create_event", "send_mail")
 
 
+@pytest.mark.slow
 async def test_it_is_sound() -> None:
     checks = [check async for check in Validator(lambda: fe.make("distractors"), num_tasks=10).run()]
     assert "failed" not in [check.status for check in checks], checks

@@ -11,6 +11,7 @@ from forge_env.rollout.scripted import ReplayPolicy
 from forge_env.validation.checks import Validator
 
 
+@pytest.mark.slow
 async def test_it_is_sound() -> None:
     checks = [check async for check in Validator(lambda: fe.make("frozen_lake"), num_tasks=6).run()]
     assert "failed" not in [check.status for check in checks], checks

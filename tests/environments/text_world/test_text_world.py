@@ -23,6 +23,7 @@ SMALL = World(
 )
 
 
+@pytest.mark.slow
 async def test_it_is_sound() -> None:
     checks = [check async for check in Validator(lambda: fe.make("text_world"), num_tasks=6).run()]
     assert "failed" not in [check.status for check in checks], checks

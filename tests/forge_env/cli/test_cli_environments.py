@@ -168,6 +168,7 @@ def test_a_new_package_takes_its_data_along_when_it_is_installed(tmp_path: Path)
     assert built >= {"my_env/environment.py", "my_env/questions.jsonl", "my_env/more/table.parquet"}
 
 
+@pytest.mark.slow
 def test_a_new_package_for_openenv_is_served(tmp_path: Path) -> None:
     testclient = pytest.importorskip("starlette.testclient", reason='NOT RUN: pip install "forge-env[openenv]"')
     assert main(["new", "my_env", "--openenv", "--dir", str(tmp_path)]) == 0

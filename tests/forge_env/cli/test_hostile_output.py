@@ -46,6 +46,7 @@ class Hardened(Arithmetic):
         return [a, b]
 
 
+@pytest.mark.slow
 @given(st.lists(ACTIONS, max_size=8))
 @settings(max_examples=150, deadline=None)
 async def test_any_output_leaves_a_valid_episode(actions: list[Any]) -> None:

@@ -172,6 +172,7 @@ def test_doctor_says_what_makes_every_process_slower(
         assert ("PYTHONDONTWRITEBYTECODE is set" in capsys.readouterr().out) is noticed
 
 
+@pytest.mark.slow
 def test_doctor_says_what_is_missing_and_how_to_get_it(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

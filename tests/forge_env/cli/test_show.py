@@ -244,6 +244,7 @@ def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path, monkeypatch: pyt
     assert main(["tail", str(folder.root), "--no-follow"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["show"], ["show", "--json"], ["report", "--format", "md"], ["report"], ["tail"]])
 def test_a_folder_of_damaged_files_is_told_of(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -177,6 +177,7 @@ def test_the_rendered_recipe_explains_every_key() -> None:
         assert any(lines[index - 1].strip().startswith("#") for index in places), key
 
 
+@pytest.mark.slow
 @settings(max_examples=20)  # each reads and writes a whole recipe
 @given(
     st.dictionaries(

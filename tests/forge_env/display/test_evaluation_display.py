@@ -135,6 +135,7 @@ async def test_a_display_that_fails_ends_no_run(
     assert "progress is no longer drawn: BrokenPipeError" in (tmp_path / "out" / "run.log").read_text()
 
 
+@pytest.mark.slow
 def test_nobody_reading_stderr_ends_no_run(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)

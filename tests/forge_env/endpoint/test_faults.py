@@ -107,6 +107,7 @@ async def test_a_full_context_truncates_and_is_counted_apart(out: Path) -> None:
     assert (item.score.value, item.untruncated.value) == (0.75, 1.0)
 
 
+@pytest.mark.slow
 async def test_a_storm_of_429s_slows_down_and_loses_nothing(out: Path) -> None:
     """An endpoint with four places that refuses everything beyond them, and everything for a while."""
     server: Server

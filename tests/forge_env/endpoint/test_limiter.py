@@ -265,6 +265,7 @@ class Patient(EndpointPolicy, PolicySession):
         return Reply(message=fe.Message(role="assistant", content="1"))
 
 
+@pytest.mark.slow
 def test_a_run_whose_samples_reset_before_they_ask_fills_the_endpoint(tmp_path: Path) -> None:
     async def play() -> tuple[int, int]:
         policy = Patient()

@@ -75,7 +75,8 @@ gymnasium.make("forge_env/terminal", sandboxes={engine!r}).reset(seed=1)  # and 
 """
 
 
-@pytest.mark.parametrize("engine", [pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.slow]), "local"])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [pytest.param("docker", marks=pytest.mark.docker), "local"])
 def test_sandboxes_of_demonstrations_are_closed_at_the_end(engine: Any) -> None:
     require(engine)
     done = subprocess.run(

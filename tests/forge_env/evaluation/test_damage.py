@@ -42,6 +42,7 @@ def damaged(whole: Path, change: dict[bytes, bytes] | None = None, *, at: int = 
     return out
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(at=st.integers(0, 10_000), byte=st.integers(0, 255))
 def test_any_byte_costs_at_most_its_own_sample(whole: Path, at: int, byte: int) -> None:

@@ -56,6 +56,7 @@ SHOWN = {
 """The rows of the page's table, and what shows that they are true."""
 
 
+@pytest.mark.slow
 def test_every_row_of_the_page_is_shown() -> None:
     page = Path(fe.__file__).parents[1] / "docs/environments/programs.md"
     (table,) = re.findall(r"\| \| chat completions \|.*\n\|-+.*\n((?:\|.*\n)+)", page.read_text())

@@ -129,6 +129,7 @@ async def test_rewards_reach_every_seat_and_names_are_understood() -> None:
     assert (against.reward, against.rewards["player_1"]) == (1.0, -1.0)
 
 
+@pytest.mark.slow
 async def test_it_is_sound() -> None:
     checks = [check async for check in Validator(make, num_tasks=3).run()]
     assert [check for check in checks if check.status == "failed"] == []

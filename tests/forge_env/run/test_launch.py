@@ -266,6 +266,7 @@ def test_a_run_that_says_nothing_still_leaves_summary_and_report(config: RunConf
     assert not folder.reward_curve.exists()
 
 
+@pytest.mark.slow
 def test_nobody_reading_the_terminal_ends_no_run(folder: RunFolder) -> None:
     code = (
         "from forge_env.config import RunConfig\n"

@@ -21,6 +21,7 @@ def test_unknown_names_are_refused(option: tuple[str, str], capsys: pytest.Captu
     assert repr(option[1]) in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_holds_and_what_does_not(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     require("local")
     assert main(["sandbox", "audit", "--engine", "local", "--attack", "ptrace", "--attack", "exits"]) == 0

@@ -6,6 +6,7 @@ import json
 import struct
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,6 +38,7 @@ PLAIN = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(TAGS, ANYTHING, max_size=2) | ANYTHING)
 @settings(max_examples=500)
 def test_no_frame_breaks_the_reader(frame: Any) -> None:

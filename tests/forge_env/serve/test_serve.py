@@ -50,6 +50,7 @@ class Raw:
         return await self.read()
 
 
+@pytest.mark.slow
 async def test_the_protocol_as_it_goes_over_the_wire() -> None:
     async with serving() as (url, sessions):
         raw = await Raw.connect(url)

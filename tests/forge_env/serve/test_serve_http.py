@@ -35,6 +35,7 @@ async def client_of(**limits: Any) -> AsyncIterator[Any]:
         yield client
 
 
+@pytest.mark.slow
 async def test_an_episode_over_http() -> None:
     async with client_of() as client:
         reply = (await client.post("/reset", json={"seed": 7})).json()
@@ -180,6 +181,7 @@ def serve(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_serves_until_it_is_stopped(ending: signal.Signals) -> None:
     import httpx

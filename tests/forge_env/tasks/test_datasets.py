@@ -97,6 +97,7 @@ def local_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(datasets, "load_dataset", load)
 
 
+@pytest.mark.slow
 async def test_any_source_makes_an_environment(source: dict[str, Any]) -> None:
     def make() -> QA:
         return QA(QAConfig.model_validate({"dataset": {**source, "columns": COLUMNS, "eval_fraction": 0.3}}))
@@ -191,6 +192,7 @@ def test_a_stream_that_breaks_goes_on_where_it_did() -> None:
     assert [tasks[index].id for index in range(8)] == ["0", "1", "2", "3", "4", "5", "0", "1"]
 
 
+@pytest.mark.slow
 def test_a_hub_that_is_out_of_reach_is_said_at_once() -> None:
     pytest.importorskip("huggingface_hub")
     environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
@@ -331,6 +333,7 @@ def test_other_orders() -> None:
         TaskOrder(0)
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.sampled_from("abcdef"), st.floats(0.01, 10), min_size=1), st.integers())
 def test_a_mixture_uses_every_task_of_a_component_once_and_in_proportion(weights: dict[str, float], seed: int) -> None:
     order = MixtureOrder(weights, seed=seed)

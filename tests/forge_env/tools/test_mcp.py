@@ -133,6 +133,7 @@ async def test_what_a_server_says_of_itself_is_in_the_log_of_an_evaluation(tmp_p
     assert re.search(r"MCP server .*: started", (tmp_path / "out" / "run.log").read_text())
 
 
+@pytest.mark.slow
 async def test_an_unreachable_server_is_infrastructure(tmp_path: Path) -> None:
     with pytest.raises(InfrastructureError, match="MCP server"):
         await McpServer.connect(mcp.StdioServerParameters(command=sys.executable, args=["-c", "pass"]), timeout_s=20)
@@ -173,6 +174,7 @@ async def test_what_fails_beside_the_calls_is_told_whole(
     assert record.exc_info
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_lost_in_an_episode_is_infrastructure(tmp_path: Path) -> None:
     dying = SERVER.replace("return 2 * number", "import os; os._exit(1)")
     (tmp_path / "server.py").write_text(dying)

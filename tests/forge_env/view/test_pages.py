@@ -78,6 +78,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.mark.slow
 async def test_only_who_has_the_token_is_answered(folder: Path, cache: Path) -> None:
     pages = Pages(Runs(folder, cache))
     guard = Guard(pages.application(), "s" * 40, lambda: PORT)
@@ -483,6 +484,7 @@ async def crawl(client: httpx.AsyncClient, start: str, most: int) -> dict[str, h
     return found
 
 
+@pytest.mark.slow
 async def test_nothing_in_a_hostile_run_is_more_than_text(folder: Path, cache: Path) -> None:
     async with opened(folder, cache) as client:
         found = await crawl(client, "/run/hostile", 160)

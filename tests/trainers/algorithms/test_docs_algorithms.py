@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from forge_env.environment import Environment
 from forge_env.plugins import installed
 from forge_env.registry import make
@@ -22,6 +24,7 @@ def examples() -> dict[str, Any]:
     return names
 
 
+@pytest.mark.slow
 def test_the_examples_work() -> None:
     names = examples()
     group = Group([episode(1.0, (1, 2), terminated=True), episode(0.0, (1,))])

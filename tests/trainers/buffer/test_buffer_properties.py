@@ -105,10 +105,11 @@ class Machine(RuleBasedStateMachine):
             self.world.drain()
 
 
-TestMachine = Machine.TestCase
+TestMachine = pytest.mark.slow(Machine.TestCase)
 TestMachine.settings = settings(max_examples=50, stateful_step_count=60, deadline=None)
 
 
+@pytest.mark.slow
 def test_long_random_runs() -> None:
     _random_runs(seed=0, operations=FEW)
 

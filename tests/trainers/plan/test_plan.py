@@ -141,6 +141,7 @@ def test_a_method_that_knows_nothing_of_plans_says_so(capsys: pytest.CaptureFixt
     assert "method=warmup does not say what a recipe will take" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_512_gpus_have_an_answer(plan: Plan) -> None:
     printed = plan("grpo/qwen3_32b", "--gpus", "512xH100", "--price", "2")
     assert "with 512 H100 in 64 hosts" in printed
