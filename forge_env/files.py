@@ -1,4 +1,4 @@
-"""Writing files: whole or not at all, line by line, on a disk that may run full, one process to a folder."""
+"""Files: written whole or not at all, line by line, on a disk that may run full, one process to a folder; read on."""
 
 from __future__ import annotations
 
@@ -223,6 +223,41 @@ def end_of_last_line(descriptor: int) -> int:
             return start + found + 1
         end = start
     return 0
+
+
+class NewLines:
+    """The whole lines of a file that others append to, each once.
+
+    Args:
+        path: it may come later, be cut short, go, or be replaced by another.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._read = self._inode = 0
+
+    def read(self, begin_again: Callable[[], object] = lambda: None) -> Iterator[bytes]:
+        """Lines since the last call.
+
+        Args:
+            begin_again: called first where the lines of before are no more: they went, or all come anew.
+        """
+        try:
+            with self.path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_ino != self._inode or found.st_size < self._read:
+                    self._read, self._inode = 0, found.st_ino
+                    begin_again()
+                file.seek(self._read)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        return  # half a line, which somebody is writing
+                    self._read += len(line)
+                    yield line
+        except OSError:
+            if self._inode:
+                self._read = self._inode = 0
+                begin_again()
 
 
 class HeldFolder:

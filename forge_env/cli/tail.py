@@ -16,6 +16,7 @@ from forge_env.display.curves import REWARD, evaluation_splits
 from forge_env.display.terminal import duration
 from forge_env.errors import UsageError
 from forge_env.evaluation.tables import counted
+from forge_env.files import NewLines
 from forge_env.interrupts import run_until_interrupted
 from forge_env.run.metrics import metrics_row
 from forge_env.trajectory_index import IndexReader, is_index
@@ -84,8 +85,8 @@ class News:
     """
 
     def __init__(self, root: Path) -> None:
-        self._metrics = Lines(root / "metrics.jsonl")
-        self._log = Lines(root / "run.log")
+        self._metrics = NewLines(root / "metrics.jsonl")
+        self._log = NewLines(root / "run.log")
         self._folder = root / "trajectories"
         self._samples: dict[Path, IndexReader] = {}
         self._counts: dict[str, int] = {}
@@ -93,12 +94,12 @@ class News:
 
     def lines(self) -> Iterator[str]:
         """What is new since the last call."""
-        for text in self._log.new():
-            if PROBLEM.search(text[:200]):
+        for line in self._log.read():
+            if PROBLEM.search(text := line.decode("utf-8", "replace"), 0, 200):
                 yield f"! {one_line(text)}"
-        for text in self._metrics.new():
+        for line in self._metrics.read():
             with suppress(UsageError):  # of a newer version
-                yield from row_in_words(metrics_row(text, self._metrics.path) or {})
+                yield from row_in_words(metrics_row(line, self._metrics.path) or {})
         yield from self._evaluated()
 
     def _evaluated(self) -> Iterator[str]:
@@ -148,33 +149,3 @@ def row_in_words(row: Mapping[str, Any]) -> Iterator[str]:
     ]
     if figures:
         yield f"{when}step {step}  {'  '.join(figures)}"
-
-
-class Lines:
-    """The whole lines of a file that others append to, each once.
-
-    Args:
-        path: it may come later, and may be replaced by another.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._read = 0
-        self._inode = 0
-
-    def new(self) -> Iterator[str]:
-        """Lines since the last call."""
-        try:
-            file = self.path.open("rb")
-        except OSError:
-            return
-        with file:
-            found = self.path.stat()
-            if found.st_ino != self._inode or found.st_size < self._read:
-                self._read, self._inode = 0, found.st_ino
-            file.seek(self._read)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self._read += len(line)
-                yield line.decode("utf-8", "replace").rstrip("\n")

@@ -22,6 +22,7 @@ import yaml
 from forge_env.config.reader import read_yaml
 from forge_env.display.curves import REWARD, evaluation_splits, merge_rows
 from forge_env.errors import UsageError
+from forge_env.files import NewLines
 from forge_env.machine import cache_dir
 from forge_env.run.contract import Clause, read_contract
 from forge_env.run.folder import RunFolder
@@ -57,39 +58,22 @@ class Metrics:
     """The rows of a metrics.jsonl, read on from where they ended."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self._lines = NewLines(path)
         self._rows: list[dict[str, Any]] = []
         self._merged: list[dict[str, Any]] = []
-        self._read = 0
-        self._inode = 0
         self._lock = threading.Lock()
-        self.stamp = 0
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a step (`forge_env.display.curves.merge_rows`)."""
         with self._lock:
-            try:
-                with self.path.open("rb") as file:
-                    found = os.fstat(file.fileno())
-                    if found.st_ino != self._inode or found.st_size < self._read:
-                        self._rows, self._read, self._inode = [], 0, found.st_ino
-                    if found.st_size == self._read:
-                        return self._merged
-                    file.seek(self._read)
-                    before = self._read
-                    for line in file:
-                        if not line.endswith(b"\n"):
-                            break  # half a line, which somebody is writing
-                        self._read += len(line)
-                        if (row := _metrics_row(line, self.path)) is not None:
-                            self._rows.append(row)
-            except OSError:
-                self._rows, self._merged, self._read, self._inode = [], [], 0, 0
-                return []
-            if self._read != before:
+            found = [_metrics_row(line, self._lines.path) for line in self._lines.read(self._begin_again)]
+            if new := [row for row in found if row is not None]:
+                self._rows += new
                 self._merged = merge_rows(self._rows)
-                self.stamp += 1
             return self._merged
+
+    def _begin_again(self) -> None:
+        self._rows, self._merged = [], []
 
 
 def _metrics_row(line: bytes, path: Path) -> dict[str, Any] | None:
@@ -103,29 +87,23 @@ class TrainedRows:
     """The rows of a trained.jsonl, read on from where they ended."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self.trained = Trained()
         self.stamp = 0
-        self._read = 0
-        self._inode = 0
+        """Changes whenever `trained` does."""
+        self._lines = NewLines(path)
         self._lock = threading.Lock()
 
     def update(self) -> None:
         """Read what was written since."""
-        with self._lock, suppress(OSError), self.path.open("rb") as file:
-            found = os.fstat(file.fileno())
-            if found.st_ino != self._inode or found.st_size < self._read:
-                self.trained, self._read, self._inode = Trained(), 0, found.st_ino
-            if found.st_size == self._read:
-                return
-            self.stamp += 1
-            file.seek(self._read)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self._read += len(line)
+        with self._lock:
+            for line in self._lines.read(self._begin_again):
+                self.stamp += 1
                 with suppress(RecursionError, UsageError):  # damaged, or of a newer version
                     self.trained.add(line)
+
+    def _begin_again(self) -> None:
+        self.trained = Trained()
+        self.stamp += 1
 
     def of(self, group: str, member: int | None) -> tuple[int, TrainedGroup, TrainedEpisode | None] | None:
         """The last step that was trained on a group, and what it was of one member."""

@@ -1,4 +1,4 @@
-"""Files written whole, lines on a disk that runs full, folders held by one process."""
+"""Files written whole, lines on a disk that runs full and read on, folders held by one process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forge_env.errors import UsageError
-from forge_env.files import DiskFullError, HeldFolder, LineWriter, claim, unused, write_whole, written_whole
+from forge_env.files import DiskFullError, HeldFolder, LineWriter, NewLines, claim, unused, write_whole, written_whole
 
 
 def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -102,6 +102,31 @@ def test_several_writers_append_whole_lines_to_one_file_and_cut_off_what_a_kille
     assert len(lines) == 102
     assert lines[-2:] == [b"whole", b"again"]
     assert all(len(set(line)) == 1 for line in lines[:-2])
+
+
+def test_a_file_that_grows_is_read_on_and_another_in_its_place_anew(tmp_path: Path) -> None:
+    path, began = tmp_path / "lines", []
+    lines = NewLines(path)
+
+    def new() -> list[bytes]:
+        return [*lines.read(lambda: began.append(True))]
+
+    assert (new(), began) == ([], [])
+    path.write_bytes(b"1\n2\nhal")
+    assert (new(), len(began)) == ([b"1\n", b"2\n"], 1)
+    assert new() == []
+    with path.open("ab") as file:
+        file.write(b"f\n")
+    assert (new(), len(began)) == ([b"half\n"], 1)
+    path.write_bytes(b"3\n")  # cut short
+    assert (new(), len(began)) == ([b"3\n"], 2)
+    path.rename(tmp_path / "other")
+    path.write_bytes(b"4\n5\n")  # replaced by one that is longer
+    assert (new(), len(began)) == ([b"4\n", b"5\n"], 3)
+    path.unlink()
+    assert ([new(), new()], len(began)) == ([[], []], 4)
+    path.write_bytes(b"6\n")
+    assert (new(), len(began)) == ([b"6\n"], 5)
 
 
 def test_a_folder_has_one_writer(tmp_path: Path) -> None:
