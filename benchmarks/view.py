@@ -36,8 +36,9 @@ from benchmarks.report import record, table
 from forge_env.trajectory import Trajectory, TrajectoryWriter, Turn
 from forge_env.trajectory_index import index_path
 from forge_env.types import Message
-from forge_env.view.app import Pages, static_files
+from forge_env.view.app import Pages
 from forge_env.view.index import RunIndex
+from forge_env.view.rendering import static_files
 from forge_env.view.runs import Runs
 from forge_env.view.server import Guard
 from tests.forge_env.view.made import GROUP, TOKENIZER, episode, reply, training_run

@@ -5,19 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import re
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
-from functools import cache
-from hashlib import blake2b
-from importlib.resources import files
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -30,12 +24,12 @@ from forge_env.errors import ForgeError
 from forge_env.evaluation.estimates import mean
 from forge_env.machine import cache_dir
 from forge_env.run.contract import CLAUSES, in_a_sentence
-from forge_env.run.trained import TrainedEpisode, TrainedGroup
-from forge_env.view import answers, charts, evaluations, records, text, timeline
+from forge_env.view import answers, charts, episode, evaluations, records, text, timeline
 from forge_env.view.index import CACHE_FIX, Indexer
-from forge_env.view.queries import PAID_UNSOLVED, Filter, is_training
+from forge_env.view.news import news
+from forge_env.view.queries import Filter
+from forge_env.view.rendering import here, place, static_files, templates
 from forge_env.view.runs import Runs, RunView
-from forge_env.watching import changes
 
 NAV = (
     ("", "Overview"),
@@ -46,144 +40,10 @@ NAV = (
     ("log", "Log"),
 )
 EVALUATION_NAV = (("", "Overview"), ("trajectories", "Trajectories"), ("recipe", "Recipe"), ("log", "Log"))
-SAFE = re.compile(r"[\w][\w .:@+=,-]*(?:/[\w][\w .:@+=,-]*)*")
-"""Ids that can stand in an address as they are; others are told by the place of their record."""
-LEAST_S = 1.0
-"""Seconds between two looks at what was written: a live run writes many times a second."""
-QUIET = 10
-"""Looks without news after which a sign of life is sent."""
 LOG_BYTES = 200_000
-OUTCOME_NAMES = {
-    "paid": "paid in full", "unsolved": "paid, not solved", "partly": "paid in part", "unpaid": "unpaid",
-    "limit": "hit a limit", "lost": "lost", "unreadable": "can't be read",
-}  # fmt: skip
 MOST_COMPARED = 8
 NO_RUN = "There is no such run in this folder, or it has been removed."
 TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".txt": "text/plain"}
-
-
-def _points(values: Sequence[float], width: float, height: float) -> str:
-    low, high = min(values), max(values)
-    span = (high - low) or 1.0
-    step = width / max(1, len(values) - 1)
-    return " ".join(
-        f"{place * step:.1f},{height - 3 - (value - low) / span * (height - 6):.1f}"
-        for place, value in enumerate(values)
-    )
-
-
-def _reward(value: float | None) -> str:
-    if value is None or value != value:
-        return "\u2013" if value is None else "NaN"
-    return f"{value:.2f}" if abs(value) < 100 else text.number(value)
-
-
-def _tone(row: Mapping[str, Any]) -> str:
-    reward, best = row["reward"], row["best"] or 1.0
-    if row.get("result") == "unsolved":
-        return "warn"
-    return "good" if reward >= best - 1e-9 else "bad" if reward <= 0 else "warn"
-
-
-def _finalize(value: Any) -> Any:
-    """Every text that a template shows is an agent's until it is known not to be."""
-    return text.shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-@cache
-def _static() -> tuple[str, dict[str, bytes]]:
-    """The page's own files by name, and a mark of their content."""
-    folder = files("forge_env.view").joinpath("static")
-    found = {item.name: item.read_bytes() for item in folder.iterdir() if item.is_file()}
-    return blake2b(b"".join(found[name] for name in sorted(found)), digest_size=6).hexdigest(), found
-
-
-def static_files() -> dict[str, bytes]:
-    """The page's own files by name."""
-    return _static()[1]
-
-
-def static(name: str) -> str:
-    """Address of one of the page's own files; it changes with their content, so that a browser may keep them."""
-    return f"/static/{_static()[0]}/{name}"
-
-
-def _quoted(value: str) -> str:
-    """For an address. A folder's name keeps its bytes, whatever they are; other text that is no UTF-8 is replaced."""
-    try:
-        return quote(value.encode("utf-8", "surrogateescape"), safe="")
-    except UnicodeEncodeError:
-        return quote(value.encode("utf-8", "replace"), safe="")
-
-
-def _folders(request: Request, key: str) -> list[str]:
-    """The names of folders that an address gives by a key, of any bytes."""
-    query = parse_qsl(request.scope["query_string"].decode("latin-1"), errors="surrogateescape")
-    return [value for name, value in query if name == key]
-
-
-def here(run: RunView, page: str = "") -> str:
-    """Address of a page of a run."""
-    return f"/run/{_quoted(run.name)}" + (f"/{page}" if page else "")
-
-
-def compared(runs: Sequence[RunView]) -> str:
-    """The part of an address that names several runs."""
-    return "&".join(f"runs={_quoted(run.name)}" for run in runs)
-
-
-def place(run: RunView, row: Mapping[str, Any], page: str = "t") -> str:
-    """Address of a trajectory."""
-    name = row["id"]
-    if not (SAFE.fullmatch(name) and row["outcome"] != "unreadable" and len(name) < 500):
-        path, offset = run.index.place(row["key"])
-        name = f"@{path.name}:{offset}"
-    kind = quote(row["kind"].encode("utf-8", "surrogateescape"), safe="")
-    return f"{here(run, page)}/{kind}/{quote(name, safe='/:@')}"
-
-
-def group_url(run: RunView, row: Mapping[str, Any]) -> str:
-    """Address of a group."""
-    kind, group = (quote(row[name].encode("utf-8", "surrogateescape"), safe="") for name in ("kind", "grp"))
-    return f"{here(run, 'g')}?kind={kind}&group={group}"
-
-
-@cache
-def templates() -> Environment:
-    """The templates; all that they show is escaped. Each is read once."""
-    environment = Environment(
-        loader=PackageLoader("forge_env.view"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        auto_reload=False,  # an update of forge-env must not mix its templates with the code that runs
-        finalize=_finalize,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["glued"] = text.glued
-    environment.filters["attr"] = lambda value: Markup(escape(text.plain(str(value))))
-    environment.filters["urlencode"] = lambda value: _quoted(str(value))
-    environment.globals |= {
-        "static": static,
-        "here": here,
-        "compared": compared,
-        "group_url": group_url,
-        "points": _points,
-        "reward": _reward,
-        "number": text.number,
-        "count": text.count,
-        "seconds": text.seconds,
-        "ago": text.ago,
-        "percent": text.percent,
-        "signed": text.signed,
-        "most_shown": text.SHOWN,
-        "tone": _tone,
-        "outcomes": OUTCOME_NAMES,
-        "paid_unsolved": PAID_UNSOLVED,
-        "where": lambda run, row: Markup(escape(place(run, row))),
-        "joined": lambda texts: Markup(escape("".join(texts))),
-    }
-    return environment
 
 
 class Pages:
@@ -198,7 +58,6 @@ class Pages:
         self.jinja = templates()
         self.indexer = Indexer()
         self.ending = asyncio.Event()
-        self._watchers = 0
         self._timelines = timeline.Timelines()
         self._comparisons: dict[Any, Any] = {}
 
@@ -459,18 +318,18 @@ class Pages:
             return self._page("trajectory", **{**values, "unreadable": str(error)})
         values |= {
             "error": trajectory.error or "",
-            "components": _figures(trajectory.metrics),
+            "components": episode.figures(trajectory.metrics),
             "never_called": run.queries.constants["tools"]
             and not row["calls"]
             and row["result"] in ("partly", "unpaid"),
-            "facts": [*_facts(row, trajectory, _against(row, members)), *_training(run, row)],
-            "times": _times(row),
+            "facts": [*episode.facts(row, trajectory, episode.against(row, members)), *episode.training(run, row)],
+            "times": episode.times(row),
         }
         if tab == "tokens":
             vocabulary = run.vocabulary()
             turns = records.tokens(trajectory, vocabulary)
             tokens_url = place(run, row, "tokens")
-            values |= {"learned": _learned_in_words(run, row)}
+            values |= {"learned": episode.learned(run, row)}
             values |= {"turns": turns, "has_vocabulary": vocabulary is not None, "tokens_url": tokens_url}
         elif tab == "raw":
             raw = _indented(line)
@@ -489,8 +348,8 @@ class Pages:
         except records.UnreadableError as error:
             raise HTTPException(404, str(error)) from error
         group = run.queries.group(row["kind"], row["grp"]) if row["grp"] else []
-        advantage = _against(row, group)
-        trained = _trained(run, row)
+        advantage = episode.against(row, group)
+        trained = episode.trained(run, row)
         if trained is not None and trained[2] is not None and math.isfinite(trained[2].advantage):
             advantage = trained[2].advantage
         turns = records.tokens(trajectory, run.vocabulary())
@@ -527,7 +386,7 @@ class Pages:
         rows = run.queries.group(kind, name) if name else []
         if not rows:
             raise HTTPException(404, "There is no such group in this run.")
-        valid = _rewards(rows)
+        valid = episode.rewards(rows)
         prompt, members = records.group_members(run.index, rows)
         best, found = records.differences(rows)
         return self._page(
@@ -627,45 +486,7 @@ class Pages:
         name = request.path_params.get("run")
         run = self._run(request) if name else None
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(self._news(run), media_type="text/event-stream", headers=headers)
-
-    async def _news(self, run: RunView | None) -> AsyncIterator[str]:
-        before = await asyncio.to_thread(self._mark, run)
-        yield "retry: 2000\nevent: hello\ndata: {}\n\n"
-        ending = asyncio.ensure_future(self.ending.wait())
-        quiet = 0
-        try:
-            async with aclosing(changes(self._folders(run))) as told:
-                while not ending.done():
-                    coming = asyncio.ensure_future(anext(told))
-                    try:
-                        await asyncio.wait((coming, ending), return_when=asyncio.FIRST_COMPLETED)
-                    finally:
-                        if not coming.done():
-                            coming.cancel()
-                        await asyncio.gather(coming, return_exceptions=True)
-                    now = await asyncio.to_thread(self._mark, run)
-                    if now != before:
-                        before, quiet = now, 0
-                        yield f"event: news\ndata: {json.dumps(now)}\n\n"
-                    elif (quiet := quiet + 1) % QUIET == 0:
-                        yield ": still here\n\n"
-                    await asyncio.wait((ending,), timeout=LEAST_S)
-        finally:
-            ending.cancel()
-
-    def _folders(self, run: RunView | None) -> list[Path]:
-        """Where something is written when a page has news."""
-        if run is not None:
-            return [run.root, run.root / "trajectories"]
-        return [self.runs.root, *(self.runs.path(name) for name in self.runs.names(most=20).names)]
-
-    def _mark(self, run: RunView | None) -> str:
-        if run is not None:
-            indexed = run.index.progress() if "index" in run.__dict__ else None
-            return f"{run.stamp()} {run.is_held} {'' if indexed is None else indexed.indexed}"
-        found = [(name, run.stamp()) for name in self.runs.names(most=20).names if (run := self.runs.get(name))]
-        return f"{hash(tuple(found)) & 0xFFFFFFFFFFFF:x}"
+        return StreamingResponse(news(self.runs, run, self.ending), media_type="text/event-stream", headers=headers)
 
 
 def _at_home(path: Path) -> str:
@@ -709,6 +530,12 @@ def _reward_definition(run: RunView) -> dict[str, Any]:
     }
 
 
+def _folders(request: Request, key: str) -> list[str]:
+    """The names of folders that an address gives by a key, of any bytes."""
+    query = parse_qsl(request.scope["query_string"].decode("latin-1"), errors="surrogateescape")
+    return [value for name, value in query if name == key]
+
+
 def _charts(run: RunView) -> list[charts.Chart]:
     found = charts.charts({run.name: run.metrics}, run.scored_by)
     place = next((place for place, chart in enumerate(found) if not chart.known), len(found))
@@ -736,83 +563,3 @@ def _indented(line: bytes) -> str:
     with suppress(ValueError, RecursionError):
         return json.dumps(json.loads(line), indent=1, ensure_ascii=False)
     return line.decode("utf-8", "replace")
-
-
-def _figures(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    return [
-        (name, text.number(value) if isinstance(value, int | float) else str(value)) for name, value in metrics.items()
-    ]
-
-
-def _rewards(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Of those that count."""
-    return [row["reward"] for row in rows if row["outcome"] in ("ended", "limit") and row["reward"] is not None]
-
-
-def _against(row: Mapping[str, Any], group: Sequence[Mapping[str, Any]]) -> float | None:
-    """An episode's reward less the mean of its group; None where there is nothing to compare."""
-    rewards = _rewards(group)
-    return row["reward"] - sum(rewards) / len(rewards) if len(rewards) > 1 and row["reward"] is not None else None
-
-
-def _facts(row: Mapping[str, Any], trajectory: Any, against: float | None) -> list[tuple[str, str]]:
-    versions = str(row["oldest"]) if row["oldest"] == row["newest"] else f"{row['oldest']} to {row['newest']}"
-    found = [
-        ("task", row["task"]),
-        ("split", row["split"]),
-        ("environment", row["environment"]),
-        ("difficulty", str(row["difficulty"])),
-        ("against its group", text.signed(against) if against is not None else ""),
-        ("policy version", versions if row["newest"] >= 0 else ""),
-        ("turns", str(row["turns"])),
-        ("tool calls", str(row["calls"])),
-        ("tokens", text.count(row["tokens"]) if row["tokens"] else ""),
-        ("longest context", text.count(row["context"]) if row["context"] else ""),
-        ("cost", f"{row['cost']:.4g}" if row["cost"] else ""),
-        ("retries", str(row["retries"]) if row["retries"] else ""),
-        ("submitted", (trajectory.answer or "")[:200]),
-        *((f"seat {seat}", f"{value:g}") for seat, value in trajectory.rewards.items()),
-    ]
-    return [(name, value) for name, value in found if value]
-
-
-def _trained(run: RunView, row: Mapping[str, Any]) -> tuple[int, TrainedGroup, TrainedEpisode | None] | None:
-    """The step that was trained on an episode, where that is recorded; with its group and its own figures."""
-    return run.trained.of(row["grp"], row["member"]) if is_training(row["kind"]) and row["grp"] else None
-
-
-def _fate(run: RunView, row: Mapping[str, Any]) -> str:
-    """Why no step was trained on an episode: "dropped", "lost", "stale"; empty where none is known."""
-    known = is_training(row["kind"]) and row["grp"].isascii() and row["grp"].isdigit()
-    return run.trained.trained.fates.get(int(row["grp"]), "") if known else ""
-
-
-def _learned_in_words(run: RunView, row: Mapping[str, Any]) -> str:
-    """What was learned of an episode's sampled tokens."""
-    if (found := _trained(run, row)) is not None:
-        own = "" if found[2] is None else f", with a mean advantage of {text.signed(found[2].advantage, 3)}"
-        return f"Step {found[0]} was trained on its sampled tokens{own}."
-    if fate := _fate(run, row):
-        return f"No step was trained on it: its group was {fate}."
-    return "" if is_training(row["kind"]) else "Held-out: nothing is learned of it."
-
-
-def _training(run: RunView, row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What became of an episode in training, where that is recorded."""
-    found = _trained(run, row)
-    if found is None:
-        fate = _fate(run, row)
-        return [("not trained on", fate)] if fate else []
-    step, group, own = found
-    lines = [("trained at step", str(step)), ("staleness then", str(group.staleness))]
-    return [*lines, *([("advantage", text.signed(own.advantage, 3))] if own is not None else [])]
-
-
-def _times(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    found = [
-        ("in all", row["wall_s"]),
-        ("model", row["generate_s"]),
-        ("environment", row["step_s"]),
-        ("waited", row["waited_s"]),
-    ]
-    return [(name, text.seconds(value)) for name, value in found if value]
