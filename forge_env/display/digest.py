@@ -21,7 +21,7 @@ from forge_env.run.folder import RunFolder
 from forge_env.trajectory import Trajectory
 from forge_env.view.answers import Learned, Limit, Reasons, learned, limit, reasons, sample_limit
 from forge_env.view.evaluations import evaluation
-from forge_env.view.queries import PAID_UNSOLVED, TRAIN, UNSOLVED
+from forge_env.view.filter import PAID_UNSOLVED, TRAIN, UNSOLVED
 from forge_env.view.records import UnreadableError, read
 from forge_env.view.runs import RunView, state_of
 

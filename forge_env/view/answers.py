@@ -15,7 +15,8 @@ from typing import Any
 
 from forge_env.display.curves import REWARD, is_waiting, time_account
 from forge_env.evaluation.estimates import clustered
-from forge_env.view.queries import TRAIN, VALID, Queries
+from forge_env.view.filter import TRAIN, VALID
+from forge_env.view.queries import Queries
 from forge_env.view.runs import SURE, Held, RunView, held_out
 from forge_env.view.text import number, percent, seconds, signed
 

@@ -25,9 +25,9 @@ from forge_env.evaluation.estimates import mean
 from forge_env.machine import cache_dir
 from forge_env.run.contract import CLAUSES, in_a_sentence
 from forge_env.view import answers, charts, episode, evaluations, records, text, timeline
+from forge_env.view.filter import Filter
 from forge_env.view.index import CACHE_FIX, Indexer
 from forge_env.view.news import news
-from forge_env.view.queries import Filter
 from forge_env.view.rendering import here, place, static_files, templates
 from forge_env.view.runs import Runs, RunView
 

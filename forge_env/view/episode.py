@@ -7,7 +7,7 @@ from typing import Any
 
 from forge_env.run.trained import TrainedEpisode, TrainedGroup
 from forge_env.view import text
-from forge_env.view.queries import is_training
+from forge_env.view.filter import is_training
 from forge_env.view.runs import RunView
 
 

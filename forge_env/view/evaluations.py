@@ -14,8 +14,9 @@ from typing import Any
 from forge_env.errors import ForgeError
 from forge_env.evaluation import comparison
 from forge_env.evaluation.estimates import Estimate, PairedDifference, by_task, compare, mean
+from forge_env.view.filter import OF_KIND, of_kind
 from forge_env.view.index import shown_rows
-from forge_env.view.queries import OF_KIND, of_kind, score_of
+from forge_env.view.queries import score_of
 from forge_env.view.runs import RunView
 from forge_env.view.runs import held_out as held_out_points
 

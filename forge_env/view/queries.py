@@ -1,225 +1,43 @@
-"""What the pages ask of a run's index: lists, counts, groups. Every filter is a value of an address."""
+"""What the pages ask of a run's index: lists, counts, groups, failures, changes."""
 
 from __future__ import annotations
 
 import json
-import math
-import mmap
 import re
 import sqlite3
-import threading
-import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, fields, replace
-from datetime import UTC, datetime
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import quote
 
 from forge_env.evaluation.estimates import PairedDifference, by_task, compare
+from forge_env.view.filter import (
+    ENDING,
+    FAILED,
+    OF_KIND,
+    OUTCOME,
+    OUTCOMES,
+    PAID_UNSOLVED,
+    SORTS,
+    VALID,
+    Filter,
+    of_kind,
+    span_of,
+    takes,
+)
 from forge_env.view.index import PLACES, RunIndex, shown_rows
+from forge_env.view.search import Searches
 
 PAGE = 50
 """Rows of a list."""
-SEARCHED = 1_000
-"""Rows that a search asks the index for at once."""
-SEARCH_S, WAIT_S = 0.2, 1.0
-"""Seconds of processor time, and seconds, that a page looks for a text at most; it then offers to go on."""
-MOST_SEARCHES = 8
-"""Searches that are remembered."""
-MOST_FOUND = 100_000
-"""Episodes that a search finds; it then goes no further, and says what share it has looked at."""
 BINS = 10
-SPAN = re.compile(r"(\d{1,12})(?:\s*-\s*(\d{1,12}))?", re.ASCII)
-"""`3-9`, or one number."""
 PLACE = re.compile(r"(?:(-?[\d.e+-]{1,30}),)?(\d{1,18})", re.ASCII)
 """Value and key of a row, in an address."""
-OUTCOMES = ("paid", "unsolved", "partly", "unpaid", "limit", "lost", "unreadable")
-SORTS = {
-    "newest": "key", "reward": "reward", "tokens": "tokens", "turns": "turns", "calls": "calls", "seconds": "wall_s",
-    "version": "newest",
-}  # fmt: skip
-"""Columns by which a list is sorted, by their name in an address; `-` before it turns the order round."""
-VALID = "outcome in ('ended', 'limit')"
-TRAIN = "+kind = 'train' or (+kind glob 'train-[0-9]*-*' and not +kind glob 'train-[0-9][0-9][0-9][0-9][0-9]*')"
-"""Of training: not the held-out episodes of a split that is called train, which have their step behind the name. Most
-episodes are, so that SQLite is kept from looking them up by kind one by one (that is what + does)."""
-HELD_OUT = re.compile(r"train-\d{5}", re.ASCII)
-OF_KIND = "(kind = :kind or kind glob :hosts)"
-"""Of one kind, on whatever host they were played; see `of_kind`."""
-PAID = "reward >= :best - 1e-9"
-"""Earned all that can be earned; whether the task was solved is another question."""
-UNSOLVED = f"({VALID} and {PAID} and solved < 0.5)"
-"""Earned all, and less than half by what held-out episodes are measured by: the reward may not be what is wanted."""
-FAILED = f"(outcome in ('lost', 'unreadable') or not {PAID} or {UNSOLVED})"
-OUTCOME = (
-    "case when outcome = 'lost' then 'lost' when outcome = 'unreadable' then 'unreadable' "
-    f"when {UNSOLVED} then 'unsolved' when outcome = 'limit' then 'limit' when {PAID} then 'paid' "
-    "when reward > 0 then 'partly' else 'unpaid' end"
-)
-PAID_UNSOLVED = "paid, not solved"
-ENDING = (
-    "case when outcome = 'lost' then 'lost: ' || why when outcome = 'unreadable' then 'unreadable' "
-    f"when {UNSOLVED} then '{PAID_UNSOLVED}' "
-    "when outcome = 'limit' then 'limit: ' || why when calls = 0 and :tools then 'never used a tool' "
-    "when reward > 0 then 'finished, paid in part' else 'finished, unpaid' end"
-)
 NEWEST = 5_000
 """Episodes among which a typical failure is looked for, before all are."""
 TYPICAL = 101
 """Failures of a class of which the one of median length is typical."""
-
-
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """What a list shows, as its address says it; empty: no condition."""
-
-    kind: str = ""
-    """`train`, `held-out`, or the name of a file."""
-    outcome: str = ""
-    ending: str = ""
-    """A class of failures; of episodes that did not earn all they could."""
-    low: float | None = None
-    """Rewards from here."""
-    high: float | None = None
-    difficulty: str = ""
-    tag: str = ""
-    tool: str = ""
-    environment: str = ""
-    task: str = ""
-    group: str = ""
-    id: str = ""
-    """How ids begin."""
-    versions: str = ""
-    """Of the policy: `3-9`, or one."""
-    step: str = ""
-    """Training step that was trained on them: one, or `3-9`."""
-    since: str = ""
-    """When they began, at the earliest: `2026-11-23T14:05`, UTC."""
-    until: str = ""
-    """And at the latest."""
-    q: str = ""
-    """Text anywhere in the episode."""
-    sort: str = "newest"
-    after: str = ""
-    """Where the page begins: value and key of the row before."""
-
-    @classmethod
-    def of(cls, query: Mapping[str, str]) -> Filter:
-        """The filter of an address; what can't be understood is no condition."""
-        values: dict[str, Any] = {}
-        for item in fields(cls):
-            text = query.get(item.name, "").strip()
-            if not text:
-                continue
-            if item.name in ("low", "high"):
-                with suppress(ValueError):
-                    value = float(text)
-                    values[item.name] = value if math.isfinite(value) else None
-            else:
-                values[item.name] = text[:500]
-        if values.get("sort", "newest").removeprefix("-") not in SORTS:
-            del values["sort"]
-        return cls(**values)
-
-    def query(self, **changes: Any) -> str:
-        """The address's query with these changes; a page begins anew unless `after` is among them."""
-        changed = replace(self, **{"after": "", **changes})
-        parts = []
-        for item in fields(self):
-            value = getattr(changed, item.name)
-            if value not in (None, "") and value != item.default:
-                text = f"{value:g}" if isinstance(value, float) else str(value)
-                parts.append(f"{item.name}={quote(text.encode('utf-8', 'replace'), safe='')}")
-        return "?" + "&".join(parts)
-
-    @property
-    def conditions(self) -> dict[str, str]:
-        """Name and text of what is set, without search and order."""
-        return {
-            item.name: str(getattr(self, item.name))
-            for item in fields(self)
-            if item.name not in ("sort", "after", "q") and getattr(self, item.name) not in (None, "")
-        }
-
-    def where(self) -> tuple[str, dict[str, Any]]:
-        """The condition as SQL, and its values."""
-        found: list[str] = ["1"]
-        values: dict[str, Any] = {}
-        if self.kind == "train":
-            found.append(f"({TRAIN})")
-        elif self.kind == "held-out":
-            found.append(f"not ({TRAIN})")
-        elif self.kind:
-            found.append(OF_KIND)
-            values |= of_kind(self.kind)
-        if self.outcome == "failed":
-            found.append(f"{VALID} and {FAILED}")
-        elif self.outcome:
-            found.append(f"({OUTCOME}) = :outcome")
-        if self.ending:
-            found += [f"({ENDING}) = :ending", FAILED]
-        for name, sign in (("low", ">="), ("high", "<=")):
-            if getattr(self, name) is not None:
-                found.append(f"reward {sign} :{name} {'-' if name == 'low' else '+'} 1e-9 and {VALID}")
-        for name, column in (("environment", "environment"), ("task", "task"), ("group", "grp")):
-            if getattr(self, name):
-                found.append(f"{column} = :{name}")
-        if self.difficulty:
-            found.append("difficulty = cast(:difficulty as integer)")
-        for name, column, quoted in (("tag", "tags", self.tag), ("tool", "tools", self.tool)):
-            if quoted:
-                found.append(f"instr({column}, :{name}_text)")
-                values[f"{name}_text"] = json.dumps(quoted)
-        if self.id:
-            found.append("substr(id, 1, length(:id)) = :id")
-        if (span := span_of(self.versions)) is not None:
-            values |= {"first": span[0], "last": span[1]}
-            found.append("newest between :first and :last")
-        if (span := span_of(self.step)) is not None:
-            values |= {"first_step": span[0], "last_step": span[1]}
-            found.append(
-                f"({TRAIN}) and ((:groups is null and newest between :first_step - 1 and :last_step - 1) "
-                "or grp in (select value from json_each(:groups)))"
-            )
-        for name, sign in (("since", ">="), ("until", "<=")):
-            if (moment := moment_of(getattr(self, name))) is not None:
-                values[f"{name}_s"] = moment
-                found.append(f"started > 0 and started {sign} :{name}_s")
-        if self.q:
-            found.append("key in (select value from json_each(:found))")
-        values |= {item.name: getattr(self, item.name) for item in fields(self)}
-        values |= {"groups": None, "found": "[]"}
-        return " and ".join(f"({part})" for part in found), values
-
-
-def span_of(text: str) -> tuple[int, int] | None:
-    """First and last of `3-9`, or of one number; None: it is neither."""
-    found = SPAN.fullmatch(text)
-    return None if found is None else (int(found[1]), int(found[2] or found[1]))
-
-
-def moment_of(text: str) -> float | None:
-    """Seconds since 1970 of a date, with or without a time, UTC; None: it is none."""
-    try:
-        found = datetime.fromisoformat(text)
-        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
-        return None
-
-
-@dataclass(slots=True)
-class Search:
-    """How far a text was looked for among some rows, newest first, and where it was found."""
-
-    keys: list[int] = field(default_factory=list)
-    spans: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By file: the lowest and the highest key that were looked at, and all rows between them."""
-    looked: int = 0
-    done: bool = False
-    """Nothing is left to look at for now."""
-    as_json: str = "[]"
 
 
 @dataclass(slots=True)
@@ -265,9 +83,7 @@ class Queries:
     ) -> None:
         self.index = index
         self._groups_of = groups_of
-        self._searches: OrderedDict[Filter, Search] = OrderedDict()
-        self._searching = threading.RLock()
-        self._dropped = 0
+        self._searches = Searches(index, self.rows, self._where)
         self._changes: dict[Any, PairedDifference | None] = {}
         self._kept: dict[Any, Any] = {}
         self._of = -1
@@ -310,7 +126,7 @@ class Queries:
         if span is not None and (groups := self._groups_of(*span)) is not None:
             values["groups"] = json.dumps(groups)
         if chosen.q:
-            values["found"] = self.search(chosen).as_json
+            values["found"] = self._searches.of(chosen).as_json
         return where, values
 
     def count(self, kind: str = "") -> int:
@@ -326,7 +142,7 @@ class Queries:
 
     def listed(self, chosen: Filter) -> Listed:
         """A page of the rows that a filter takes."""
-        share = self._look(chosen) if chosen.q else None
+        share = self._searches.look(chosen) if chosen.q else None
         rows = [*self._batch(chosen, chosen.after, PAGE + 1)]
         more = len(rows) > PAGE
         return Listed(rows[:PAGE], _place(rows[PAGE - 1], chosen) if more else "", share)
@@ -351,94 +167,11 @@ class Queries:
         sql = f"select {columns} from t where {where} order by {column} {order}, key {order} limit {most}"
         return self.rows(sql, values)
 
-    # --- search
-
-    def search(self, chosen: Filter) -> Search:
-        """What is known of where a filter's text stands, in all outcomes and rewards, so that each can be counted."""
-        base = replace(chosen, outcome="", low=None, high=None, after="", sort="newest")
-        with self._searching:
-            if self._dropped != self.index.dropped:
-                self._searches.clear()
-                self._dropped = self.index.dropped
-            found = self._searches.setdefault(base, Search())
-            self._searches.move_to_end(base)
-            while len(self._searches) > MOST_SEARCHES:
-                self._searches.popitem(last=False)
-            return found
-
-    def _look(self, chosen: Filter) -> float | None:
-        """Look on for a filter's text for a while; the share that was looked at, or None: all was."""
-        with self._searching:
-            found, enough = self.search(chosen), _enough()
-            base = replace(chosen, q="", outcome="", low=None, high=None)
-            where, values = self._where(base)
-            holds = _holder(chosen.q)
-            before = len(found.keys)
-            found.done = True
-            with ExitStack() as stack:
-                files = [row["number"] for row in self.rows("select number from file order by number desc")]
-                for number in files:
-                    if found.done and not self._look_in(number, found, holds, (where, values), enough, stack):
-                        found.done = False
-            if len(found.keys) > before:
-                found.as_json = json.dumps(found.keys)
-            if found.done:
-                return None
-            total = self.rows(f"select count(*) from t where {where}", values)[0][0]
-            return min(found.looked / total, 0.99) if total else 0.99
-
-    def _look_in(
-        self,
-        number: int,
-        found: Search,
-        holds: Callable[[bytes], bool],
-        condition: tuple[str, dict[str, Any]],
-        enough: Callable[[], bool],
-        stack: ExitStack,
-    ) -> bool:
-        """Look at the rows of one file: those that came since, then on towards its beginning. Whether that is all."""
-        if len(found.keys) >= MOST_FOUND:
-            return False
-        where, values = condition
-        start, end = number * PLACES, (number + 1) * PLACES - 1
-        text: mmap.mmap | None = None
-        low, high = found.spans.get(number, (end, end))
-        sides = [(high + 1, end, "asc"), (start, low - 1, "desc")] if number in found.spans else [(start, end, "desc")]
-        for first, last, order in sides:
-            while True:
-                sql = f"select key, length from t where {where} and key between :from and :to order by key {order}"
-                batch = self.rows(f"{sql} limit {SEARCHED}", {**values, "from": first, "to": last})
-                for place, row in enumerate(batch):
-                    text = text or self._map(row["key"], stack)
-                    offset = row["key"] % PLACES
-                    if text is not None and holds(text[offset : offset + row["length"]]):
-                        found.keys.append(row["key"])
-                    found.looked += 1
-                    low, high = min(low, row["key"]), row["key"] if high == end else max(high, row["key"])
-                    found.spans[number] = (low, high)
-                    if len(found.keys) >= MOST_FOUND:
-                        return False
-                    if place % 20 == 19 and enough():
-                        return False
-                if len(batch) < SEARCHED:
-                    break
-                first, last = (high + 1, end) if order == "asc" else (start, low - 1)
-                if enough():
-                    return False
-        return True
-
-    def _map(self, key: int, stack: ExitStack) -> mmap.mmap | None:
-        try:
-            file = stack.enter_context(self.index.place(key)[0].open("rb"))
-            return stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        except (OSError, ValueError, LookupError):
-            return None  # it is gone
-
     def facets(self, chosen: Filter) -> Facets:
         """The counts of every choice; those of outcome and reward are what choosing another one would give."""
         base = replace(chosen, after="", sort="newest")
         found: Facets = self.kept(
-            ("facets", base, len(self.search(base).keys) if base.q else 0), lambda: self._facets(base)
+            ("facets", base, len(self._searches.of(base).keys) if base.q else 0), lambda: self._facets(base)
         )
         return found
 
@@ -552,7 +285,7 @@ class Queries:
         classes: dict[str, list[tuple[int, int, int]]] = {}
         looked = 0
         for file in self.rows("select number, kind from file order by number desc"):
-            if counts and looked < NEWEST and _takes(kind, file["kind"]):
+            if counts and looked < NEWEST and takes(kind, file["kind"]):
                 sql = (
                     f"select {ENDING} as ending, {FAILED} as failed, tokens, turns, key from t "
                     "where key between :first and :last and :environment in ('', environment) "
@@ -598,24 +331,6 @@ class Queries:
         return self._changes[key]
 
 
-def is_training(kind: str) -> bool:
-    """Whether a file's episodes are of training, as `TRAIN` says it."""
-    return kind == "train" or (kind.startswith("train-") and not HELD_OUT.match(kind))
-
-
-def _takes(kind: str, file: str) -> bool:
-    """Whether a filter's kind takes the episodes of a file."""
-    if kind in ("train", "held-out"):
-        return is_training(file) == (kind == "train")
-    return not kind or file == kind or re.match(rf"{re.escape(kind)}-\d.*-", file) is not None
-
-
-def of_kind(kind: str) -> dict[str, str]:
-    """The values of `OF_KIND`."""
-    letters = "".join(f"[{letter}]" if letter in "*?[" else letter for letter in kind)
-    return {"kind": kind, "hosts": f"{letters}-[0-9]*-*"}
-
-
 def score_of(row: Mapping[str, Any], score: str) -> float | None:
     """By what an episode is measured: `reward`, or a metric; of one without the metric, the reward."""
     found = row["reward"] if score == "reward" else row["metrics"].get(score, row["reward"])
@@ -633,30 +348,3 @@ def _after(place: str) -> tuple[float, int]:
     if found is None:
         raise ValueError(f"{place!r} is no place in a list")
     return float(found[1] or 0), int(found[2])
-
-
-def _enough() -> Callable[[], bool]:
-    """Tells when a page has looked for long enough."""
-    worked, until = time.thread_time() + SEARCH_S, time.perf_counter() + WAIT_S
-    return lambda: time.thread_time() >= worked or time.perf_counter() >= until
-
-
-def _holder(text: str) -> Callable[[bytes], bool]:
-    """Whether a record holds a text, in capitals or not: as JSON has it, or as JSON within JSON (arguments)."""
-    once = json.dumps(text.lower(), ensure_ascii=False)[1:-1]
-    twice = json.dumps(once, ensure_ascii=False)[1:-1]
-    forms = [*dict.fromkeys([once, twice, json.dumps(text.lower())[1:-1]])]
-    needles = [form.encode("utf-8", "replace") for form in forms]
-
-    def holds(record: bytes) -> bool:
-        # bytes know the capitals of ASCII only
-        record = record.lower() if text.isascii() else record.decode("utf-8", "replace").lower().encode()
-        for needle in needles:
-            at = record.find(needle)
-            if at >= 0:
-                ids = record.rfind(b'"tokens":{"ids":"')  # numbers, which hold any short text
-                if ids < 0 or at < ids:
-                    return True
-        return False
-
-    return holds

@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from forge_env.view import text
-from forge_env.view.queries import PAID_UNSOLVED
+from forge_env.view.filter import PAID_UNSOLVED
 from forge_env.view.runs import RunView
 
 SAFE = re.compile(r"[\w][\w .:@+=,-]*(?:/[\w][\w .:@+=,-]*)*")

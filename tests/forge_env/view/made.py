@@ -104,6 +104,14 @@ def episode(
     )
 
 
+def write(folder: Path, groups: range, kind: str = "train") -> None:
+    """Groups of four episodes, recorded."""
+    with TrajectoryWriter(folder / "trajectories" / f"{kind}.jsonl") as writer:
+        for group in groups:
+            for member in range(4):
+                writer.write(episode(group, member, group, 0.5, random.Random(group)))
+
+
 def held_out(
     split: str, index: int, version: int, solved: float, chance: random.Random, hacked: float = 0.0
 ) -> Trajectory:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import subprocess
 import sys
@@ -12,26 +11,11 @@ from subprocess import PIPE
 
 import pytest
 
-from forge_env.trajectory import TrajectoryWriter
 from forge_env.trajectory_index import index_path
 from forge_env.view import index as module
 from forge_env.view.index import Indexer, RunIndex
-from forge_env.view.queries import Filter, Queries
-from tests.forge_env.view.made import episode
-
-
-def write(folder: Path, groups: range, kind: str = "train") -> None:
-    with TrajectoryWriter(folder / "trajectories" / f"{kind}.jsonl") as writer:
-        for group in groups:
-            for member in range(4):
-                writer.write(episode(group, member, group, 0.5, random.Random(group)))
-
-
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search is not cut short because the machine is busy."""
-    monkeypatch.setattr("forge_env.view.queries.SEARCH_S", 1e9)
-    monkeypatch.setattr("forge_env.view.queries.WAIT_S", 1e9)
+from forge_env.view.queries import Queries
+from tests.forge_env.view.made import write
 
 
 def ids(index: RunIndex) -> list[str]:
@@ -125,48 +109,6 @@ def test_a_damaged_cache_is_made_anew(tmp_path: Path) -> None:
     second = RunIndex(tmp_path / "run", tmp_path)
     second.update()
     assert len(ids(second)) == 8
-
-
-def test_a_search_says_how_far_it_is_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "run", range(60))
-    index = RunIndex(tmp_path / "run", tmp_path)
-    index.update()
-    queries = Queries(index)
-    monkeypatch.setattr("forge_env.view.queries.SEARCH_S", 0.0)
-    chosen, shares = Filter.of({"q": "XS by 3."}), list[float]()
-    while (share := queries.listed(chosen).searched) is not None:
-        shares.append(share)
-    assert shares == sorted(shares)
-    assert len(shares) > 1
-    groups = [group for group in range(60) if group % 7 == 3]
-    assert queries.facets(chosen).total == 4 * len(groups)
-    assert {row["grp"] for row in queries.listed(chosen).rows} == {str(group) for group in groups}
-
-
-def test_a_search_goes_on_with_what_has_come(tmp_path: Path) -> None:
-    write(tmp_path / "run", range(4))
-    write(tmp_path / "run", range(4), "eval-00000")
-    index = RunIndex(tmp_path / "run", tmp_path)
-    index.update()
-    queries, chosen = Queries(index), Filter.of({"q": "xs by 3."})
-    assert queries.listed(chosen).searched is None
-    assert queries.facets(chosen).total == 8
-    write(tmp_path / "run", range(10, 11))  # to the file that is not the newest any more
-    index.update()
-    queries.listed(chosen)
-    assert queries.facets(chosen).total == 12
-
-
-def test_a_search_knows_capitals_of_every_alphabet(tmp_path: Path) -> None:
-    made = episode(0, 0, 0, 0.5, random.Random(0))
-    made.answer = "Größe \u0416"
-    with TrajectoryWriter(tmp_path / "run" / "trajectories" / "train.jsonl") as writer:
-        writer.write(made)
-    index = RunIndex(tmp_path / "run", tmp_path)
-    index.update()
-    queries = Queries(index)
-    for text, number in (("GRÖSSE", 0), ("gRÖßE", 1), ("\u0436", 1), ("gro", 0)):
-        assert len(queries.listed(Filter.of({"q": text})).rows) == number, text
 
 
 def test_what_fails_in_the_background_is_logged_and_the_next_run_has_its_turn(

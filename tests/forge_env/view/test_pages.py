@@ -50,8 +50,8 @@ async def opened(root: Path, cache: Path) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search is not cut short because the machine is busy."""
-    monkeypatch.setattr("forge_env.view.queries.SEARCH_S", 1e9)
-    monkeypatch.setattr("forge_env.view.queries.WAIT_S", 1e9)
+    monkeypatch.setattr("forge_env.view.search.SEARCH_S", 1e9)
+    monkeypatch.setattr("forge_env.view.search.WAIT_S", 1e9)
 
 
 @pytest.fixture(scope="module")
