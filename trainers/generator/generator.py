@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from forge_env.errors import GeneratorError
 from trainers.actors.actor import concurrent_endpoint
-from trainers.actors.processes import leave_as_it_stands, settle_heap
+from trainers.actors.processes import leave_as_it_stands, settle_heap, settle_imports
 from trainers.actors.ranks import LedActor
 from trainers.actors.remote import ActorDiedError
 from trainers.generator.hold import Hold
@@ -39,6 +39,8 @@ def import_engine(**process: Any) -> None:
     import trainers.generator.engine
     import trainers.weights.adapter
     import trainers.weights.store  # noqa: F401
+
+    settle_imports()
 
 
 class Generator(LedActor):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import warnings
 from dataclasses import dataclass
 
@@ -11,6 +12,9 @@ import torch
 MALLOPT = {-3: 2**25, -1: 2**30, -2: 2**24}
 """Of glibc, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD: what is freed is used again. Given back to the kernel it
 would come back page by page, each cleared: an eighth of a small model's step."""
+
+UNCOMPILED = "TORCHDYNAMO_DISABLE"
+"""A variable of torch's: `torch.compile` gives back what it is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +57,25 @@ CPU = Device("cpu", "foreach", side_by_side=True, packed=True)
 GPU = Device("cuda", "fused", side_by_side=False, packed=True)
 
 
+def import_titan() -> None:
+    """Import TorchTitan without what it compiles as it is imported: an attention that nothing here uses.
+
+    Torch's compiler would be imported for that, which takes 1.5 s. Afterwards whoever wants it has it.
+    """
+    before = os.environ.get(UNCOMPILED)
+    os.environ[UNCOMPILED] = "1"
+    try:
+        import torchtitan.models.common.attention  # noqa: F401
+    finally:
+        os.environ.pop(UNCOMPILED)
+        if before is not None:
+            os.environ[UNCOMPILED] = before
+
+
 def use_device(with_gpus: bool) -> Device:
-    """Choose the device and tell TorchTitan, which otherwise assumes an accelerator."""
+    """Choose the device and tell TorchTitan, which otherwise assumes an accelerator; call it before other imports."""
     device = GPU if with_gpus else CPU
+    import_titan()
     if device is CPU:
         torch.set_num_threads(1)  # `TitanEngine` runs whole microbatches side by side instead
         if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):

@@ -11,6 +11,7 @@ from forge_env.errors import InfrastructureError
 from forge_env.run.account import Account
 from forge_env.run.clock import Reading, read_clock
 from trainers.actors.actor import concurrent_endpoint
+from trainers.actors.processes import leave_as_it_stands
 from trainers.actors.ranks import LedActor
 
 if TYPE_CHECKING:
@@ -83,12 +84,14 @@ class ReferenceModel(LedActor):
         await self._in_turn(self._setup, "setup")
 
     async def _setup(self) -> None:
+        leave_as_it_stands()
         from trainers.titan.device import use_device
+
+        device = use_device(self._with_gpus)
         from trainers.titan.model import TitanModel
         from trainers.titan.score import Scorer
         from trainers.weights.store import WeightStore
 
-        device = use_device(self._with_gpus)
         self._model = TitanModel(self._folder, max_length=self._max_length, device=device.torch, dtype=self._dtype)
         self._scorer = Scorer(
             self._model,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from forge_env.config.recipe import LoRASection, OptimizerSection, ParallelismSection
 from forge_env.errors import ContractError, UsageError
 from trainers.actors.actor import concurrent_endpoint, endpoint
-from trainers.actors.processes import settle_heap
+from trainers.actors.processes import leave_as_it_stands, settle_heap, settle_imports
 from trainers.actors.ranks import RankedActor, leave
 
 if TYPE_CHECKING:
@@ -80,12 +80,15 @@ class TitanTrainer(RankedActor):
     @endpoint
     async def setup(self) -> None:
         """Build the model and load its weights."""
+        leave_as_it_stands()
         from trainers.titan.device import use_device
+
+        self._device = use_device(self._with_gpus)
         from trainers.titan.model import TitanModel
         from trainers.titan.parallel import Sharding
         from trainers.weights.store import WeightStore
 
-        self._device = use_device(self._with_gpus)
+        settle_imports()
         self._model = TitanModel(
             self._folder,
             max_length=self._max_length,

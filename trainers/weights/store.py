@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import torch
 import torchstore
 
-from trainers.actors.actor import ForgeActor
+from trainers.actors.actor import ForgeActor, endpoint
+from trainers.actors.processes import leave_as_it_stands
 from trainers.actors.remote import ActorDiedError, result
 from trainers.weights import compat, shared  # compat patches torchstore before its first use
 from trainers.weights.flat import Buffers, Flat, Layout, Part
@@ -66,6 +67,11 @@ def _key(version: int) -> str:
 
 class Keeper(ForgeActor):
     """In the process that holds the index."""
+
+    @endpoint
+    async def setup(self) -> None:
+        """There is nothing to set up."""
+        leave_as_it_stands()
 
 
 class WeightStore:

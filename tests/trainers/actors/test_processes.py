@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -49,7 +50,7 @@ import atexit
 import os
 import sys
 
-from trainers.actors.processes import leave_as_it_stands
+from trainers.actors.processes import leave_as_it_stands, settle_imports
 
 
 class Held:
@@ -58,16 +59,23 @@ class Held:
 
 
 held = Held()
+text, data = open(sys.argv[1], "w"), open(sys.argv[2], "wb")
+settle_imports()
 leave_as_it_stands()
 atexit.register(print, "told to")
 if not (pid := os.fork()):
     sys.exit(7)
 print("a fork's code:", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+text.write("text")
+data.write(b"data")
 """
 
 
-def test_a_process_leaves_as_it_stands_with_all_said_and_done() -> None:
-    done = subprocess.run([sys.executable, "-c", LEAVING], check=True, capture_output=True, text=True)
+def test_a_process_leaves_as_it_stands_with_all_said_and_done(tmp_path: Path) -> None:
+    files = [tmp_path / "text", tmp_path / "data"]
+    command = [sys.executable, "-c", LEAVING, *map(str, files)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     lines = done.stdout.splitlines()
     assert lines[-2:] == ["a fork's code: 7", "told to"]
     assert lines.count("taken apart") == 1, "the fork was, the process was not"
+    assert [file.read_text() for file in files] == ["text", "data"], "what was left open is written"

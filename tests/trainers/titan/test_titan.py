@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import pickle
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -194,6 +196,20 @@ def test_compile_compiles_every_block(folder: Path) -> None:
     plain = TitanModel(folder, max_length=128, device=CPU)
     for model, expected in ((compiled, True), (plain, False)):
         assert {layer._compiled_call_impl is not None for layer in model.module.layers.values()} == {expected}
+
+
+def test_a_trainer_starts_without_the_compiler_and_can_still_compile() -> None:
+    code = (
+        "import sys, torch\n"
+        "from trainers.titan.device import use_device\n"
+        "use_device(False)\n"
+        "import trainers.titan.engine\n"
+        "print('torch._inductor.compile_fx' in sys.modules)\n"
+        "same = lambda x: x\n"
+        "print(torch.compile(same, backend='eager') is same)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "False"]
 
 
 def test_minibatches_add_up_until_the_optimizer_steps(folder: Path) -> None:
