@@ -1,10 +1,9 @@
 """Sandboxes: where every line of model-written code runs. Engines are plug-ins behind `SandboxEngine`."""
 
+from forge_env.sandbox.callers import HOLDER, TENANT, on_behalf_of, phase, seen_by
 from forge_env.sandbox.engines import available_engines, open_engine, reap_abandoned
 from forge_env.sandbox.protocol import (
-    HOLDER,
     SANDBOXES_PER_CPU,
-    TENANT,
     WORK,
     CallOutcome,
     CallsResult,
@@ -20,9 +19,6 @@ from forge_env.sandbox.protocol import (
     Session,
     TestsResult,
     Usage,
-    on_behalf_of,
-    phase,
-    seen_by,
 )
 
 __all__ = [
