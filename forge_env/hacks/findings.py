@@ -11,24 +11,22 @@ Four questions, each with what it rests on:
 from __future__ import annotations
 
 import inspect
-import json
 import math
 import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import chain
 from pathlib import Path
 from statistics import fmean, pvariance
 from typing import Any
 
 from forge_env.errors import UsageError, with_place
-from forge_env.hacks.catalogue import CATALOGUE, Hit, as_command, found_in, hits
+from forge_env.hacks.catalogue import CATALOGUE
+from forge_env.hacks.transcripts import Played, read, whole
 from forge_env.run.folder import RunFolder
 from forge_env.run.metrics import read_metrics
 from forge_env.run.trained import read_trained
 from forge_env.trajectory import DAMAGE, Trajectory
-from forge_env.trajectory_index import is_index
 
 WINDOWS = 5
 """Parts of a run whose gaps are shown."""
@@ -44,31 +42,6 @@ EPSILON = 1e-9
 
 Judge = Callable[[Trajectory], float | Awaitable[float]]
 """A second judge: the score of an episode, on the scale of its reward."""
-
-
-@dataclass(slots=True)
-class Played:
-    """An episode, as far as it is looked at.
-
-    Attributes:
-        id: of the episode.
-        task: id of its task.
-        kind: name of the file it is in, without its ending.
-        group: its group's position; None: it has none.
-        reward: what it earned; None: nobody says.
-        metrics: what else was measured.
-        hits: signs in what the agent wrote.
-        place: file, offset and length of its record.
-    """
-
-    id: str
-    task: str
-    kind: str
-    group: int | None
-    reward: float | None
-    metrics: Mapping[str, float]
-    hits: list[Hit]
-    place: tuple[Path, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +205,9 @@ def find(
         UsageError: there is no episode, none has such a metric, or a judge can't be shown a foreign agent's.
         OSError: a file can't be read.
     """
-    found = Findings(root.name)
-    episodes = _read(root, found, most)
-    found.episodes = len(episodes)
+    transcripts = read(root, most)
+    episodes = transcripts.episodes
+    found = Findings(root.name, len(episodes), transcripts.left_out, transcripts.damaged)
     names = sorted({name for own in episodes for name in own.metrics})
     for wanted in (visible, hidden):
         if wanted not in (None, "reward", *names):
@@ -260,126 +233,6 @@ def _named(names: Sequence[str], words: Sequence[str]) -> str | None:
 
 def _value(own: Played, name: str) -> float | None:
     return own.reward if name == "reward" else own.metrics.get(name)
-
-
-# --- reading
-
-
-def _read(root: Path, found: Findings, most: int | None) -> list[Played]:
-    files = [root] if root.is_file() else _files(root)
-    if not files:
-        raise UsageError(
-            f"{root} holds no recorded episodes",
-            fix="give a run, an evaluation, or a folder with trajectories, ATIF documents or conversations as JSON; "
-            "a run with logging.trajectories=none keeps none",
-        )
-    lines = [_places(path) if path.suffix == ".jsonl" else [(0, path.stat().st_size)] for path in files]
-    total = sum(map(len, lines))
-    every = 1.0 if most is None or total <= most else total / most
-    found.left_out = total - (total if every == 1.0 else math.ceil(total / every))
-    latest: dict[tuple[str, str], Played] = {}
-    count, due = 0, 0.0
-    for path, places in zip(files, lines, strict=True):
-        with path.open("rb") as file:
-            for offset, length in places:
-                count += 1
-                if count <= due:
-                    continue
-                due += every
-                file.seek(offset)
-                for own in _parsed(file.read(length), path, (path, offset, length), found):
-                    latest[own.kind, own.id] = own  # a group that was played again counts once
-    return list(latest.values())
-
-
-def _files(root: Path) -> list[Path]:
-    folder = RunFolder(root).trajectories
-    if folder.is_dir():
-        return sorted(path for path in folder.glob("*.jsonl") if not is_index(path))
-    names = chain(root.rglob("*.jsonl"), root.rglob("*.json"))
-    return sorted(path for path in names if path.is_file() and not is_index(path))
-
-
-def _places(path: Path) -> list[tuple[int, int]]:
-    """Offset and length of every whole line."""
-    places, offset = [], 0
-    with path.open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                places.append((offset, len(line)))
-            offset += len(line)
-    return places
-
-
-def _parsed(text: bytes, path: Path, place: tuple[Path, int, int], found: Findings) -> Iterator[Played]:
-    """The episodes of a document; a line is one."""
-    try:
-        data = json.loads(text)
-        if isinstance(data, list):
-            data = {"messages": data}
-        if not isinstance(data, dict):
-            return
-        if "turns" in data:
-            yield _own(data, path, place)
-        elif isinstance(data.get("steps"), list) and "agent" in data:
-            yield _atif(data, path, place)
-        elif isinstance(data.get("messages"), list):
-            yield _conversation(data, path, place)
-    except DAMAGE:
-        found.damaged += 1
-
-
-def _own(data: dict[str, Any], path: Path, place: tuple[Path, int, int]) -> Played:
-    signs = _once(hit for turn in data["turns"] for hit in hits(turn["message"]))
-    return Played(
-        str(data["id"]),
-        str(data.get("task_id", "")),
-        path.stem,
-        data.get("group"),
-        float(data["reward"]) if data.get("valid", True) else None,
-        {name: float(value) for name, value in (data.get("metrics") or {}).items()},
-        signs,
-        place,
-    )
-
-
-def _atif(data: dict[str, Any], path: Path, place: tuple[Path, int, int]) -> Played:
-    signs: list[Hit] = []
-    for step in data["steps"]:
-        if step.get("source") != "agent" or step.get("is_copied_context"):
-            continue
-        said = {"content": step.get("message"), "reasoning_content": step.get("reasoning_content")}
-        calls = step.get("tool_calls") or ()
-        commands = [text for call in calls for text in as_command(str(call["function_name"]), call.get("arguments"))]
-        signs += [*hits(said), *found_in({"command": commands})]
-    extra = data.get("extra") or {}
-    reward = extra.get("reward", ((data.get("final_metrics") or {}).get("extra") or {}).get("reward"))
-    metrics = extra.get("metrics") if isinstance(extra.get("metrics"), dict) else {}
-    name = str(data.get("trajectory_id") or data.get("session_id") or path.stem)
-    task = str(extra.get("task_id") or path.parent.name)
-    return Played(name, task, path.stem, None, _float(reward), _floats(metrics), _once(signs), place)
-
-
-def _conversation(data: dict[str, Any], path: Path, place: tuple[Path, int, int]) -> Played:
-    agent = [item for item in data["messages"] if isinstance(item, dict) and item.get("role") == "assistant"]
-    signs = _once(hit for message in agent for hit in hits(message))
-    name = str(data.get("id") or data.get("instance_id") or f"{path.stem}:{place[1]}")
-    task = str(data.get("task_id") or data.get("instance_id") or path.stem)
-    reward = data.get("reward", data.get("score"))
-    return Played(name, task, path.stem, None, _float(reward), _floats(data.get("metrics")), signs, place)
-
-
-def _once(found: Iterator[Hit] | Sequence[Hit]) -> list[Hit]:
-    return list({hit.sign: hit for hit in reversed(list(found))}.values())[::-1]
-
-
-def _float(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _floats(values: Any) -> dict[str, float]:
-    found = values.items() if isinstance(values, dict) else ()
-    return {str(name): number for name, value in found if (number := _float(value)) is not None}
 
 
 # --- the gap
@@ -462,7 +315,7 @@ def _ask(judge: Judge, episodes: Sequence[Played], sample: int, found: Findings)
     failed: list[Exception] = []
     for own in chosen:
         try:
-            episode = _whole(own)
+            episode = whole(own)
         except DAMAGE:
             found.damaged += 1
             continue
@@ -498,18 +351,6 @@ def _said(judge: Judge, episode: Trajectory) -> float:
 
         return asyncio.run(wait())
     return float(said)
-
-
-def _whole(own: Played) -> Trajectory:
-    path, offset, length = own.place
-    with path.open("rb") as file:
-        file.seek(offset)
-        data = json.loads(file.read(length))
-    if "turns" not in data:
-        raise UsageError(
-            f"a second judge can't be shown {path}, which forge-env has not recorded", fix="leave out --judge"
-        )
-    return Trajectory.from_dict(data)
 
 
 # --- paid more for less, and signs

@@ -1,0 +1,205 @@
+"""Recorded episodes, as far as signs are looked for: forge-env's own, and transcripts of any agent.
+
+Those are ATIF documents, and conversations in OpenAI's format, a file or a line each.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from forge_env.errors import UsageError
+from forge_env.hacks.catalogue import Hit, as_command, found_in, hits
+from forge_env.run.folder import RunFolder
+from forge_env.trajectory import DAMAGE, Trajectory
+from forge_env.trajectory_index import is_index
+
+
+@dataclass(slots=True)
+class Played:
+    """An episode, as far as it is looked at.
+
+    Attributes:
+        id: of the episode.
+        task: id of its task.
+        kind: name of the file it is in, without its ending.
+        group: its group's position; None: it has none.
+        reward: what it earned; None: nobody says.
+        metrics: what else was measured.
+        hits: signs in what the agent wrote.
+        place: file, offset and length of its record.
+    """
+
+    id: str
+    task: str
+    kind: str
+    group: int | None
+    reward: float | None
+    metrics: Mapping[str, float]
+    hits: list[Hit]
+    place: tuple[Path, int, int]
+
+
+@dataclass(slots=True)
+class Transcripts:
+    """What was read.
+
+    Attributes:
+        episodes: each once, as it was recorded last.
+        left_out: so many more were not read, since only a sample was wanted.
+        damaged: records that can't be read.
+    """
+
+    episodes: list[Played] = field(default_factory=list)
+    left_out: int = 0
+    damaged: int = 0
+
+
+def read(root: Path, most: int | None = None) -> Transcripts:
+    """The episodes of a run, an evaluation, or a folder or file of transcripts.
+
+    Args:
+        root: the folder or file.
+        most: no more than these, spread evenly; None: all.
+
+    Raises:
+        UsageError: there are none.
+        OSError: a file can't be read.
+    """
+    files = [root] if root.is_file() else _files(root)
+    if not files:
+        raise UsageError(
+            f"{root} holds no recorded episodes",
+            fix="give a run, an evaluation, or a folder with trajectories, ATIF documents or conversations as JSON; "
+            "a run with logging.trajectories=none keeps none",
+        )
+    lines = [_places(path) if path.suffix == ".jsonl" else [(0, path.stat().st_size)] for path in files]
+    total = sum(map(len, lines))
+    every = 1.0 if most is None or total <= most else total / most
+    found = Transcripts(left_out=total - (total if every == 1.0 else math.ceil(total / every)))
+    latest: dict[tuple[str, str], Played] = {}
+    count, due = 0, 0.0
+    for path, places in zip(files, lines, strict=True):
+        with path.open("rb") as file:
+            for offset, length in places:
+                count += 1
+                if count <= due:
+                    continue
+                due += every
+                file.seek(offset)
+                for own in _parsed(file.read(length), path, (path, offset, length), found):
+                    latest[own.kind, own.id] = own  # a group that was played again counts once
+    found.episodes = list(latest.values())
+    return found
+
+
+def _files(root: Path) -> list[Path]:
+    folder = RunFolder(root).trajectories
+    if folder.is_dir():
+        return sorted(path for path in folder.glob("*.jsonl") if not is_index(path))
+    names = chain(root.rglob("*.jsonl"), root.rglob("*.json"))
+    return sorted(path for path in names if path.is_file() and not is_index(path))
+
+
+def _places(path: Path) -> list[tuple[int, int]]:
+    """Offset and length of every whole line."""
+    places, offset = [], 0
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                places.append((offset, len(line)))
+            offset += len(line)
+    return places
+
+
+def _parsed(text: bytes, path: Path, place: tuple[Path, int, int], found: Transcripts) -> Iterator[Played]:
+    """The episodes of a document; a line is one."""
+    try:
+        data = json.loads(text)
+        if isinstance(data, list):
+            data = {"messages": data}
+        if not isinstance(data, dict):
+            return
+        if "turns" in data:
+            yield _own(data, path, place)
+        elif isinstance(data.get("steps"), list) and "agent" in data:
+            yield _atif(data, path, place)
+        elif isinstance(data.get("messages"), list):
+            yield _conversation(data, path, place)
+    except DAMAGE:
+        found.damaged += 1
+
+
+def _own(data: dict[str, Any], path: Path, place: tuple[Path, int, int]) -> Played:
+    signs = _once(hit for turn in data["turns"] for hit in hits(turn["message"]))
+    return Played(
+        str(data["id"]),
+        str(data.get("task_id", "")),
+        path.stem,
+        data.get("group"),
+        float(data["reward"]) if data.get("valid", True) else None,
+        {name: float(value) for name, value in (data.get("metrics") or {}).items()},
+        signs,
+        place,
+    )
+
+
+def _atif(data: dict[str, Any], path: Path, place: tuple[Path, int, int]) -> Played:
+    signs: list[Hit] = []
+    for step in data["steps"]:
+        if step.get("source") != "agent" or step.get("is_copied_context"):
+            continue
+        said = {"content": step.get("message"), "reasoning_content": step.get("reasoning_content")}
+        calls = step.get("tool_calls") or ()
+        commands = [text for call in calls for text in as_command(str(call["function_name"]), call.get("arguments"))]
+        signs += [*hits(said), *found_in({"command": commands})]
+    extra = data.get("extra") or {}
+    reward = extra.get("reward", ((data.get("final_metrics") or {}).get("extra") or {}).get("reward"))
+    metrics = extra.get("metrics") if isinstance(extra.get("metrics"), dict) else {}
+    name = str(data.get("trajectory_id") or data.get("session_id") or path.stem)
+    task = str(extra.get("task_id") or path.parent.name)
+    return Played(name, task, path.stem, None, _float(reward), _floats(metrics), _once(signs), place)
+
+
+def _conversation(data: dict[str, Any], path: Path, place: tuple[Path, int, int]) -> Played:
+    agent = [item for item in data["messages"] if isinstance(item, dict) and item.get("role") == "assistant"]
+    signs = _once(hit for message in agent for hit in hits(message))
+    name = str(data.get("id") or data.get("instance_id") or f"{path.stem}:{place[1]}")
+    task = str(data.get("task_id") or data.get("instance_id") or path.stem)
+    reward = data.get("reward", data.get("score"))
+    return Played(name, task, path.stem, None, _float(reward), _floats(data.get("metrics")), signs, place)
+
+
+def _once(found: Iterator[Hit] | Sequence[Hit]) -> list[Hit]:
+    return list({hit.sign: hit for hit in reversed(list(found))}.values())[::-1]
+
+
+def _float(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _floats(values: Any) -> dict[str, float]:
+    found = values.items() if isinstance(values, dict) else ()
+    return {str(name): number for name, value in found if (number := _float(value)) is not None}
+
+
+def whole(own: Played) -> Trajectory:
+    """All of an episode that forge-env has recorded; raises one of `DAMAGE` where its record is damaged.
+
+    Raises:
+        UsageError: another agent's program has recorded it.
+    """
+    path, offset, length = own.place
+    with path.open("rb") as file:
+        file.seek(offset)
+        data = json.loads(file.read(length))
+    if "turns" not in data:
+        raise UsageError(
+            f"a second judge can't be shown {path}, which forge-env has not recorded", fix="leave out --judge"
+        )
+    return Trajectory.from_dict(data)
