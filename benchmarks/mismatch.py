@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 import forge_env as fe
 from benchmarks.report import record, table
 from forge_env.config import RunConfig, load_config
-from forge_env.config.recipe import EnvironmentSection, OptimizerSection, checkpoint_folder
+from forge_env.config.finding import checkpoint_folder
+from forge_env.config.recipe import EnvironmentSection, OptimizerSection
 from forge_env.trajectory import Segment
 from trainers.generator.pool import GeneratorPool
 from trainers.generator.types import Completion, SamplingOptions

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from forge_env.cli.main import build_parser
+from forge_env.config.finding import read_run
 from forge_env.config.reader import build, read_arguments, values
-from forge_env.config.recipe import RunConfig, read_run
+from forge_env.config.recipe import RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 VARIABLE = re.compile(r"^[A-Z_]+=")

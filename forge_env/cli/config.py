@@ -6,8 +6,9 @@ import argparse
 import os
 
 from forge_env.cli.command import Parser
+from forge_env.config.finding import bundled_recipes, read_run
 from forge_env.config.reader import build, render, values
-from forge_env.config.recipe import RunConfig, bundled_recipes, read_run
+from forge_env.config.recipe import RunConfig
 
 
 def add_arguments(parser: Parser) -> None:

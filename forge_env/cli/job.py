@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from forge_env.cli.command import Parser
+from forge_env.config.finding import read_run
 from forge_env.config.reader import build, values
-from forge_env.config.recipe import RunConfig, read_run
+from forge_env.config.recipe import RunConfig
 from forge_env.errors import UsageError
 from forge_env.job.addresses import PLATFORMS
 from forge_env.job.files import Request, job_files, job_name, needed_hosts, write_files

@@ -6,8 +6,9 @@ import argparse
 import os
 
 from forge_env.cli.command import Parser
+from forge_env.config.finding import read_run
 from forge_env.config.reader import build, values
-from forge_env.config.recipe import RunConfig, read_run
+from forge_env.config.recipe import RunConfig
 
 
 def add_arguments(parser: Parser) -> None:

@@ -8,8 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from forge_env.cli.command import Parser, report_error, tidy
+from forge_env.config.finding import read_run
 from forge_env.config.reader import build, values
-from forge_env.config.recipe import RunConfig, read_run
+from forge_env.config.recipe import RunConfig
 from forge_env.errors import UsageError
 
 

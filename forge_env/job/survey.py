@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from forge_env import machine
-from forge_env.config.recipe import RunConfig, checkpoint_folder
+from forge_env.config.finding import checkpoint_folder
+from forge_env.config.recipe import RunConfig
 from forge_env.errors import ForgeError, SandboxUnavailableError
 from forge_env.job.addresses import Address, worker_addresses
 from forge_env.job.card import Card, Question, ask_all, write_card

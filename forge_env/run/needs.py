@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from forge_env import machine
-from forge_env.config.recipe import RunConfig, checkpoint_folder
+from forge_env.config.finding import checkpoint_folder
+from forge_env.config.recipe import RunConfig
 
 PROCESS_GB = 1.0
 """Resident memory of a process that has imported torch and vLLM or TorchTitan."""

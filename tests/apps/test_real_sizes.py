@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 from unittest.mock import patch
 
 from forge_env.config import load_config
-from forge_env.config.recipe import bundled_recipes
+from forge_env.config.finding import bundled_recipes
 from tests.trainers.plan.unreal import first_rank, peak_bytes, sequences
 from trainers.plan import memory
 from trainers.plan.memory import Layout, trainer_memory

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from forge_env.config.recipe import checkpoint_folder
+from forge_env.config.finding import checkpoint_folder
 from forge_env.errors import ForgeError, UsageError
 from forge_env.machine import user_path
 

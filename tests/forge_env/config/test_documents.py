@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from forge_env.config import RunConfig, load_config
+from forge_env.config.finding import read_run
 from forge_env.config.reader import build
-from forge_env.config.recipe import read_run
 from forge_env.errors import ConfigError
 
 DOCUMENTED = """\

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_env.config import RunConfig, bundled_recipes, load_config
+from forge_env.config.finding import read_recipe
 from forge_env.config.reader import build, keys, parse, parse_overrides, render
-from forge_env.config.recipe import read_recipe
 from forge_env.errors import ConfigError, UsageError
 
 MINIMAL = "environment:\n  name: coding_rlvr\n"

@@ -38,7 +38,8 @@ def recipe() -> RunConfig:
 @pytest.fixture(scope="module")
 def checkpoint(recipe: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundled model, which knows the recipe's environment: of the other it is shown how to look around."""
-    from forge_env.config.recipe import OptimizerSection, bundled_models
+    from forge_env.config.finding import bundled_models
+    from forge_env.config.recipe import OptimizerSection
     from trainers.loop.warmup import MICROBATCH_TOKENS, Demonstrations
     from trainers.losses.sft import SFTLoss
     from trainers.model.chat import Chat, FolderTokenizer

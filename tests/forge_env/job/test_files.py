@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from forge_env.cli.main import main
-from forge_env.config.recipe import RunConfig, load_config
+from forge_env.config.finding import load_config
+from forge_env.config.recipe import RunConfig
 from forge_env.errors import UsageError
 from forge_env.job.files import Hosts, Request, check_secrets, job_files, job_name, needed_hosts
 

@@ -11,7 +11,7 @@ import sky
 import yaml
 from sky.utils.schemas import get_task_schema
 
-from forge_env.config.recipe import load_config
+from forge_env.config.finding import load_config
 from forge_env.job.files import Hosts, Request, job_files
 
 REQUEST = Request(

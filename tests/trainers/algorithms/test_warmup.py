@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 from safetensors import safe_open
 
 from forge_env.config import load_config
-from forge_env.config.recipe import bundled_models, checkpoint_folder
+from forge_env.config.finding import bundled_models, checkpoint_folder
 from forge_env.errors import UsageError
 from forge_env.run import Run, RunFolder
 from forge_env.run.metrics import open_loggers, read_metrics

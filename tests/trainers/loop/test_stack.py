@@ -16,13 +16,13 @@ pytest.importorskip("torch")
 
 import forge_env as fe
 from forge_env.config import RunConfig
+from forge_env.config.finding import checkpoint_folder
 from forge_env.config.recipe import (
     EnvironmentSection,
     GeneratorSection,
     LoRASection,
     ModelSection,
     OptimizerSection,
-    checkpoint_folder,
 )
 from forge_env.errors import GeneratorError
 from forge_env.trajectory import Segment

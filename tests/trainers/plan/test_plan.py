@@ -9,7 +9,7 @@ import pytest
 
 from forge_env.cli.main import main
 from forge_env.config import load_config
-from forge_env.config.recipe import bundled_recipes
+from forge_env.config.finding import bundled_recipes
 from trainers.plan import hardware
 from trainers.plan.forecast import Forecast
 from trainers.plan.hardware import GPUS, Cluster, parse_cluster

@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from forge_env.config.recipe import LoRASection, OptimizerSection, checkpoint_folder
+from forge_env.config.finding import checkpoint_folder
+from forge_env.config.recipe import LoRASection, OptimizerSection
 from forge_env.errors import UsageError
 from forge_env.trajectory import Segment
 from tests.trainers.model.checkpoints import CHECKPOINTS, VOCABULARY, their_logprobs, write_checkpoint
