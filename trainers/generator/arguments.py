@@ -283,3 +283,17 @@ def adapt(*, with_gpus: bool, threads: int) -> None:
     for path, value in platform.attributes.items():
         module, _, attribute = path.rpartition(".")
         setattr(pkgutil.resolve_name(module), attribute, value)
+
+
+def show_model(folder: str) -> None:
+    """Show vLLM the class of a checkpoint's model, before its engine is made.
+
+    It looks at a class that it hasn't met on this machine in a process of its own, which imports all of vLLM again: ten
+    seconds of the first start. That keeps CUDA out of this process, so this is for a CPU.
+    """
+    from vllm import ModelRegistry
+
+    file = Path(folder) / "config.json"
+    for name in json.loads(file.read_text(encoding="utf-8")).get("architectures") or () if file.is_file() else ():
+        if (known := ModelRegistry.models.get(name)) is not None:
+            ModelRegistry.register_model(name, known.load_model_cls())

@@ -15,6 +15,7 @@ from trainers.actors.actor import concurrent_endpoint
 from trainers.actors.processes import leave_as_it_stands, settle_heap, settle_imports
 from trainers.actors.ranks import LedActor
 from trainers.actors.remote import ActorDiedError
+from trainers.generator.arguments import prepare_process, show_model
 from trainers.generator.hold import Hold
 from trainers.generator.lockstep import Order, name_rank
 from trainers.generator.types import Completion, EngineFailedError, SamplingOptions, WeightsDroppedError
@@ -31,8 +32,6 @@ def import_engine(**process: Any) -> None:
     Args:
         process: arguments of `trainers.generator.arguments.prepare_process`.
     """
-    from trainers.generator.arguments import prepare_process
-
     prepare_process(**process)
     from vllm import LLMEngine  # noqa: F401
 
@@ -100,6 +99,8 @@ class Generator(LedActor):
         settle_heap()
 
     async def _start_engine(self) -> Engine:
+        if not self._process["with_gpus"]:
+            show_model(self._engine_args["model"])
         if self._apart:
             from trainers.generator.async_llm import AsyncLLMEngine
 

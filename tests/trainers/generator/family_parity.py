@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from forge_env.config import RunConfig
 from forge_env.config.recipe import EnvironmentSection, GeneratorSection, LoRASection, ModelSection
 from forge_env.trajectory import Segment
-from trainers.generator.arguments import engine_arguments, prepare_process
+from trainers.generator.arguments import engine_arguments, prepare_process, show_model
 from trainers.generator.types import Completion, SamplingOptions
 
 UPDATES = 5
@@ -27,11 +28,13 @@ def run_parity(names: list[str], out: Path) -> dict[str, dict[str, Any]]:
     process.start()
     process.join()
     assert process.exitcode == 0
+    assert not (out / "vllm" / "modelinfos").exists(), "vLLM started a process to look at a model"
     found: dict[str, dict[str, Any]] = json.loads((out / "found.json").read_text())
     return found
 
 
 def _main(names: list[str], out: Path) -> None:
+    os.environ["VLLM_CACHE_ROOT"] = str(out / "vllm")  # of a machine on which vLLM has met no model
     prepare_process(with_gpus=False, threads=1, kv_cache_gb=1)
     found = {name: asyncio.run(observe(name, out / name)) for name in names}
     (out / "found.json").write_text(json.dumps(found))
@@ -44,7 +47,6 @@ def _published(model: Any) -> list[tuple[str, Any]]:
 async def observe(name: str, folder: Path) -> dict[str, Any]:
     """Largest differences between both sides' log-probabilities, before and after weights swapped in flight."""
     import torch
-    from vllm import ModelRegistry
 
     from tests.trainers.model.checkpoints import VOCABULARY, write_checkpoint
     from trainers.generator.engine import InProcessEngine
@@ -53,9 +55,7 @@ async def observe(name: str, folder: Path) -> dict[str, Any]:
     from trainers.titan.score import Scorer
 
     write_checkpoint(name, folder)
-    (architecture,) = json.loads((folder / "config.json").read_text())["architectures"]
-    # else vLLM imports itself in another process to look at the class
-    ModelRegistry.register_model(architecture, ModelRegistry.models[architecture].load_model_cls())
+    show_model(str(folder))
     device = use_device(with_gpus=False)
     model = TitanModel(folder, max_length=256, device=device.torch)
     scorer = Scorer(model, device=device, microbatch_tokens=2048)
