@@ -12,7 +12,6 @@ values of the weights before, as requests in flight do.
 from __future__ import annotations
 
 import asyncio
-import logging
 import pickle
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -26,7 +25,6 @@ from trainers.generator.engine import ALWAYS, Engine, Weights, refusals, reorder
 from trainers.generator.lockstep import sampling_params
 from trainers.generator.types import Completion, SamplingOptions
 
-logger = logging.getLogger(__name__)
 WORKER = "trainers.generator.async_llm_worker.WeightLoader"
 """What vLLM's workers have besides."""
 
@@ -160,7 +158,6 @@ class AsyncLLMEngine(Engine):
         try:
             yield
         except Exception as error:  # boundary of vLLM's engine: passed on when every caller is told
-            logger.exception("the vLLM engine failed")
             self._failed(error)
             self._open.set()
             await self._abort_all()

@@ -173,8 +173,9 @@ class Engine(ABC):
             raise self._failure
 
     def _failed(self, error: Exception) -> GeneratorError:
-        """Remember, and give back, what ends the engine."""
+        """Remember, log and give back what ends the engine."""
         if not isinstance(error, GeneratorError):
+            logger.error("the vLLM engine failed", exc_info=error)
             error = EngineFailedError(f"the vLLM engine failed: {type(error).__name__}: {error}")
         self._failure = error
         if isinstance(error, EngineFailedError):
@@ -306,8 +307,7 @@ class InProcessEngine(Engine):
                         orders, salt = self._take_orders(), self._salt
                         own = self._in_thread(self._step, orders, salt)
                         await self._followers.beside(own, "follow", orders, salt)
-        except Exception as error:  # task boundary: whatever ends the engine must reach every caller
-            logger.exception("the vLLM engine failed")
+        except Exception as error:  # noqa: BLE001 - task boundary: whatever ends the engine must reach every caller
             self._fail(error)
 
     @asynccontextmanager
@@ -356,8 +356,7 @@ class InProcessEngine(Engine):
         try:
             for output in outputs:
                 self._end(output)
-        except Exception as error:  # boundary of vLLM's data: what can't be read is told to every caller
-            logger.exception("the vLLM engine failed")
+        except Exception as error:  # noqa: BLE001 - boundary of vLLM's data: what can't be read, every caller is told
             self._fail(error)
 
     def _end(self, output: Any) -> None:
@@ -388,7 +387,6 @@ class InProcessEngine(Engine):
         try:
             await (own if self._followers is None else self._followers.beside(own, endpoint, *args))
         except Exception as error:  # boundary of vLLM's engine: passed on when every caller is told
-            logger.exception("the vLLM engine failed")
             self._fail(error)
             raise
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from forge_env.errors import GeneratorError, UsageError
+from trainers.generator.async_llm import AsyncLLMEngine
 from trainers.generator.engine import InProcessEngine
 from trainers.generator.types import Completion, EngineFailedError, SamplingOptions, WeightsDroppedError
 
@@ -266,11 +267,24 @@ async def test_of_those_who_put_a_generator_to_sleep_and_wake_it_the_last_has_th
     assert actor._updating.locked(), "weights would be loaded into memory that is given away"
 
 
-async def test_outputs_that_can_not_be_read_are_told_to_all(fake: Fake, engine: InProcessEngine) -> None:
+async def test_outputs_that_can_not_be_read_are_told_to_all(
+    fake: Fake, engine: InProcessEngine, caplog: pytest.LogCaptureFixture
+) -> None:
     fake.unreadable = True
     fake.go_on.set()
     errors = await asyncio.gather(*ask(engine, "a", "b"), return_exceptions=True)
     assert [type(error) for error in errors] == [EngineFailedError] * 2
+    assert [bool(record.exc_info) for record in caplog.records if "the vLLM engine failed" in record.message] == [True]
+
+
+async def test_an_engine_whose_process_has_ended_says_so_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("monarch")
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+    await process.wait()
+    engine = AsyncLLMEngine(None)
+    await engine._watch_workers([process.pid])
+    assert engine.broken.is_set()
+    assert ["the vLLM engine failed" in record.message for record in caplog.records] == [True]
 
 
 async def test_two_requests_of_one_name_are_refused(fake: Fake, engine: InProcessEngine) -> None:
