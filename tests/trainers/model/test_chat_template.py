@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 pytest.importorskip("renderers")
-pytest.importorskip("transformers")
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
