@@ -84,7 +84,7 @@ async def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreemen
         async def sample_until_updated() -> list[Completion]:
             completions: list[Completion] = []
             while not updated.is_set():
-                completions += await sample(400)
+                completions += await sample(150)
             return completions
 
         in_flight = asyncio.ensure_future(sample_until_updated())
@@ -150,7 +150,7 @@ async def test_recomputed_requests_go_on_with_exactly_the_new_policy(
         generators = await stack.start_generators(tmp_path / "model")
         await trainer.configure(OptimizerSection(lr=1e-2), loss=SFTLoss(), steps=100, microbatch_tokens=4096)
         prompts = [[10 + number] * 40 for number in range(8)]
-        options = SamplingOptions(max_tokens=400)
+        options = SamplingOptions(max_tokens=240)
         taught = [sequence(Completion(prompt, [7] * 20, [], [], "stop", 0)) for prompt in prompts]
         await trainer.train_step(taught)
         published = await trainer.push_weights(1)
@@ -173,7 +173,7 @@ async def test_recomputed_requests_go_on_with_exactly_the_new_policy(
 
         # Requests with seeds of their own are sampled alike, whatever is under way beside them; so many prompts are
         # more than one step takes.
-        seeded = [([10 + number] * 60, SamplingOptions(max_tokens=40, seed=number)) for number in range(128)]
+        seeded = [([10 + number] * 60, SamplingOptions(max_tokens=16, seed=number)) for number in range(128)]
         together = await asyncio.gather(*(generators.generate(*request) for request in seeded))
         for size in (8, 3, 1):  # to the last bit
             few = []
