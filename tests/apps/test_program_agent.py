@@ -16,7 +16,7 @@ from tests.sandboxes.wheels import OPENAI, use_wheels
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
 SHORT = (
-    *("grpo.steps=3", "grpo.groups_per_step=2", "grpo.group_size=4", "trainer.threads=1"),
+    *("grpo.steps=3", "grpo.groups_per_step=2", "grpo.group_size=4", "trainer.threads=1", "generator.spare=false"),
     *("evaluation.num_tasks=4", "evaluation.every=0", "sandbox.engine=local"),
 )
 

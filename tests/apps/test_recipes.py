@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = (
     *("warmup.steps=2", "warmup.batch_size=4", "grpo.steps=2", "grpo.groups_per_step=2", "grpo.group_size=2"),
-    *("evaluation.num_tasks=4", "evaluation.every=0"),
+    *("evaluation.num_tasks=4", "evaluation.every=0", "generator.spare=false"),
 )
 
 

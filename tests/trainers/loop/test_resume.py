@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,7 @@ RECIPE: dict[str, Any] = {
     },
     "evaluation": {"every": 2, "num_tasks": 4},
     "checkpoint": {"every": 1, "keep": 10},
+    "generator": {"spare": False},
     "logging": {"tensorboard": False},
 }
 
@@ -97,17 +99,21 @@ class Training:
     def finish(self) -> None:
         assert self.process.wait(600) == 0, self.output.read_text()
 
-    def kill_after(self, step: int) -> None:
-        """End it the hard way while it samples or trains what comes after that step's checkpoint."""
+    def copy_after(self, step: int, name: str) -> None:
+        """What a kill would leave at a moment in which it samples or trains what comes after that step's checkpoint."""
         deadline, log = time.monotonic() + 300, self.run / "run.log"
         while not log.exists() or f"step {step} saved" not in log.read_text():
             assert self.process.poll() is None, self.output.read_text()
             assert time.monotonic() < deadline, self.output.read_text()
             time.sleep(0.02)  # the output of another program has no event to wait for
-        family = psutil.Process(self.process.pid).children(recursive=True)
-        self.process.kill()
-        self.process.wait(60)
-        psutil.wait_procs(family, timeout=60)
+        family = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+        for process in family:
+            process.suspend()
+        try:
+            shutil.copytree(self.run, self.run.with_name(name))
+        finally:
+            for process in family:
+                process.resume()
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
@@ -140,9 +146,8 @@ def folder() -> Iterator[Path]:
 
 def test_a_killed_synchronous_run_resumes_to_the_last_bit(folder: Path) -> None:
     undisturbed = Training(folder, "undisturbed")
+    undisturbed.copy_after(KILLED_AFTER, "killed")
     undisturbed.finish()
-    killed = Training(folder, "killed")
-    killed.kill_after(KILLED_AFTER)
     resumed = Training(folder, "killed", "--resume")
     resumed.finish()
     assert "Resuming after step" in resumed.output.read_text()
