@@ -23,7 +23,6 @@ from _pytest.mark.expression import Expression
 from hypothesis import settings
 
 from forge_env import machine
-from sandboxes.docker import DockerEngine
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: tests of Ctrl-C would wait for ever
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -77,6 +76,8 @@ IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 @cache
 def docker_reason() -> str:
     """Why tests marked `docker` can't run here, or an empty string."""
+    from sandboxes.docker import DockerEngine
+
     return DockerEngine.unavailable_reason() or ""
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from math import prod
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from forge_env.job.addresses import ADDRESS
 
 # ---
 # What sections of a recipe have in common.
@@ -159,8 +160,6 @@ this change, so its importance ratios would be wrong: use these keys for evaluat
 
 Role = Literal["trainer", "reference", "weights", "buffer", "generator", "rollouts"]
 """Actors of a run that can be placed; `weights` is the index by which generators find new weights."""
-ADDRESS = re.compile(r"(?P<scheme>tcp|tls)://(?P<host>[^\s/:\[\]@]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})")
-"""Of a worker."""
 
 
 def _address(text: str) -> str:

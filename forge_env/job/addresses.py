@@ -8,10 +8,15 @@ import socket
 import subprocess
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from forge_env.config.recipe import ADDRESS, JobSection
 from forge_env.errors import ForgeError, UsageError
+
+if TYPE_CHECKING:
+    from forge_env.config.recipe import JobSection
+
+ADDRESS = re.compile(r"(?P<scheme>tcp|tls)://(?P<host>[^\s/:\[\]@]+|\[[0-9A-Fa-f:.]+\]):(?P<port>\d{1,5})")
+"""Of a worker."""
 
 
 class Address(NamedTuple):

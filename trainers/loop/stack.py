@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import string
@@ -49,11 +50,14 @@ PROCESS_ENVIRONMENT = {
 
 
 def prepare_controller() -> None:
-    """Set what libraries read at import; call it before any of them is imported."""
+    """Set what libraries read at import, and look for garbage as seldom as actors do; call it before their import."""
     for name, value in PROCESS_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if RDMA in os.environ:  # the documents' name for what TorchStore reads
         os.environ["TORCHSTORE_RDMA_ENABLED"] = str(int(_asks_for_rdma()))
+    from trainers.actors.processes import SELDOM
+
+    gc.set_threshold(*SELDOM)
 
 
 def _asks_for_rdma() -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -39,3 +41,11 @@ async def test_a_store_whose_process_is_stopped_is_left_behind() -> None:
     finally:
         await store.close()
         await Keeper.shutdown(another)
+
+
+def test_the_process_of_a_store_loads_no_more_than_the_store() -> None:
+    """It starts in each run, and torch takes two seconds of it already."""
+    heavy = {"forge_env.config", "pydantic", "torch._dynamo", "torch._inductor", "torchtitan", "transformers", "vllm"}
+    code = f"import sys, trainers.weights.store; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "set()\n"
