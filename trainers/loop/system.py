@@ -371,8 +371,6 @@ class System:
             await self._loops()
         finally:
             self._summarise()
-        if self.step >= config.grpo.steps:
-            await self._evaluate_all("held-out score after training")
 
     async def _begin(self) -> None:
         await self._configure()
@@ -403,13 +401,13 @@ class System:
         not once the run was asked to stop, which then ends with what is saved.
         """
         self._beginning = await self._stack.unless_one_dies(self._collect())
-        work = self._side_by_side
+        work = self._train_and_score
         while True:
             try:
                 await self._stack.unless_one_dies(work())
-                if work == self._side_by_side or self._dead:
+                if work == self._train_and_score or self._dead:
                     return
-                work = self._side_by_side
+                work = self._train_and_score
             except RoleDiedError as death:
                 if not self._dead or death.role in self._dead:  # else it went with another: a host was lost
                     self._deaths_in_a_row += 1
@@ -460,6 +458,12 @@ class System:
         self._dead.clear()  # only now: who dies meanwhile finds the others neither here nor there
         lost = f"; {before - self.step} steps are trained again" if before > self.step else ""
         self.run.note(f"Going on after step {self.step}{lost}")
+
+    async def _train_and_score(self) -> None:
+        """Also while it is scored whoever dies is started again: a new generator has its weights from the trainer."""
+        await self._side_by_side()
+        if self.step >= self.config.grpo.steps:
+            await self._evaluate_all("held-out score after training")
 
     async def _side_by_side(self) -> None:
         async with asyncio.TaskGroup() as group:
