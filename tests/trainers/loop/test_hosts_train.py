@@ -17,7 +17,7 @@ from tests.trainers.actors.workers import certificates, workers
 from trainers.loop.stack import PROCESS_ENVIRONMENT
 
 pytestmark = [pytest.mark.slow, pytest.mark.stack, pytest.mark.timeout(900)]
-STEPS = 60
+STEPS = 30
 
 
 def test_the_trainers_host_is_lost_and_the_run_goes_on_elsewhere(tmp_path: Path) -> None:

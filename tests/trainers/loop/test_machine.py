@@ -18,11 +18,12 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.leftovers import assert_no_shared_memory, shared_memory
+from tests.trainers.loop import unhurried
 from tests.trainers.loop.training import PATIENCE_S, Training
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(900)]
 RECIPE: dict[str, Any] = {
-    "environment": {"name": "coding_rlvr"},
+    "environment": {"name": f"{unhurried.__name__}:Programs"},
     "sandbox": {"engine": "local", "concurrency": 2},
     "model": {"max_length": 1024, "tiny": {"layers": 1, "dim": 64, "heads": 2, "kv_heads": 2, "hidden_dim": 96}},
     "grpo": {"steps": 100_000, "groups_per_step": 2, "group_size": 2, "max_tokens_per_turn": 8},
