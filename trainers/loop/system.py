@@ -373,8 +373,8 @@ class System:
             self._summarise()
 
     async def _begin(self) -> None:
+        self.run.saved(self._checkpoints.step)
         await self._configure()
-        self.run.saved(0)
         if self.run.resume:
             await self._resume()
         if not self.step:

@@ -132,6 +132,23 @@ def test_a_resumed_run_starts_from_its_checkpoint_and_not_from_a_warm_up(config:
     assert Checkpoints(run).step == 0
 
 
+async def test_a_resumed_run_that_is_stopped_before_it_goes_on_says_what_is_saved(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    async def asked_meanwhile() -> None:
+        run.request_stop()
+        await asyncio.Event().wait()
+
+    run = checkpointed(config, tmp_path)
+    system = System.__new__(System)
+    system.run, system.config, system._checkpoints = run, config, Checkpoints(run)
+    system._stack = SimpleNamespace(unless_one_dies=lambda work: work)  # type: ignore[assignment]
+    system._configure = asked_meanwhile  # type: ignore[method-assign]
+    async with asyncio.timeout(10):
+        await system._run_to_end()
+    assert run.state.saved == 2
+
+
 def test_the_reference_of_the_start_needs_the_model_of_the_start(tmp_path: Path) -> None:
     config = load_config("coding_rlvr", ["grpo.reference.source=initial"])
     assert resumed_model(checkpointed(config, tmp_path)) is None
