@@ -72,11 +72,12 @@ def last_boxed(text: str) -> str | None:
     found = None
     starts: list[int | None] = []  # of the braces that are open; None where they are not of a box
     for brace in _BRACE.finditer(text):
-        if brace.group() == "}":
+        kind = brace.group()
+        if kind == "}":
             start = starts.pop() if starts else None
             found = found if start is None else text[start : brace.start()]
-        elif brace.group() not in (r"\{", r"\}"):
-            starts.append(brace.end() if brace.group() != "{" else None)
+        elif kind not in (r"\{", r"\}"):
+            starts.append(brace.end() if kind != "{" else None)
     return found
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from environments.coding_rlvr.families import LEVELS, TOPICS, all_families
@@ -25,10 +25,10 @@ ALL = list(LEVELS)
 
 def passes(code: str, tests: list) -> bool:
     function = trusted_function(code)
-    outcomes = [trusted_call(function, arguments_of(test)) for test in tests]
     return all(
         outcome.error is None and same(expected(test), outcome.value)
-        for test, outcome in zip(tests, outcomes, strict=True)
+        for test in tests
+        for outcome in [trusted_call(function, arguments_of(test))]
     )
 
 
@@ -64,7 +64,6 @@ def test_every_operation_has_wordings_and_slips() -> None:
 
 
 @given(st.sampled_from(SPLITS), st.integers(0, 2**40), st.sampled_from(LEVELS), st.integers(0, 1000))
-@settings(max_examples=100, deadline=None)
 def test_gold_passes_all_tests_and_belongs_to_its_split(split: str, index: int, level: int, seed: int) -> None:
     if split == "unseen" and level == 1:
         return  # a family of one operation is never held out: its operation would be unknown
@@ -90,9 +89,9 @@ def test_a_wrong_program_fails_the_hidden_tests() -> None:
 
 def test_a_constant_answer_never_passes() -> None:
     for task in tasks("train", 300):
-        for test in (*task.data["public"], *task.data["hidden"]):
-            constant = f"def f(*arguments):\n    return {test['expected']}"
-            assert not passes(constant, [*task.data["public"], *task.data["hidden"]])
+        tests = [*task.data["public"], *task.data["hidden"]]
+        for answer in {test["expected"] for test in tests}:
+            assert not passes(f"def f(*arguments):\n    return {answer}", tests)
 
 
 @pytest.mark.slow
@@ -124,7 +123,7 @@ def test_unseen_families_appear_nowhere_else_but_their_operations_do() -> None:
 
 def test_identity_ignores_wording_and_tests() -> None:
     by_identity: dict[str, set[str]] = {}
-    for task in tasks("train", 600, [1]):
+    for task in tasks("train", 200, [1]):
         by_identity.setdefault(task.data["identity"], set()).add(task.prompt)
     assert max(len(prompts) for prompts in by_identity.values()) > 1
 

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 import forge_env as fe
 from environments.repairs import Repairs, RepairsConfig
-from environments.repairs.packages import PACKAGES, Bug, Package
+from environments.repairs.packages import PACKAGES, Package
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import GoldPolicy, ReplayPolicy
 from forge_env.sandbox import SandboxEngine
@@ -21,7 +21,6 @@ from forge_env.validation.checks import Validator
 from tests.sandboxes.conftest import require
 
 ASYNC = pytest.mark.asyncio(loop_scope="module")
-BUGS = [pytest.param(package, bug, id=f"{package.name}-{bug.name}") for package in PACKAGES for bug in package.bugs]
 
 
 @pytest_asyncio.fixture(
@@ -35,21 +34,40 @@ async def engine(request: Any) -> AsyncIterator[SandboxEngine]:
         yield engine
 
 
-def passes(folder: Path, files: dict[str, str], tests: str) -> bool:
-    for path, text in {**files, "tests/test_it.py": tests}.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text)
-    command = [sys.executable, "-S", "-B", "-m", "unittest", "discover", "tests"]
-    return subprocess.run(command, cwd=folder, capture_output=True).returncode == 0
+PASS = """
+import os, sys, unittest
+for folder in sys.argv[1:]:
+    if not (child := os.fork()):
+        os.chdir(folder)
+        done = unittest.main(None, argv=["unittest", "discover", "tests"], exit=False)
+        os._exit(not done.result.wasSuccessful())
+    print(os.waitpid(child, 0)[1] == 0, flush=True)
+"""
+"""Whether the tests of each folder pass: a process each, but one start of Python for all."""
 
 
-@pytest.mark.parametrize(("package", "bug"), BUGS)
-def test_only_the_hidden_tests_see_the_bug(package: Package, bug: Bug, tmp_path: Path) -> None:
-    assert package.files[bug.path].count(bug.right) == 1
-    broken = package.with_bug(bug)
-    assert passes(tmp_path / "a", broken, package.visible)
-    assert not passes(tmp_path / "b", broken, package.hidden)
-    assert passes(tmp_path / "c", package.files, package.hidden)
+def pass_in(root: Path, *trees: tuple[dict[str, str], str]) -> list[bool]:
+    """Whether the files of each tree pass the tests that stand beside them."""
+    for number, (files, tests) in enumerate(trees):
+        for path, text in {**files, "tests/test_it.py": tests}.items():
+            where = root / str(number) / path
+            where.parent.mkdir(parents=True, exist_ok=True)
+            where.write_text(text)
+    command = [sys.executable, "-S", "-B", "-c", PASS, *(str(root / str(number)) for number in range(len(trees)))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [line == "True" for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_only_the_hidden_tests_see_the_bugs(package: Package, tmp_path: Path) -> None:
+    names = [bug.name for bug in package.bugs]
+    assert [package.files[bug.path].count(bug.right) for bug in package.bugs] == [1] * len(names)
+    broken = [package.with_bug(bug) for bug in package.bugs]
+    visible = pass_in(tmp_path / "visible", *((files, package.visible) for files in broken))
+    right, *hidden = pass_in(tmp_path / "hidden", *((files, package.hidden) for files in (package.files, *broken)))
+    assert right
+    assert dict(zip(names, visible, strict=True)) == dict.fromkeys(names, True)
+    assert dict(zip(names, hidden, strict=True)) == dict.fromkeys(names, False)
 
 
 @ASYNC

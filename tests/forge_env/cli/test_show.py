@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shlex
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -26,16 +27,25 @@ from tests.forge_env.test_visible import harmless
 from tests.forge_env.view.made import evaluation, hostile_run
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    monkeypatch.setenv("FORGE_ENV_CACHE", str(tmp_path / "cache"))
-    return make_run(tmp_path / "first")
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs, to be copied by each test."""
+    root = tmp_path_factory.mktemp("made")
+    make_run(root / "first")
+    make_run(root / "hostile", HOSTILE)
+    return root
 
 
 @pytest.fixture
-def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     monkeypatch.setenv("FORGE_ENV_CACHE", str(tmp_path / "cache"))
-    return make_run(tmp_path / "hostile", HOSTILE)
+    return RunFolder(shutil.copytree(made / "first", tmp_path / "first"))
+
+
+@pytest.fixture
+def hostile(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    monkeypatch.setenv("FORGE_ENV_CACHE", str(tmp_path / "cache"))
+    return RunFolder(shutil.copytree(made / "hostile", tmp_path / "hostile"))
 
 
 def test_the_four_answers_are_shown_and_the_result_is_last(

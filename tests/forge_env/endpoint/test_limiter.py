@@ -129,13 +129,20 @@ def simulate(answers: int, latency: str, **options: object) -> Played:
 
 
 def seeded(seeds: int) -> pytest.MarkDecorator:
-    """Each kind of latency with so many seeds; one that is constant draws nothing, and needs one."""
-    cases = [(latency, seed) for latency in LATENCIES for seed in range(1 if latency == "constant" else seeds)]
+    """Each kind of latency with so many seeds, of which the first is quick; a constant one draws nothing."""
+    cases = [
+        pytest.param(latency, seed, marks=[pytest.mark.slow] if seed else [])
+        for latency in LATENCIES
+        for seed in range(1 if latency == "constant" else seeds)
+    ]
     return pytest.mark.parametrize(("latency", "seed"), cases)
 
 
+RESETS = pytest.mark.parametrize("reset", [0.0, pytest.param(0.2, marks=pytest.mark.slow), 1.0])
+
+
 @seeded(3)
-@pytest.mark.parametrize("reset", [0.0, 0.2, 1.0])
+@RESETS
 def test_it_grows_to_the_maximum_where_nothing_pushes_back(reset: float, latency: str, seed: int) -> None:
     """However long samples reset before they ask, and however much latencies vary; and it stays there."""
     windows = simulate(1500, latency, reset=reset, seed=seed).windows
@@ -144,7 +151,7 @@ def test_it_grows_to_the_maximum_where_nothing_pushes_back(reset: float, latency
 
 
 @seeded(2)
-@pytest.mark.parametrize("reset", [0.0, 0.2, 1.0])
+@RESETS
 def test_it_does_not_queue_where_more_completes_no_more(reset: float, latency: str, seed: int) -> None:
     in_flight = simulate(3000, latency, reset=reset, seed=seed, servers=lambda answered: 32).in_flight[1000:]
     assert 22 <= statistics.median(in_flight) <= 80
