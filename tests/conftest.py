@@ -9,8 +9,10 @@ import os
 import re
 import shutil
 import signal
+import ssl
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache, cached_property, partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -207,6 +209,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if IN_CI and reporter is not None and reporter.stats.get("skipped") and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(scope="module")
+def one_tls_context() -> Iterator[None]:
+    """For clients that speak to a server of the test: to read all the authorities takes each of them 25 ms."""
+    context = ssl.create_default_context()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", lambda *args, **options: context)
+        yield
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
 from itertools import islice
@@ -43,14 +44,29 @@ def hub_rows(config: DatasetConfig, part: str | None) -> Iterator[Mapping[str, A
     # Not found, no such configuration or split, a file that can't be read.
     failures = (OSError, ValueError, datasets.exceptions.DatasetsError, _session()[1])
     try:
-        found = datasets.load_dataset(config.path, config.name, split=part or "train", streaming=config.streaming)
-        if config.streaming and config.shuffle_buffer:
-            found = found.shuffle(seed=config.shuffle_seed, buffer_size=config.shuffle_buffer)
+        with _without_torch(datasets.config):
+            found = datasets.load_dataset(config.path, config.name, split=part or "train", streaming=config.streaming)
+            if config.streaming and config.shuffle_buffer:
+                found = found.shuffle(seed=config.shuffle_seed, buffer_size=config.shuffle_buffer)
     except failures as error:
         raise ForgeError(
             f"can't load dataset {config.path!r}: {first_line(error)}", fix="check path, name and splits"
         ) from error
     return _watched(found, config.path, failures)
+
+
+_LOADING = threading.Lock()
+
+
+@contextmanager
+def _without_torch(config: Any) -> Iterator[None]:
+    """Where torch is installed, `datasets` imports it to make each stream a stream of torch's too: two seconds."""
+    with _LOADING:
+        installed, config.TORCH_AVAILABLE = config.TORCH_AVAILABLE, False
+        try:
+            yield
+        finally:
+            config.TORCH_AVAILABLE = installed
 
 
 def _watched(

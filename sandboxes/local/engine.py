@@ -258,8 +258,14 @@ def _process_end(launched: Launched) -> asyncio.Future[None]:
     return ended
 
 
+_PROVEN: set[tuple[Path, Path]] = set()
+"""What this process has started a sandbox of: what the kernel allowed once is not tried before each engine."""
+
+
 def _try(root: Path, runner: Path) -> str | None:
     """Start a sandbox for real, up to its first word. Why that is impossible here, or None."""
+    if (root, runner) in _PROVEN:
+        return None
     launched = launch(root, runner, SandboxSpec(), 1.0)
     with launched.log, launched.channel:
         launched.channel.settimeout(PROBE_TIMEOUT_S)
@@ -272,7 +278,10 @@ def _try(root: Path, runner: Path) -> str | None:
         if launched.groups:
             launched.groups.remove()
         said = launched.said()
-    return None if answered else f"the kernel forbids it: {said or 'no answer'}; {_advice(said)}"
+    if answered:
+        _PROVEN.add((root, runner))
+        return None
+    return f"the kernel forbids it: {said or 'no answer'}; {_advice(said)}"
 
 
 def _running_options() -> Iterator[dict[str, Any]]:

@@ -31,6 +31,15 @@ def groups_of(name: str) -> list[Path]:
     return [folder for parent in set(cgroups._own_folders().values()) for folder in parent.glob(f"*{name}*")]
 
 
+def test_what_could_be_started_once_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    require("local")
+    monkeypatch.delattr("sandboxes.local.engine.launch")
+    assert LocalEngine.unavailable_reason() is None
+    monkeypatch.setattr("sandboxes.local.engine._PROVEN", set())
+    with pytest.raises(NameError, match="launch"):
+        LocalEngine.unavailable_reason()
+
+
 async def test_memory_of_all_processes_together_is_bounded() -> None:
     require("local")
     async with LocalEngine(concurrency=1, warm=0) as engine:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     Clients = tuple[openai.AsyncOpenAI, anthropic.AsyncAnthropic]
 
+pytestmark = pytest.mark.usefixtures("one_tls_context")
 WEATHER = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
 CALL = call_tool("weather", place="Z\u00fcrich")
 """What a model says that wants to know the weather."""

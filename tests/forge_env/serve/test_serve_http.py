@@ -24,6 +24,7 @@ pytest.importorskip("uvicorn", reason='NOT RUN: pip install "forge-env[openenv]"
 websockets = pytest.importorskip("websockets.asyncio.client", reason='NOT RUN: pip install "forge-env[openenv]"')
 
 
+pytestmark = pytest.mark.usefixtures("one_tls_context")
 HOSTS = {"games": 200, "games.example": 200, "calculators": 200, "evil.example": 421}
 """How each is answered."""
 

@@ -144,6 +144,18 @@ def test_a_folder_in_the_hubs_layout(streaming: bool, tmp_path: Path) -> None:
             load_tasks(DatasetConfig.model_validate({**given, **wrong}), "train")[0]
 
 
+def test_a_stream_is_read_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refuses:
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            assert name.partition(".")[0] != "torch"
+
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Refuses(), *sys.meta_path])
+    hub_layout(tmp_path / "gsm")
+    given = {"path": str(tmp_path / "gsm"), "streaming": True, "shuffle_buffer": 5, "columns": COLUMNS}
+    assert load_tasks(DatasetConfig.model_validate(given), "train")[0].prompt in [row["question"] for row in ROWS]
+
+
 def test_a_stream_can_be_shuffled_by_seed(tmp_path: Path) -> None:
     hub_layout(tmp_path / "gsm")
 
