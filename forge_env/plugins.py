@@ -48,7 +48,7 @@ def installed(group: str) -> Installed:
     of_name: dict[str, list[EntryPoint]] = {}
     for entry in _entry_points(group):
         known = of_name.setdefault(entry.name, [])
-        if (entry.value, source_of(entry)) not in [(other.value, source_of(other)) for other in known]:
+        if not known or (entry.value, source_of(entry)) not in [(other.value, source_of(other)) for other in known]:
             known.append(entry)
     found = Installed({name: of_name[name][0] for name in sorted(of_name)})
     found.rivals = {name: entries for name, entries in of_name.items() if len(entries) > 1}
@@ -71,7 +71,10 @@ def _entry_points(group: str) -> list[EntryPoint]:
 
 def source_of(entry: EntryPoint) -> str:
     """Package and version that an entry point comes from."""
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "unknown"
+    if entry.dist is None:
+        return "unknown"
+    about = entry.dist.metadata  # read anew each time
+    return f"{about['Name']} {about['Version']}"
 
 
 def kind_of(group: str) -> str:

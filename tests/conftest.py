@@ -37,8 +37,10 @@ gc.set_threshold(20_000, 10, 10)  # a sixth of the collection's time went there
 
 os.environ[UNCOMPILED := "TORCHDYNAMO_DISABLE"] = "1"  # TorchTitan compiles as it is imported: 1.5 s in each worker
 
-# No deadline: a busy machine is no failure. Each run draws its own examples: fifty of them, many times a day.
-settings.register_profile("forge_env", deadline=None, max_examples=50)
+IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
+
+# No deadline: a busy machine is no failure. Each run draws its own examples, many times a day.
+settings.register_profile("forge_env", deadline=None, max_examples=50 if IN_CI else 25)
 settings.load_profile("forge_env")
 
 # The real peers have environments of their own, in which `benchmarks/conformance.py` (part of `make test`) runs these.
@@ -71,8 +73,6 @@ if not os.environ.get("FORGE_ENV_CONFORMANCE"):
     collect_ignore.append("apps/test_program_agents.py")
 if not os.environ.get("FORGE_ENV_VLLM"):
     collect_ignore.append("forge_env/gateway/test_programs_vllm.py")
-
-IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
 
 @cache

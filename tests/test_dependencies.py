@@ -12,7 +12,7 @@ from importlib.metadata import packages_distributions
 
 import pytest
 
-from tests.test_rooms import ROOMS, ROOT, files, imports
+from tests.test_rooms import ROOMS, ROOT, files, imports, tree
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -67,5 +67,5 @@ def test_the_platform_imports_no_extra_before_it_is_needed(room: str) -> None:
 
     for path in files(room):
         name = str(path.relative_to(ROOT))
-        found = undeclared(at_import(ast.parse(path.read_text())), PLATFORM)
+        found = undeclared(at_import(tree(path)), PLATFORM)
         assert name.startswith(ON_DEMAND) or not found, f"{name} imports {found}"

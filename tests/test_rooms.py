@@ -35,10 +35,15 @@ def statements(node: ast.AST, wanted: Callable[[ast.AST], bool] = lambda _: True
 
 
 @cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports(path: Path) -> tuple[str, ...]:
     """Names of everything that a file imports, wherever in it."""
     found: list[str] = []
-    for node in statements(ast.parse(path.read_text())):
+    for node in statements(tree(path)):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -76,7 +81,7 @@ def runs(node: ast.AST) -> bool:
 def imported_modules(path: Path, known: set[str]) -> set[str]:
     """Modules of `known` that a file imports, at its top or inside a function."""
     found: set[str] = set()
-    for node in statements(ast.parse(path.read_text()), runs):
+    for node in statements(tree(path), runs):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names} & known
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import sync_playwright
 
 from benchmarks.__main__ import NAMES as BENCHMARKS
 from forge_env.cli.main import COMMANDS, build_parser
@@ -122,6 +121,8 @@ def test_the_site_is_whole(site: Path) -> None:
 @pytest.mark.browser
 @pytest.mark.timeout(400)
 def test_the_site_works_as_files_and_asks_nobody(site: Path) -> None:
+    from playwright.sync_api import sync_playwright
+
     asked, wrong = [], []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])

@@ -10,6 +10,7 @@ what is wrong, and what was probably meant.
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -585,6 +586,8 @@ def _section(section: BaseModel, indent: int) -> Iterator[str]:
         if isinstance(value, BaseModel):
             yield f"{pad}{name}:"
             yield from _section(value, indent + 2)
+        elif value is None or type(value) in (bool, int):  # as below, in a hundredth of the time
+            yield f"{pad}{name}: {json.dumps(value)}"
         else:
             yield from (f"{pad}{line}" for line in dump({name: value}).rstrip("\n").split("\n"))
 

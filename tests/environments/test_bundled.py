@@ -104,7 +104,6 @@ async def play(name: str, actions: list[Any], engine: SandboxEngine | None) -> N
 @ASYNC
 @pytest.mark.parametrize("name", sorted(set(BUNDLED) - SANDBOXED))
 @given(st.lists(ACTIONS, max_size=8))
-@settings(max_examples=25)
 async def test_any_output_leaves_a_valid_episode(name: str, actions: list[Any]) -> None:
     await play(name, actions, None)
 

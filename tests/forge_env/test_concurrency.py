@@ -103,7 +103,7 @@ def test_python_is_parsed_whatever_is_collected_meanwhile() -> None:
     before = gc.get_threshold()
     gc.set_threshold(5)
     try:
-        for _ in range(300):
+        for _ in range(100):
             ParsesAtItsEnd()
             assert ast.dump(parse_python(source, "eval")) == expected
     finally:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.errors import UsageError
@@ -163,7 +163,6 @@ def test_a_reply_that_continues_what_was_not_there_is_refused() -> None:
         Reply(message, [1], [2, 3], [-0.5], [0])
 
 
-@settings(max_examples=30)  # each draws whole episodes
 @given(episodes=st.lists(trajectories(), max_size=3))
 def test_what_is_written_is_read_back(episodes: list[Trajectory], tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("trajectories") / "a.jsonl"

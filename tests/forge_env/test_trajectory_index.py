@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env import trajectory_index as module
@@ -122,7 +122,6 @@ def test_a_sample_of_an_evaluation_has_its_task_as_group_and_its_epoch_as_member
     assert (row.best, row.tokens, row.cost, row.turns) == (2.0, 30, 0.125, 0)
 
 
-@settings(max_examples=30)  # each draws whole episodes
 @given(episodes=st.lists(trajectories(), max_size=4))
 def test_rows_come_from_the_index_as_from_the_records(
     episodes: list[Trajectory], tmp_path_factory: pytest.TempPathFactory

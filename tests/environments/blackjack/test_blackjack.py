@@ -151,6 +151,7 @@ async def test_any_text_is_answered(text: str) -> None:
     assert -1.0 <= reward <= 1.0
 
 
+@pytest.mark.slow
 def test_the_adapter_may_be_imported_before_gymnasium() -> None:
     code = "import forge_env.gym.adapter, gymnasium; gymnasium.spec('forge_env/blackjack')"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -128,6 +128,7 @@ def test_identity_ignores_wording_and_tests() -> None:
     assert max(len(prompts) for prompts in by_identity.values()) > 1
 
 
+@pytest.mark.slow
 def test_a_task_is_the_same_in_another_process() -> None:
     def fingerprint(indices: list[int]) -> str:
         texts = [make_task(7, split, index, ALL, []).model_dump_json() for split in SPLITS for index in indices]

@@ -93,6 +93,7 @@ class Spinning(Sound):
             pass
 
 
+@pytest.mark.slow
 def test_ctrl_c_twice_ends_code_that_never_yields() -> None:
     with command("validate", f"{__name__}:Spinning") as validation:
         assert validation.stdout is not None
@@ -105,6 +106,7 @@ def test_ctrl_c_twice_ends_code_that_never_yields() -> None:
         assert validation.stderr.read() == b"stopped\n"
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_game_that_waits_for_its_player() -> None:
     with command("play", "blackjack") as game:
         assert game.stdin is not None

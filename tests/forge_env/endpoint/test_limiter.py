@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import forge_env as fe
@@ -199,7 +199,6 @@ def test_a_refusal_halves_the_window_once_a_round() -> None:
     assert (limiter.size, limiter.overloads) == (32, 10)
 
 
-@settings(max_examples=40)
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 100)), max_size=80), st.integers(1, 64))
 def test_the_window_stays_within_its_bounds(events: list[tuple[bool, float]], maximum: int) -> None:
     now = 0.0

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.gateway.conversations import NEW, Conversations
@@ -120,7 +120,6 @@ def test_what_was_said_after_a_stop_word_is_not_read_again() -> None:
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 30))
-@settings(max_examples=60, deadline=None)
 def test_whatever_a_program_does_the_model_is_told_what_it_sent(dice: random.Random, requests: int) -> None:
     """Programs that go on, retry, cut, reorder, summarise and speak for the model."""
     known = Conversations()

@@ -75,6 +75,7 @@ def test_bundled_environments_play_through_gymnasium_without_a_warning(name: str
         envs.close()
 
 
+@pytest.mark.slow
 def test_gymnasium_imports_us_by_itself() -> None:
     code = "import gymnasium; gymnasium.make('forge_env:forge_env/gsm8k').reset(seed=1)"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -143,6 +144,7 @@ def test_spaces_sample_what_they_contain_and_survive_json() -> None:
     env.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["import forge_env, gymnasium", "import gymnasium, forge_env"])
 def test_import_order_does_not_matter(order: str) -> None:
     finders = "[type(finder).__name__ for finder in sys.meta_path]"

@@ -289,6 +289,7 @@ def test_nobody_reading_the_terminal_ends_no_run(folder: RunFolder) -> None:
     assert "progress is no longer drawn: BrokenPipeError" in folder.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_recognizable_and_can_be_resumed(config: RunConfig, folder: RunFolder) -> None:
     code = (
         "import os, signal, sys\n"

@@ -30,5 +30,5 @@ async def witness(engine: SandboxEngine) -> AsyncIterator[Neighbour]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The fast tests attack the embedded engine; with the slow ones, Docker's is attacked too."""
     for item in items:
-        if Path(__file__).parent in item.path.parents and item.get_closest_marker("docker"):
+        if item.get_closest_marker("docker") and Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.slow)

@@ -64,6 +64,6 @@ def test_honest_answers_arrive_as_they_are(value: Any) -> None:
 
 
 def test_many_honest_keys_are_not_refused() -> None:
-    for keys in (range(50_000), [n << 20 for n in range(20_000)], [2**n for n in range(900)], map(str, range(50_000))):
+    for keys in (range(20_000), [n << 20 for n in range(20_000)], [2**n for n in range(900)], map(str, range(20_000))):
         value = dict.fromkeys(keys, 1)
         assert values.decode(json.loads(json.dumps(values.encode(value)))) == value

@@ -81,10 +81,11 @@ def certificates(folder: Path) -> dict[str, str]:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     names = ",".join(f"IP:127.0.0.{number}" for number in range(1, 5))
+    key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1"  # made at once, where RSA's takes a tenth of a second
     (folder / "names").write_text(f"subjectAltName={names}\n")
     for command in (
-        "req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.crt -days 2 -subj /CN=authority",
-        "req -newkey rsa:2048 -nodes -keyout host.key -out host.csr -subj /CN=hosts",
+        f"req -x509 {key} -nodes -keyout ca.key -out ca.crt -days 2 -subj /CN=authority",
+        f"req {key} -nodes -keyout host.key -out host.csr -subj /CN=hosts",
         "x509 -req -in host.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out host.crt -days 2 -extfile names",
     ):
         subprocess.run(["openssl", *command.split()], cwd=folder, check=True, capture_output=True)

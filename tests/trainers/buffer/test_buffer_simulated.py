@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.config.recipe import ReplaySection
@@ -96,7 +96,6 @@ def run_settings(draw: st.DrawFn, least_bound: int = 0) -> BufferSettings:
     )
 
 
-@settings(max_examples=60)
 @given(own=run_settings(), seed=st.integers(0, 10_000))
 def test_every_run_comes_to_its_end_within_the_bound(own: BufferSettings, seed: int) -> None:
     run = Run(own, seed)
@@ -104,7 +103,6 @@ def test_every_run_comes_to_its_end_within_the_bound(own: BufferSettings, seed: 
     _check_end(run)
 
 
-@settings(max_examples=60)
 @given(own=run_settings(least_bound=1), seed=st.integers(0, 10_000))
 def test_so_it_does_when_weights_arrive_beside_the_next_step(own: BufferSettings, seed: int) -> None:
     run = Run(own, seed, overlap=True)
@@ -122,7 +120,6 @@ def _check_end(run: Run) -> None:
         assert stats.admitted == run.rolled_out == stats.trained + stats.discarded
 
 
-@settings(max_examples=60)
 @given(own=run_settings(), seed=st.integers(0, 10_000), stops=st.lists(st.floats(0, 40), max_size=4))
 def test_a_run_that_is_stopped_and_resumed_loses_and_repeats_nothing(
     own: BufferSettings, seed: int, stops: list[float]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.config.recipe import ReplaySection
@@ -50,7 +50,6 @@ def buffer_after(actions: Actions) -> BufferCore[PackedGroup]:
     return core
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     actions=st.lists(
         st.tuples(

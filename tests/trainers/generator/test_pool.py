@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.errors import GeneratorError
@@ -675,7 +675,6 @@ async def test_the_run_can_be_set_back() -> None:
 
 
 @given(st.integers(1, 3), st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
 def test_no_request_samples_from_weights_older_than_those_that_have_arrived(count: int, dice: random.Random) -> None:
     """Whatever dies, is held or is slow: that is what bounds the age of a trained token."""
     virtual_time.run(deadly(count, dice))
