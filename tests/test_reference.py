@@ -17,6 +17,7 @@ import pytest
 import forge_env as fe
 from forge_env import registry
 from forge_env.cli.main import COMMANDS
+from tests.test_rooms import tree
 
 ROOT = Path(__file__).parents[1]
 PAGES = "\n".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
@@ -121,7 +122,7 @@ def definition(module: str, name: str) -> Any:
     """Where a class or function is written."""
     file = ROOT.joinpath(*module.split("."))
     path = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
-    return [node for node in ast.parse(path.read_text()).body if getattr(node, "name", None) == name][-1]
+    return [node for node in tree(path).body if getattr(node, "name", None) == name][-1]
 
 
 def annotated(node: ast.ClassDef) -> Iterator[str]:

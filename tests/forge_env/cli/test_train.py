@@ -18,6 +18,13 @@ from forge_env.sandbox import engines
 Capture = pytest.CaptureFixture[str]
 
 
+@pytest.fixture(autouse=True)
+def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first run's picture is drawn: that takes longer than all else of these runs."""
+    if request.function is not test_a_run_from_start_to_end:
+        monkeypatch.setattr("forge_env.display.report.write_reward_curve", lambda folder: True)
+
+
 def test_a_run_from_start_to_end(recipe: Path, capfd: Capture) -> None:
     assert main(["train", "recipe.yaml", "seed=5", "--grpo.steps", "4", "--name", "first"]) == 0
     out, err = capfd.readouterr()

@@ -22,6 +22,16 @@ from forge_env.run.outcome import RunOutcome, read_summary, save_progress
 from forge_env.trajectory import Trajectory, read_trajectories
 
 
+@pytest.fixture(autouse=True)
+def undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are drawn in the tests of what a run leaves: that takes longer than all else of these runs."""
+    if request.function not in (
+        test_success_leaves_a_complete_folder,
+        test_a_run_that_says_nothing_still_leaves_summary_and_report,
+    ):
+        monkeypatch.setattr("forge_env.display.report.write_reward_curve", lambda folder: True)
+
+
 def summary(folder: RunFolder) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(folder.summary.read_text())
     return data
