@@ -44,7 +44,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         from forge_env.errors import did_you_mean
 
-        guess = did_you_mean(name, __all__)
+        guess = None if name.startswith("_") else did_you_mean(name, __all__)  # tools look for such names in whatever
         meant = f"; did you mean {guess}?" if guess else ""
         raise AttributeError(f"module 'forge_env' has no attribute {name!r}{meant}")
     value = getattr(import_module(_MODULE_OF[name]), name)

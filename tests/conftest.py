@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import gc
 import json
 import os
@@ -112,16 +111,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+PYTESTMARK = re.compile(r"^pytestmark = .*(?:\n[ \])].*)*", re.MULTILINE)
+"""To the line before the next that begins at the left."""
+
+
 def marks_of_module(path: Path) -> set[str]:
-    """The names in a module's `pytestmark`, read without importing it."""
-    source = path.read_bytes()
-    return {
-        node.attr
-        for statement in (ast.parse(source).body if b"pytestmark" in source else ())
-        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "pytestmark"
-        for node in ast.walk(statement.value)
-        if isinstance(node, ast.Attribute)
-    }
+    """The marks in a module's `pytestmark`, read without importing it."""
+    found = PYTESTMARK.search(path.read_text(encoding="utf-8"))
+    return set(re.findall(r"\bmark\.(\w+)", found[0])) if found else set()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
