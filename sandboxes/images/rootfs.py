@@ -16,6 +16,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from forge_env.errors import SandboxUnavailableError
@@ -158,6 +159,7 @@ def _linked(binary: Path) -> Iterator[Path]:
         yield Path(match.group(1))
 
 
+@cache
 def _libc() -> Path:
     """libc: its folder is one that every loader searches."""
     found = [library for library in _linked(Path("/bin/sh").resolve()) if library.name.startswith("libc.so")]
