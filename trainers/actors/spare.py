@@ -20,7 +20,7 @@ from forge_env.errors import ForgeError
 from trainers.actors.processes import start_processes, stop_processes
 from trainers.actors.remote import result
 
-FIRST_AFTER_S = 30.0
+FIRST_AFTER_S = 120.0
 """What ends before that has no use for one."""
 LOW_PRIORITY = 5
 """As `nice` counts: about a third of the time that a busy thread beside it gets; on a full machine 19 never ends."""

@@ -35,6 +35,7 @@ from trainers.titan.device import use_device
 from trainers.titan.engine import MAX_SKIPPED_UPDATES, TitanEngine
 from trainers.titan.layout import PackedLayout
 from trainers.titan.model import TitanModel
+from trainers.titan.optimizer import Float32Muon, orthogonalize
 from trainers.titan.packing import longest_first
 from trainers.titan.parallel import Sharding
 
@@ -92,6 +93,23 @@ def test_training_lowers_the_loss_of_what_it_sees(folder: Path) -> None:
     trained, data = engine(folder, muon_lr=1e-2), sequences(6)
     losses = [trained.train(data, SFTLoss())["loss"] for _ in range(15)]
     assert losses[-1] < losses[0] - 1
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (16, 40), (40, 16)])
+def test_muon_on_a_cpu_is_torchs_in_float32(shape: tuple[int, int]) -> None:
+    weight = torch.randn(shape)
+    ours, theirs = torch.nn.Parameter(weight.clone()), torch.nn.Parameter(weight.clone())
+    options: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.05, "adjust_lr_fn": "match_rms_adamw"}
+    optimizers = Float32Muon([ours], **options), torch.optim.Muon([theirs], **options)
+    for _ in range(4):
+        ours.grad = torch.randn(shape)
+        theirs.grad = ours.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert (ours - theirs).norm() < 0.03 * (theirs - weight).norm()
+    assert torch.equal(optimizers[0].state[ours]["momentum_buffer"], optimizers[1].state[theirs]["momentum_buffer"])
+    values = torch.linalg.svdvals(orthogonalize(theirs.grad))
+    assert 0.6 < values.median() < values.max() < 1.3
 
 
 def test_microbatches_side_by_side_give_the_gradients_of_one_after_another(folder: Path) -> None:
