@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import replace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import psutil
 import pytest
+import pytest_asyncio
 
 pytest.importorskip("torch")
 
@@ -29,17 +32,26 @@ from forge_env.trajectory import Segment
 from tests.leftovers import assert_no_shared_memory, shared_memory
 from trainers.actors.processes import end_of
 from trainers.actors.remote import result
+from trainers.generator.pool import GeneratorPool
 from trainers.generator.receipt import receipt
 from trainers.generator.types import Completion, SamplingOptions
 from trainers.loop.stack import Stack, prepare_controller
+from trainers.loop.trainer import TrainerHandle
 from trainers.loop.warmup import Demonstrations
 from trainers.losses.sft import SFTLoss
 from trainers.model.chat import Chat
 from trainers.model.tiny import build_tiny_folder
 from trainers.weights.store import WeightStore
 
-pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
-UPDATES = 24
+pytestmark = [
+    pytest.mark.stack,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+ALL_WEIGHTS = pytest.mark.parametrize("started", ["all weights"], indirect=True)
+ADAPTERS = pytest.mark.parametrize("started", ["adapters"], indirect=True)
+UPDATES = 8
 MISMATCH = 1e-5
 
 
@@ -53,24 +65,68 @@ def children() -> set[int]:
     return {process.pid for process in psutil.Process().children(recursive=True)}
 
 
-@pytest.mark.parametrize(("engine", "procs"), [("in_process", 1), ("in_process", 2), ("async_llm", 2)])
-async def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreement(
-    tmp_path: Path, engine: Literal["in_process", "async_llm"], procs: int
-) -> None:
-    prepare_controller()
+@asynccontextmanager
+async def nothing_left() -> AsyncIterator[None]:
+    """No process that is started inside outlives it, and no shared memory."""
     before, shm = children(), shared_memory()
-    config = RunConfig(
-        environment=EnvironmentSection(name="coding_rlvr"), generator=GeneratorSection(engine=engine, procs=procs)
-    )
-    folder = build_tiny_folder(config.model, fe.make("coding_rlvr"), 0, tmp_path / "tiny")
+    yield
+    async with asyncio.timeout(30):  # helpers of vLLM's processes end when those have
+        await asyncio.gather(*(end_of(pid) for pid in children() - before))
+    await asyncio.to_thread(assert_no_shared_memory, shm)
+
+
+@dataclass(frozen=True)
+class Started:
+    """A store and a trainer, for one test after another."""
+
+    config: RunConfig
+    trainer: TrainerHandle
+    model: Path
+    """What the trainer begins with."""
+    state: Path
+    """As the trainer begins."""
+
+    @asynccontextmanager
+    async def generators(self, **section: Any) -> AsyncIterator[GeneratorPool]:
+        """Generators beside the trainer, both as at the beginning."""
+        await self.trainer.load(str(self.state))
+        config = self.config.model_copy(update={"generator": GeneratorSection(**section, spare=False)})
+        async with nothing_left(), Stack(config) as stack:
+            generators = await stack.start_generators(self.model)
+            yield generators
+            await generators.halt()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Started]:
+    prepare_controller()
+    out, config = tmp_path_factory.mktemp("stack"), RunConfig(environment=EnvironmentSection(name="coding_rlvr"))
+    if request.param == "adapters":
+        model = checkpoint_folder("coding_rlvr_base")
+        assert model is not None
+        config = config.model_copy(update={"model": ModelSection(path=str(model)), "lora": LoRASection()})
+    else:
+        model = build_tiny_folder(config.model, fe.make("coding_rlvr"), 0, out / "tiny")
+    async with nothing_left(), Stack(config) as stack:
+        await stack.open_store()
+        trainer = await stack.start_trainer(model)
+        if request.param == "all weights":  # which the tiny folder lacks
+            model = out / "model"
+            await trainer.save_model(str(model))
+        await trainer.configure(OptimizerSection(lr=1e-2), loss=SFTLoss(), steps=100, microbatch_tokens=4096)
+        await (await trainer.begin_save(str(out / "state")))
+        yield Started(config, trainer, model, out / "state")
+
+
+@ALL_WEIGHTS
+@pytest.mark.parametrize("engine", ["in_process", "async_llm"])
+async def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreement(
+    started: Started, engine: Literal["in_process", "async_llm"]
+) -> None:
     rng = random.Random(0)
     prompts = [[rng.randrange(10, 300) for _ in range(40)] for _ in range(16)]
-    async with Stack(config) as stack:
-        await stack.open_store()
-        trainer = await stack.start_trainer(folder)
-        await trainer.save_model(str(tmp_path / "model"))
-        generators = await stack.start_generators(tmp_path / "model")
-        await trainer.configure(OptimizerSection(lr=1e-2), loss=SFTLoss(), steps=100, microbatch_tokens=4096)
+    trainer = started.trainer
+    async with started.generators(engine=engine, procs=2) as generators:
 
         async def sample(tokens: int) -> list[Completion]:
             options = SamplingOptions(max_tokens=tokens)
@@ -103,13 +159,10 @@ async def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreemen
         after = await sample(30)
         assert {version for completion in after for version in completion.versions} == {UPDATES}
         assert await largest_mismatch(trainer, after) <= MISMATCH
-        for completion in [*after, *long]:  # the generator has signed for what it sampled
-            signed = receipt(completion.prompt_ids, completion.token_ids, completion.logprobs)
-            assert completion.receipt == signed
+        assert_signed([*after, *long])
         [served] = (await generators.checksums(published)).values()
         assert (served.version, served.taken) == (UPDATES, await trainer.checksums())
-        assert served.whole == (procs == 1)
-        assert served.expected == (served.held if served.whole else None)
+        assert (served.whole, served.expected) == (False, None), "each process has a part"
         moved = max(
             abs(old - new)
             for before_update, now in zip(
@@ -127,28 +180,15 @@ async def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreemen
         with pytest.raises(GeneratorError):
             await generators.generate([1] * 10_000, SamplingOptions(max_tokens=5))
         assert len((await generators.generate(prompts[0], SamplingOptions(max_tokens=5))).token_ids) <= 5
-        await generators.halt()
-    async with asyncio.timeout(30):  # helpers of vLLM's processes end when those have
-        await asyncio.gather(*(end_of(pid) for pid in children() - before))
-    await asyncio.to_thread(assert_no_shared_memory, shm)
 
 
+@ALL_WEIGHTS
 @pytest.mark.parametrize("engine", ["in_process", "async_llm"])
 async def test_recomputed_requests_go_on_with_exactly_the_new_policy(
-    tmp_path: Path, engine: Literal["in_process", "async_llm"]
+    started: Started, engine: Literal["in_process", "async_llm"]
 ) -> None:
-    prepare_controller()
-    config = RunConfig(
-        environment=EnvironmentSection(name="coding_rlvr"),
-        generator=GeneratorSection(engine=engine, recompute_on_update=True),
-    )
-    folder = build_tiny_folder(config.model, fe.make("coding_rlvr"), 0, tmp_path / "tiny")
-    async with Stack(config) as stack:
-        await stack.open_store()
-        trainer = await stack.start_trainer(folder)
-        await trainer.save_model(str(tmp_path / "model"))
-        generators = await stack.start_generators(tmp_path / "model")
-        await trainer.configure(OptimizerSection(lr=1e-2), loss=SFTLoss(), steps=100, microbatch_tokens=4096)
+    trainer = started.trainer
+    async with started.generators(engine=engine, recompute_on_update=True) as generators:
         prompts = [[10 + number] * 40 for number in range(8)]
         options = SamplingOptions(max_tokens=240)
         taught = [sequence(Completion(prompt, [7] * 20, [], [], "stop", 0)) for prompt in prompts]
@@ -170,6 +210,8 @@ async def test_recomputed_requests_go_on_with_exactly_the_new_policy(
         assert new, "no request was in flight over the update"
         assert old, "no request was in flight over the update"
         assert max(new) <= MISMATCH
+        assert all((np.diff(completion.versions) >= 0).all() for completion in completions)
+        assert_signed(completions)
 
         # Requests with seeds of their own are sampled alike, whatever is under way beside them; so many prompts are
         # more than one step takes.
@@ -249,6 +291,10 @@ async def test_recomputed_requests_go_on_with_exactly_the_new_policy(
             if version == 3
         ]
         assert max(new) <= MISMATCH
+        [served] = (await generators.checksums(published)).values()
+        assert (served.version, served.taken) == (3, await trainer.checksums())
+        assert served.whole
+        assert served.expected == served.held
         await later
         stats = await generators.stats()
         assert stats["time/wait for the trainer"] > 0
@@ -264,31 +310,22 @@ async def test_recomputed_requests_go_on_with_exactly_the_new_policy(
         assert partial.stop_reason == "abort"
         assert 0 < len(partial.token_ids) == len(partial.logprobs) == len(partial.versions) < options.max_tokens
         assert await largest_mismatch(trainer, [partial]) <= MISMATCH
-        await generators.halt()
 
 
+@ADAPTERS
 @pytest.mark.parametrize("engine", ["in_process", "async_llm"])
-async def test_adapters_alone_travel_to_the_generators(engine: Literal["in_process", "async_llm"]) -> None:
-    prepare_controller()
-    folder = checkpoint_folder("coding_rlvr_base")
-    assert folder is not None
-    config = RunConfig(
-        environment=EnvironmentSection(name="coding_rlvr"),
-        model=ModelSection(path=str(folder)),
-        lora=LoRASection(),
-        generator=GeneratorSection(engine=engine, spare=False),
-    )
-    async with Stack(config) as stack:
-        await stack.open_store()
-        trainer = await stack.start_trainer(folder)
-        generators = await stack.start_generators(folder)
-        await trainer.configure(OptimizerSection(lr=1e-2), loss=SFTLoss(), steps=100, microbatch_tokens=4096)
-
+async def test_adapters_alone_travel_to_the_generators(
+    started: Started, engine: Literal["in_process", "async_llm"]
+) -> None:
+    trainer, folder = started.trainer, started.model
+    async with started.generators(engine=engine) as generators:
         # Prompts of its kind: what a trained model makes of others is less certain in float32, by any program, than
         # the bound is (docs/trainer.md).
         environment = fe.make("coding_rlvr")
-        chat = Chat.of(folder, config.model)
-        shown = Demonstrations(environment, chat, batch_size=8, max_length=config.model.max_length, seed=0).batch()
+        chat = Chat.of(folder, started.config.model)
+        shown = Demonstrations(
+            environment, chat, batch_size=8, max_length=started.config.model.max_length, seed=0
+        ).batch()
         prompts = [each.token_ids[: int(np.argmax(each.mask))] for each in shown]
 
         async def sample() -> list[Completion]:
@@ -303,7 +340,9 @@ async def test_adapters_alone_travel_to_the_generators(engine: Literal["in_proce
             published, indexed = await trainer.begin_push(version)
             await generators.update_weights(version, published)
             pushed = await indexed
-        await in_flight
+        assert any(len(np.unique(completion.versions)) > 1 for completion in await in_flight), (
+            "no request was in flight over an update"
+        )
         after = await sample()
         [served] = (await generators.checksums(published)).values()
         assert served.taken == await trainer.checksums()
@@ -312,7 +351,12 @@ async def test_adapters_alone_travel_to_the_generators(engine: Literal["in_proce
         assert pushed["bytes"] * 5 < (folder / "model.safetensors").stat().st_size  # which is in bfloat16
         assert await largest_mismatch(trainer, after) <= MISMATCH
         assert await largest_mismatch(trainer, first) > 0.1, "the updates changed nothing"
-        await generators.halt()
+
+
+def assert_signed(completions: list[Completion]) -> None:
+    """The generator has signed for what it sampled."""
+    for completion in completions:
+        assert completion.receipt == receipt(completion.prompt_ids, completion.token_ids, completion.logprobs)
 
 
 async def largest_mismatch(trainer: object, completions: list[Completion]) -> float:
