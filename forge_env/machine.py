@@ -27,6 +27,8 @@ VRAM = (1, 2)
 """Kinds of memory there that are a GPU's own."""
 FULL_GB = 0.01
 """With less free space a disk counts as full."""
+SELDOM = (50_000, 20, 50)
+"""How often the garbage collector looks in a run's processes, in its own terms; they make few circles."""
 TRAINING_MODULES = {
     "torch": "torch",
     "vllm": "vLLM",

@@ -22,7 +22,7 @@ from monarch.actor import HostMesh, ProcMesh, this_host
 
 from forge_env.errors import ForgeError
 from forge_env.job.addresses import Address
-from forge_env.machine import showing
+from forge_env.machine import SELDOM, showing
 from trainers.actors.lease import Lease
 from trainers.actors.stacks import offer_stack
 
@@ -34,8 +34,6 @@ ADDRESS = "FORGE_ENV_ADDRESS"
 """By this one, at which address the others reach its host."""
 STOP_S = 10.0
 """How long processes may take to end by themselves."""
-SELDOM = (50_000, 20, 50)
-"""How often the garbage collector looks, in its own terms; these processes make few circles."""
 logger = logging.getLogger(__name__)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_env.config.recipe import LoRASection, RunConfig
 from forge_env.errors import ForgeError, InfrastructureError
+from forge_env.machine import SELDOM
 from forge_env.run import Run
 from trainers.actors.placement import Placement
 from trainers.actors.remote import ActorDiedError, result
@@ -55,8 +56,6 @@ def prepare_controller() -> None:
         os.environ.setdefault(name, value)
     if RDMA in os.environ:  # the documents' name for what TorchStore reads
         os.environ["TORCHSTORE_RDMA_ENABLED"] = str(int(_asks_for_rdma()))
-    from trainers.actors.processes import SELDOM
-
     gc.set_threshold(*SELDOM)
 
 
