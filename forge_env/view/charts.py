@@ -51,7 +51,6 @@ OWN = (
     Panel("Supervised loss", {"training": "sft/loss", "held-out": "eval/eval/loss"}, "nats"),
 )
 REWARD_PANEL = "reward"
-MOST_CONSTANT = 60
 
 
 @dataclass(slots=True)
