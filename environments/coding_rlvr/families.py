@@ -100,9 +100,9 @@ def _level(steps: int, operations: Sequence[Operation]) -> int:
     return min(LEVELS[-1], steps + 2 * any(operation.rare for operation in operations))
 
 
-def _pipelines() -> Iterator[Family]:
+def _pipelines(longest: int) -> Iterator[Family]:
     for takes, topic in _TOPIC_OF.items():
-        for length in LEVELS:
+        for length in range(1, longest + 1):
             chains = list(_chains(takes, length))
             if length > 2:  # a fixed sample of the thousands of long ones keeps the list handy
                 chains = Random(f"{takes}/{length}").sample(chains, min(len(chains), 400))
@@ -141,6 +141,6 @@ def _loops() -> Iterator[Family]:
 
 
 @cache
-def all_families() -> dict[str, Family]:
-    """Every family by name, in a fixed order."""
-    return {family.name: family for family in (*_pipelines(), *_branches(), *_loops())}
+def all_families(longest: int = LEVELS[-1]) -> dict[str, Family]:
+    """Every family by name, in a fixed order, but for pipelines of more steps than `longest`: their level is higher."""
+    return {family.name: family for family in (*_pipelines(longest), *_branches(), *_loops())}

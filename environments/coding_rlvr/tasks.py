@@ -33,7 +33,7 @@ def select_families(levels: tuple[int, ...], patterns: tuple[str, ...]) -> dict[
         UsageError: nothing is left.
     """
     chosen: dict[int, dict[str, Topic]] = {}
-    for family in all_families().values():
+    for family in all_families(max(levels, default=1)).values():
         if family.level in levels and (not patterns or family.name.startswith(patterns)):
             topic = chosen.setdefault(family.level, {}).setdefault(family.topic, {False: [], True: []})
             topic[family.unseen].append(family)
