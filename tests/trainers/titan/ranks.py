@@ -39,6 +39,9 @@ See = Callable[[dict[str, Path], Path], dict[str, Any]]
 """What a rank does with folders of models and a folder to write to."""
 VOCABULARY = 320
 STEPS = 3
+FORKING = multiprocessing.get_context("forkserver")
+"""Starts processes that have imported this already: torch and TorchTitan take a new interpreter ten seconds."""
+FORKING.set_forkserver_preload([__name__])
 FSDP = {"data_parallel_shard_degree": 2}
 TENSOR = {"tensor_parallel_degree": 2}
 CONTEXT = {"context_parallel_degree": 2}
@@ -102,6 +105,7 @@ def check_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) 
 def rank_main(rank: int, size: int, folders: dict[str, Path], out: Path, see: See) -> None:
     """What is asked of one of two or four ranks; the first writes what it saw."""
     logging.disable(logging.INFO)
+    torch.seed()  # type: ignore[no-untyped-call]  # not the one of all that are forked
     store = dist.FileStore(str(out / "store"), size)  # type: ignore[attr-defined]
     use_device(with_gpus=False)
     join(store, rank, size, with_gpus=False)
@@ -114,6 +118,7 @@ def rank_main(rank: int, size: int, folders: dict[str, Path], out: Path, see: Se
 def offer(rank: int, size: int, folder: Path, dims: dict[str, int], meet: Path, connection: Connection) -> None:
     """A rank on a host of its own: twice the weights of before, and where its shards of them lie, as often as asked."""
     logging.disable(logging.INFO)
+    torch.seed()  # type: ignore[no-untyped-call]
     os.environ[ADDRESS] = f"tcp://127.0.0.{2 + rank}:26700"
     join(dist.FileStore(str(meet), size), rank, size, with_gpus=False)  # type: ignore[attr-defined]
     sharding = Sharding(ParallelismSection(**dims))
@@ -311,8 +316,7 @@ def _never(*args: Any, **kwargs: Any) -> torch.Tensor:
 
 def run_ranks(size: int, folders: dict[str, Path], out: Path, see: See) -> dict[str, Any]:
     """Run `see` in `size` processes, the ranks of one trainer; what the first saw."""
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=rank_main, args=(rank, size, folders, out, see)) for rank in range(size)]
+    processes = [FORKING.Process(target=rank_main, args=(rank, size, folders, out, see)) for rank in range(size)]
     for process in processes:
         process.start()
     for process in processes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 
 from forge_env.errors import ForgeError
 from tests.trainers.model.checkpoints import CHECKPOINTS, write_checkpoint
-from tests.trainers.titan.ranks import FSDP, TENSOR, offer, published, run_ranks
+from tests.trainers.titan.ranks import FORKING, FSDP, TENSOR, offer, published, run_ranks
 from trainers.titan.device import use_device
 from trainers.titan.model import TitanModel
 from trainers.titan.shards import place_of
@@ -74,10 +73,10 @@ async def test_another_host_fetches_from_every_rank_what_makes_the_whole(
     folder = folders["Llama 3.1"]  # whose heads are in another order there
     whole = TitanModel(folder, max_length=128, device=use_device(with_gpus=False).torch).state_dict_hf()
     monkeypatch.setattr(shared, "host", lambda: "the generator's")
-    context, generator, trainer = multiprocessing.get_context("spawn"), WeightStore(), WeightStore()
-    pipes = [context.Pipe() for _ in range(2)]
+    generator, trainer = WeightStore(), WeightStore()
+    pipes = [FORKING.Pipe() for _ in range(2)]
     processes = [
-        context.Process(target=offer, args=(rank, 2, folder, dims, tmp_path / "meet", theirs), daemon=True)
+        FORKING.Process(target=offer, args=(rank, 2, folder, dims, tmp_path / "meet", theirs), daemon=True)
         for rank, (_, theirs) in enumerate(pipes)
     ]
     for process in processes:
