@@ -12,7 +12,7 @@ import pytest
 from forge_env.run.metrics import read_metrics
 from forge_env.trajectory import read_trajectories
 from tests.sandboxes.conftest import require
-from tests.sandboxes.wheels import OPENAI, use_wheels
+from tests.sandboxes.wheels import use_client
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
 SHORT = (
@@ -21,11 +21,10 @@ SHORT = (
 )
 
 
-def test_a_program_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wheels = tmp_path / "wheels"
-    wheels.mkdir()
-    use_wheels(wheels, monkeypatch, OPENAI)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_a_program_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    use_client(tmp_path_factory.mktemp("wheels"), monkeypatch, tmp_path_factory)
     trained(tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import zipfile
 from collections.abc import Iterable
@@ -39,6 +40,15 @@ def use_wheels(folder: Path, monkeypatch: pytest.MonkeyPatch, names: Iterable[st
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+
+
+def use_client(folder: Path, monkeypatch: pytest.MonkeyPatch, factory: pytest.TempPathFactory) -> None:
+    """Have pip know the client in `folder`; it is installed once, for all the tests of a session."""
+    use_wheels(folder, monkeypatch, OPENAI)
+    session = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # which has a folder of its own in there
+        session = session.parent
+    monkeypatch.setenv("XDG_CACHE_HOME", str(session / "cache"))
 
 
 def pack(name: str, folder: Path) -> Path:

@@ -16,14 +16,15 @@ from forge_env.rollout.scripted import GoldPolicy, ReplayPolicy
 from forge_env.sandbox import SandboxEngine
 from forge_env.types import call_tool
 from tests.sandboxes.conftest import require
-from tests.sandboxes.wheels import OPENAI, use_wheels
+from tests.sandboxes.wheels import use_client
 
 
 @pytest.fixture
-async def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SandboxEngine]:
+async def engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[SandboxEngine]:
     require("local")
-    use_wheels(tmp_path, monkeypatch, OPENAI)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    use_client(tmp_path, monkeypatch, tmp_path_factory)
     async with fe.open_engine("local", concurrency=1) as engine:
         yield engine
 

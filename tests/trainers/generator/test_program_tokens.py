@@ -16,7 +16,7 @@ from environments.coding_rlvr import CodingRLVR
 from environments.coding_rlvr.program import CodingProgram
 from forge_env.rollout.episode import run_episode
 from tests.sandboxes.conftest import require
-from tests.sandboxes.wheels import OPENAI, use_wheels
+from tests.sandboxes.wheels import use_client
 from trainers.generator.policy import GeneratorPolicy
 from trainers.generator.types import Completion, SamplingOptions
 from trainers.model.chat import Chat, FolderTokenizer
@@ -25,10 +25,11 @@ from trainers.model.folder import local_folder
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 
-async def test_tokens_through_the_gateway_are_those_in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tokens_through_the_gateway_are_those_in_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     require("local")
-    use_wheels(tmp_path, monkeypatch, OPENAI)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    use_client(tmp_path, monkeypatch, tmp_path_factory)
     folder = local_folder("coding_rlvr_base")
     assert folder is not None
     chat = Chat(FolderTokenizer(folder))
