@@ -15,7 +15,8 @@ import numpy as np
 from forge_env.config import RunConfig
 from forge_env.config.recipe import EnvironmentSection, GeneratorSection, LoRASection, ModelSection
 from forge_env.trajectory import Segment
-from trainers.generator.arguments import engine_arguments, prepare_process, show_model
+from trainers.generator.arguments import engine_arguments, show_model
+from trainers.generator.generator import import_engine
 from trainers.generator.types import Completion, SamplingOptions
 
 UPDATES = 5
@@ -35,7 +36,7 @@ def run_parity(names: list[str], out: Path) -> dict[str, dict[str, Any]]:
 
 def _main(names: list[str], out: Path) -> None:
     os.environ["VLLM_CACHE_ROOT"] = str(out / "vllm")  # of a machine on which vLLM has met no model
-    prepare_process(with_gpus=False, threads=1, kv_cache_gb=1)
+    import_engine(with_gpus=False, threads=1, kv_cache_gb=1)
     found = {name: asyncio.run(observe(name, out / name)) for name in names}
     (out / "found.json").write_text(json.dumps(found))
 
@@ -62,7 +63,7 @@ async def observe(name: str, folder: Path) -> dict[str, Any]:
     config = RunConfig(
         environment=EnvironmentSection(name="coding_rlvr"),
         model=ModelSection(path=str(folder), max_length=256),
-        generator=GeneratorSection(max_num_seqs=8),
+        generator=GeneratorSection(max_num_seqs=8, engine_args={"num_gpu_blocks_override": 256}),
     )
     engine = InProcessEngine(engine_arguments(config, folder))
     prompts = torch.randint(0, VOCABULARY, (8, 40), generator=torch.Generator().manual_seed(0)).numpy()
@@ -78,7 +79,7 @@ async def observe(name: str, folder: Path) -> dict[str, Any]:
 
     first = await sample(40)
     before = mismatch(first)
-    in_flight = asyncio.ensure_future(sample(200))
+    in_flight = asyncio.ensure_future(sample(100))
     for version in range(1, UPDATES + 1):
         with torch.no_grad():
             for parameter in model.module.parameters():
@@ -88,7 +89,7 @@ async def observe(name: str, folder: Path) -> dict[str, Any]:
     found = {"before": before, "after": mismatch(await sample(40)), "moved": mismatch(first), "swapped": swapped}
     model = TitanModel(folder, max_length=256, device=device.torch, lora=LoRASection(targets=["q_proj", "o_proj"]))
     scorer = Scorer(model, device=device, microbatch_tokens=2048)
-    in_flight = asyncio.ensure_future(sample(200))
+    in_flight = asyncio.ensure_future(sample(100))
     await engine.load_weights(lambda: list(model.state_dict_hf().items()), UPDATES + 1)  # the base model's again
     for version in range(UPDATES + 2, 2 * UPDATES + 2):
         with torch.no_grad():
