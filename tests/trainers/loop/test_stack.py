@@ -90,7 +90,9 @@ class Started:
     async def generators(self, **section: Any) -> AsyncIterator[GeneratorPool]:
         """Generators beside the trainer, both as at the beginning."""
         await self.trainer.load(str(self.state))
-        config = self.config.model_copy(update={"generator": GeneratorSection(**section, spare=False)})
+        small = {"num_gpu_blocks_override": 1024}  # each process clears its cache as it starts
+        generator = GeneratorSection(**section, spare=False, engine_args=small)
+        config = self.config.model_copy(update={"generator": generator})
         async with nothing_left(), Stack(config) as stack:
             generators = await stack.start_generators(self.model)
             yield generators
