@@ -6,7 +6,6 @@ import functools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
@@ -48,8 +47,7 @@ def first_rank(config: RunConfig, folder: Path) -> Iterator[tuple[TitanEngine, F
     """The engine of a recipe's first rank."""
     section = config.trainer
     (folder / "config.json").write_text(json.dumps(model_config(config.model)))
-    # a GPU's optimizer is one operation, where a CPU's is a dozen
-    device = replace(use_device(with_gpus=False), optimizer_implementation="fused")
+    device = use_device(with_gpus=False)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     to_empty = torch.nn.Module.to_empty
     build = TitanModel._build
