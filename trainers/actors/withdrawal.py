@@ -54,17 +54,19 @@ async def withdrawn_when_cancelled(
     """
     name = uuid.uuid4().hex
     pending: asyncio.Future[T] = asyncio.ensure_future(make(name))
+    pending.add_done_callback(_seen)
     try:
         return await asyncio.shield(pending)
     except asyncio.CancelledError:
-        with suppress(ActorDiedError, TimeoutError):  # where it died it has ended too
-            async with asyncio.timeout(patience_s):
-                await withdraw(name)
-                granted = await pending
-                if granted is not None and undo is not None:
-                    await undo(granted)
-        pending.add_done_callback(_seen)
-        pending.cancel()
+        try:
+            with suppress(ActorDiedError, TimeoutError):  # where it died it has ended too
+                async with asyncio.timeout(patience_s):
+                    await withdraw(name)
+                    granted = await pending
+                    if granted is not None and undo is not None:
+                        await undo(granted)
+        finally:  # cancelled once more, too
+            pending.cancel()
         raise
 
 

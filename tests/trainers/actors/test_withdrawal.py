@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from typing import Any
 
 import pytest
 
@@ -52,3 +54,34 @@ def test_whoever_is_held_up_is_waited_for_no_longer_than_said(hears: bool) -> No
         return asyncio.get_running_loop().time()
 
     assert virtual_time.run(play()) == pytest.approx(31.0)
+
+
+def test_a_call_that_fails_when_nobody_waits_any_more_is_no_news() -> None:
+    """Its caller is cancelled once more while it withdraws the call from a process that dies just then."""
+    told: list[dict[str, Any]] = []
+
+    async def play() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        dies = asyncio.Event()
+
+        async def fails(name: str) -> None:
+            try:
+                await dies.wait()
+            finally:
+                raise RuntimeError("its process was killed")
+
+        async def never(name: str) -> None:
+            await asyncio.Event().wait()
+
+        call = asyncio.create_task(withdrawn_when_cancelled(fails, never))
+        for _ in range(2):
+            await asyncio.sleep(0.1)
+            call.cancel()
+        await asyncio.wait([call])
+        assert call.cancelled()
+        dies.set()
+        await asyncio.sleep(0.1)
+
+    virtual_time.run(play())
+    gc.collect()
+    assert not told

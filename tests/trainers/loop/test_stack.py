@@ -336,12 +336,21 @@ async def test_adapters_alone_travel_to_the_generators(
 
         first = await sample()
         [before] = (await generators.checksums()).values()
-        in_flight = asyncio.ensure_future(sample())
+        updated = asyncio.Event()
+
+        async def sample_until_updated() -> list[Completion]:
+            completions: list[Completion] = []
+            while not updated.is_set():
+                completions += await sample()
+            return completions
+
+        in_flight = asyncio.ensure_future(sample_until_updated())
         for version in range(1, 6):
             await trainer.train_step([sequence(completion) for completion in first])
             published, indexed = await trainer.begin_push(version)
             await generators.update_weights(version, published)
             pushed = await indexed
+        updated.set()
         assert any(len(np.unique(completion.versions)) > 1 for completion in await in_flight), (
             "no request was in flight over an update"
         )
