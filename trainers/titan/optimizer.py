@@ -50,7 +50,8 @@ class Optimizers(OptimizersContainer):  # type: ignore[misc]
 class Float32Muon(torch.optim.Muon):
     """torch's Muon (Jordan et al. 2024), which orthogonalizes in float32 instead of bfloat16.
 
-    A CPU without instructions for bfloat16 takes ten times as long for the products of such matrices.
+    A CPU without instructions for bfloat16 takes ten times as long for the products of such matrices. Nesterov's
+    momentum and the learning rate of `match_rms_adamw` are the only ones that it knows, as `build_optimizer` has them.
     """
 
     @torch.no_grad()
