@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ ROLES = ("trainer", "generator0", "buffer", "weights", "rollouts0")
 DAY_S = 86_400
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def root() -> Iterator[Path]:
     """Short: it is the TMPDIR of runs whose sockets lie below it."""
     with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp") as root:
@@ -79,55 +80,73 @@ def sandboxes(run: Training) -> list[psutil.Process]:
     return [process for process in run.family() if "sandboxes/local/launch.py" in " ".join(process.cmdline())]
 
 
-def test_two_runs_at_once_leave_each_other_alone(root: Path) -> None:
-    """They have the recipe, the output folder, the cache and the machine in common. One is killed, and goes on."""
-    before = shared_memory()
-    with training(root, "one") as one, training(root, "other") as other:
-        trains_on(one)
-        trains_on(other)
-        family, own_scratch = one.family(), scratch(root)
-        assert len(own_scratch) == 2
-        assert sandboxes(one)
-        assert sandboxes(other)
-        one.process.kill()
-        one.process.wait()
-        _, alive = psutil.wait_procs(family, timeout=60)
-        assert not alive
-        with training(root, "one", "--resume") as again:  # whose command removes what the killed one has left
-            trains_on(again)
-            trains_on(other)
-            assert len(scratch(root)) == 2
-            assert len(own_scratch & scratch(root)) == 1
-            again.process.send_signal(signal.SIGINT)
-            assert again.process.wait(PATIENCE_S) == 130, again.said
-            trains_on(other)
-        finish(other)
+@dataclass(frozen=True)
+class Other:
+    """A run beside which others come and go, and whose wall clock can be set.
+
+    Attributes:
+        run: the run.
+        library: holds the clock; None without a compiler, which leaves it the machine's.
+        file: says how many seconds it is ahead.
+    """
+
+    run: Training
+    library: Path | None
+    file: Path
+
+    def jump(self, days: int) -> None:
+        with self.file.open("r+b") as file:
+            file.write(struct.pack("q", days * DAY_S))
+
+
+@pytest.fixture(scope="module")
+def other(root: Path) -> Iterator[Other]:
+    before, clock, library = shared_memory(), root / "clock", None
+    if compiler := shutil.which("cc"):
+        library, source = root / "clock.so", Path(__file__).with_name("clock.c")
+        subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    clock.write_bytes(struct.pack("q", 0))
+    variables = {"LD_PRELOAD": str(library), "CLOCK_FILE": str(clock)} if library else {}
+    with training(root, "other", variables=variables) as run:
+        yield Other(run, library, clock)
+        finish(run)
     assert scratch(root) == set()
     assert_no_shared_memory(before)
 
 
-def test_a_wall_clock_that_jumps_costs_nothing(root: Path) -> None:
+def test_two_runs_at_once_leave_each_other_alone(root: Path, other: Other) -> None:
+    """They have the recipe, the output folder, the cache and the machine in common. One is killed, and goes on."""
+    with training(root, "one") as one:
+        trains_on(one)
+        trains_on(other.run)
+        family, own_scratch = one.family(), scratch(root)
+        assert len(own_scratch) == 2
+        assert sandboxes(one)
+        assert sandboxes(other.run)
+        one.process.kill()
+        one.process.wait()
+        _, alive = psutil.wait_procs(family, timeout=60)
+        assert not alive
+    with training(root, "one", "--resume") as again:  # whose command removes what the killed one has left
+        trains_on(again)
+        trains_on(other.run)
+        assert len(scratch(root)) == 2
+        assert len(own_scratch & scratch(root)) == 1
+        again.process.send_signal(signal.SIGINT)
+        assert again.process.wait(PATIENCE_S) == 130, again.said
+        trains_on(other.run)
+
+
+def test_a_wall_clock_that_jumps_costs_nothing(other: Other) -> None:
     """Days ahead, as when a machine first hears of the time; far back, as when it forgets it again."""
-    compiler = shutil.which("cc")
-    if compiler is None:
+    if other.library is None:
         pytest.skip("NOT RUN: no C compiler to make a clock that can jump with")
-    library, clock = root / "clock.so", root / "clock"
-    source = Path(__file__).with_name("clock.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
-
-    def jump(days: int) -> None:
-        with clock.open("r+b") as file:
-            file.write(struct.pack("q", days * DAY_S))
-
-    clock.write_bytes(struct.pack("q", 0))
-    preloaded = {"LD_PRELOAD": str(library), "CLOCK_FILE": str(clock)}
-    with training(root, "run", variables=preloaded) as run:
-        trains_on(run)
-        for role in ROLES:
-            assert str(library) in Path(f"/proc/{run.lives(role)[0]}/maps").read_text(), f"{role} has its own clock"
-        for days in (40, -400, 0):
-            jump(days)
-            saved = run.log.count(" saved: ")
-            trains_on(run, 3)
-            run.until(lambda saved=saved: run.log.count(" saved: ") > saved)
-        finish(run)
+    run = other.run
+    trains_on(run)
+    for role in ROLES:
+        assert str(other.library) in Path(f"/proc/{run.lives(role)[0]}/maps").read_text(), f"{role} has its own clock"
+    for days in (40, -400, 0):
+        other.jump(days)
+        saved = run.log.count(" saved: ")
+        trains_on(run, 3)
+        run.until(lambda saved=saved: run.log.count(" saved: ") > saved)
