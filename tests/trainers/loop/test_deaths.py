@@ -14,15 +14,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.trainers.loop import unhurried
+from tests.trainers.loop.dry_run import BASE
 from tests.trainers.loop.training import PATIENCE_S, Training
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 100_000
 RECIPE: dict[str, Any] = {
-    "environment": {"name": f"{unhurried.__name__}:Programs"},
-    "sandbox": {"engine": "local", "concurrency": 2},
-    "model": {"max_length": 1024, "tiny": {"layers": 1, "dim": 64, "heads": 2, "kv_heads": 2, "hidden_dim": 96}},
+    **BASE,
+    "model": {"max_length": 160, "tiny": {"layers": 1, "dim": 64, "heads": 2, "kv_heads": 2, "hidden_dim": 96}},
     "grpo": {
         "steps": STEPS,
         "groups_per_step": 2,
@@ -34,7 +33,6 @@ RECIPE: dict[str, Any] = {
     "checkpoint": {"every": 2},
     "evaluation": {"every": 0, "num_tasks": 2},
     "generator": {"num_replicas": 2},
-    "logging": {"tensorboard": False},
 }
 
 

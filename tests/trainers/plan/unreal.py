@@ -14,7 +14,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, _sharding_prop
+from torch.distributed.tensor._op_schema import OpSchema, OpStrategy
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from forge_env.config.recipe import RunConfig
@@ -40,6 +42,24 @@ def outside(function: F) -> F:
             return function(*args, **kwargs)
 
     return call  # type: ignore[return-value]
+
+
+class Strided:
+    """What torch does about `_StridedShard`, but looked for once in all the tensors of an operation.
+
+    torch looks again for each of them, and the optimizer's operations have hundreds.
+    """
+
+    def __init__(self) -> None:
+        self._propagate = _sharding_prop._propagate_use_strided_shard_flag
+        self._seen: tuple[OpSchema | None, bool] = None, False
+
+    def __call__(self, strategy: OpStrategy, schema: OpSchema) -> None:
+        if self._seen[0] is not schema:
+            placements = (placement for spec in schema.args_spec for placement in spec.placements)
+            self._seen = schema, any(isinstance(placement, _StridedShard) for placement in placements)
+        if self._seen[1]:
+            self._propagate(strategy, schema)
 
 
 @contextmanager
@@ -73,6 +93,7 @@ def first_rank(config: RunConfig, folder: Path) -> Iterator[tuple[TitanEngine, F
             patch.object(Context, "part", outside(Context.part)),
             patch.object(Context, "own", outside(Context.own)),
             patch.object(score, "collate", outside(score.collate)),
+            patch.object(_sharding_prop, "_propagate_use_strided_shard_flag", Strided()),
             patch.dict(head.TILE, cpu=head.TILE["cuda"]),
             patch.dict(head.ROWS, cpu=head.ROWS["cuda"]),
         ):
