@@ -174,8 +174,7 @@ def tab(browser: Browser, site: Site, width: int = 1280, scheme: Any = "light") 
         context.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280, 2560])
+@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (360, "dark"), (1280, "light"), (2560, "dark")])
 def test_every_view_fits_and_can_be_read(width: int, scheme: str, browser: Browser, site: Site) -> None:
     with tab(browser, site, width, scheme) as watched:
         for name, path in VIEWS.items():
