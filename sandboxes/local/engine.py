@@ -274,7 +274,11 @@ def _try(root: Path, runner: Path) -> str | None:
         except TimeoutError:
             answered = False
         launched.process.terminate()
-        launched.process.wait()
+        try:
+            launched.process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:  # something has stopped it, a debugger for one
+            launched.process.kill()
+            launched.process.wait()
         if launched.groups:
             launched.groups.remove()
         said = launched.said()

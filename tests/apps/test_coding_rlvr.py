@@ -26,15 +26,15 @@ from tests.leftovers import assert_no_shared_memory, shared_memory
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(900)]
 
-SHORT = [
-    "grpo.steps=3",
-    "grpo.groups_per_step=4",
-    "grpo.group_size=4",
-    "grpo.max_off_policy_steps=1",
-    "evaluation.num_tasks=16",
-    "evaluation.extra_tasks=4",
-    "evaluation.every=2",
-]
+SHORT = {
+    "grpo.steps": 3,
+    "grpo.groups_per_step": 4,
+    "grpo.group_size": 4,
+    "grpo.max_off_policy_steps": 1,
+    "evaluation.num_tasks": 16,
+    "evaluation.extra_tasks": 4,
+    "evaluation.every": 2,
+}
 
 
 @pytest.fixture
@@ -47,13 +47,13 @@ def tmp_path() -> Iterator[Path]:
 class Training:
     """One `forge-env train` in a process of its own, at a terminal of its own on request."""
 
-    def __init__(self, folder: Path, name: str, *overrides: str, terminal: bool = False) -> None:
+    def __init__(self, folder: Path, name: str, overrides: dict[str, object], *, terminal: bool = False) -> None:
         self.folder = folder
         self.run = folder / "runs" / name
         self.output = folder / f"{name}.out"
         environment = {**os.environ, "FORGE_ENV_CACHE": str(folder / "cache"), "TMPDIR": str(folder)}
         command = [sys.executable, "-m", "forge_env", "train", "coding_rlvr.yaml", "--name", name]
-        command = [*command, *SHORT, *overrides]
+        command += [f"{key}={value}" for key, value in {**SHORT, **overrides}.items()]
         if terminal:
             self._at_terminal(command, environment)
             return
@@ -128,7 +128,7 @@ def assert_nothing_left(training: Training, family: list[psutil.Process], shm_be
 def test_a_run_to_its_end(tmp_path: Path) -> None:
     engine = "local" if DockerEngine.unavailable_reason() else "docker"
     shm = shared_memory()
-    training = Training(tmp_path, "done", f"sandbox.engine={engine}")
+    training = Training(tmp_path, "done", {"sandbox.engine": engine})
     assert training.wait() == 0, training.output.read_text()
     summary = training.summary
     assert summary["exit"] == "success"
@@ -181,8 +181,8 @@ def versions_of_scores(training: Training) -> dict[int, set[int]]:
 
 def test_an_interrupt_of_the_start_up_ends_it_soon(tmp_path: Path) -> None:
     shm = shared_memory()
-    fresh = ("model.path=tiny", "warmup.steps=100000")
-    training = Training(tmp_path, "early", "sandbox.engine=local", *fresh, terminal=True)
+    endless = {"sandbox.engine": "local", "model.path": "tiny", "warmup.steps": 100_000}
+    training = Training(tmp_path, "early", endless, terminal=True)
     training.wait_for("stage warm-up")
     family = training.family()
     training.press_control_c()
@@ -193,7 +193,8 @@ def test_an_interrupt_of_the_start_up_ends_it_soon(tmp_path: Path) -> None:
 
 def test_a_closed_terminal_saves_and_leaves_nothing(tmp_path: Path) -> None:
     shm = shared_memory()
-    training = Training(tmp_path, "closed", "sandbox.engine=local", "grpo.steps=500", terminal=True)
+    endless = {"sandbox.engine": "local", "grpo.steps": 500, "evaluation.num_tasks": 4, "evaluation.extra_tasks": 1}
+    training = Training(tmp_path, "closed", endless, terminal=True)
     training.wait_for("step 1 trains groups")
     family = training.family()
     os.close(training.terminal)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,7 @@ from forge_env.sandbox import Limits, SandboxSpec, seen_by
 from sandboxes import owner
 from sandboxes.images import cache
 from sandboxes.local import LocalEngine, cgroups
-from sandboxes.local.engine import LocalBox, _advice
+from sandboxes.local.engine import Launched, LocalBox, _advice, launch
 
 from .conftest import require
 
@@ -38,6 +40,25 @@ def test_what_could_be_started_once_is_not_tried_again(monkeypatch: pytest.Monke
     monkeypatch.setattr("sandboxes.local.engine._PROVEN", set())
     with pytest.raises(NameError, match="launch"):
         LocalEngine.unavailable_reason()
+
+
+def test_a_trial_that_something_has_stopped_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    require("local")
+    launched: list[Launched] = []
+
+    def stopped(*args: Any) -> Launched:
+        launched.append(launch(*args))
+        launched[0].process.send_signal(signal.SIGSTOP)
+        return launched[0]
+
+    monkeypatch.setattr("sandboxes.local.engine._PROVEN", set())
+    monkeypatch.setattr("sandboxes.local.engine.launch", stopped)
+    for limit in ("PROBE_TIMEOUT_S", "GRACE_S"):
+        monkeypatch.setattr(f"sandboxes.local.engine.{limit}", 0.1)
+    reason = LocalEngine.unavailable_reason()
+    assert reason is not None
+    assert "no answer" in reason
+    assert launched[0].process.returncode == -signal.SIGKILL
 
 
 async def test_memory_of_all_processes_together_is_bounded() -> None:

@@ -20,7 +20,7 @@ from forge_env.sandbox.engines import LazyEngine
 from forge_env.tasks.datasets import load_tasks
 from forge_env.types import as_message
 from tests.sandboxes.conftest import require
-from tests.sandboxes.wheels import OPENAI, use_wheels
+from tests.sandboxes.wheels import use_client, use_wheels
 
 PAGES = sorted((Path(__file__).parents[3] / "docs" / "environments").glob("*.md"))
 TEXT = "\n".join(page.read_text() for page in PAGES)
@@ -128,9 +128,11 @@ async def test_the_tools_of_the_pages_server_are_used(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.slow
-async def test_the_pages_program_asks_with_the_real_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_pages_program_asks_with_the_real_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     require("local")
-    use_wheels(tmp_path, monkeypatch, OPENAI)
+    use_client(tmp_path, monkeypatch, tmp_path_factory)
     save("writer", tmp_path, monkeypatch)
     save("agent", tmp_path, monkeypatch)
     cls = import_module("writer").Writer
@@ -149,11 +151,14 @@ async def test_the_pages_program_asks_with_the_real_client(tmp_path: Path, monke
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_from_a_script_to_an_evaluation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """ "Bring your agent": its files and its commands, in turn, but for those that need a model."""
     require("local")
-    use_wheels(tmp_path, monkeypatch, OPENAI)
+    use_client(tmp_path, monkeypatch, tmp_path_factory)
     for name in ("agent", "writer"):
         save(name, tmp_path, monkeypatch)
     text = next(path for path in PAGES if path.stem == "programs").read_text()
