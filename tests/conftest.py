@@ -100,7 +100,6 @@ NEEDS = {"browser": browser_reason, "docker": docker_reason, "stack": stack_reas
 
 NOT_RUN = "NOT RUN: "
 HEAVY = {"docker", "slow", "stack"}
-"""What has one of these marks and a limit of its own is heavy: it may take minutes."""
 HEAVY_AT_ONCE = 2
 HEAVY_FILE = "forge_env_heavy"
 """The file in which a worker of xdist tells its controller, which sees names only, what is heavy and for how long."""
@@ -140,9 +139,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     heavy = {}
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
-        timeout = item.get_closest_marker("timeout")
-        if HEAVY & marks and timeout:
-            heavy[item.nodeid] = timeout.args[0]
+        if HEAVY & marks:
+            timeout = item.get_closest_marker("timeout")
+            heavy[item.nodeid] = timeout.args[0] if timeout else 0
         for marker in NEEDS.keys() & marks:
             if reason := NEEDS[marker]():
                 item.add_marker(pytest.mark.skip(reason=NOT_RUN + reason))
