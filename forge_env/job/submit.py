@@ -84,11 +84,19 @@ def submit(request: Request, folder: Path) -> int:
     command = ["bash", "-c", way.script.format(name=request.name, **secrets)]
     print(f"{request.hosts}; files in {folder}", flush=True)
     print(f"to end it: {way.end.format(name=request.name, folder=folder)}", flush=True)
-    # in a session of their own: Ctrl-C is for this process, which ends all of them
-    with subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, start_new_session=True) as following:
-        try:
-            return following.wait()
-        except KeyboardInterrupt:
-            os.killpg(following.pid, signal.SIGTERM)
-            say("no longer followed: the job goes on")
-            raise
+    interrupts: list[int] = []  # those of the moment in which it is started: it would be left behind
+    before = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
+    try:
+        # in a session of their own: Ctrl-C is for this process, which ends all of them
+        with subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, start_new_session=True) as following:
+            try:
+                signal.signal(signal.SIGINT, before)
+                if interrupts:
+                    raise KeyboardInterrupt
+                return following.wait()
+            except KeyboardInterrupt:
+                os.killpg(following.pid, signal.SIGTERM)
+                say("no longer followed: the job goes on")
+                raise
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -127,3 +128,23 @@ def test_ctrl_c_ends_what_follows_and_not_the_job(stand_in: Stand, monkeypatch: 
     assert run.returncode == 130
     assert "no longer followed: the job goes on" in said
     assert not psutil.wait_procs([waits], timeout=60)[1]
+
+
+def test_ctrl_c_while_what_follows_is_started_ends_it_too(
+    stand_in: Stand, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stand_in("sbatch", "#!/bin/bash\nexec sleep 1000\n")
+    started = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            started.append(psutil.Process(self.pid))
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("forge_env.job.submit.subprocess.Popen", Interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    assert main(["train", "coding_rlvr", "--job.kind", "slurm"]) == 130
+    assert "no longer followed: the job goes on" in capfd.readouterr().err
+    assert not psutil.wait_procs(started, timeout=60)[1]
+    assert signal.getsignal(signal.SIGINT) is before
