@@ -23,6 +23,8 @@ from forge_env.machine import training_extra, user_path
 READY_POLL_S = 0.2
 """How often the server is asked whether it is up; it has no event that says so."""
 STOP_S = 20.0
+LONGEST = 60
+"""Of the path of a folder for vLLM's sockets, in bytes: a socket's whole path may have 107, its name has 36."""
 DEPTH = 3
 """How many levels below a folder without a model one is looked for."""
 
@@ -56,7 +58,7 @@ class VLLMServer:
                     stdout=log,
                     stderr=log,
                     start_new_session=True,  # Ctrl-C is ours: samples under way still need the server
-                    env={"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", **os.environ},
+                    env={**self._variables(), **os.environ},
                 )
             async with asyncio.timeout(self._ready_s):
                 await self._ready(self._process)
@@ -80,6 +82,12 @@ class VLLMServer:
             how += f" (killed by {signal.Signals(status - vllm_warden.KILLED).name})"
         text = f"vLLM ended during the run with {how}: {self._last_words()}"
         return GeneratorError(text, fix=f"see {self._log}; when that is fixed, --resume plays what is missing")
+
+    def _variables(self) -> dict[str, str]:
+        variables = {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+        if len(self._folder) <= LONGEST:  # where its processes meet: they leave their sockets behind
+            variables["VLLM_RPC_BASE_PATH"] = self._folder
+        return variables
 
     def _command(self) -> list[str]:
         defaults = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,9 +74,13 @@ def look_around(chat: Chat, index: int) -> Segment:
 
 @pytest.fixture(scope="module")
 def result(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> fe.EvaluationResult:
-    with pytest.MonkeyPatch.context() as patch:  # one small function of vLLM's, for which a C++ compiler takes long
-        patch.setenv("TORCH_COMPILE_DISABLE", "1")
-        return evaluated(checkpoint, tmp_path_factory.mktemp("results") / "out")
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp") as temporary:
+        patch.setenv("TORCH_COMPILE_DISABLE", "1")  # one small function of vLLM's, for which a C++ compiler takes long
+        patch.setenv("TMPDIR", temporary)
+        patch.setattr(tempfile, "tempdir", temporary)
+        result = evaluated(checkpoint, tmp_path_factory.mktemp("results") / "out")
+        assert [path.name for path in Path(temporary).iterdir() if path.is_socket()] == []
+        return result
 
 
 def evaluated(checkpoint: Path, out: Path) -> fe.EvaluationResult:
