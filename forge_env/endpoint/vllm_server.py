@@ -19,12 +19,11 @@ from forge_env.endpoint.errors import EndpointError
 from forge_env.endpoint.http import Connections
 from forge_env.errors import GeneratorError, UsageError
 from forge_env.machine import training_extra, user_path
+from forge_env.run.scratch import parent_of_sockets
 
 READY_POLL_S = 0.2
 """How often the server is asked whether it is up; it has no event that says so."""
 STOP_S = 20.0
-LONGEST = 60
-"""Of the path of a folder for vLLM's sockets, in bytes: a socket's whole path may have 107, its name has 36."""
 DEPTH = 3
 """How many levels below a folder without a model one is looked for."""
 
@@ -46,7 +45,7 @@ class VLLMServer:
         self._process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Self:
-        self._folder = tempfile.mkdtemp(prefix="forge-env-vllm-")
+        self._folder = tempfile.mkdtemp(prefix="forge-env-vllm-", dir=parent_of_sockets())
         self.uds = f"{self._folder}/socket"
         try:
             with self._log.open("ab") as log:
@@ -58,7 +57,12 @@ class VLLMServer:
                     stdout=log,
                     stderr=log,
                     start_new_session=True,  # Ctrl-C is ours: samples under way still need the server
-                    env={**self._variables(), **os.environ},
+                    env={
+                        "VLLM_NO_USAGE_STATS": "1",
+                        "VLLM_CPU_KVCACHE_SPACE": "1",
+                        "VLLM_RPC_BASE_PATH": self._folder,  # its processes leave their sockets behind
+                        **os.environ,
+                    },
                 )
             async with asyncio.timeout(self._ready_s):
                 await self._ready(self._process)
@@ -82,12 +86,6 @@ class VLLMServer:
             how += f" (killed by {signal.Signals(status - vllm_warden.KILLED).name})"
         text = f"vLLM ended during the run with {how}: {self._last_words()}"
         return GeneratorError(text, fix=f"see {self._log}; when that is fixed, --resume plays what is missing")
-
-    def _variables(self) -> dict[str, str]:
-        variables = {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-        if len(self._folder) <= LONGEST:  # where its processes meet: they leave their sockets behind
-            variables["VLLM_RPC_BASE_PATH"] = self._folder
-        return variables
 
     def _command(self) -> list[str]:
         defaults = {

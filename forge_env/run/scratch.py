@@ -16,8 +16,8 @@ from pathlib import Path
 
 PREFIX = "forge-env-run-"
 LOCK = "lock"
-LONGEST = 60
-"""Of a TMPDIR's path, in bytes: processes meet at sockets below it, whose whole path may have 107."""
+LONGEST = 46
+"""Of the path of TMPDIR, in bytes: a folder in it takes 24, a socket there 37 (vLLM's), and 107 are all it may have."""
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def scratch_folder() -> Iterator[Path]:
 
     It lies in TMPDIR, or in /tmp where that path is too long for the sockets in it.
     """
-    parent = _parents()[-1]
+    parent = parent_of_sockets()
     hidden = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=parent))
     lock = os.open(hidden / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -51,7 +51,7 @@ def scratch_folder() -> Iterator[Path]:
 def reap_scratch() -> int:
     """Remove folders of runs that have ended without doing so, and end what still runs of them; returns how many."""
     removed = 0
-    for folder in (folder for parent in _parents() for folder in parent.glob(f"{PREFIX}*")):
+    for folder in parent_of_sockets().glob(f"{PREFIX}*"):
         with suppress(OSError):  # another user's, or another reaper was first
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
             try:
@@ -74,10 +74,10 @@ def _end_processes(folder: Path) -> None:
                 process.kill()
 
 
-def _parents() -> list[Path]:
-    """Where scratch folders may be; new ones are made in the last."""
+def parent_of_sockets() -> Path:
+    """Where a folder is made at whose sockets processes meet: TMPDIR, or /tmp where that path is too long for them."""
     chosen = Path(tempfile.gettempdir())
-    return [chosen] if len(os.fsencode(chosen)) <= LONGEST else [chosen, Path("/tmp")]
+    return chosen if len(os.fsencode(chosen)) <= LONGEST else Path("/tmp")
 
 
 def _remove(folder: Path) -> None:

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -52,14 +53,15 @@ def pids(starter: subprocess.Popen[bytes], log: Path) -> list[psutil.Process]:
 @pytest.mark.slow
 def test_a_server_that_is_starting_ends_with_its_starter(number: signal.Signals, tmp_path: Path) -> None:
     """It ignores SIGTERM, as vLLM does while it starts, and has a helper."""
-    log, folder = tmp_path / "vllm.log", tmp_path / "sockets"
-    folder.mkdir()
-    with subprocess.Popen([sys.executable, "-c", STARTER, str(log), STUBBORN, str(folder)]) as starter:
-        processes = pids(starter, log)
-        assert len(list(folder.iterdir())) == 1
-        starter.send_signal(number)
-    gone, alive = psutil.wait_procs(processes, timeout=60)
-    assert (len(gone), alive, list(folder.iterdir())) == (3, [], [])
+    log = tmp_path / "vllm.log"
+    with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp") as name:  # short: for sockets
+        folder = Path(name)
+        with subprocess.Popen([sys.executable, "-c", STARTER, str(log), STUBBORN, name]) as starter:
+            processes = pids(starter, log)
+            assert len(list(folder.iterdir())) == 1
+            starter.send_signal(number)
+        gone, alive = psutil.wait_procs(processes, timeout=60)
+        assert (len(gone), alive, list(folder.iterdir())) == (3, [], [])
 
 
 async def test_a_server_that_fails_to_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import psutil
 import pytest
@@ -31,6 +33,17 @@ def test_a_path_too_long_for_sockets_is_left_for_tmp(parent: Path, monkeypatch: 
     with scratch_folder() as folder:
         assert folder.parent == Path("/tmp")
     assert not folder.exists()
+
+
+def test_there_is_room_for_the_longest_name_of_a_socket(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM names its sockets by a UUID."""
+    longest = parent / ("x" * (LONGEST - len(str(parent)) - 1))
+    longest.mkdir()
+    monkeypatch.setenv("TMPDIR", str(longest))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with scratch_folder() as folder, socket.socket(socket.AF_UNIX) as listening:
+        assert folder.parent == longest
+        listening.bind(str(folder / str(uuid4())))
 
 
 def test_temporary_files_of_process_and_children_lie_in_it_and_go_with_it(parent: Path) -> None:
