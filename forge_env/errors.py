@@ -12,7 +12,7 @@ import difflib
 import os
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -288,9 +288,17 @@ def is_platform(filename: str) -> bool:
     return filename.startswith(_PLATFORM)
 
 
-def author_place(stack: traceback.StackSummary) -> str:
-    """`judge (file.py:12)`: the innermost function of a stack that is neither a library's nor the platform's own."""
-    frame = (_authors(stack) or stack)[-1]
+def author_place(stack: traceback.StackSummary, called: Callable[..., object] | None = None) -> str:
+    """`judge (file.py:12)`: the innermost function of a stack that is neither a library's nor the platform's own.
+
+    Args:
+        stack: innermost function last.
+        called: the author's function that was called. Its definition is named if the stack has no code of an author,
+            because the call has not begun or has just ended.
+    """
+    code = getattr(called, "__code__", None)
+    definition = [traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)] if code else []
+    frame = (_authors(stack) or definition or stack)[-1]
     return f"{frame.name} ({frame.filename}:{frame.lineno})"
 
 

@@ -28,8 +28,9 @@ choose_stack() {
 python_fits() { "$1" -c 'import sys; sys.exit(not ((3, 11) <= sys.version_info[:2] <= (3, 12 if sys.argv[1] == "rocm" else 11)))' "$STACK" 2>/dev/null; }
 
 choose_python() {
-  local candidate
-  for candidate in ${PYTHON:-python3.11 python3 /usr/bin/python3.11 /usr/bin/python3}; do
+  local candidate candidates=(python3.11 python3 /usr/bin/python3.11 /usr/bin/python3)
+  if [ -n "${PYTHON:-}" ]; then candidates=("$PYTHON"); fi
+  for candidate in "${candidates[@]}"; do
     if python_fits "$candidate"; then
       PYTHON=$candidate
       return

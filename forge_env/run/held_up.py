@@ -113,14 +113,15 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
                 continue
             if not warned:
                 warned = True
-                text = f"the event loop was held up for more than {duration(still)} by {self._by()}"
-                logger.warning("%s\n%s", text, "".join(self._stack().format()))
+                stack = self._stack()
+                text = f"the event loop was held up for more than {duration(still)} by {author_place(stack)}"
+                logger.warning("%s\n%s", text, "".join(stack.format()))
                 if self._at_once or self._loop is None:
                     self._tell(text)
                 else:
                     self._loop.call_soon_threadsafe(self._tell, text)
             if self._end_s and still >= self._end_s:
-                self._end(f"ended: the event loop is held up for {duration(still)} by {self._by()}")
+                self._end(f"ended: the event loop is held up for {duration(still)}", self._stack())
 
     def _poked(self, number: int, frame: FrameType | None) -> None:
         """In the main thread, and in the context of what it runs: break that off where its time is over."""
@@ -143,16 +144,18 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
 
     def _break_off(self) -> bool:
         """Raise in the loop's thread, where that is in code of an environment."""
-        if not is_environments(self._stack()):
+        stack = self._stack()
+        if not is_environments(stack):
             return False
-        text = f"held up everything else for {self._code_s:g} s, in {self._by()}"
+        text = f"held up everything else for {self._code_s:g} s, in {author_place(stack)}"
         logger.warning("code of the environment %s", text)  # its episode is told of when its group ends
         held_up = type(HeldUpError.__name__, (HeldUpError,), {"__str__": lambda self: text})  # Python takes a class
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._runner), ctypes.py_object(held_up))
         return True
 
-    def _end(self, text: str) -> None:
-        logger.error("%s\n%s", text, "".join(self._stack().format()))
+    def _end(self, what: str, stack: traceback.StackSummary) -> None:
+        text = f"{what} by {author_place(stack)}"
+        logger.error("%s\n%s", text, "".join(stack.format()))
         try:
             self._tell(text)
         finally:
@@ -160,9 +163,6 @@ class LoopGuard(AbstractContextManager["LoopGuard"]):
 
     def _stack(self) -> traceback.StackSummary:
         return traceback.extract_stack(sys._current_frames()[self._runner])
-
-    def _by(self) -> str:
-        return author_place(self._stack())
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

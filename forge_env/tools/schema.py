@@ -197,7 +197,7 @@ class Tool:
                         raise
                     if (scope := CURRENT_CALL.get()) is not None:
                         scope.given_up = True
-                    _tell_where(self.spec.name, limit, error, scope)
+                    _report_timeout(self.spec.name, self.function, limit, error, scope)
                     return ToolResult(f"Error: {self.spec.name} timed out after {limit:g} s", error=True)
                 except (ToolError, SandboxPathError, SandboxFileError) as error:
                     return ToolResult(f"Error: {error}", error=True)
@@ -225,20 +225,24 @@ def telling(tell: Callable[[str], object]) -> Iterator[None]:
         TELL.reset(token)
 
 
-_TOLD: set[str] = set()
-"""Places where a tool timed out that were told of: once is enough."""
+_REPORTED: set[tuple[str, object]] = set()
+"""Name and code of the tools whose timeouts were reported: one line for each is enough."""
 
 
-def _tell_where(name: str, limit_s: float, error: TimeoutError, scope: CallScope | None) -> None:
-    """Log the function and line that a tool had not left when its time was over: it may never do so."""
+def _report_timeout(
+    name: str, function: Callable[..., Any], limit_s: float, error: TimeoutError, scope: CallScope | None
+) -> None:
+    """Log, once for each tool, the function and line that it had not left when its time was over."""
+    function = inspect.unwrap(function)
+    tool = (name, getattr(function, "__code__", function))
+    if tool in _REPORTED:
+        return
+    _REPORTED.add(tool)
     stack = traceback.extract_tb(error.__cause__.__traceback__ if error.__cause__ else None)
     thread = scope.thread if scope is not None and scope.runs_on else None
     if thread is not None and (frame := sys._current_frames().get(thread.ident or 0)) is not None:
         stack = traceback.extract_stack(frame)
-    if not stack or (place := author_place(stack)) in _TOLD:
-        return
-    _TOLD.add(place)
-    text = f"tool {name!r} timed out after {limit_s:g} s: it was in {place}"
+    text = f"tool {name!r} timed out after {limit_s:g} s: it was in {author_place(stack, function)}"
     log.warning(text)
     if (tell := TELL.get()) is not None:
         tell(text)

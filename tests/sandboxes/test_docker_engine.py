@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +200,7 @@ def test_profile_is_tighter_than_the_default() -> None:
 
 
 async def test_a_daemon_that_does_not_see_our_files_is_used_all_the_same() -> None:
-    """As from a container that was given the daemon's socket: /tmp is another one."""
+    """As from a container that was given the daemon's socket: the folder of its temporary files is another one."""
     program = (
         "import asyncio\nfrom forge_env.errors import UsageError\nfrom forge_env.sandbox import SandboxSpec\n"
         "from sandboxes.docker import DockerEngine\n"
@@ -211,7 +212,9 @@ async def test_a_daemon_that_does_not_see_our_files_is_used_all_the_same() -> No
         "asyncio.run(main())\n"
     )
     apart = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"]), "sh", "-c"]
-    command = [*apart, 'mount -t tmpfs tmpfs /tmp && exec "$0" -c "$1"', sys.executable, program]
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
+    command = [*apart, 'mount -t tmpfs tmpfs "$TMPDIR" && exec "$0" -c "$1"', sys.executable, program]
+    with tempfile.TemporaryDirectory(prefix="fe-", dir="/tmp") as hidden:  # short: the engine makes a socket there
+        environment = {**os.environ, "TMPDIR": hidden}
+        done = await asyncio.to_thread(subprocess.run, command, env=environment, capture_output=True, text=True)
     assert done.stdout == "42\n42\n", done.stderr
     assert "does not see this machine's files" in done.stderr.splitlines()[-1]

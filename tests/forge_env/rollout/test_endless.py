@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import pytest
 
 import forge_env as fe
 from forge_env.cli.main import main
-from forge_env.concurrency import result_of, start_in_thread
+from forge_env.concurrency import Running, result_of, start_in_thread
 from forge_env.environment.base import checked_demonstration
 from forge_env.errors import EnvironmentBugError, InfrastructureError
 from forge_env.gym.host import get_host
@@ -35,7 +36,7 @@ from tests.forge_env.serve.serving import until
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_up, "BEAT_S", 0.02)
-    schema._TOLD.clear()
+    schema._REPORTED.clear()
 
 
 def spin() -> None:
@@ -237,6 +238,34 @@ async def test_a_tool_is_given_up_and_named_once(where: str, tool: str, caplog: 
     assert re.fullmatch(
         rf"tool '{tool}' timed out after 0\.2 s: it was in (wait|work) \(.*test_endless\.py:\d+\)", said
     )
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["at another line each time", "before its thread begins"])
+async def test_a_tool_is_named_once_by_its_authors_line_however_its_thread_is_timed(
+    begun: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, calls = threading.Event(), [0]
+
+    class Held(Endless):
+        @fe.tool
+        def work(self) -> str:
+            """Work in a thread."""
+            calls[0] += 1
+            if calls[0] == 1:
+                go.wait()
+            else:
+                go.wait(timeout=600)
+            return "done"
+
+    if not begun:
+        monkeypatch.setattr(schema, "start_in_thread", lambda function: Running())
+    for _ in range(2):
+        policy = ReplayPolicy([fe.call_tool("work"), "x"])
+        trajectory = await run_episode(lambda: Held(Held.config_class(tool_timeout_s=0.1)), policy, seed=0)
+        assert trajectory.turns[1].observation[0].content == "Error: work timed out after 0.1 s"
+    go.set()
+    (line,) = [record.getMessage() for record in caplog.records if "timed out" in record.getMessage()]
+    assert re.fullmatch(r"tool 'work' timed out after 0\.1 s: it was in work \(.*test_endless\.py:\d+\)", line)
 
 
 async def test_a_tool_that_never_ends_is_broken_off_when_its_episode_is_over() -> None:
