@@ -28,6 +28,9 @@ _MISSING = re.compile(
     r"(?:No matching distribution found for|Could not find a version that satisfies the requirement) (\S+)"
 )
 
+_INTERPRETER = re.compile(rb"\A(?:#![^\n]*python[^\n]*|#!/bin/sh\n\x27{3}exec\x27 [^\n]*python[^\n]*\n\x27 \x27{3})\n")
+"""The head of a program of Python. The second form is pip's for an interpreter whose path is long or has a blank."""
+
 
 @dataclass(frozen=True)
 class Python:
@@ -130,9 +133,7 @@ def _arrange(folder: Path, python: Python) -> None:
     site.mkdir(exist_ok=True)
     scripts.mkdir()
     for script in sorted((site / "bin").glob("*")) if (site / "bin").is_dir() else ():
-        data = script.read_bytes()
-        if data.startswith(b"#!") and b"python" in data.partition(b"\n")[0]:
-            data = f"#!{python.program}\n".encode() + data.partition(b"\n")[2]
+        data = _INTERPRETER.sub(f"#!{python.program}\n".encode(), script.read_bytes(), count=1)
         (scripts / script.name).write_bytes(data)
         (scripts / script.name).chmod(0o755)
         script.unlink()

@@ -150,13 +150,17 @@ def _copy_libraries(binary: Path, root: Path) -> None:
             copy(str(library.resolve()), str(place))
 
 
+_LINKED = re.compile(r"^\t(?:.* => )?(/.*) \(0x[0-9a-f]+\)$", re.MULTILINE)
+"""A line of `ldd`: `libz.so.1 => /path/of/libz.so.1 (0x7f...)`, or the loader's path alone."""
+
+
 def _linked(binary: Path) -> Iterator[Path]:
     with open(binary, "rb") as file:
         if file.read(4) != b"\x7fELF":
             return
     listing = subprocess.run(["ldd", str(binary)], capture_output=True, text=True, check=False).stdout
-    for match in re.finditer(r"(?:=>\s*)?(/\S+)\s+\(0x", listing):
-        yield Path(match.group(1))
+    for path in _LINKED.findall(listing):
+        yield Path(path)
 
 
 @cache

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from forge_env.errors import SandboxUnavailableError, UsageError
 from forge_env.sandbox import Limits, SandboxEngine, SandboxSpec, open_engine
-from sandboxes.images import cache, packages
+from sandboxes.images import cache, packages, rootfs
 
 from .conftest import ENGINES, require
 from .wheels import use_wheels, write_wheel
@@ -222,6 +222,29 @@ async def test_wheels_for_another_python_are_asked_for(tmp_path: Path, monkeypat
     assert "manylinux_2_32_x86_64" not in first
     assert "--platform" not in second
     assert "--only-binary=:all:" in first
+
+
+async def test_programs_run_with_the_sandboxs_python_wherever_this_one_is(tmp_path: Path) -> None:
+    heads = {
+        "plain": "#!/usr/bin/python3.11\n",
+        "pip": "#!/bin/sh\n'''exec' \"/a folder/bin/python\" \"$0\" \"$@\"\n' '''\n",
+        "uv": "#!/bin/sh\n'''exec' '/a folder/bin/python' \"$0\" \"$@\"\n' '''\n",
+    }
+    (tmp_path / "site" / "bin").mkdir(parents=True)
+    for name, head in {**heads, "shell": "#!/bin/sh\n"}.items():
+        (tmp_path / "site" / "bin" / name).write_text(f"{head}print('python')\n")
+    packages._arrange(tmp_path, packages.this_python("/site", "/bin"))
+    written = {name: (tmp_path / "bin" / name).read_text() for name in [*heads, "shell"]}
+    assert written.pop("shell") == "#!/bin/sh\nprint('python')\n"
+    assert set(written.values()) == {"#!/usr/bin/python3\nprint('python')\n"}
+
+
+async def test_libraries_are_found_whose_path_has_a_blank() -> None:
+    lines = "\tlinux-vdso.so.1 (0x00007ffd)\n\tlibz.so.1 => /a folder/libz.so.1 (0x00007f)\n\tlibno.so => not found\n"
+    assert rootfs._LINKED.findall(f"{lines}\t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n") == [
+        "/a folder/libz.so.1",
+        "/lib64/ld-linux-x86-64.so.2",
+    ]
 
 
 async def test_what_is_no_package_is_refused() -> None:

@@ -39,7 +39,7 @@ def use_wheels(folder: Path, monkeypatch: pytest.MonkeyPatch, names: Iterable[st
         pack(name, folder)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("PIP_FIND_LINKS", folder.as_uri())  # pip takes a blank for the end of a path
 
 
 def use_client(folder: Path, monkeypatch: pytest.MonkeyPatch, factory: pytest.TempPathFactory) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -57,7 +58,7 @@ def harbors_rewards(tasks: Path, agent: str, folder: Path) -> dict[str, float]:
     for part in ("files", "docker/cli-plugins"):
         (folder / part).mkdir(parents=True)
     plugin = folder / "docker/cli-plugins/docker-compose"
-    plugin.write_text(f'#!/bin/sh\nexec {sys.executable} {HERE / "compose.py"} "$@"\n')
+    plugin.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, str(HERE / "compose.py")])} "$@"\n')
     plugin.chmod(0o755)
     given = {"DOCKER_CONFIG": str(folder / "docker"), "COMPOSE_FILES": str(folder / "files"), "HOME": str(folder)}
     command = [str(Path(sys.executable).with_name("harbor")), "run", "-p", str(tasks), "-a", agent, "-e", "docker"]

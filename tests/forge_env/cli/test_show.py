@@ -63,7 +63,7 @@ def test_the_four_answers_are_shown_and_the_result_is_last(
     assert places == sorted(places)
     assert "75 % of its time" in shown
     assert re.search(r"\d+  limit: tool_calls +█", shown)
-    assert f"read one: forge-env trajectory {folder.root} train-" in shown
+    assert f"read one: forge-env trajectory {shlex.quote(str(folder.root))} train-" in shown
     assert shown.endswith("held-out solved: 0.400 → 0.800\n")
 
 
@@ -77,7 +77,7 @@ def test_what_is_paid_and_not_solved_is_said_first(folder: RunFolder, capsys: py
     shown = capsys.readouterr().out
     assert "3 earned all the reward and did not solve their task: is the reward what is wanted?" in shown
     assert shown.index("3  paid, not solved") < shown.index("limit: tool_calls   ")
-    assert f"read one: forge-env trajectory {folder.root} train-500-" in shown
+    assert f"read one: forge-env trajectory {shlex.quote(str(folder.root))} train-500-" in shown
     assert main(["report", str(folder.root), "--out", str(folder.root / "r.html")]) == 0
     text = (folder.root / "r.html").read_text()
     assert "is the reward what is wanted?" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ from forge_env.config.recipe import RunConfig
 from forge_env.errors import UsageError
 from forge_env.job.files import Hosts, Request, check_secrets, job_files, job_name, needed_hosts
 
-STAND_IN = """#!{python}
+STAND_IN = """
 # `forge-env` on a cluster: a worker that listens until it is ended; a run that ends, with a code of its own, once
 # another node has found the worker of this one.
 import os, socket, sys
@@ -124,11 +125,12 @@ def test_a_skypilot_task_ends_with_its_run(tmp_path: Path) -> None:
         port = free.getsockname()[1]
     task = yaml.safe_load(files("skypilot", recipe(f"job.port={port}"))["job.sky.yaml"])
     assert (task["num_nodes"], task["resources"]["accelerators"]) == (3, "H100:2")
-    program = tmp_path / "forge-env"
-    program.write_text(STAND_IN.format(python=sys.executable))
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    program = tmp_path / "forge-env"  # a path with a blank can't be named after #!
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$(dirname "$0")/stand_in.py" "$@"\n')
     program.chmod(0o755)
     os.mkfifo(tmp_path / "found")
-    lines = task["run"].replace("/opt/venv/bin", str(tmp_path))
+    lines = task["run"].replace("/opt/venv/bin", shlex.quote(str(tmp_path)))
     with ExitStack() as stack:
         nodes = []
         for rank in (0, 1):

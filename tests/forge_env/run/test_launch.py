@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -237,7 +238,7 @@ def test_the_last_line_says_how_a_run_ended_and_how_to_go_on(
             raise error
 
     outcome = launch(config, folder, lambda: end)
-    assert outcome.ending == line.replace("COMMAND", f"forge-env train {folder.config} --resume")
+    assert outcome.ending == line.replace("COMMAND", f"forge-env train {shlex.quote(str(folder.config))} --resume")
     assert folder.log.read_text().splitlines()[-1].endswith(outcome.ending)
 
 
