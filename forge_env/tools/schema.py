@@ -238,7 +238,8 @@ def _report_timeout(
     if tool in _REPORTED:
         return
     _REPORTED.add(tool)
-    stack = traceback.extract_tb(error.__cause__.__traceback__ if error.__cause__ else None)
+    cancelled = error.__cause__ or error.__context__  # before Python 3.11.4 the context alone
+    stack = traceback.extract_tb(cancelled.__traceback__ if cancelled else None)
     thread = scope.thread if scope is not None and scope.runs_on else None
     if thread is not None and (frame := sys._current_frames().get(thread.ident or 0)) is not None:
         stack = traceback.extract_stack(frame)

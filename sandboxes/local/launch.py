@@ -27,6 +27,7 @@ else:
 
 NEW_ROOT = "/tmp"
 INNER_ID = 1000
+PYTHON = "/usr/bin/python3"
 REFUSED = 3
 """Exit status when the kernel refuses; stderr says what."""
 INODES_PER_MB = 64
@@ -96,7 +97,8 @@ def _become_sandbox(options: dict[str, Any]) -> None:
         kernel.keep_capabilities_across_exec()
         environment = {"PYTHONPATH": "/opt/forge_env", "PYTHONHASHSEED": "0", "LANG": "C.UTF-8"}
         os.set_inheritable(options["control_fd"], True)
-        os.execve("/usr/bin/python3", ["python3", "-s", "-m", "runner", options["config"]], environment)
+        # By its path: Python would look for a bare name in PATH, which is not set, and take / for its prefix.
+        os.execve(PYTHON, [PYTHON, "-s", "-m", "runner", options["config"]], environment)
     except OSError as error:
         os.write(2, f"{error}\n".encode())
     finally:

@@ -225,6 +225,8 @@ class NamespaceIsolation(Isolation):
         (slot,) = self.slots
         kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC)
         kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+        for path in filter(os.path.exists, ("/proc/keys", "/proc/key-users")):  # an engine's user has keys of its own
+            kernel.mount("/dev/null", path, None, kernel.MS_BIND)
         kernel.detach(self.folder(1 - slot))  # the judge's folders and the solution's are out of each other's sight
         if slot:
             for folder in self.config.writable:

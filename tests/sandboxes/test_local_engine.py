@@ -173,6 +173,14 @@ def test_advice_names_what_was_refused() -> None:
     assert _advice("[Errno 1] unshare: Operation not permitted")
 
 
+async def test_programs_see_no_keys_and_find_packages_under_usr() -> None:
+    """Of a user who runs the engine, and whichever Python that user has: Debian's has its packages in /usr/local."""
+    code = "import os, sys; print(sys.prefix, os.stat('/proc/keys').st_rdev == os.stat('/dev/null').st_rdev)"
+    async with LocalEngine(concurrency=1, warm=0) as engine, engine.session() as sandbox:
+        assert (await sandbox.run_python(code)).stdout == "/usr True\n"
+        assert (await sandbox.exec(["python3", "-c", code])).stdout == "/usr True\n"
+
+
 async def test_unknown_images_and_networks_are_refused() -> None:
     require("local")
     async with LocalEngine(concurrency=1, warm=0) as engine:

@@ -200,7 +200,9 @@ async def test_a_link_leads_to_nothing_of_the_host(env: Workshop) -> None:
 @pytest.mark.parametrize("tool", ["bash", "shell", "python", "program"])
 async def test_odd_source_is_answered(env: Workshop, tool: str) -> None:
     argument = "command" if tool in ("bash", "shell") else "code"
-    assert (await say(env, tool, **{argument: "echo \0"})).startswith(("Error: ", "SyntaxError: "))
+    assert (await say(env, tool, **{argument: "echo \0"})).startswith(
+        ("Error: ", "SyntaxError: ", "ValueError: ")  # before Python 3.11.4 the last
+    )
     assert await say(env, tool, **{argument: ""}) == "[no output]"
     assert await say(env, tool, **{argument: "'"})
 
