@@ -111,7 +111,8 @@ def files_at(repository: str, commit: str, *patches: str) -> dict[str, bytes]:
         raise UsageError(f"{repository} has no commit {commit}: {said}", fix="clone it there, with its history")
     with tempfile.TemporaryDirectory(prefix="forge-env-") as folder:
         with tarfile.open(fileobj=BytesIO(archived.stdout)) as archive:
-            archive.extractall(folder, filter="data")
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # none before Python 3.11.4
+            archive.extractall(folder)
         for patch in filter(None, patches):
             command = ["git", "apply", "--whitespace=nowarn", "-"]
             alone = {**os.environ, "GIT_CEILING_DIRECTORIES": os.path.dirname(folder)}  # in no repository
