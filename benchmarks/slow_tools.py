@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from environments.coding_rlvr.checks import Check
 from environments.coding_rlvr.environment import CodingRLVR, CodingRLVRConfig
-from environments.coding_rlvr.judging import Test
 from forge_env.sandbox import CallsResult
 
 
@@ -22,6 +22,6 @@ class SlowTools(CodingRLVR):
     config_class = SlowToolsConfig
     config: SlowToolsConfig
 
-    async def _run(self, code: str, tests: list[Test]) -> CallsResult:
+    async def _run(self, code: str, tests: list[Check]) -> CallsResult:
         await asyncio.sleep(self.config.tool_latency_s)
         return await super()._run(code, tests)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from environments.coding_rlvr.judging import Test, expected, same
+from environments.coding_rlvr.checks import Check, passes
 from forge_env.sandbox import CallOutcome
 
 SYSTEM_PROMPT = (
@@ -31,12 +31,7 @@ def code_of(answer: str) -> str | None:
     return blocks[-1] if blocks else None
 
 
-def passed(test: Test, outcome: CallOutcome | None) -> bool:
-    """Whether the call was reached, returned, and returned what the test expects."""
-    return outcome is not None and outcome.error is None and same(expected(test), outcome.value)
-
-
-def report(tests: Sequence[Test], outcomes: Sequence[CallOutcome], *, printed: str = "", ended: str = "") -> str:
+def report(tests: Sequence[Check], outcomes: Sequence[CallOutcome], *, printed: str = "", ended: str = "") -> str:
     """What the agent is told: how many tests passed, and what was wrong with the first that didn't.
 
     Args:
@@ -46,7 +41,7 @@ def report(tests: Sequence[Test], outcomes: Sequence[CallOutcome], *, printed: s
         ended: why calls are missing ("timed out", ...).
     """
     reached: list[CallOutcome | None] = [*outcomes, *[None] * (len(tests) - len(outcomes))]
-    results = [passed(test, outcome) for test, outcome in zip(tests, reached, strict=True)]
+    results = [passes(test, outcome) for test, outcome in zip(tests, reached, strict=True)]
     lines = [f"{sum(results)}/{len(tests)} passed"]
     if not all(results):
         first = results.index(False)
@@ -56,7 +51,7 @@ def report(tests: Sequence[Test], outcomes: Sequence[CallOutcome], *, printed: s
     return "\n".join(lines)
 
 
-def _what_happened(test: Test, outcome: CallOutcome | None, ended: str) -> str:
+def _what_happened(test: Check, outcome: CallOutcome | None, ended: str) -> str:
     if outcome is None:
         return ended or "was not reached"
     if outcome.error is not None:

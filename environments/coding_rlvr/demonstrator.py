@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
+from environments.coding_rlvr.checks import Check
 from environments.coding_rlvr.conversation import DONE, as_answer, report
-from environments.coding_rlvr.judging import Test, arguments_of, trusted_call, trusted_function
+from environments.coding_rlvr.judging import arguments_of, trusted_call, trusted_function
 from environments.coding_rlvr.operations import OPERATIONS
 from environments.coding_rlvr.programs import Program, Step
 from environments.coding_rlvr.tasks import program_of
@@ -66,7 +67,7 @@ def _slip(step: Step, rng: Random) -> str:
     return rng.choice(mine.slips).format(**step.params)
 
 
-def _try(code: str, tests: Sequence[Test]) -> str:
+def _try(code: str, tests: Sequence[Check]) -> str:
     """What the tool would have said."""
     function = trusted_function(code)
     return report(tests, [trusted_call(function, arguments_of(test)) for test in tests])

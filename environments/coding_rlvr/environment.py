@@ -9,10 +9,10 @@ from pydantic import Field, field_validator
 
 import forge_env as fe
 from environments.coding_rlvr import demonstrator
-from environments.coding_rlvr.conversation import SYSTEM_PROMPT, code_of, passed, report
+from environments.coding_rlvr.checks import Check, passes, run_checks
+from environments.coding_rlvr.conversation import SYSTEM_PROMPT, code_of, report
 from environments.coding_rlvr.families import LEVELS
-from environments.coding_rlvr.judging import Test
-from environments.coding_rlvr.rows import ROW_SYSTEM_PROMPT, load_rows, run_checks
+from environments.coding_rlvr.rows import ROW_SYSTEM_PROMPT, checks_of, load_rows
 from environments.coding_rlvr.tasks import SPLITS, make_task, select_families
 from forge_env.environment.tool_environment import ToolEnvironmentConfig
 from forge_env.errors import UsageError
@@ -114,22 +114,22 @@ class CodingRLVR(fe.ToolEnvironment):
     async def python(self, code: str) -> str:
         """Run code on the tests."""
         self._tried = code
-        tests: list[Test] = self.current_task.data["public"]
+        tests: list[Check] = self.current_task.data["public"]
         result = await self._run(code, tests)
         return report(tests, result.outcomes, printed=result.execution.stdout, ended=_why_ended(result))
 
     async def hidden_tests_pass(self, code: str) -> bool:
         """Whether `code` passes every hidden test, in a sandbox of its own that has seen no other code."""
-        tests: list[Test] = self.current_task.data["hidden"]
-        outcomes = (await self._run(code, tests)).outcomes
-        return len(outcomes) == len(tests) and all(map(passed, tests, outcomes))
+        checks = checks_of(self.current_task)
+        outcomes = (await self._run(code, checks)).outcomes
+        return len(outcomes) == len(checks) and all(map(passes, checks, outcomes))
 
-    async def _run(self, code: str, tests: list[Test]) -> CallsResult:
+    async def _run(self, code: str, tests: list[Check]) -> CallsResult:
         if self.sandboxes is None:
             raise UsageError("coding_rlvr runs code and was given no sandboxes", fix="pass an engine: open_engine()")
         limits = Limits(wall_s=self.config.wall_s, cpu_s=self.config.cpu_s, memory_mb=self.config.memory_mb)
         async with self.sandboxes.session() as sandbox:
-            return await run_checks(sandbox, code, tests, limits)
+            return await run_checks(sandbox, code, tests, limits, self.current_task.data.get("public_setup"))
 
 
 async def _solved(env: CodingRLVR) -> float:

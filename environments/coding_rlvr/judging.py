@@ -1,7 +1,7 @@
-"""Tests of a program: calls with expected values, and the comparison of what came back.
+"""Checks of a generated program: calls of `f`, with the values that the program itself returns.
 
 Only programs made from our own operations are run here, in this process. What a model writes runs in a
-sandbox (see `environment`), and only its values come back, to be compared by `same`.
+sandbox (see `checks`), and only its values come back.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import copy
 from ast import literal_eval
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any, TypedDict
+from typing import Any
 
+from environments.coding_rlvr.checks import Check, same
 from environments.coding_rlvr.operations import sample_arguments
 from environments.coding_rlvr.programs import Program
 from forge_env.sandbox import CallOutcome
@@ -23,29 +24,6 @@ LONGEST = 44
 """Characters of a test's call and value: it must be read at a glance."""
 Case = tuple[tuple[Any, ...], Any]
 """Arguments, and the value that they lead to."""
-
-
-class Test(TypedDict):
-    """One call of `f` and the value it must return, both as Python source."""
-
-    call: str
-    expected: str
-
-
-def same(left: Any, right: Any) -> bool:
-    """Equality that tells True from 1 and 1 from 1.0, also inside containers."""
-    if type(left) is not type(right):
-        return False
-    if isinstance(left, list | tuple):
-        return len(left) == len(right) and all(map(same, left, right))
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(value, right[key]) for key, value in left.items())
-    return bool(left == right)
-
-
-def expected(test: Test) -> Any:
-    """The value that a test expects."""
-    return literal_eval(test["expected"])
 
 
 def trusted_function(code: str) -> Callable[..., Any]:
@@ -66,14 +44,14 @@ def trusted_call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Ca
     return CallOutcome(value=value) if plain else CallOutcome(error="TypeError", message="no plain value")
 
 
-def arguments_of(test: Test) -> tuple[Any, ...]:
+def arguments_of(test: Check) -> tuple[Any, ...]:
     """The arguments of a test's call."""
     arguments: tuple[Any, ...] = literal_eval("(" + test["call"].removeprefix("f(").removesuffix(")") + ",)")
     return arguments
 
 
-def _as_test(arguments: tuple[Any, ...], value: Any) -> Test:
-    return Test(call=f"f({', '.join(map(repr, arguments))})", expected=repr(value))
+def _as_test(arguments: tuple[Any, ...], value: Any) -> Check:
+    return Check(call=f"f({', '.join(map(repr, arguments))})", expected=repr(value))
 
 
 def _candidates(program: Program, function: Callable[..., Any], rng: Random) -> list[Case]:
@@ -102,7 +80,7 @@ def wrong_codes(program: Program) -> list[str]:
     ]
 
 
-def make_tests(program: Program, rng: Random) -> tuple[list[Test], list[Test]] | None:
+def make_tests(program: Program, rng: Random) -> tuple[list[Check], list[Check]] | None:
     """Public and hidden tests, or None when the program is too dull or too long to be a task.
 
     The hidden tests tell the program from every program that is one slip away, where any input tried does.

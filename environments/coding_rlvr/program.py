@@ -11,9 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 import forge_env as fe
-from environments.coding_rlvr.conversation import passed
-from environments.coding_rlvr.judging import Test
-from environments.coding_rlvr.rows import run_checks
+from environments.coding_rlvr.checks import Check, passes, run_checks
 from environments.coding_rlvr.tasks import SPLITS, make_task, select_families
 from forge_env.environment.program_environment import ProgramEnvironmentConfig
 from forge_env.sandbox import Limits
@@ -50,7 +48,7 @@ async def solved(env: CodingProgram, task: fe.Task) -> float:
         return 0.0
     async with env.fresh_sandbox() as fresh:
         outcomes = (await run_checks(fresh, code, tests, JUDGING)).outcomes
-    return float(len(outcomes) == len(tests) and all(map(passed, tests, outcomes)))
+    return float(len(outcomes) == len(tests) and all(map(passes, tests, outcomes)))
 
 
 class CodingProgram(fe.ProgramEnvironment):
@@ -78,7 +76,7 @@ class CodingProgram(fe.ProgramEnvironment):
 
     def files(self, task: fe.Task) -> Mapping[str, str | bytes]:
         """The agent, and the tests that it is shown."""
-        public: list[Test] = task.data["public"]
+        public: list[Check] = task.data["public"]
         programs = {"agent.py": _text("agent.py")}
         if (program := self.config.program) in FRAMEWORKS:
             programs[f"agent_{program}.py"] = _text(f"agent_{program}.py.txt")

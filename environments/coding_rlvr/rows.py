@@ -1,8 +1,7 @@
 """Tasks from rows in the style of MBPP, HumanEval and LiveCodeBench, from a file or the hub.
 
-What a row's tests compare is taken apart: the call goes into the sandbox, the expected value stays outside, where the
-agent's code can't reach it. A test that can't be taken apart so (`assert abs(f(x) - y) < 1e-6`, loops) would have to
-be judged beside the code it judges, so it is left out; a row left with no test is left out as a whole.
+Each style is judged as its own checker judges it; only the call of the agent's function runs beside the agent's code
+(see `checks` and `asserts`). A row with a test that can't be judged so is left out.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ import io
 import json
 import logging
 import pickle
+import re
 import zlib
-from ast import literal_eval
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
+from environments.coding_rlvr.asserts import Suite, method_setup, suite_of
+from environments.coding_rlvr.checks import Check, Setup
 from forge_env.concurrency import parse_python
 from forge_env.errors import UsageError
-from forge_env.sandbox import CallOutcome, CallsResult, ExecResult, Limits, Sandbox
 from forge_env.tasks.datasets import DatasetConfig, MissingColumn, StreamedTasks, load_tasks
 from forge_env.types import Task
 
@@ -31,8 +30,19 @@ PROMPT_COLUMNS = ("prompt", "text", "question_content")
 STYLES = ("mbpp", "humaneval", "livecodebench")
 PUBLIC = 1
 """Tests of a row that the agent is shown, where the row doesn't say; the others are hidden."""
-Check = dict[str, str]
-"""`{"call", "expected"}` as Python source; with `stdin`, the call is the whole program and its output is expected."""
+_STARRED = (
+    *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
+    *("itertools", "functools", "operator", "io", "sys", "json", "builtins", "typing"),
+)
+LIVE_CODE_BENCH_IMPORTS = "\n".join(
+    [
+        *(f"from {name} import *" for name in _STARRED),
+        f"import {', '.join(_STARRED)}",
+        "sys.setrecursionlimit(50000)",
+        "sys.set_int_max_str_digits(0)",
+    ]
+)
+"""What LiveCodeBench's own checker puts before a program: answers use `List` and `deque` without importing them."""
 ROW_SYSTEM_PROMPT = (
     "Solve the task in Python. Call python(code) to try your code on the tests, "
     "then answer with all of the code in one ```python block."
@@ -58,7 +68,7 @@ def _load(config_json: str, split: str) -> Sequence[Task]:
     if not tasks:
         raise UsageError(f"{config.path} has no usable row", fix=f"rows are in the style of {', '.join(STYLES)}")
     if len(tasks) < len(raw):
-        text = "%s, %s: %d of %d rows have no test that can be judged outside; left out"
+        text = "%s, %s: left out %d of %d rows, which have tests that can't be judged apart from the code"
         log.warning(text, config.path, split, len(raw) - len(tasks), len(raw))
     return tasks
 
@@ -79,7 +89,7 @@ def load_raw(config: DatasetConfig, split: str) -> Sequence[Task] | StreamedTask
 
 
 def as_task(row: Task) -> Task | None:
-    """A row as a task; None when none of its tests can be judged outside."""
+    """A row as a task; None when a test of it can't be judged outside."""
     data = row.data
     if "test_list" in data:
         made = _mbpp(row)
@@ -92,82 +102,128 @@ def as_task(row: Task) -> Task | None:
             f"row {row.id!r} is of no known style: it has {', '.join(data)}",
             fix="MBPP has test_list, HumanEval entry_point and test, LiveCodeBench public_test_cases",
         )
-    prompt, public, hidden, gold = made
-    if not hidden:
+    if made is None or not (made.public or made.hidden):
         return None
-    answer = None if gold is None else f"```python\n{gold.strip()}\n```"
-    checks = {"public": public, "hidden": hidden}
-    return row.model_copy(update={"prompt": prompt, "data": checks, "gold": answer, "tags": [*row.tags, "rows"]})
+    answer = None if made.gold is None else f"```python\n{made.gold.strip()}\n```"
+    checks = {"public": made.public, "hidden": made.hidden, "public_setup": made.setup}
+    return row.model_copy(update={"prompt": made.prompt, "data": checks, "gold": answer, "tags": [*row.tags, "rows"]})
 
 
-Made = tuple[str, list[Check], list[Check], str | None]
+def checks_of(task: Task) -> list[Check]:
+    """What decides about a task: all checks of a row, as its own checker runs them; else the hidden ones."""
+    return [*(task.data["public"] if "public_setup" in task.data else []), *task.data["hidden"]]
 
 
-def _divided(prompt: str, checks: list[Check], gold: str | None) -> Made:
-    public, hidden = checks[:PUBLIC], checks[PUBLIC:]
-    shown = "\n".join(f"{check['call']} == {check['expected']}" for check in public)
-    return f"{prompt.strip()}\n{shown}", public, hidden, gold
+class _Made(NamedTuple):
+    prompt: str
+    public: list[Check]
+    hidden: list[Check]
+    setup: Setup
+    gold: str | None
 
 
-def _mbpp(row: Task) -> Made:
-    """`text` (or `prompt`), `test_list` of asserts, `code`."""
-    tests = [*row.data["test_list"], *row.data.get("challenge_test_list", [])]
-    checks = [check for test in tests for check in checks_of(test)]
-    return _divided(row.prompt, checks, row.data.get("code") or row.gold)
+def _mbpp(row: Task) -> _Made | None:
+    """`text` (or `prompt`), `test_list` of asserts, `code`, `test_imports`, `test_setup_code`."""
+    data = row.data
+    code = data.get("code") or row.gold
+    suite = suite_of(
+        [*data["test_list"], *(data.get("challenge_test_list") or [])],
+        imports="\n".join(data.get("test_imports") or []),
+        setup=data.get("test_setup_code") or "",
+        reference=code or "",
+    )
+    if suite is None:
+        return None
+    public, hidden = suite.checks[:PUBLIC], suite.checks[PUBLIC:]
+    return _Made(f"{row.prompt.strip()}\n{_shown(public)}", public, hidden, suite.setup, code)
 
 
-def _human_eval(row: Task) -> Made:
+def _shown(checks: Sequence[Check]) -> str:
+    return "\n".join(
+        f"{check['call']} == {check['expected']}" if check["expected"] else check["call"] for check in checks
+    )
+
+
+def _human_eval(row: Task) -> _Made | None:
     """`prompt` (the head of the function), `test` (a function `check`), `entry_point`, `canonical_solution`."""
-    name = row.data["entry_point"]
-    checks = checks_of(row.data["test"], rename={"candidate": name})
-    body = row.data.get("canonical_solution")
+    name, test, body = row.data["entry_point"], row.data["test"], row.data.get("canonical_solution")
+    try:
+        asserts = _asserts_of_check(parse_python(test), name)
+        given = [item for item in parse_python(f"{row.prompt}\n    pass\n").body if getattr(item, "name", "") != name]
+    except (SyntaxError, ValueError):
+        return None
+    imports = ast.unparse(ast.Module(given, []))  # the prompt's imports and helpers
+
+    def suite(*statements: str) -> Suite | None:
+        return suite_of(statements, imports=imports, names=[name])
+
+    whole = suite(asserts) if asserts is not None else suite(f"{test}\ncheck({name})")
+    if whole is None:
+        return None
+    public = whole.checks[:PUBLIC] if len(whole.checks) > PUBLIC else []
     gold = None if body is None else row.prompt + body
-    _, public, hidden, _ = _divided(row.prompt, checks, None)
-    return f"Complete the function {name}.\n```python\n{row.prompt.strip()}\n```", public, hidden, gold
+    prompt = f"Complete the function {name}.\n```python\n{row.prompt.strip()}\n```"
+    return _Made(prompt, public, whole.checks[len(public) :], whole.setup, gold)
 
 
-def _live_code_bench(row: Task) -> Made:
+def _asserts_of_check(tree: ast.Module, name: str) -> str | None:
+    """The asserts of the function `check`, about the function `name`; None where it does more than assert."""
+    functions = [item for item in tree.body if isinstance(item, ast.FunctionDef)]
+    others = [item for item in tree.body if not isinstance(item, ast.FunctionDef | ast.Assign)]
+    if others or [function.name for function in functions] != ["check"] or len(functions[0].args.args) != 1:
+        return None
+    (check,) = functions
+    if not all(isinstance(item, ast.Assert | ast.Pass | ast.Expr) for item in check.body):
+        return None
+    given = check.args.args[0].arg
+    for node in ast.walk(check):
+        if isinstance(node, ast.Name) and node.id == given:
+            node.id = name
+    return ast.unparse(ast.Module(check.body, []))
+
+
+def _live_code_bench(row: Task) -> _Made | None:
     """`public_test_cases` and `private_test_cases`: input and output of a program, or arguments of a method."""
     data = row.data
     metadata = _decoded(data.get("metadata"), {})
-    function = metadata.get("func_name") if isinstance(metadata, dict) else None
-    public = list(_cases(data["public_test_cases"], function))
-    hidden = list(_cases(data.get("private_test_cases"), function)) or public
     head = data.get("starter_code") or ""
+    function = next(filter(None, map((metadata or {}).get, ("func_name", "fn_name"))), None) or _method_of(head)
+    try:
+        public = list(_cases(data["public_test_cases"], function))
+        hidden = list(_cases(data.get("private_test_cases"), function))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"row {row.id!r}: a test case can't be read: {error}",
+            fix='cases are {"input", "output", "testtype"}; functional ones hold JSON and need metadata.func_name',
+        ) from error
+    if len({"stdin" in check for check in [*public, *hidden]}) > 1:
+        return None
     how = (
         f"Complete the class.\n```python\n{head}\n```" if function else "Read standard input, print to standard output."
     )
-    return f"{row.prompt.strip()}\n{how}", public, hidden, row.gold
+    setup: Setup = (
+        method_setup(LIVE_CODE_BENCH_IMPORTS) if function else {"before": LIVE_CODE_BENCH_IMPORTS, "after": ""}
+    )
+    return _Made(f"{row.prompt.strip()}\n{how}", public, hidden, setup, row.gold)
+
+
+def _method_of(head: str) -> str | None:
+    """The first public method, or function, of a program's head."""
+    return next((name for name in re.findall(r"^[ \t]*def (\w+)\(", head, re.MULTILINE) if name[0] != "_"), None)
 
 
 def _cases(value: Any, function: str | None) -> Iterator[Check]:
     for case in _decoded(value, []):
-        if case.get("testtype") == "functional" or function:
-            arguments = [json.loads(line) for line in str(case["input"]).splitlines() if line.strip()]
-            call = f"Solution().{function}({', '.join(map(repr, arguments))})"
-            yield {"call": call, "expected": repr(json.loads(case["output"]))}
+        given, output = str(case["input"]), str(case["output"])
+        if (case.get("testtype") or ("functional" if function else "stdin")) == "functional":
+            if function is None:
+                raise ValueError("no method is named")
+            arguments = ", ".join(repr(json.loads(line)) for line in given.split("\n") if line.strip())
+            json.loads(output)
+            run = f"_forge_plain(_forge_method({function!r})({arguments}))"
+            yield {"call": f"Solution().{function}({arguments})", "expected": output, "compare": "json", "run": run}
         else:
-            given = str(case["input"])
-            yield {"call": f"input {given[:60]!r}", "expected": repr(_lines(str(case["output"]))), "stdin": given}
-
-
-async def run_checks(sandbox: Sandbox, code: str, tests: Sequence[Mapping[str, Any]], limits: Limits) -> CallsResult:
-    """Run calls together, programs one by one; outcomes are in order, and judged by the caller."""
-    if not tests or "stdin" not in tests[0]:
-        return await sandbox.run_calls(code, [test["call"] for test in tests], limits=limits)
-    outcomes: list[CallOutcome] = []
-    result = ExecResult(exit_code=0)
-    for test in tests:
-        result = await sandbox.run_python(code, stdin=test["stdin"], limits=limits)
-        if not result.ok:
-            break
-        outcomes.append(CallOutcome(value=_lines(result.stdout)))
-    return CallsResult(outcomes, replace(result, stdout=""))  # output is compared, not shown
-
-
-def _lines(text: str) -> str:
-    """Output as it is compared: white space at the end of lines and of the text doesn't matter."""
-    return "\n".join(line.rstrip() for line in text.strip().splitlines())
+            yield {"call": f"input {given[:60]!r}", "expected": output, "compare": "output", "stdin": given}
 
 
 def _decoded(value: Any, default: Any) -> Any:
@@ -192,42 +248,3 @@ class _TextOnly(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it wants {module}.{name}")
-
-
-def checks_of(source: str, rename: Mapping[str, str] | None = None) -> list[Check]:
-    """The asserts in `source` that compare a call with a literal, as checks.
-
-    Args:
-        source: statements, or functions that hold them.
-        rename: names to be replaced in the calls.
-    """
-    try:
-        tree = parse_python(source)
-    except (SyntaxError, ValueError):
-        return []
-    if rename:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Name) and node.id in rename:
-                node.id = rename[node.id]
-    statements = [item for node in tree.body for item in (node.body if isinstance(node, ast.FunctionDef) else [node])]
-    found = (_check(item.test) for item in statements if isinstance(item, ast.Assert))
-    return [check for check in found if check is not None]
-
-
-def _check(test: ast.expr) -> Check | None:
-    if isinstance(test, ast.Call):
-        return {"call": ast.unparse(test), "expected": "True"}
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) and isinstance(test.operand, ast.Call):
-        return {"call": ast.unparse(test.operand), "expected": "False"}
-    if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq | ast.Is)):
-        return None
-    left, right = test.left, test.comparators[0]
-    if not isinstance(left, ast.Call):
-        left, right = right, left
-    if not isinstance(left, ast.Call):
-        return None
-    try:
-        value = literal_eval(right)
-    except (ValueError, TypeError, SyntaxError):
-        return None
-    return {"call": ast.unparse(left), "expected": repr(value)}

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from functools import cache
 from random import Random
 
+from environments.coding_rlvr.checks import Check
 from environments.coding_rlvr.conversation import as_answer
 from environments.coding_rlvr.families import LEVELS, Family, all_families, digest
-from environments.coding_rlvr.judging import Test, make_tests
+from environments.coding_rlvr.judging import make_tests
 from environments.coding_rlvr.operations import OPERATIONS
 from environments.coding_rlvr.programs import Program, Step
 from forge_env.errors import UsageError
@@ -71,7 +72,7 @@ def make_task(seed: int, split: str, index: int, levels: Sequence[int], patterns
     raise UsageError(f"the chosen families have no task in split {split!r}", fix="choose more levels or families")
 
 
-def _find(topic: Topic, split: str, rng: Random) -> tuple[Family, Program, tuple[list[Test], list[Test]]] | None:
+def _find(topic: Topic, split: str, rng: Random) -> tuple[Family, Program, tuple[list[Check], list[Check]]] | None:
     """A program of `split` from the topic, with its tests; None when there seems to be none."""
     families = topic[split == "unseen"]
     for _ in range(ATTEMPTS if families else 0):
@@ -83,7 +84,7 @@ def _find(topic: Topic, split: str, rng: Random) -> tuple[Family, Program, tuple
 
 
 def _as_task(
-    name: str, split: str, family: Family, program: Program, tests: tuple[list[Test], list[Test]], rng: Random
+    name: str, split: str, family: Family, program: Program, tests: tuple[list[Check], list[Check]], rng: Random
 ) -> Task:
     public, hidden = tests
     shown = "\n".join(f"{test['call']} == {test['expected']}" for test in public)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from ast import literal_eval
 from collections.abc import Sequence
 from functools import cache
 
@@ -13,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from environments.coding_rlvr.checks import same
 from environments.coding_rlvr.families import LEVELS, TOPICS, all_families
-from environments.coding_rlvr.judging import arguments_of, expected, same, trusted_call, trusted_function, wrong_codes
+from environments.coding_rlvr.judging import arguments_of, trusted_call, trusted_function, wrong_codes
 from environments.coding_rlvr.operations import OPERATIONS
 from environments.coding_rlvr.tasks import SPLITS, make_task, program_of, split_of
 from forge_env.errors import UsageError
@@ -26,7 +28,7 @@ ALL = list(LEVELS)
 def passes(code: str, tests: list) -> bool:
     function = trusted_function(code)
     return all(
-        outcome.error is None and same(expected(test), outcome.value)
+        outcome.error is None and same(literal_eval(test["expected"]), outcome.value)
         for test in tests
         for outcome in [trusted_call(function, arguments_of(test))]
     )

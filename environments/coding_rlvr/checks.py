@@ -1,0 +1,277 @@
+"""Checks of a program: a call with its expected value, a program's output, or statements that assert.
+
+Code that an agent wrote runs in a sandbox and answers with plain data. What compares its answers is never in the same
+process: literals are compared here, and statements run in the tests' process of `Sandbox.run_tests`, which calls the
+agent's functions over a channel.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from ast import literal_eval
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any, Literal, NotRequired, TypedDict
+
+from forge_env.concurrency import parse_python
+from forge_env.sandbox import CallOutcome, CallsResult, ExecResult, Limits, Sandbox
+
+TOLERANCE = 1e-6
+"""Absolute or relative error of a real number, as judges of programming contests allow it."""
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?", re.ASCII)
+_FUTURE = re.compile(r"^from __future__ import [^(\n#;]+$", re.MULTILINE)
+_INTEGER = re.compile(r"[+-]?\d+", re.ASCII)
+
+
+class Check(TypedDict):
+    """One check of a program."""
+
+    call: str
+    """The call, as Python source that the agent may be shown; statements where `compare` is "asserts"."""
+    expected: str
+    """The expected value as a Python literal; JSON where `compare` is "json"; the output where it is "output"."""
+    compare: NotRequired[Literal["same", "equal", "truth", "json", "output", "asserts"]]
+    """`same` (the default) tells 1, 1.0 and True apart, `equal` is Python's `==`, `truth` its `bool`; `json` takes \
+tuples for lists and real numbers within `TOLERANCE`; `output` compares lines; `asserts` is decided by `test`."""
+    run: NotRequired[str]
+    """The expression that is evaluated, where it isn't `call`."""
+    stdin: NotRequired[str]
+    """What the program reads, where `compare` is "output"."""
+    test: NotRequired[str]
+    """The test file that asserts; it imports the module `solution`."""
+    reserved: NotRequired[list[str]]
+    """Built-ins that `test` uses and the agent's code must not define: in the data set's own checker, which runs tests
+    in the code's namespace, it would answer its own tests with them."""
+
+
+class Setup(TypedDict):
+    """Source that surrounds the agent's code in its own process."""
+
+    before: str
+    after: str
+
+
+async def run_checks(
+    sandbox: Sandbox, code: str, checks: Sequence[Check], limits: Limits, setup: Setup | None = None
+) -> CallsResult:
+    """Run a program for every check; outcomes are in order, and fewer where the program ended early.
+
+    Args:
+        sandbox: that no other program has used.
+        code: the program.
+        checks: calls before asserts; programs that read input never stand beside other checks.
+        limits: of each process.
+        setup: source around the program.
+    """
+    program = code
+    if setup is not None:
+        code = surrounded(code, setup)
+    if checks and "stdin" in checks[0]:
+        return await _run_programs(sandbox, code, checks, limits)
+    calls = [check for check in checks if "test" not in check]
+    asserts = [check for check in checks if "test" in check]
+    result = CallsResult([], ExecResult(exit_code=0))
+    if calls or not asserts:
+        result = await sandbox.run_calls(code, [check.get("run", check["call"]) for check in calls], limits=limits)
+    if not asserts or len(result.outcomes) < len(calls):
+        return result
+    reserved = {name for check in asserts for name in check.get("reserved", [])}
+    if taken := sorted(reserved & _defined(program)):
+        message = f"the tests use {taken[0]!r}, which your code defines: give it another name"
+        outcome = CallOutcome(error="NameError", message=message)
+        return CallsResult([*result.outcomes, *[outcome] * len(asserts)], result.execution)
+    tests = {f"test_row_{number}.py": check["test"] for number, check in enumerate(asserts)}
+    judged = await sandbox.run_tests(code, tests, how="apart", limits=limits)
+    outcome = CallOutcome(value=True)
+    if not judged.passed:
+        line = judged.failures[0] if judged.failures else "AssertionError: no test ran"
+        error, _, message = line.removeprefix("test_row_0.py: ").partition(": ")  # for the report alone
+        outcome = CallOutcome(error=error, message=message)
+    printed = result.execution.stdout + judged.execution.stdout
+    return CallsResult([*result.outcomes, *[outcome] * len(asserts)], replace(judged.execution, stdout=printed))
+
+
+async def _run_programs(sandbox: Sandbox, code: str, checks: Sequence[Check], limits: Limits) -> CallsResult:
+    outcomes: list[CallOutcome] = []
+    result = ExecResult(exit_code=0)
+    for check in checks:
+        room = limits.output_bytes + 2 * len(check["expected"].encode("utf-8", "surrogatepass"))
+        result = await sandbox.run_python(code, stdin=check["stdin"], limits=replace(limits, output_bytes=room))
+        if not result.ok:
+            break
+        outcomes.append(CallOutcome(value=result.stdout))
+    return CallsResult(outcomes, replace(result, stdout=""))  # output is compared, not shown
+
+
+def surrounded(code: str, setup: Setup) -> str:
+    """The program with its set-up; imports from `__future__` stay the first statements."""
+    future = _FUTURE.findall(code)
+    return "\n".join([*future, setup["before"], _FUTURE.sub("", code), setup["after"]])
+
+
+def _defined(code: str) -> set[str]:
+    """Names that a program's own statements bind at its top level, imports apart."""
+    try:
+        body = parse_python(code).body
+    except (SyntaxError, ValueError):
+        return set()  # it fails as it is
+    return {name for item in body if not isinstance(item, ast.Import | ast.ImportFrom) for name in bound_by(item)}
+
+
+def bound_by(item: ast.stmt) -> Iterator[str]:
+    """Names that a statement binds, functions' own not."""
+    if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield item.name
+        return
+    for node in ast.walk(item):
+        if isinstance(node, ast.alias):
+            yield node.asname or node.name.partition(".")[0]
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def passes(check: Check, outcome: CallOutcome | None) -> bool:
+    """Whether the check was reached, and what came back is what it expects."""
+    if outcome is None or outcome.error is not None:
+        return False
+    value, compare = outcome.value, check.get("compare", "same")
+    if compare == "asserts":
+        return value is True
+    if compare == "output":
+        return isinstance(value, str) and same_output(check["expected"], value)
+    if compare == "json":
+        return same_json(json.loads(check["expected"]), value)
+    expected = literal_eval(check["expected"])
+    return bool(expected == value) if compare == "equal" else same(expected, value)
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equality that tells True from 1 and 1 from 1.0, also inside containers."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(value, right[key]) for key, value in left.items())
+    return bool(left == right)
+
+
+def same_json(expected: Any, value: Any) -> bool:
+    """Whether a value is what JSON says: tuples are lists, and real numbers may differ by `TOLERANCE`."""
+    if isinstance(expected, list):
+        return isinstance(value, list | tuple) and len(expected) == len(value) and all(map(same_json, expected, value))
+    if isinstance(expected, dict):
+        if not isinstance(value, dict) or expected.keys() != value.keys():
+            return False
+        return all(same_json(item, value[key]) for key, item in expected.items())
+    if isinstance(expected, float) and isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return math.isclose(expected, value, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+        except OverflowError:  # an integer that no float is as large as
+            return False
+    return bool(expected == value)
+
+
+def same_output(expected: str, output: str) -> bool:
+    """Whether a program's output is the expected one, line by line.
+
+    White space around lines and around the text doesn't matter. A line of numbers may spell them otherwise, and real
+    ones may differ by `TOLERANCE`; expected integers may not.
+    """
+    wanted, lines = _lines(expected), _lines(output)
+    return len(wanted) == len(lines) and all(map(_same_line, wanted, lines))
+
+
+def _lines(text: str) -> list[str]:
+    """Lines end with a line feed only: other separators of Unicode are text."""
+    return [line.strip() for line in text.strip().split("\n")]
+
+
+def _same_line(expected: str, line: str) -> bool:
+    if expected == line:
+        return True
+    wanted, words = expected.split(), line.split()
+    return len(wanted) == len(words) and all(map(_same_number, wanted, words))
+
+
+def _same_number(expected: str, word: str) -> bool:
+    if not (_NUMBER.fullmatch(expected) and _NUMBER.fullmatch(word)):
+        return False
+    wanted, number = Decimal(expected), Decimal(word)
+    if wanted == number or _INTEGER.fullmatch(expected):
+        return wanted == number
+    return abs(wanted - number) <= Decimal(str(TOLERANCE)) * max(Decimal(1), abs(wanted))
+
+
+# --- source that runs beside the agent's code, or in the tests' process
+
+PLAIN = '''
+def _forge_plain(value, depth=0):
+    """What compares equal to a plain value becomes one: subclasses, views of keys, exact fractions."""
+    import collections.abc, numbers
+    if value is None or type(value) in (bool, int, float, str, bytes, complex) or depth > 60:
+        return value
+    if isinstance(value, dict):
+        return {_forge_plain(k, depth + 1): _forge_plain(v, depth + 1) for k, v in value.items()}
+    for kind in (list, tuple, set, frozenset):
+        if isinstance(value, kind):
+            return kind([_forge_plain(item, depth + 1) for item in value])
+    if isinstance(value, collections.abc.Set):
+        return {_forge_plain(item, depth + 1) for item in value}
+    for kind in (int, float, str, bytes, complex):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, numbers.Number):
+        for kind in (int, float):
+            if kind(value) == value:
+                return kind(value)
+    return value
+'''
+"""Beside the agent's code: it answers for itself either way, so nothing depends on whether this is as it was."""
+METHOD = '''
+def _forge_method(name):
+    """The method of `Solution`, or the function where there is no such class."""
+    return getattr(Solution(), name) if "Solution" in globals() else globals()[name]
+'''
+ONLY_PLAIN = '''
+import solution as _forge_solution
+
+def _forge_checked(value):
+    """The value where all of it is plain data: an object of the judged code could answer comparisons as it likes."""
+    kind = type(value)
+    if kind in (list, tuple, set, frozenset):
+        for item in value:
+            _forge_checked(item)
+    elif kind is dict:
+        for pair in value.items():
+            _forge_checked(pair)
+    elif value is not None and kind not in (bool, int, float, str, bytes, bytearray, complex):
+        raise TypeError("it returned no plain value")
+    return value
+
+def _forge_function(name):
+    function = getattr(_forge_solution, "_forge_call_" + name)
+    return lambda *args, **kwargs: _forge_checked(function(*args, **kwargs))
+'''
+"""In the tests' process."""
+
+
+def callable_source(names: Sequence[str]) -> str:
+    """Source beside the agent's code: its functions by names that tests import, answering plain values."""
+    return "".join(f"def _forge_call_{name}(*args, **kw): return _forge_plain({name}(*args, **kw))\n" for name in names)
+
+
+def test_source(names: Sequence[str], setup: str, statements: str) -> str:
+    """A test file that runs statements on functions of the agent's, each call of which must return plain data.
+
+    Args:
+        names: the functions.
+        setup: trusted source that comes first.
+        statements: what asserts.
+    """
+    bound = [f"{name} = _forge_function({name!r})" for name in names]
+    return "\n".join([ONLY_PLAIN, *bound, setup, statements, ""])
