@@ -142,9 +142,10 @@ def _compared(item: ast.stmt, scope: _Scope) -> Check | None:
     if not _is_agents_call(left, scope):
         return None
     call = ast.unparse(left)
-    run = f"_forge_plain({call})"
-    compare = "same" if isinstance(test.ops[0], ast.Is) else "equal"
-    return {"call": call, "expected": repr(expected), "compare": compare, "run": run}  # type: ignore[typeddict-item]
+    check = Check(call=call, expected=repr(expected), compare="equal", run=f"_forge_plain({call})")
+    if isinstance(test.ops[0], ast.Is):
+        check["compare"] = "same"
+    return check
 
 
 def _is_agents_call(node: ast.expr, scope: _Scope) -> bool:
