@@ -18,6 +18,8 @@ from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from forge_env.visible import shown
+
 if TYPE_CHECKING:
     from pydantic import ValidationError
     from pydantic_core import ErrorDetails
@@ -252,8 +254,8 @@ def in_words(item: ErrorDetails) -> str:
     else:
         message = item["msg"].removeprefix("Input ").partition(", unable to")[0]
         message = message[:1].lower() + message[1:]
-    shown = repr(given)
-    return message if len(shown) > 60 or isinstance(given, dict) else f"{message}, not {shown}"
+    text = shown(given, 61)
+    return message if len(text) > 60 or isinstance(given, dict) else f"{message}, not {text}"
 
 
 def mistakes(error: ValidationError, most: int = 5) -> str:
@@ -274,7 +276,7 @@ def misfit(default: object, hint: Any) -> str | None:
         return None
     if fitting is default or fitting == default or isinstance(fitting, float):
         return None
-    return f"should be {fitting!r}, not {default!r}"
+    return f"should be {shown(fitting)}, not {shown(default)}"
 
 
 def with_place(error: BaseException) -> str:

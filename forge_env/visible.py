@@ -9,6 +9,7 @@ same characters of a page into boxes.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 
 HIDDEN = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
@@ -34,3 +35,67 @@ def one_line(text: str, most: int = 200) -> str:
     """The beginning of a text in one line of at most `most` characters, as `visible` gives it."""
     line = visible(" ".join(text[: 4 * most].split()))
     return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+SAFE_BITS = 2_048
+"""Size of a whole number that is written out: 617 digits. Python refuses 4,300, and may be set to refuse 640."""
+
+
+def shown(value: object, most: int = 80) -> str:
+    """A value as Python writes it, in at most `most` characters; never raises.
+
+    Values that an agent made may be numbers of any size, long, or nested deeply: only the beginning is written out.
+
+    >>> shown([1, "two"]), shown("x" * 100, 8), shown(10**5000)
+    ("[1, 'two']", "'xxxx...", '<an integer of about 5001 digits>')
+    """
+    written = ""
+    try:
+        for piece in _pieces(value, most):
+            written += piece
+            if len(written) > most:
+                break
+    except RecursionError:
+        written += "." * most
+    return written if len(written) <= most else f"{written[: most - 3]}..."
+
+
+def _pieces(value: object, most: int) -> Iterator[str]:
+    """`repr(value)` in pieces, of which each is bounded by `most`."""
+    if type(value) is int and value.bit_length() > SAFE_BITS:
+        yield f"<an integer of about {int(value.bit_length() * 0.30103) + 1} digits>"
+    elif type(value) in (str, bytes, bytearray) and len(value) > most:
+        yield repr(value[: most + 1])
+    elif type(value) is list:
+        yield from _enclosed("[", value, "]", most)
+    elif type(value) is tuple:
+        yield from _enclosed("(", value, ",)" if len(value) == 1 else ")", most)
+    elif type(value) is set and value:
+        yield from _enclosed("{", value, "}", most)
+    elif type(value) is frozenset and value:
+        yield from _enclosed("frozenset({", value, "})", most)
+    elif type(value) is dict:
+        yield "{"
+        for number, (key, item) in enumerate(value.items()):
+            yield ", " if number else ""
+            yield from _pieces(key, most)
+            yield ": "
+            yield from _pieces(item, most)
+        yield "}"
+    else:
+        yield _written(value)
+
+
+def _enclosed(start: str, items: Iterable[object], end: str, most: int) -> Iterator[str]:
+    yield start
+    for number, item in enumerate(items):
+        yield ", " if number else ""
+        yield from _pieces(item, most)
+    yield end
+
+
+def _written(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - of a class that isn't ours
+        return f"<{type(value).__name__}>"

@@ -93,7 +93,7 @@ class Calculator(fe.ToolEnvironment):
         """
         try:
             return calculated(expression)
-        except (ValueError, SyntaxError, ZeroDivisionError, RecursionError) as error:
+        except (ValueError, SyntaxError, ArithmeticError, RecursionError) as error:
             raise fe.ToolError(f"can't be calculated: {error}") from error
 
 

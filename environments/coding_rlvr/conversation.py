@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from environments.coding_rlvr.checks import Check, passes
 from forge_env.sandbox import CallOutcome
+from forge_env.visible import shown
 
 SYSTEM_PROMPT = (
     "Write the Python function f. Call python(code) to try your code on the tests. Then answer with the function "
@@ -56,7 +57,7 @@ def _what_happened(test: Check, outcome: CallOutcome | None, ended: str) -> str:
         return ended or "was not reached"
     if outcome.error is not None:
         return f"raised {outcome.error}" + (f": {_short(outcome.message)}" if outcome.message else "")
-    return f"returned {_short(repr(outcome.value))}, expected {test['expected']}"
+    return f"returned {shown(outcome.value, MAX_VALUE)}, expected {test['expected']}"
 
 
 def _short(text: str) -> str:

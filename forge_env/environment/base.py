@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from forge_env.errors import EnvironmentBugError, UsageError, environment_code
 from forge_env.rollout.working_time import limited_code
 from forge_env.types import Action, Branch, Message, Observation, ResetResult, StepResult, Task, ToolSpec, as_message
+from forge_env.visible import shown
 
 if TYPE_CHECKING:
     from forge_env.rewards.rubric import Rubric
@@ -468,5 +469,4 @@ async def _awaited(what: str, value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return f"a {type(value).__name__}, {text if len(text) <= 80 else text[:77] + '...'}"
+    return f"a {type(value).__name__}, {shown(value)}"

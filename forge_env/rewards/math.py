@@ -11,6 +11,7 @@ from forge_env.errors import UsageError
 from forge_env.rewards import equivalence
 from forge_env.rewards.spans import last_between, without
 from forge_env.rewards.text import NO_TARGET
+from forge_env.visible import shown
 
 _NUMBER = r"[-+]?\s?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?"
 _PLAIN = re.compile(rf"({_NUMBER})(?:\s*/\s*({_NUMBER}))?\s*(%?)")
@@ -124,7 +125,7 @@ class MathReward:
         else:
             wanted = float(target)
         if wanted is None:
-            raise ValueError(f"the target {str(target)[:80]!r} is not a number")
+            raise ValueError(f"the target {shown(target)} is not a number")
         marked = marked_answer(response)
         given = None if marked is None else parse_number(marked)
         if given is not None and abs(given - wanted) <= self.tolerance:

@@ -32,6 +32,7 @@ from forge_env.concurrency import gather_or_cancel, settled
 from forge_env.errors import EnvironmentBugError, UsageError, environment_code
 from forge_env.trajectory import Trajectory
 from forge_env.types import Message, Task
+from forge_env.visible import shown
 
 if TYPE_CHECKING:
     from forge_env.environment.base import Environment
@@ -80,7 +81,7 @@ class _Scorer:
     def numbers(self, value: Any, count: int, task_id: str) -> list[float]:
         if not isinstance(value, Sequence) or len(value) != count:
             raise EnvironmentBugError(
-                f"group reward function {self.name!r} returned {str(value)[:80]!r} on task {task_id!r}",
+                f"group reward function {self.name!r} returned {shown(value)} on task {task_id!r}",
                 fix=f"return one number for each of the {count} episodes",
             )
         return [self._number(item, task_id) for item in value]
@@ -89,7 +90,7 @@ class _Scorer:
         number = _as_float(value)
         if not math.isfinite(number):
             raise EnvironmentBugError(
-                f"reward function {self.name!r} returned {str(value)[:80]!r} on task {task_id!r}",
+                f"reward function {self.name!r} returned {shown(value)} on task {task_id!r}",
                 fix="return a finite number",
             )
         return number

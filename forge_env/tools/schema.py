@@ -52,6 +52,7 @@ from forge_env.errors import (
 from forge_env.tools.decorator import PLAIN, ToolOptions, options_of
 from forge_env.tools.decorator import tool as tool
 from forge_env.types import SlottedModel, ToolCall, ToolSpec
+from forge_env.visible import shown
 
 log = logging.getLogger(__name__)
 
@@ -367,6 +368,10 @@ def unknown_tool(call: ToolCall, tools: Mapping[str, Tool]) -> ToolResult:
     return ToolResult(f"Error: there is no tool {name[:80]!r}{hint}; {available}", error=True)
 
 
+MOST_SHOWN = 100_000
+"""Characters of a tool's answer that JSON can't write."""
+
+
 def as_text(value: Any, name: str) -> str:
     """What a tool returned, as the model reads it: text as it is, anything else as JSON.
 
@@ -384,8 +389,8 @@ def as_text(value: Any, name: str) -> str:
         raise EnvironmentBugError(f"tool {name!r} returned {type(value).__name__}, which a model can't read", fix=fix)
     try:
         return json.dumps(value, ensure_ascii=False, default=partial(_plain, name=name))
-    except (TypeError, ValueError):  # keys that JSON lacks, circular references
-        return repr(value)
+    except (TypeError, ValueError, RecursionError):  # keys that JSON lacks, huge numbers, deep or circular references
+        return shown(value, MOST_SHOWN)
 
 
 def _plain(value: Any, name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from forge_env.cli.info import show
 from forge_env.types import Message
-from forge_env.visible import one_line, visible
+from forge_env.visible import one_line, shown, visible
 
 HOSTILE = st.text() | st.text(st.sampled_from("\x1b[2J\r\n\x07\u202e\u2066\u200b\ud800\x9b\u0301\U000e0041a"))
 
@@ -62,3 +63,43 @@ def test_plain_text_stays_as_it_is(text: str) -> None:
 )
 def test_what_is_hidden_is_spelled_out(text: str, shown: str) -> None:
     assert visible(text) == shown
+
+
+SCALARS = st.none() | st.booleans() | st.floats() | st.integers() | st.text() | st.binary() | st.complex_numbers()
+HASHABLE = st.recursive(SCALARS, lambda inner: st.lists(inner).map(tuple) | st.frozensets(inner), max_leaves=8)
+VALUES = st.recursive(
+    HASHABLE | st.sets(HASHABLE) | st.binary().map(bytearray),
+    lambda inner: st.lists(inner) | st.dictionaries(HASHABLE, inner),
+    max_leaves=8,
+)
+
+
+@given(value=VALUES, most=st.integers(4, 100))
+def test_a_value_is_shown_as_python_writes_it_up_to_its_limit(value: Any, most: int) -> None:
+    whole = repr(value)
+    text = shown(value, most)
+    assert text == (whole if len(whole) <= most else f"{text[:-3]}...")
+    assert len(text) <= most
+    assert "..." in text[-3:] or text == whole
+    assert shown(value, len(whole)) == whole
+
+
+class Broken:
+    def __repr__(self) -> str:
+        raise ValueError("no")
+
+
+def test_values_that_python_does_not_write_are_shown() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    circular: list[Any] = []
+    circular.append(circular)
+    assert shown(10**5000) == "<an integer of about 5001 digits>"
+    assert shown([-(10**5000), 1]) == "[<an integer of about 5001 digits>, 1]"
+    assert shown({10**9000: "x"}).startswith("{<an integer of about 9001")
+    assert shown(deep, 10) == "[[[[[[[..."
+    assert shown(circular, 10) == "[[[[[[[..."
+    assert len(shown(circular, 1_000_000)) <= 1_000_000
+    assert shown("x" * 10**7, 8) == "'xxxx..."
+    assert shown([Broken()]) == "[<Broken>]"

@@ -166,6 +166,25 @@ async def test_turns_are_limited() -> None:
     assert (reward, terminated, truncated, info["truncation"]) == (0.0, False, True, "turns")
 
 
+@pytest.mark.parametrize(
+    ("returned", "written"),
+    [
+        ("10**5000", "<an integer of about 5001 digits>"),
+        ("[10**5000] * 9", "[<an integer of about 5001 digits>"),
+        ("'x' * 10**7", "'xxxxxxxxxx"),
+        ("{10**9999: 'x'}", "{<an integer of about"),
+    ],
+)
+async def test_whatever_code_returns_is_reported_in_a_line(returned: str, written: str) -> None:
+    env, _ = await start()
+    test = env.current_task.data["public"][0]
+    observation, *_ = await env.step(call(f"def f(*arguments):\n    return {returned}"))
+    assert observation[0].content.startswith(f"0/2 passed\n{test['call']} returned {written}")
+    assert len(observation[0].content) < 200
+    _, reward, *_ = await env.step("Done")
+    assert reward == 0.0
+
+
 async def test_code_is_never_run_without_sandboxes() -> None:
     env = CodingRLVR()
     await env.reset(options={"split": "train", "index": 0})

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from forge_env.tools.schema import parse_docstring
+from forge_env.tools.schema import as_text, parse_docstring
 
 GOOGLE = """
 Look up words.
@@ -84,3 +84,15 @@ def test_what_has_no_style_is_the_description(text: str) -> None:
 def test_importing_the_platform_does_not_load_the_parser() -> None:
     code = "import sys, forge_env as fe; fe.tool; sys.exit('docstring_parser' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_answers_that_json_cannot_write_are_text() -> None:
+    circular: list[object] = []
+    circular.append(circular)
+    deep: list[object] = []
+    for _ in range(10_000):
+        deep = [deep]
+    assert as_text({(1, 2): "x"}, "look") == "{(1, 2): 'x'}"
+    assert as_text(["x", 10**5000], "look") == "['x', <an integer of about 5001 digits>]"
+    assert as_text(circular, "look").startswith("[[[[")
+    assert as_text(deep, "look").startswith("[[[[")
