@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 HIDDEN = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
@@ -60,7 +61,7 @@ def shown(value: object, most: int = 80) -> str:
     return written if len(written) <= most else f"{written[: most - 3]}..."
 
 
-def _pieces(value: object, most: int) -> Iterator[str]:
+def _pieces(value: Any, most: int) -> Iterator[str]:
     """`repr(value)` in pieces, of which each is bounded by `most`."""
     if type(value) is int and value.bit_length() > SAFE_BITS:
         yield f"<an integer of about {int(value.bit_length() * 0.30103) + 1} digits>"
