@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from math import sqrt
@@ -19,6 +20,8 @@ from trainers.titan.device import Device
 HIDDEN_MATRICES = r"\..*\.(wq|wk|wv|wo|w1|w2|w3)\.weight$"
 LAYERS = (r"layers\.\d*[02468]", r"layers\.\d*[13579]")
 """Even and odd ones."""
+WITHOUT_DECAY = r"(norm|embeddings)\.weight$|\.bias$"
+"""Norms, embeddings (also as a tied head) and biases."""
 
 
 class Optimizers(OptimizersContainer):  # type: ignore[misc]
@@ -97,27 +100,40 @@ def _muon(groups: list[dict[str, Any]]) -> Optimizer:
 
 
 def build_optimizer(module: Any, section: OptimizerSection, device: Device, *, threads: int = 1) -> OptimizersContainer:
-    """AdamW over all parameters, or Muon for hidden matrices and AdamW for the rest."""
+    """AdamW over all parameters, or Muon for hidden matrices and AdamW for the rest.
+
+    `weight_decay` is for matrices. Norms, biases and embeddings have none: their scale is part of what they say.
+    """
     adamw = {
         "lr": section.lr,
         "betas": (section.beta1, section.beta2),
         "eps": 1e-8,
         "weight_decay": section.weight_decay,
     }
-    groups = [ParamGroupConfig(pattern=r".*", optimizer_name="AdamW", optimizer_kwargs=adamw)]
+    groups = []
     if section.muon_lr > 0:
-        adamw["weight_decay"] = 0.0  # what is left to AdamW are embeddings and norms
         muon = {"lr": section.muon_lr, "weight_decay": section.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
         # Two halves that can work side by side: a small model's matrices take Muon half as long as its gradients take.
         for number, layers in enumerate(LAYERS if threads > 1 and len(module.layers) > 1 else [r"layers"]):
-            pattern = layers + HIDDEN_MATRICES
-            groups.insert(
-                number, ParamGroupConfig(pattern=pattern, optimizer_name=f"Muon{number}", optimizer_kwargs=muon)
-            )
-    config = Optimizers.Config(param_groups=groups, implementation=device.optimizer_implementation)
+            groups.append(_group(layers + HIDDEN_MATRICES, f"Muon{number}", muon))
+    if section.weight_decay > 0:
+        groups.append(_group(WITHOUT_DECAY, "AdamW", adamw | {"weight_decay": 0.0}))
+    groups.append(_group(r".*", "AdamW", adamw))
+    config = Optimizers.Config(param_groups=_used(groups, module), implementation=device.optimizer_implementation)
     optimizers = Optimizers(config, model_parts=[module])
     optimizers.threads = threads
     return optimizers
+
+
+def _group(pattern: str, name: str, options: dict[str, Any]) -> ParamGroupConfig:
+    return ParamGroupConfig(pattern=pattern, optimizer_name=name, optimizer_kwargs=options)
+
+
+def _used(groups: list[ParamGroupConfig], module: Any) -> list[ParamGroupConfig]:
+    """Those that are the first to match some trained parameter; TorchTitan refuses others."""
+    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    first = {next(at for at, group in enumerate(groups) if re.search(group.pattern, name)) for name in names}
+    return [groups[at] for at in sorted(first)]
 
 
 def build_schedule(optimizer: OptimizersContainer, section: OptimizerSection, steps: int) -> LRSchedulersContainer:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_env.config.recipe import PartSection
@@ -83,11 +84,69 @@ def test_reinforce_plus_plus_divides_by_the_deviation_of_many_groups_and_remembe
 def test_returns_give_credit_by_turn() -> None:
     first = episode(1.5, (2, 1), (0.5, 0.0))  # a rubric's 1.0 on top counts for the last turn
     second = episode(0.0, (1, 3), (0.0, 0.0))
-    assert TurnReturns()(Group([first, second])) == [[0.75, 0.5], [-0.75, -0.5]]
+    assert TurnReturns()(Group([first, second])) == [[1.5, 1.0], [-1.5, -1.0]]
     advantages = token_advantages(TurnReturns(gamma=0.5), Group([first, second]))
-    assert [values.tolist() for values in advantages] == [[0.5, 0.5, 0.5], [-0.5, -0.5, -0.5, -0.5]]
+    assert [values.tolist() for values in advantages] == [[1.0, 1.0, 1.0], [-1.0, -1.0, -1.0, -1.0]]
+    third = episode(3.0, (1, 1, 1))
+    assert TurnReturns()(Group([first, second, third])) == [[0.0, -0.5], [-2.25, -2.0], [2.25, 2.5, 2.25]]
     longer = TurnReturns()(Group([episode(1.0, (1,)), episode(0.0, (1, 1, 1))]))
-    assert longer == [[0.5], [-0.5, -0.5, -0.5]]  # nobody else has those turns
+    assert longer == [[1.0], [-1.0, -1.0, -1.0]], "without others at a turn: their mean return"
+    assert TurnReturns()(Group([episode(1.0, (1, 2))])) == [[0.0, 0.0]]
+
+
+Play = tuple[tuple[float, ...], tuple[bool | None, ...], float]
+"""Rewards by turn, choices by turn (None: the last turn allowed, which is no choice), probability."""
+
+
+def plays(go_on: float, turns: int, step: float, end: float) -> list[Play]:
+    """All episodes of a task in which the policy goes on with probability `go_on` after each turn, else stops."""
+    result: list[Play] = []
+    for length in range(1, turns + 1):
+        last = length == turns
+        probability = go_on ** (length - 1) * (1.0 if last else 1 - go_on)
+        rewards = (*[step] * (length - 1), step + (0.0 if last else end))
+        result.append((rewards, (*[True] * (length - 1), None if last else False), probability))
+    return result
+
+
+def expected_gradient(estimator: AdvantageEstimator, options: list[Play], go_on: float, size: int) -> float:
+    """E of 1/n sum_i sum_t A_{i,t} d log pi(a_{i,t}) / d theta over all groups, pi(go on) = sigmoid(theta)."""
+    total = 0.0
+    for group in itertools.product(options, repeat=size):
+        episodes = [episode(sum(rewards), (1,) * len(rewards), rewards) for rewards, _, _ in group]
+        weights = estimator(Group(episodes))
+        gradient = 0.0
+        for weight, (rewards, choices, _) in zip(weights, group, strict=True):
+            by_turn = np.broadcast_to(np.asarray(weight, np.float64), len(rewards))
+            for advantage, goes_on in zip(by_turn, choices, strict=True):
+                if goes_on is not None:
+                    gradient += advantage * ((1 - go_on) if goes_on else -go_on)
+        total += float(np.prod([probability for _, _, probability in group])) * gradient / size
+    return total
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    go_on=st.floats(0.1, 0.9),
+    turns=st.integers(2, 4),
+    step=st.floats(-1, 1),
+    end=st.floats(-1, 1),
+    size=st.integers(2, 3),
+)
+def test_leaving_an_episode_out_of_its_own_baseline_gives_the_exact_gradient(
+    go_on: float, turns: int, step: float, end: float, size: int
+) -> None:
+    """Over all groups of a task that can be enumerated; a baseline that an action decides would show."""
+    options = plays(go_on, turns, step, end)
+    values = [sum(rewards) for rewards, _, _ in options]
+    exact = 0.0
+    for (_, choices, probability), value in zip(options, values, strict=True):
+        score = sum(0.0 if choice is None else (1 - go_on) if choice else -go_on for choice in choices)
+        exact += probability * value * score  # the score-function identity, without any baseline
+    for estimator in (TurnReturns(), LeaveOneOut()):
+        assert expected_gradient(estimator, options, go_on, size) == pytest.approx(exact, abs=1e-9)
+    shrunk = expected_gradient(GroupMean(), options, go_on, size)
+    assert shrunk == pytest.approx(exact * (1 - 1 / size), abs=1e-9)
 
 
 def test_conversations_have_their_own_credit() -> None:

@@ -25,6 +25,7 @@ from trainers.titan.device import use_device
 from trainers.titan.engine import TitanEngine
 from trainers.titan.families import FAMILIES, titan_config
 from trainers.titan.model import TitanModel
+from trainers.titan.optimizer import build_optimizer
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow]
 MISMATCH = 1e-5
@@ -61,6 +62,25 @@ def test_only_experts_that_a_token_is_sent_to_count_as_work(tmp_path: Path) -> N
     assert sum(p.numel() for p in model.module.parameters()) - 2 * VOCABULARY * 64 == (
         model.layer_parameters + 2 * (8 - 2) * expert
     )
+
+
+@pytest.mark.parametrize("muon_lr", [0.0, 1e-2])
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_weight_decay_shrinks_matrices_and_nothing_else(name: str, muon_lr: float, tmp_path: Path) -> None:
+    device = use_device(with_gpus=False)
+    module: Any = TitanModel(write_checkpoint(name, tmp_path), max_length=128, device=device.torch).module
+    section = OptimizerSection(lr=1e-2, muon_lr=muon_lr, weight_decay=0.5)
+    optimizer = build_optimizer(module, section, device)
+    embeddings = {id(part.weight) for part in module.modules() if isinstance(part, torch.nn.Embedding)}
+    before = {}
+    for key, parameter in module.named_parameters():
+        parameter.grad = torch.zeros_like(parameter)
+        before[key] = parameter.detach().clone()
+    optimizer.step()
+    for key, parameter in module.named_parameters():
+        shrinks = parameter.dim() > 1 and id(parameter) not in embeddings
+        expected = before[key] * (1 - 1e-2 * 0.5) if shrinks else before[key]
+        assert torch.allclose(parameter, expected, rtol=1e-6, atol=0), key
 
 
 OTHER_BASE = "Qwen/Qwen3-235B-A22B"
