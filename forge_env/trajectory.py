@@ -63,6 +63,8 @@ class Segment:
         advantages: of each sampled token, 0 elsewhere, float32 [T].
         ref_logprobs: log-probability under the reference model, 0 elsewhere, float32 [T]; None without one.
         receipt: sum of the `Reply.receipt` of its sampled tokens, modulo 2**64; None: nobody signs for some of them.
+        episode: number of its episode in its group or batch; an episode that forked, or that has several conversations,
+            has several segments. None: it is an episode of its own.
     """
 
     token_ids: IntArray
@@ -72,6 +74,7 @@ class Segment:
     advantages: FloatArray = NO_TOKENS
     ref_logprobs: FloatArray | None = None
     receipt: int | None = None
+    episode: int | None = None
 
     def __post_init__(self) -> None:
         import numpy as np

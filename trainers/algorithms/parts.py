@@ -108,11 +108,11 @@ class ReinforcePlusPlus(AdvantageEstimator):
 
 
 class TurnReturns(AdvantageEstimator):
-    """A_{i,t} = G_{i,t} - mean of G_{j,t} over the others j, G_t = r_t + gamma G_{t+1}: credit by turn, without a critic.
+    """A_{i,t} = G_{i,t} - mean of G_{j,t} over others j, G_t = r_t + gamma G_{t+1}: credit by turn, without a critic.
 
-    `Turn.reward` is the reward of each step of the environment; the rest of the episode's reward (a rubric's score, what
-    `score_group` added) counts for its last turn. The mean is over the other episodes that have a turn t; if none has,
-    it is their mean return from the first turn on. A group of one has no others: 0.
+    `Turn.reward` is the reward of each step of the environment; the rest of the episode's reward (a rubric's score,
+    what `score_group` added) counts for its last turn. The mean is over the other episodes that have a turn t; if none
+    has, it is their mean return from the first turn on. A group of one has no others: 0.
 
     An episode's own return is not in its baseline: at a late turn that few episodes reach it would be a large part of
     the mean, and would shrink the gradient there, by 31 % in groups of 4 (docs/algorithms.md). With gamma 1 the
@@ -254,7 +254,7 @@ class GroupFilter(Protocol):
 
 
 class KeepAll:
-    """Every group; those without signal have no gradient and cost nothing."""
+    """Every group; those without signal are computed only if the loss has a gradient there (KL, entropy)."""
 
     def __call__(self, group: Group) -> bool:
         """Always."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from forge_env.run.account import Account
 from forge_env.trajectory import Segment
 from trainers.buffer.core import BufferCore
-from trainers.buffer.sequences import BatchSizes, at_targets
+from trainers.buffer.sequences import BatchSizes, Computed, at_targets, in_batch
 from trainers.buffer.types import Batch, BufferSettings, BufferStats, G, Outcome, Reservation, Ticket
 
 
@@ -109,9 +109,9 @@ class LocalReplayBuffer(Generic[G]):
         with self._account.during("sample"):
             return self._core.batch(step)
 
-    async def batch_sizes(self, step: int) -> BatchSizes:
+    async def batch_sizes(self, step: int, computed: Computed = "all") -> BatchSizes:
         """See `GroupBuffer`; raises as `fetch` does."""
-        return BatchSizes.with_signal(self._open(step))
+        return BatchSizes.of(self._open(step), computed)
 
     async def sequences(self, step: int, numbers: Sequence[int]) -> list[Segment]:
         """See `GroupBuffer`; raises as `fetch` does."""
@@ -127,7 +127,7 @@ class LocalReplayBuffer(Generic[G]):
     def _open(self, step: int) -> list[Segment]:
         if step not in self._opened:
             with self._account.during("sample"):
-                self._opened[step] = [own for group in self._core.batch(step).groups for own in group.segments()]
+                self._opened[step] = in_batch(group.segments() for group in self._core.batch(step).groups)
         return self._opened[step]
 
     async def release(self, version: int) -> None:

@@ -66,7 +66,8 @@ class PackedGroup:
         columns: names of the table's columns, `FIXED` first.
         data: header, table, segments, tokens; `pack` writes it.
         members: as in `GroupRecord`.
-        receipts: `Segment.receipt` of each token sequence; empty in what an older version packed.
+        receipts: `Segment.receipt` of each segment; empty in what an older version packed.
+        episodes: `Segment.episode` of each segment; empty in what an older version packed.
     """
 
     task_id: str
@@ -74,6 +75,7 @@ class PackedGroup:
     data: bytes
     members: tuple[str, ...] = ()
     receipts: tuple[int | None, ...] = ()
+    episodes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:  # one copy of the names for all groups
         object.__setattr__(self, "columns", _NAMES.setdefault(self.columns, self.columns))
@@ -82,7 +84,7 @@ class PackedGroup:
             raise UsageError("a group was packed by another version of forge-env", fix="start a new run")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return PackedGroup, (self.task_id, self.columns, self.data, self.members, self.receipts)
+        return PackedGroup, (self.task_id, self.columns, self.data, self.members, self.receipts, self.episodes)
 
     @property
     def _header(self) -> tuple[Any, ...]:
@@ -143,6 +145,8 @@ class PackedGroup:
             found.append(Segment(token_ids[part], mask[part], logprobs[part], versions[part], advantages[part]))
         for segment, receipt in zip(found, self.receipts, strict=False):
             segment.receipt = receipt
+        for segment, episode in zip(found, self.episodes, strict=False):
+            segment.episode = episode
         return found
 
 
@@ -213,7 +217,8 @@ def pack(
         ]
         for episode, values in zip(episodes, advantages, strict=True)
     ]
-    segments = [segment for episode in episodes for segment in episode.segments()]
+    by_episode = [episode.segments() for episode in episodes]
+    segments = [segment for found in by_episode for segment in found]
     sampled = _joined([segment.mask for segment in segments], np.bool_)
     learned = sampled.copy()
     learned[sampled] = _joined(masks, np.bool_)
@@ -248,7 +253,9 @@ def pack(
     task_id = episodes[0].task_id if episodes else ""
     members = tuple(map(_member, episodes))
     receipts = tuple(segment.receipt for segment in segments)
-    return PackedGroup(task_id, columns, header + b"".join(array.tobytes() for array in arrays), members, receipts)
+    numbers = tuple(number for number, found in enumerate(by_episode) for _ in found)
+    data = header + b"".join(array.tobytes() for array in arrays)
+    return PackedGroup(task_id, columns, data, members, receipts, numbers)
 
 
 def _member(episode: Trajectory) -> str:

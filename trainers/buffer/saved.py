@@ -15,6 +15,9 @@ from safetensors.numpy import save_file
 from forge_env.errors import UsageError
 from trainers.buffer.packed import PackedGroup
 
+LATER = ("members", "receipts", "episodes")
+"""Fields of a group that files of earlier versions lack."""
+
 
 def save_buffer(state: dict[str, Any], file: Path) -> None:
     """Write a buffer's `state_dict`: a safetensors file of the groups' bytes, with all else as JSON in its header."""
@@ -24,7 +27,7 @@ def save_buffer(state: dict[str, Any], file: Path) -> None:
         if isinstance(value, PackedGroup):
             name = str(len(blocks))
             blocks[name] = np.frombuffer(value.data, np.uint8)
-            names = ("task_id", "columns", "members", "receipts")
+            names = ("task_id", "columns", *LATER)
             return {"group": name, **{each: getattr(value, each) for each in names}}
         if isinstance(value, dict):
             return {key: plain(item) for key, item in value.items()}
@@ -43,8 +46,8 @@ def load_buffer(file: Path) -> dict[str, Any]:
     def whole(value: Any) -> Any:
         if isinstance(value, dict) and "group" in value:
             data = blocks.get_tensor(value["group"]).tobytes()
-            apart = (tuple(value.get(name, ())) for name in ("members", "receipts"))
-            return PackedGroup(value["task_id"], tuple(value["columns"]), data, *apart)
+            later = {name: tuple(value.get(name, ())) for name in LATER}
+            return PackedGroup(value["task_id"], tuple(value["columns"]), data, **later)
         if isinstance(value, dict):
             return {key: whole(item) for key, item in value.items()}
         return [whole(item) for item in value] if isinstance(value, list) else value

@@ -1,10 +1,10 @@
-"""The token sequences of a batch as the trainer's processes see them: how large each is, then those one computes."""
+"""The segments of a batch as the trainer's processes see them: the sizes of all, then those that one computes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,46 +25,96 @@ def at_targets(segment: Segment, values: NDArray[np.float32]) -> NDArray[np.floa
     return whole
 
 
+Computed = Literal["all", "sequences", "segments"]
+"""Which segments of a batch a trainer computes: `all`; those of `sequences` in which a token has an advantage; only the
+`segments` in which one has."""
+
+
+def in_batch(groups: Iterable[list[Segment]]) -> list[Segment]:
+    """The segments of all groups of a batch, their episodes numbered through the batch."""
+    batch: list[Segment] = []
+    for segments in groups:
+        first = len(batch)  # a group has no more episodes than segments
+        for segment in segments:
+            if segment.episode is not None:
+                segment.episode += first
+        batch += segments
+    return batch
+
+
 @dataclass(frozen=True, slots=True)
 class BatchSizes:
-    """How large the sequences of a batch are: all that is needed to say who computes what.
+    """Sizes of the segments of a batch: all that ranks need to agree on who computes what.
+
+    A segment is one row of tokens. A sequence, as losses count it, is an episode: one segment, or several where the
+    episode forked or has several conversations.
 
     Attributes:
-        numbers: places in the batch of the N sequences that are computed, [N].
+        numbers: positions in the batch of the N segments that are computed, [N].
         lengths: their tokens, [N].
         targets: their tokens to be learned, [N].
-        total_tokens: tokens to be learned of the batch as admitted, those of sequences without signal included.
+        sequences: the sequence of each, numbered from 0 through the batch, [N].
+        sequence_targets: tokens to be learned of each one's whole sequence, [N].
+        total_tokens: tokens to be learned of the batch as admitted, those of segments that aren't computed included.
         total_sequences: sequences likewise.
-        not_finite: sequences that are left out of all this, since a log-probability of theirs is not finite.
+        total_segments: segments of the batch, those that are not finite included.
+        not_finite: segments that are left out of the totals, since one of their log-probabilities is not finite.
     """
 
     numbers: NDArray[np.int64]
     lengths: NDArray[np.int64]
     targets: NDArray[np.int64]
+    sequences: NDArray[np.int64]
+    sequence_targets: NDArray[np.int64]
     total_tokens: int
     total_sequences: int
+    total_segments: int
     not_finite: int = 0
 
     @classmethod
-    def of(cls, segments: Sequence[Segment]) -> Self:
-        """A batch of which everything is computed."""
-        return cls._of(segments, np.ones(len(segments), np.bool_))
+    def of(cls, segments: Sequence[Segment], computed: Computed = "all") -> Self:
+        """The sizes of a batch of which `computed` is computed."""
+        finite = np.array([bool(np.isfinite(segment.logprobs).all()) for segment in segments], np.bool_)
+        learned = np.array([len(targets(segment)) for segment in segments], np.int64)
+        lengths = np.array([len(segment.token_ids) for segment in segments], np.int64)
+        sequences = _sequences(segments, finite)
+        of_sequence = np.bincount(sequences[finite], learned[finite]).astype(np.int64)
+        chosen = finite
+        if computed != "all":
+            chosen = finite & np.array([_has_advantage(segment) for segment in segments], np.bool_)
+        if computed == "sequences":
+            chosen = finite & np.isin(sequences, sequences[chosen])
+        numbers = np.flatnonzero(chosen)
+        return cls(
+            numbers,
+            lengths[numbers],
+            learned[numbers],
+            sequences[numbers],
+            of_sequence[sequences[numbers]],
+            int(learned[finite].sum()),
+            len(of_sequence),
+            len(segments),
+            int((~finite).sum()),
+        )
 
     @classmethod
     def with_signal(cls, segments: Sequence[Segment]) -> Self:
-        """A batch of which only sequences with an advantage are computed: the gradient of the others is 0."""
-        found = [bool((np.abs(segment.advantages[targets(segment)]) > NO_ADVANTAGE).any()) for segment in segments]
-        return cls._of(segments, np.array(found, np.bool_))
+        """The sizes of a batch of which only segments with an advantage are computed."""
+        return cls.of(segments, "segments")
 
     def pick(self, segments: Sequence[Segment]) -> list[Segment]:
         """Those of the whole batch that are computed, [N]."""
         return [segments[number] for number in self.numbers.tolist()]
 
-    @classmethod
-    def _of(cls, segments: Sequence[Segment], computed: NDArray[np.bool_]) -> Self:
-        finite = np.array([bool(np.isfinite(segment.logprobs).all()) for segment in segments], np.bool_)
-        learned = np.array([len(targets(segment)) for segment in segments], np.int64)
-        lengths = np.array([len(segment.token_ids) for segment in segments], np.int64)
-        numbers = np.flatnonzero(finite & computed)
-        total, count = int(learned[finite].sum()), int(finite.sum())
-        return cls(numbers, lengths[numbers], learned[numbers], total, count, len(segments) - count)
+
+def _has_advantage(segment: Segment) -> bool:
+    return bool((np.abs(segment.advantages[targets(segment)]) > NO_ADVANTAGE).any())
+
+
+def _sequences(segments: Sequence[Segment], finite: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The sequence of each segment; those of the finite ones are numbered from 0."""
+    numbers: dict[tuple[str, int], int] = {}
+    keys = [("alone", at) if own.episode is None else ("episode", own.episode) for at, own in enumerate(segments)]
+    for at in [*np.flatnonzero(finite).tolist(), *np.flatnonzero(~finite).tolist()]:
+        numbers.setdefault(keys[at], len(numbers))
+    return np.array([numbers[key] for key in keys], np.int64)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from forge_env.config.recipe import ReplaySection
 from forge_env.errors import UsageError
 from forge_env.trajectory import Segment
-from trainers.buffer.sequences import BatchSizes
+from trainers.buffer.sequences import BatchSizes, Computed
 
 
 class Trainable(Protocol):
@@ -219,8 +219,8 @@ class GroupBuffer(Protocol[G]):
     async def fetch(self, step: int) -> Batch[G]:
         """The groups handed out for `step`, any number of times until they are released."""
 
-    async def batch_sizes(self, step: int) -> BatchSizes:
-        """How large the token sequences of `step` are, numbered through its groups: who computes which of them?"""
+    async def batch_sizes(self, step: int, computed: Computed = "all") -> BatchSizes:
+        """Sizes of the segments of `step`, numbered through its groups, of which `computed` is computed."""
 
     async def sequences(self, step: int, numbers: Sequence[int]) -> list[Segment]:
         """Token sequences of `step`, as often as they are asked for until they are released."""

@@ -196,7 +196,7 @@ class Contract:
         if not self._is_open("log-probs"):
             return
         sizes = await self._buffer.batch_sizes(batch.step)
-        count = sizes.total_sequences + sizes.not_finite
+        count = sizes.total_segments
         chosen = np.unique(np.linspace(0, count - 1, min(count, SEQUENCES)).astype(int)).tolist() if count else []
         segments = await self._buffer.sequences(batch.step, chosen)
         own = [segment for segment in segments if _sampled_by(segment, batch.step)]

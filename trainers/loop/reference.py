@@ -10,6 +10,7 @@ from forge_env.run.account import Since
 from forge_env.run.clock import RemoteClock, read_clock
 from forge_env.run.timeline import Timeline
 from trainers.actors.remote import result
+from trainers.buffer.sequences import Computed
 from trainers.buffer.types import GroupBuffer
 
 
@@ -32,10 +33,10 @@ class Reference:
         self._since_taken = Since()
         self._clock = RemoteClock()
 
-    async def score(self, buffer: GroupBuffer[Any], step: int) -> dict[str, float]:
-        """Give the sequences of `step`, which the buffer holds, their `ref_logprobs`; returns the seconds it took."""
+    async def score(self, buffer: GroupBuffer[Any], step: int, computed: Computed = "all") -> dict[str, float]:
+        """Give the segments of `step` that are `computed` their `ref_logprobs`; returns the seconds it took."""
         started = time.perf_counter()
-        await result(self.actor.score.call(buffer, step))
+        await result(self.actor.score.call(buffer, step, computed))
         return {"reference_s": time.perf_counter() - started}
 
     async def follow(self, version: int) -> None:

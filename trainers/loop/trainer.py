@@ -16,10 +16,12 @@ from forge_env.run.account import Account
 from forge_env.run.timeline import Timeline
 from forge_env.trajectory import Segment
 from trainers.actors.remote import agreed, result
+from trainers.buffer.sequences import Computed
 from trainers.buffer.types import GroupBuffer, Reservation
 from trainers.loop.reference import Reference
 
 if TYPE_CHECKING:
+    from trainers.losses.types import Loss
     from trainers.weights.checksum import Sums
     from trainers.weights.store import Published
 
@@ -31,10 +33,14 @@ class TrainerHandle:
         self.actor = actor
         self.folder = folder
         self.reference: Reference | BaseReference | None = None
+        self._computed: Computed = "all"
 
-    async def configure(self, optimizer: OptimizerSection, **options: Any) -> None:
+    async def configure(self, optimizer: OptimizerSection, *, loss: Loss, **options: Any) -> None:
         """Begin a phase of training (see `TitanTrainer.configure`)."""
-        await result(self.actor.configure.call(optimizer, **options))
+        from trainers.losses.types import needs  # takes seconds: torch
+
+        self._computed = needs(loss).computed
+        await result(self.actor.configure.call(optimizer, loss=loss, **options))
 
     async def train_step(self, sequences: list[Segment]) -> dict[str, float]:
         """Update the weights from one batch, all of which is learned."""
@@ -55,7 +61,7 @@ class TrainerHandle:
         if self.reference is not None:
             if account is not None:
                 account.enter("wait for the reference")
-            metrics = await self.reference.score(buffer, reservation.step)
+            metrics = await self.reference.score(buffer, reservation.step, self._computed)
         if account is not None:
             account.enter("train")
         trained: dict[str, float] = await agreed(self.actor.train_on.call(buffer, reservation.step))
@@ -66,7 +72,7 @@ class TrainerHandle:
         await result(self.actor.release_memory.call())
 
     async def score_base(self, buffer: GroupBuffer[Any], step: int) -> None:
-        """Give the sequences of `step`, which the buffer holds, the `ref_logprobs` of the model without adapters."""
+        """Give the segments of `step` that will be computed the `ref_logprobs` of the model without adapters."""
         await result(self.actor.score_base.call(buffer, step))
 
     async def push_weights(self, version: int) -> Published:
@@ -141,8 +147,8 @@ class BaseReference:
     def __init__(self, trainer: TrainerHandle) -> None:
         self._trainer = trainer
 
-    async def score(self, buffer: GroupBuffer[Any], step: int) -> dict[str, float]:
-        """As `Reference.score`."""
+    async def score(self, buffer: GroupBuffer[Any], step: int, computed: Computed = "all") -> dict[str, float]:
+        """As `Reference.score`, of what the trainer's own loss needs computed."""
         started = time.perf_counter()
         await self._trainer.score_base(buffer, step)
         return {"reference_s": time.perf_counter() - started}

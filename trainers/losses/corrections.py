@@ -13,7 +13,7 @@ sequences); or the product's geometric mean (`level`).
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import ConfigDict, Field, model_validator
@@ -90,6 +90,7 @@ class Decoupled:
 
     cap: Positive | None = 5.0
     """Tokens of a larger weight have no gradient; null: all have."""
+    level: ClassVar[Level] = "token"
     name: Literal["decoupled"] = Field("decoupled", kw_only=True)
     """Which correction."""
 

@@ -7,16 +7,16 @@ goes with every class here.
 from __future__ import annotations
 
 from dataclasses import KW_ONLY
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from trainers.losses.corrections import OPTIONS, Positive
-from trainers.losses.policy import NonNegative, PolicyLoss, Surrogate
+from trainers.losses.policy import BY_TOKEN, NonNegative, PolicyLoss, Surrogate
 from trainers.losses.primitives import Aggregation, ppo_clip, sequence_mean
-from trainers.losses.types import TokenBatch
+from trainers.losses.types import Needs, TokenBatch
 
 LowerClip = Annotated[float, Field(ge=0, le=1)]
 
@@ -37,6 +37,7 @@ class GRPOLoss(PolicyLoss):
     so that a long answer weighs no less per token than a short one; `aggregation: sequence` is the paper's mean.
     """
 
+    surrogate_needs: ClassVar[Needs] = BY_TOKEN
     clip_low: LowerClip = 0.2
     """The ratio's lower bound is 1 - clip_low."""
     clip_high: NonNegative = 0.28
@@ -87,6 +88,7 @@ class SimpleGRPOLoss(PolicyLoss):
     policy gradient. Right for `max_off_policy_steps: 0` and one minibatch; beyond that give it a `correction`.
     """
 
+    surrogate_needs: ClassVar[Needs] = BY_TOKEN
     beta: NonNegative = 0.1
     """Weight of the KL divergence to the reference model; above 0 needs one (`grpo.reference`)."""
 
@@ -107,6 +109,7 @@ class GSPOLoss(PolicyLoss):
     several updates old widen it, or give a `correction`.
     """
 
+    surrogate_needs: ClassVar[Needs] = Needs(zero_advantage=False, whole_sequences=True)
     clip_low: LowerClip = 3e-4
     """The ratio's lower bound is 1 - clip_low."""
     clip_high: NonNegative = 4e-4

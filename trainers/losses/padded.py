@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from forge_env.errors import PluginError, UsageError
 from trainers.losses.policy import policy_metrics
 from trainers.losses.primitives import kl_estimate, mean
-from trainers.losses.types import LossOutput, Needs, TokenBatch
+from trainers.losses.types import LossOutput, TokenBatch, needs
 
 ROWS = ("logprobs", "ref_logprobs", "behavior_logprobs", "proximal_logprobs", "entropy")
 ARGUMENTS = (*ROWS, "advantages", "padding_mask")
@@ -43,7 +44,12 @@ class PaddedLoss:
                 f"loss {self.name!r} asks for {', '.join(unknown)}", fix=f"a loss can have {', '.join(ARGUMENTS)}"
             )
         self._arguments = [key for key in parameters if key in ARGUMENTS]
-        self.needs = Needs(reference="ref_logprobs" in required, proximal="proximal_logprobs" in self._arguments)
+        declared = needs(loss)
+        self.needs = replace(
+            declared,
+            reference=declared.reference or "ref_logprobs" in required,
+            proximal=declared.proximal or "proximal_logprobs" in self._arguments,
+        )
 
     def __call__(self, batch: TokenBatch) -> LossOutput:
         """The microbatch's share of the minibatch loss."""

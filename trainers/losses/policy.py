@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -45,6 +45,10 @@ class Surrogate:
     metrics: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
 
 
+BY_TOKEN = Needs(zero_advantage=False, whole_sequences=False)
+"""Of a surrogate in which each token stands alone, with a gradient in proportion to its advantage."""
+
+
 @dataclass(config=OPTIONS, kw_only=True)
 class PolicyLoss:
     """A policy-gradient loss. A subclass says what `surrogate` is; everything else is the same for all:
@@ -53,6 +57,9 @@ class PolicyLoss:
 
     with w = 1 and ratios to the policy that sampled, or both by `correction` (see `trainers.losses.corrections`).
     """
+
+    surrogate_needs: ClassVar[Needs] = Needs()
+    """What `surrogate` alone needs; a class that defines `surrogate` declares it too, or the costly default holds."""
 
     beta: NonNegative = 0.0
     """Weight of the KL divergence to the reference model; above 0 needs one (`grpo.reference`)."""
@@ -87,10 +94,24 @@ class PolicyLoss:
             raise ValueError(f"kl={self.kl} has no effect while beta is 0")
         return self
 
+    def __init_subclass__(cls) -> None:
+        if "surrogate" in vars(cls) and "surrogate_needs" not in vars(cls):
+            cls.surrogate_needs = Needs()
+
     @property
     def needs(self) -> Needs:
         """What the trainer has to provide."""
-        return Needs(reference=self.beta > 0, proximal=self.correction is not None)
+        surrogate = self.surrogate_needs
+        return Needs(
+            reference=surrogate.reference or self.beta > 0,
+            proximal=surrogate.proximal or self.correction is not None,
+            zero_advantage=surrogate.zero_advantage or self.beta > 0 or self.entropy_coef > 0,
+            whole_sequences=surrogate.whole_sequences or self._weighs_sequences,
+        )
+
+    @property
+    def _weighs_sequences(self) -> bool:
+        return self.correction is not None and self.correction.level != "token"
 
     def surrogate(self, batch: TokenBatch, log_ratios: torch.Tensor) -> Surrogate:
         """The loss of each token from the log of its ratio, [N]."""

@@ -2,7 +2,7 @@
 
 In formulas of this package, for a token t: l is its log-prob under the policy being trained, m under the policy that
 sampled it, p under the policy at the start of the training step, q under the reference; A its advantage; sg(x) is x
-without gradient. N tokens are flat over R sequences, as in `TokenBatch`.
+without gradient. N tokens are flat over R sequences, which are episodes, as in `TokenBatch`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,13 @@ def sequence_sum(values: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
 def sequence_mean(values: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
     """The mean over a token's sequence, at each of its tokens: [N] -> [N]."""
     return sequence_sum(values, batch) / sequence_sum(torch.ones_like(values), batch)
+
+
+def sequence_targets(batch: TokenBatch) -> torch.Tensor:
+    """The target tokens of a token's whole sequence, also of those in other microbatches, at each token, [N]."""
+    if batch.sequence_targets is not None:
+        return batch.sequence_targets
+    return sequence_sum(torch.ones_like(batch.logprobs.detach()), batch)
 
 
 def over_level(log_ratios: torch.Tensor, batch: TokenBatch, level: Level) -> torch.Tensor:
@@ -96,7 +103,7 @@ def aggregate(values: torch.Tensor, batch: TokenBatch, how: Aggregation, horizon
     """
     sequences = max(batch.total_sequences, 1)
     if how == "sequence":
-        return sequence_mean(values, batch).div(sequence_sum(torch.ones_like(values), batch)).sum() / sequences
+        return values.div(sequence_targets(batch)).sum() / sequences
     if how == "fixed_horizon":
         assert horizon is not None
         return values.sum() / (sequences * horizon)

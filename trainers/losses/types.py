@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Protocol, runtime_checkable
 
 import torch
 
+from trainers.buffer.sequences import Computed
+
 
 @dataclass(slots=True)
 class TokenBatch:
-    """The target tokens of one microbatch, flat: N tokens of R whole sequences. There is no padding.
+    """The target tokens of one microbatch, flat, N tokens. There is no padding.
+
+    A sequence is an episode: the tokens that the policy sampled in it, over all its segments (forks, conversations).
+    All tokens of a sequence are in one batch if the loss needs that (`Needs.whole_sequences`).
 
     Attributes:
         logprobs: log-probabilities under the policy being trained, [N], with gradient.
         entropy: entropy of its distribution at each token, [N], with gradient.
         behavior_logprobs: log-probabilities when the token was sampled, [N].
         advantages: [N].
-        sequence_ids: sequence of each token, [N] int64 from 0; a sequence's tokens are all in one batch.
+        sequence_ids: sequence of each token, [N] int64, not negative.
         total_tokens: target tokens of the whole minibatch over all microbatches and ranks, as it was admitted: with its
-            share of those without signal, which are in no microbatch. What a mean over tokens divides by.
+            share of those that are not computed (`Needs.zero_advantage`). What a mean over tokens divides by.
         total_sequences: sequences of the whole minibatch likewise.
         ref_logprobs: log-probabilities under the reference model, [N]; None where the run has none.
         proximal_logprobs: log-probabilities under the policy at the start of the training step, [N]. None: it is the
             policy being trained, as in a step's first update.
+        sequence_targets: target tokens of each token's whole sequence, [N]; None: all of them are in this batch.
     """
 
     logprobs: torch.Tensor
@@ -35,6 +42,26 @@ class TokenBatch:
     total_sequences: float
     ref_logprobs: torch.Tensor | None = None
     proximal_logprobs: torch.Tensor | None = None
+    sequence_targets: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, parts: Sequence[TokenBatch]) -> TokenBatch:
+        """The tokens of several microbatches of one minibatch as one batch."""
+        named: dict[str, torch.Tensor] = {}
+        for item in fields(cls):
+            values = [value for part in parts if isinstance(value := getattr(part, item.name), torch.Tensor)]
+            if len(values) == len(parts):
+                named[item.name] = torch.cat(values)
+        return replace(parts[0], **named)  # type: ignore[arg-type]
+
+    def to(self, device: torch.device | str) -> TokenBatch:
+        """A copy on a device."""
+        moved = {
+            item.name: value.to(device)
+            for item in fields(self)
+            if isinstance(value := getattr(self, item.name), torch.Tensor)
+        }
+        return replace(self, **moved)  # type: ignore[arg-type]
 
     @property
     def proximal(self) -> torch.Tensor:
@@ -57,15 +84,28 @@ class LossOutput:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a loss wants beside what every `TokenBatch` holds.
+    """What a loss needs. Of a loss that declares nothing, the costly answers to the last two are assumed.
 
     Attributes:
         reference: `ref_logprobs`; a recipe without a reference model is refused.
         proximal: `proximal_logprobs` in every update but a step's first; costs a forward pass.
+        zero_advantage: tokens without an advantage, at which a term of the loss (KL, entropy) has a gradient. If false,
+            segments without any advantage are not computed; they count in the totals all the same.
+        whole_sequences: all tokens of a sequence in one batch, since it combines their log-probabilities. If false, the
+            segments of a sequence may be in different batches; `TokenBatch.sequence_targets` has its length.
     """
 
     reference: bool = False
     proximal: bool = False
+    zero_advantage: bool = True
+    whole_sequences: bool = True
+
+    @property
+    def computed(self) -> Computed:
+        """Which segments of a batch have to be computed."""
+        if self.zero_advantage:
+            return "all"
+        return "sequences" if self.whole_sequences else "segments"
 
 
 class Loss(Protocol):
@@ -77,7 +117,7 @@ class Loss(Protocol):
 
 @runtime_checkable
 class Demanding(Protocol):
-    """A loss that wants more than every `TokenBatch` holds."""
+    """A loss that declares what it needs."""
 
     @property
     def needs(self) -> Needs:
@@ -85,5 +125,5 @@ class Demanding(Protocol):
 
 
 def needs(loss: object) -> Needs:
-    """What `loss` asks for; nothing where it doesn't say."""
+    """What `loss` declares, by default `Needs()`."""
     return loss.needs if isinstance(loss, Demanding) else Needs()

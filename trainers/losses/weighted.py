@@ -5,7 +5,7 @@ Every option of `PolicyLoss` goes with every class here.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -13,9 +13,9 @@ from pydantic.dataclasses import dataclass
 
 from trainers.losses.corrections import OPTIONS, Positive
 from trainers.losses.grpo import LowerClip
-from trainers.losses.policy import NonNegative, PolicyLoss, Surrogate
+from trainers.losses.policy import BY_TOKEN, NonNegative, PolicyLoss, Surrogate
 from trainers.losses.primitives import mean
-from trainers.losses.types import TokenBatch
+from trainers.losses.types import Needs, TokenBatch
 
 
 def _weighted(batch: TokenBatch, log_ratios: torch.Tensor, least: float, most: float) -> Surrogate:
@@ -34,6 +34,7 @@ class ReinforceLoss(PolicyLoss):
     Different from GRPO: the clip bounds the weight of a token's gradient, and no token loses it.
     """
 
+    surrogate_needs: ClassVar[Needs] = BY_TOKEN
     clip_ratio: NonNegative = 0.2
     """The weight is within 1 - clip_ratio, at least 0, and 1 + clip_ratio; 0: always 1."""
 
@@ -52,6 +53,7 @@ class CISPOLoss(PolicyLoss):
     As in the paper there is no lower bound unless one is set, and only the upper one is tuned.
     """
 
+    surrogate_needs: ClassVar[Needs] = BY_TOKEN
     clip_low: LowerClip = 1.0
     """The weight's lower bound is 1 - clip_low."""
     clip_high: NonNegative = 4.0
@@ -73,6 +75,7 @@ class SAPOLoss(PolicyLoss):
     probability onto the whole rest of the vocabulary. The paper's mean is `aggregation: sequence`.
     """
 
+    surrogate_needs: ClassVar[Needs] = BY_TOKEN
     tau_pos: Positive = 1.0
     """Temperature for positive advantages; larger fades faster."""
     tau_neg: Annotated[float, Field(gt=0)] = 1.05

@@ -26,7 +26,6 @@ class Microbatch:
         target_ids: the target tokens, [N] int64.
         behavior_logprobs: their log-probabilities when sampled, [N] float32.
         advantages: [N] float32.
-        sequence_ids: which sequence each target belongs to, [N] int64.
         padding: share of the tokens that is padding.
         ref_logprobs: log-probabilities under the reference model, [N] float32; None without one.
     """
@@ -38,7 +37,6 @@ class Microbatch:
     target_ids: torch.Tensor
     behavior_logprobs: torch.Tensor
     advantages: torch.Tensor
-    sequence_ids: torch.Tensor
     padding: float
     ref_logprobs: torch.Tensor | None = None
 
@@ -88,7 +86,6 @@ def collate(
         target_ids=on_device(token_ids[targets]),
         behavior_logprobs=chosen([segment.logprobs for segment in segments]),
         advantages=chosen([segment.advantages for segment in segments]),
-        sequence_ids=on_device(sequence[targets]),
         padding=1 - used / (rows * width),
         ref_logprobs=chosen(reference) if len(reference) == len(segments) else None,
     )

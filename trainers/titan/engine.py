@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torchtitan.distributed.utils import clip_grad_norm_
 
 from forge_env.config.recipe import OptimizerSection
@@ -20,7 +21,7 @@ from forge_env.trajectory import Segment
 from trainers.buffer.sequences import BatchSizes
 from trainers.losses import metrics as figures
 from trainers.losses.primitives import mean
-from trainers.losses.types import Loss, TokenBatch, needs
+from trainers.losses.types import Loss, LossOutput, TokenBatch, needs
 from trainers.titan import checkpoint
 from trainers.titan.batch import Microbatch
 from trainers.titan.device import Device
@@ -30,6 +31,12 @@ from trainers.titan.optimizer import build_optimizer, build_schedule
 from trainers.titan.packing import Run, split
 from trainers.titan.score import Scorer, Segments
 
+Value = tuple[torch.Tensor, dict[str, float]]
+"""A microbatch's share of the loss and of the metrics."""
+ValueOf = Callable[[int, Microbatch, torch.Tensor, torch.Tensor], Value]
+"""From a microbatch, by its number, its targets' log-probabilities and entropies, [N] each."""
+TokensOf = Callable[[int, Microbatch, torch.Tensor, torch.Tensor], TokenBatch]
+"""Likewise."""
 MAX_SKIPPED_UPDATES = 5
 """Updates in a row whose loss or gradient is not finite. One is a bad batch; so many are the model or the loss."""
 
@@ -39,16 +46,20 @@ class Minibatch:
     """What this rank computes of one update, and what all ranks do together.
 
     Attributes:
-        runs: this rank's microbatches, of sequences by number.
+        sizes: of the batch it is a part of.
+        runs: this rank's microbatches, of segments by number.
         targets: tokens to be learned that are computed, over all ranks.
-        total_tokens: tokens that the loss divides by: those computed, and an even share of those without signal.
+        total_tokens: tokens that the loss divides by: those computed, and an even share of those that are not.
         total_sequences: sequences likewise.
+        split: whether the segments of some sequence are in different microbatches, of this rank or another.
     """
 
+    sizes: BatchSizes
     runs: list[Run]
     targets: int
     total_tokens: float
     total_sequences: float
+    split: bool = False
 
 
 @dataclass(slots=True)
@@ -102,25 +113,32 @@ class TitanEngine(Scorer):
         return self.train_share(self.share(sizes, minibatches), sizes.pick(segments), loss)
 
     def share(self, sizes: BatchSizes, minibatches: int = 1) -> Share:
-        """A random partition into `minibatches`, and what this rank computes of each.
+        """A random partition of the sequences into `minibatches`, and what this rank computes of each.
 
-        Sequences without signal are computed by nobody and are part of every mean: the minibatches share them evenly.
+        Segments that are not computed are part of every mean: the minibatches share them evenly.
         """
-        parts = split(len(sizes.lengths), minibatches, self.rng)
+        members: dict[int, list[int]] = {}
+        for place, sequence in enumerate(sizes.sequences.tolist()):
+            members.setdefault(sequence, []).append(place)
+        whole = list(members.values())
+        parts = split(len(whole), minibatches, self.rng)
         silent_tokens = sizes.total_tokens - int(sizes.targets.sum())
-        silent_sequences = sizes.total_sequences - len(sizes.lengths)
+        silent_sequences = sizes.total_sequences - len(whole)
         found = []
         for part in parts:
-            lengths, targets = sizes.lengths[part].tolist(), int(sizes.targets[part].sum())
-            found.append(
-                Minibatch(
-                    [[part[place] for place in run] for run in self.microbatches(lengths)],
-                    targets,
-                    targets + silent_tokens / len(parts),
-                    len(part) + silent_sequences / len(parts),
-                )
-            )
+            minibatch = self._minibatch(sizes, [place for number in part for place in whole[number]])
+            minibatch.total_tokens += silent_tokens / len(parts)
+            minibatch.total_sequences = len(part) + silent_sequences / len(parts)
+            found.append(minibatch)
         return Share(sizes, found)
+
+    def _minibatch(self, sizes: BatchSizes, places: Sequence[int]) -> Minibatch:
+        """Of these segments of a batch, as if there were no others."""
+        planned = self.plan(sizes.lengths[places].tolist())
+        runs = [[[places[number] for number in run] for run in rank] for rank in planned]
+        pieces = sum(len(np.unique(sizes.sequences[run])) for rank in runs for run in rank)
+        sequences, targets = len(np.unique(sizes.sequences[places])), int(sizes.targets[places].sum())
+        return Minibatch(sizes, runs[self.model.ranks.data_rank], targets, targets, sequences, pieces > sequences)
 
     def train_share(self, share: Share, segments: Segments, loss: Loss) -> dict[str, float]:
         """Update the weights once for each minibatch; returns means over the target tokens that were computed.
@@ -192,74 +210,98 @@ class TitanEngine(Scorer):
     def forward_backward(self, segments: Sequence[Segment], loss: Loss) -> dict[str, float]:
         """Add the gradients of one minibatch, microbatch by microbatch; returns means over its target tokens."""
         sizes = BatchSizes.of(segments)
-        runs = self.microbatches(sizes.lengths.tolist())
-        whole = Minibatch(runs, sizes.total_tokens, sizes.total_tokens, sizes.total_sequences)
+        whole = self._minibatch(sizes, range(len(sizes.numbers)))
         return self._add_gradients(whole, sizes.pick(segments), loss, None)
 
     def _add_gradients(
         self, minibatch: Minibatch, segments: Segments, loss: Loss, proximal: Sequence[torch.Tensor] | None
     ) -> dict[str, float]:
+        def tokens(number: int, batch: Microbatch, logprobs: torch.Tensor, entropy: torch.Tensor) -> TokenBatch:
+            before = None if proximal is None else proximal[number]
+            return _token_batch(minibatch, minibatch.runs[number], batch, logprobs, entropy, before)
+
+        if minibatch.split and needs(loss).whole_sequences:
+            value = self._value_of_whole_sequences(minibatch, segments, loss, tokens)
+        else:
+
+            def value(number: int, batch: Microbatch, logprobs: torch.Tensor, entropy: torch.Tensor) -> Value:
+                output = loss(tokens(number, batch, logprobs, entropy))
+                share = len(batch.target_ids) / max(minibatch.targets, 1)
+                return output.loss, _metrics(output, entropy, share)
+
         totals: dict[str, float] = {}
-        for metrics in self._passes(minibatch, segments, loss, proximal):
+        for metrics in self._passes(minibatch, segments, value):
             figures.add(totals, metrics)
             self.accumulated += 1
         return self.model.ranks.together(totals)
 
-    def _passes(
-        self, minibatch: Minibatch, segments: Segments, loss: Loss, proximal: Sequence[torch.Tensor] | None
-    ) -> Iterator[dict[str, float]]:
+    def _value_of_whole_sequences(
+        self, minibatch: Minibatch, segments: Segments, loss: Loss, tokens: TokensOf
+    ) -> ValueOf:
+        """For `_passes`: a loss that combines tokens of sequences whose segments are in several microbatches.
+
+        The chain rule in two steps: dL/dl, of the loss of all ranks' tokens with respect to their log-probabilities and
+        entropies, which are computed here without gradients; then sum_t dL/dl_t l_t, whose gradient in the weights is
+        that of L, one microbatch at a time. Costs a forward pass.
+        """
+        own: list[TokenBatch] = []
+        with torch.no_grad():
+            for number, run in enumerate(minibatch.runs):
+                batch = self.collate(run, segments)
+                own.append(tokens(number, batch, *self.forward(batch)))
+        ranks = self.model.ranks
+        by_rank = ranks.gather([part.to("cpu") for part in own] if ranks.counts else [])
+        parts = [part for rank in by_rank for part in rank]
+        filled = [part for part in parts if len(part.logprobs)]
+        whole = TokenBatch.of(filled).to(self.device.torch)
+        scores = whole.logprobs.requires_grad_(), whole.entropy.requires_grad_()
+        output = loss(whole)
+        slopes = torch.autograd.grad(output.loss, scores, allow_unused=True, materialize_grads=True)
+        counts = [len(part.logprobs) for part in parts]
+        first = ranks.data_rank * len(own)  # all ranks make as many passes
+        mine = list(zip(*(slope.split(counts) for slope in slopes), strict=True))[first : first + len(own)]
+        metrics = figures.share_of(_metrics(output, whole.entropy, 1.0), 1 / len(filled))
+
+        def value(number: int, batch: Microbatch, logprobs: torch.Tensor, entropy: torch.Tensor) -> Value:
+            by_logprob, by_entropy = mine[number]
+            return (by_logprob * logprobs).sum() + (by_entropy * entropy).sum(), metrics
+
+        return value
+
+    def _passes(self, minibatch: Minibatch, segments: Segments, value_of: ValueOf) -> Iterator[dict[str, float]]:
         """Forward and backward over the microbatches; yields each one's share of the metrics.
 
         On a CPU, microbatches run side by side, one a thread: threads inside an operation wait for each other at
         its end, hundreds of times a step, and stand still together when another process takes one's core.
         """
 
-        def forward(run: Run, before: torch.Tensor | None) -> tuple[torch.Tensor, dict[str, float]]:
-            return self._loss_of(self.collate(run, segments), minibatch, loss, before)
+        def forward(number: int) -> Value:
+            batch = self.collate(minibatch.runs[number], segments)
+            logprobs, entropy = self.forward(batch)
+            if not len(batch.target_ids):  # nothing to learn, but all ranks make the same passes
+                return 0.0 * logprobs.sum(), {}
+            value, metrics = value_of(number, batch, logprobs, entropy)
+            share = len(batch.target_ids) / max(minibatch.targets, 1)
+            return value, {**metrics, **figures.share_of({"padding": batch.padding}, share)}
 
-        work = zip(minibatch.runs, proximal or repeat(None), strict=False)
+        numbers = range(len(minibatch.runs))
         if not self.side_by_side:
-            for run, before in work:
-                value, metrics = forward(run, before)
+            for number in numbers:
+                value, metrics = forward(number)
                 value.backward()  # type: ignore[no-untyped-call]
                 yield metrics
             return
         parameters = [parameter for parameter in self.model.module.parameters() if parameter.requires_grad]
 
-        def gradients(item: tuple[Run, torch.Tensor | None]) -> tuple[tuple[torch.Tensor, ...], dict[str, float]]:
-            value, metrics = forward(*item)
+        def gradients(number: int) -> tuple[tuple[torch.Tensor, ...], dict[str, float]]:
+            value, metrics = forward(number)
             return torch.autograd.grad(value, parameters), metrics
 
         with ThreadPoolExecutor(self.threads) as pool:
-            for grads, metrics in pool.map(gradients, work):
+            for grads, metrics in pool.map(gradients, numbers):
                 for parameter, gradient in zip(parameters, grads, strict=True):
                     parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
                 yield metrics
-
-    def _loss_of(
-        self, batch: Microbatch, minibatch: Minibatch, loss: Loss, proximal: torch.Tensor | None
-    ) -> tuple[torch.Tensor, dict[str, float]]:
-        """A microbatch's share of the loss and of the metrics."""
-        logprobs, entropy = self.forward(batch)
-        if not len(batch.target_ids):  # nothing to learn, but all ranks make the same passes
-            return 0.0 * logprobs.sum(), {}
-        output = loss(
-            TokenBatch(
-                logprobs=logprobs,
-                entropy=entropy,
-                behavior_logprobs=batch.behavior_logprobs,
-                advantages=batch.advantages,
-                sequence_ids=batch.sequence_ids,
-                total_tokens=minibatch.total_tokens,
-                total_sequences=minibatch.total_sequences,
-                ref_logprobs=batch.ref_logprobs,
-                proximal_logprobs=proximal,
-            )
-        )
-        share = len(batch.target_ids) / max(minibatch.targets, 1)
-        means = {"entropy": mean(entropy), **{f"loss/{name}": v for name, v in output.metrics.items()}}
-        metrics = figures.share_of({"padding": batch.padding, **figures.to_floats(means)}, share)
-        return output.loss, {"loss": output.loss.item(), **metrics}
 
     def optim_step(self) -> float:
         """Clip the gradients, update the weights, clear the gradients; returns the norm before clipping.
@@ -293,3 +335,37 @@ class TitanEngine(Scorer):
     def load(self, folder: Path) -> None:
         """Read what `save` wrote, with any number of ranks."""
         checkpoint.load(self, folder)
+
+
+def _token_batch(
+    minibatch: Minibatch,
+    run: Run,
+    batch: Microbatch,
+    logprobs: torch.Tensor,
+    entropy: torch.Tensor,
+    proximal: torch.Tensor | None,
+) -> TokenBatch:
+    """What a loss is given of one microbatch."""
+    sizes = minibatch.sizes
+
+    def at_tokens(of_segments: NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(np.repeat(of_segments[run], sizes.targets[run])).to(logprobs.device)
+
+    return TokenBatch(
+        logprobs=logprobs,
+        entropy=entropy,
+        behavior_logprobs=batch.behavior_logprobs,
+        advantages=batch.advantages,
+        sequence_ids=at_tokens(sizes.sequences),
+        total_tokens=minibatch.total_tokens,
+        total_sequences=minibatch.total_sequences,
+        ref_logprobs=batch.ref_logprobs,
+        proximal_logprobs=proximal,
+        sequence_targets=at_tokens(sizes.sequence_targets),
+    )
+
+
+def _metrics(output: LossOutput, entropy: torch.Tensor, share: float) -> dict[str, float]:
+    """A loss and its metrics, as a part that is `share` of the minibatch contributes to them."""
+    means = {"entropy": mean(entropy), **{f"loss/{name}": value for name, value in output.metrics.items()}}
+    return {"loss": output.loss.item(), **figures.share_of(figures.to_floats(means), share)}

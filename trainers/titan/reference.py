@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from forge_env.trajectory import Segment
+    from trainers.buffer.sequences import Computed
 
 T = TypeVar("T")
 
@@ -125,15 +126,15 @@ class ReferenceModel(LedActor):
         return found
 
     @concurrent_endpoint
-    async def score(self, buffer: Any, step: int) -> None:
-        """Give the sequences that the buffer holds for `step` their `ref_logprobs`."""
-        await self._in_turn(self._score, "score", buffer, step)
+    async def score(self, buffer: Any, step: int, computed: Computed = "all") -> None:
+        """Give the segments of `step` that are `computed` their `ref_logprobs`."""
+        await self._in_turn(self._score, "score", buffer, step, computed)
 
-    async def _score(self, buffer: Any, step: int) -> None:
+    async def _score(self, buffer: Any, step: int, computed: Computed) -> None:
         from trainers.titan.score import score
 
         with self._account.during("score"):
-            await score(self._scorer, buffer, step)
+            await score(self._scorer, buffer, step, computed)
 
     @concurrent_endpoint
     async def load_version(self, version: int) -> None:

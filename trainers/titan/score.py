@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from forge_env.trajectory import Segment
-from trainers.buffer.sequences import BatchSizes, targets
+from trainers.buffer.sequences import BatchSizes, Computed, targets
 from trainers.buffer.types import GroupBuffer
 from trainers.titan.batch import Microbatch, collate
 from trainers.titan.device import Device
@@ -54,16 +54,19 @@ class Scorer:
         """Whether threads run microbatches side by side; not over ranks, whose passes meet in collectives."""
         return self.threads > 1 and self.device.side_by_side and self.model.ranks.alone
 
-    def microbatches(self, lengths: Sequence[int]) -> list[Run]:
-        """This rank's microbatches of sequences of these lengths, the same every time; some for each thread.
+    def plan(self, lengths: Sequence[int]) -> list[list[Run]]:
+        """Each rank's microbatches of segments of these lengths, the same every time; some for each thread.
 
-        Where a rank has fewer sequences than others have microbatches, empty ones keep up the count.
+        If a rank has fewer segments than others have microbatches, empty ones keep up the count.
         """
-        ranks = self.model.ranks
         at_least = self.threads if self.side_by_side else 1
         quadratic = self.model.quadratic_cost
-        planned = plan(lengths, self.budget, ranks=ranks.data_degree, at_least=at_least, quadratic=quadratic)
-        return planned[ranks.data_rank]
+        ranks = self.model.ranks.data_degree
+        return plan(lengths, self.budget, ranks=ranks, at_least=at_least, quadratic=quadratic)
+
+    def microbatches(self, lengths: Sequence[int]) -> list[Run]:
+        """This rank's microbatches; see `plan`."""
+        return self.plan(lengths)[self.model.ranks.data_rank]
 
     def collate(self, run: Run, segments: Segments) -> Microbatch:
         """The tensors of a microbatch; of an empty one, those of a sequence without targets."""
@@ -114,9 +117,9 @@ async def fetch(buffer: GroupBuffer[Any], step: int, sizes: BatchSizes, runs: Se
     return dict(zip(places, found, strict=True))
 
 
-async def score(scorer: Scorer, buffer: GroupBuffer[Any], step: int) -> None:
-    """Give the sequences that the buffer holds for `step` their `ref_logprobs`, under this model; all ranks call it."""
-    sizes = await buffer.batch_sizes(step)
+async def score(scorer: Scorer, buffer: GroupBuffer[Any], step: int, computed: Computed = "all") -> None:
+    """Give the segments of `step` that are `computed` their `ref_logprobs`, under this model; all ranks call it."""
+    sizes = await buffer.batch_sizes(step, computed)
     runs = scorer.microbatches(sizes.lengths.tolist())
     segments = await fetch(buffer, step, sizes, runs)
     found = await asyncio.to_thread(scorer.score, runs, segments)

@@ -148,9 +148,10 @@ class TitanTrainer(RankedActor):
     @endpoint
     async def train_on(self, buffer: Any, step: int) -> dict[str, float]:
         """Update the weights from what the buffer holds for `step`; every rank fetches the sequences it computes."""
+        from trainers.losses.types import needs
         from trainers.titan.score import fetch
 
-        sizes = await buffer.batch_sizes(step)
+        sizes = await buffer.batch_sizes(step, needs(self._loss).computed)
         share = self._engine.share(sizes, self._minibatches)
         segments = await fetch(buffer, step, sizes, share.runs)
         audit = self._check_tokens(segments.values())
@@ -184,11 +185,12 @@ class TitanTrainer(RankedActor):
 
     @endpoint
     async def score_base(self, buffer: Any, step: int) -> None:
-        """Give the sequences that the buffer holds for `step` their `ref_logprobs`: those without adapters."""
+        """Give the segments of `step` that will be computed their `ref_logprobs`: those without adapters."""
+        from trainers.losses.types import needs
         from trainers.titan.score import score
 
         with self._model.base():
-            await score(self._engine, buffer, step)
+            await score(self._engine, buffer, step, needs(self._loss).computed)
 
     @endpoint
     async def train_step(self, inputs: list[dict[str, Any]], targets: list[dict[str, Any]]) -> float:

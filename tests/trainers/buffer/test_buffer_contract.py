@@ -189,7 +189,8 @@ async def test_sequences_are_fetched_by_whoever_computes_them(make: Make) -> Non
     await fill(buffer, 3)
     reservation = await buffer.reserve(0)
     assert reservation.groups == [tuple(f"{index}-{member}" for member in range(3)) for index in range(2)]
-    sizes = await buffer.batch_sizes(0)
+    assert (await buffer.batch_sizes(0)).numbers.tolist() == [0, 1, 2, 3, 4, 5]
+    sizes = await buffer.batch_sizes(0, "segments")
     assert sizes.numbers.tolist() == [1, 2, 4, 5], "the first of each group has no advantage"
     assert (sizes.lengths.tolist(), sizes.targets.tolist()) == ([3] * 4, [2] * 4)
     assert (sizes.total_tokens, sizes.total_sequences, sizes.not_finite) == (12, 6, 0)
@@ -210,7 +211,7 @@ async def test_sequences_with_logprobs_that_are_not_finite_are_left_out_and_coun
     await fill(buffer, 1)
     await buffer.add(SpoiledGroup.of(1, 0), await buffer.admit())
     await buffer.reserve(0)
-    sizes = await buffer.batch_sizes(0)
+    sizes = await buffer.batch_sizes(0, "segments")
     assert sizes.numbers.tolist() == [1, 2, 5]
     assert (sizes.total_tokens, sizes.total_sequences, sizes.not_finite) == (8, 4, 2)
 

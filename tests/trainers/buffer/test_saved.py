@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from forge_env.config.recipe import ReplaySection
 from forge_env.errors import UsageError
 from forge_env.policy import Reply
-from forge_env.trajectory import Trajectory, Turn
+from forge_env.trajectory import Segment, Trajectory, Turn
 from forge_env.types import Message
 from trainers.buffer.core import BufferCore
+from trainers.buffer.local import LocalReplayBuffer
 from trainers.buffer.packed import PackedGroup, pack
 from trainers.buffer.saved import load_buffer, save_buffer
+from trainers.buffer.sequences import BatchSizes
 from trainers.buffer.types import BufferSettings
 
 FILE = "buffer.safetensors"
@@ -75,3 +77,56 @@ def test_a_damaged_buffer_is_named(tmp_path: Path) -> None:
         (tmp_path / FILE).write_bytes(damaged)
         with pytest.raises(UsageError, match=f"{FILE} is damaged"):
             load_buffer(tmp_path / FILE)
+
+
+def forking(name: str, prompts: list[list[int]]) -> Trajectory:
+    """An episode that forks at each of its prompts but the first."""
+    replies = [Reply(Message(role="assistant"), prompt, [7, 8], [-0.5] * 2, [0] * 2) for prompt in prompts]  # type: ignore[arg-type]
+    return Trajectory(name, "env", "task", turns=[Turn([], reply) for reply in replies])
+
+
+async def test_segments_know_their_episode_in_a_group_a_batch_and_a_checkpoint(tmp_path: Path) -> None:
+    episodes = [forking("a", [[1]]), forking("b", [[1], [2], [3]]), forking("c", [[1], [2]])]
+    packed = pack(episodes, [np.ones(episode.num_sampled_tokens, np.float32) for episode in episodes])
+    assert [segment.episode for segment in packed.segments()] == [0, 1, 1, 1, 2, 2]
+    buffer: LocalReplayBuffer[PackedGroup] = LocalReplayBuffer(BufferSettings(per_step=2, max_off_policy_steps=0))
+    for _ in range(2):
+        await buffer.add(pickle.loads(pickle.dumps(packed)), await buffer.admit())
+    save_buffer(await buffer.state_dict(), tmp_path / FILE)
+    await buffer.load_state_dict(load_buffer(tmp_path / FILE))
+    await buffer.reserve(0)
+    sizes = await buffer.batch_sizes(0)
+    assert (sizes.total_sequences, sizes.total_segments) == (6, 12)
+    assert sizes.sequences.tolist() == [0, 1, 1, 1, 2, 2, 3, 4, 4, 4, 5, 5]
+    assert sizes.sequence_targets.tolist() == [2, 6, 6, 6, 4, 4] * 2
+    old = PackedGroup(packed.task_id, packed.columns, packed.data)
+    assert [segment.episode for segment in old.segments()] == [None] * 6, "as an older version packed it"
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4) | st.none(), st.sampled_from([0.0, 1.0]), st.booleans()), min_size=1, max_size=12
+    )
+)
+def test_what_is_computed_has_every_advantage_and_leaves_the_totals_alone(
+    made: list[tuple[int | None, float, bool]],
+) -> None:
+    segments = []
+    for episode, advantage, finite in made:
+        logprobs = np.array([0, -1, -1 if finite else np.nan], np.float32)
+        mask = np.array([False, True, True])
+        segments.append(Segment(np.arange(3), mask, logprobs, advantages=mask * np.float32(advantage), episode=episode))
+    whole, sequences, some = (BatchSizes.of(segments, how) for how in ("all", "sequences", "segments"))
+    assert set(some.numbers) <= set(sequences.numbers) <= set(whole.numbers)
+    assert whole.numbers.tolist() == [at for at, (_, _, finite) in enumerate(made) if finite]
+    assert some.numbers.tolist() == [at for at, (_, advantage, finite) in enumerate(made) if finite and advantage]
+    assert set(sequences.sequences) == set(some.sequences)
+    assert sorted(sequences.numbers) == [at for at in whole.numbers if _sequence(whole, at) in set(some.sequences)]
+    totals = [(each.total_tokens, each.total_sequences, each.total_segments, each.not_finite) for each in (whole, some)]
+    assert totals[0] == totals[1]
+    assert whole.total_sequences == len(set(whole.sequences.tolist()))
+    assert int(whole.targets.sum()) == whole.total_tokens
+
+
+def _sequence(sizes: BatchSizes, number: int) -> int:
+    return int(sizes.sequences[sizes.numbers.tolist().index(number)])

@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 from forge_env.run.clock import Reading, read_clock
 from trainers.actors.withdrawal import Withdrawable
 from trainers.buffer.local import LocalReplayBuffer
+from trainers.buffer.sequences import Computed
 from trainers.buffer.types import Reservation
 from trainers.generator.hold import Hold
 from trainers.generator.receipt import audit, receipt
@@ -165,7 +166,7 @@ class TitanTrainer(Actor):
         return {"loss": sum(int(sequence.token_ids.sum()) for sequence in sequences), "tokens_per_s": 100.0}
 
     async def do_train_on(self, buffer: Buffer, step: int) -> dict[str, float]:
-        sizes = await buffer.batch_sizes(step)
+        sizes = await buffer.batch_sizes(step, "segments")
         await asyncio.sleep(1.0)
         sequences = await buffer.sequences(step, sizes.numbers.tolist())
         total = sum(float(sequence.advantages.sum()) * int(sequence.token_ids.sum()) for sequence in sequences)
@@ -249,8 +250,8 @@ class Generator(Actor):
 class ReferenceModel(Actor):
     """Finds everything equally likely."""
 
-    async def do_score(self, buffer: Buffer, step: int) -> None:
-        sizes = await buffer.batch_sizes(step)
+    async def do_score(self, buffer: Buffer, step: int, computed: Computed) -> None:
+        sizes = await buffer.batch_sizes(step, computed)
         found = zip(sizes.numbers.tolist(), sizes.targets.tolist(), strict=True)
         await buffer.set_reference(step, {number: np.full(count, -1, np.float32) for number, count in found})
 

@@ -24,7 +24,7 @@ from tests.trainers.loop.dry_run import dry_run
 from tests.trainers.loop.stand_ins import STAND_INS, Events, Generator, TitanTrainer
 from trainers.buffer.packed import GroupRecord, PackedGroup, pack
 from trainers.buffer.saved import load_buffer, save_buffer
-from trainers.buffer.sequences import BatchSizes, targets
+from trainers.buffer.sequences import BatchSizes, Computed, targets
 from trainers.buffer.types import Reservation
 from trainers.generator.receipt import Audit, audit, receipt
 from trainers.generator.types import Completion, SamplingOptions
@@ -59,7 +59,7 @@ class Buffer:
     def __init__(self, version: int = 0) -> None:
         self.segments = [segment(version), segment(version)]
 
-    async def batch_sizes(self, step: int) -> BatchSizes:
+    async def batch_sizes(self, step: int, computed: Computed = "all") -> BatchSizes:
         return BatchSizes.of(self.segments)
 
     async def sequences(self, step: int, numbers: list[int]) -> list[Segment]:

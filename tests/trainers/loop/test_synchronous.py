@@ -31,6 +31,7 @@ from tests.trainers.loop.stand_ins import STAND_INS, Actor, Buffer, Events  # no
 from trainers.buffer.sequences import BatchSizes  # noqa: E402
 from trainers.generator.types import Completion  # noqa: E402
 from trainers.losses.load import make_loss  # noqa: E402
+from trainers.losses.types import needs  # noqa: E402
 from trainers.model.chat import Chat, FolderTokenizer  # noqa: E402
 from trainers.titan.batch import collate  # noqa: E402
 from trainers.titan.device import use_device  # noqa: E402
@@ -110,7 +111,7 @@ class Trainer(Actor):
 
     async def do_train_on(self, buffer: Buffer, step: int) -> dict[str, float]:
         await asyncio.sleep(1.0)
-        sizes = await buffer.batch_sizes(step)
+        sizes = await buffer.batch_sizes(step, needs(self._loss).computed)
         share = self._engine.share(sizes, self._minibatches)
         return self._engine.train_share(share, await buffer.sequences(step, sizes.numbers.tolist()), self._loss)
 

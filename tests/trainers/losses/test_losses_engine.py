@@ -26,6 +26,7 @@ from trainers.loop.reference import Reference  # noqa: E402
 from trainers.losses import Loss, LossOutput, Needs, TokenBatch  # noqa: E402
 from trainers.losses.load import make_loss  # noqa: E402
 from trainers.losses.primitives import largest  # noqa: E402
+from trainers.losses.types import needs  # noqa: E402
 from trainers.model.tiny import hf_config  # noqa: E402
 from trainers.titan.device import use_device  # noqa: E402
 from trainers.titan.engine import TitanEngine  # noqa: E402
@@ -178,6 +179,120 @@ def test_sequences_without_signal_are_in_every_mean_and_are_not_computed(folder:
     for name, gradient in gradients[0].items():
         assert torch.allclose(gradient, gradients[1][name], atol=1e-7), name
     assert max(float(gradient.abs().max()) for gradient in gradients[0].values()) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("grpo", {"beta": 0.1}),
+        ("grpo", {"entropy_coef": 0.1}),
+        ("gspo", {"beta": 0.1, "kl": "k1"}),
+        ("simple_grpo", {}),
+        ("grpo", {}),
+    ],
+    ids=str,
+)
+def test_no_term_of_a_loss_is_lost_with_what_is_not_computed(folder: Path, name: str, options: dict[str, Any]) -> None:
+    trained, chosen = engine(folder), loss(name, **options)
+    data = sequences(trained, count=12)
+    for segment in data[3:]:
+        segment.advantages[:] = 0
+    expected = gradients(trained, data, chosen)
+    computed = BatchSizes.of(data, needs(chosen).computed)
+    assert len(computed.numbers) == (3 if options == {} and name == "grpo" else 12)
+    [minibatch] = trained.share(computed).minibatches
+    trained._add_gradients(minibatch, computed.pick(data), chosen, None)
+    for key, gradient in taken(trained).items():
+        assert torch.allclose(gradient, expected[key], atol=1e-7), key
+
+
+def gradients(trained: TitanEngine, data: list[Segment], chosen: Loss) -> dict[str, torch.Tensor]:
+    """Of a batch of which everything is computed."""
+    trained.forward_backward(data, chosen)
+    return taken(trained)
+
+
+def taken(trained: TitanEngine) -> dict[str, torch.Tensor]:
+    """The gradients that were added up, which are then cleared."""
+    found = {name: p.grad.clone() for name, p in trained.model.module.named_parameters()}
+    trained.clear_gradients()
+    return found
+
+
+def forked(trained: TitanEngine, cuts: list[int]) -> list[Segment]:
+    """Segments of episodes of so many each, with an advantage an episode, not next to each other."""
+    data = sequences(trained, count=sum(cuts), noise=0.02)
+    owners = [episode for episode, count in enumerate(cuts) for _ in range(count)]
+    advantages = np.random.default_rng(0).normal(size=len(cuts))
+    for segment, episode in zip(data, owners, strict=True):
+        segment.episode = episode
+        segment.advantages = segment.mask * np.float32(advantages[episode])
+    return [data[place] for place in np.random.default_rng(1).permutation(len(data))]
+
+
+def by_hand(trained: TitanEngine, data: list[Segment], name: str) -> dict[str, torch.Tensor]:
+    """Gradients of a loss written out, episode by episode, from each segment's own log-probabilities."""
+    by_episode: dict[Any, list[Segment]] = {}
+    for segment in data:
+        by_episode.setdefault(segment.episode, []).append(segment)
+    total = torch.zeros((), dtype=torch.float64)
+    for segments in by_episode.values():
+        scored = [trained.forward(trained.collate([0], [segment]))[0].double() for segment in segments]
+        now = torch.cat(scored)
+        sampled = torch.from_numpy(np.concatenate([each.logprobs[targets(each)] for each in segments])).double()
+        advantage = float(segments[0].advantages[targets(segments[0])][0])
+        if name == "gspo":
+            ratio = (now - sampled).mean().exp()
+            clipped = ratio.clamp(1 - 3e-4, 1 + 4e-4)
+            total = total + torch.maximum(-ratio * advantage, -clipped * advantage)
+        else:
+            ratio = (now - sampled).exp()
+            each = torch.maximum(-ratio * advantage, -ratio.clamp(0.8, 1.2) * advantage)
+            total = total + (each.mean() if name == "grpo" else each.sum() / 512)
+    (total / len(by_episode)).backward()
+    return taken(trained)
+
+
+@pytest.mark.parametrize("tokens", [4096, 64])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("gspo", {"clip_high": 4e-4}), ("grpo", {"aggregation": "sequence", "clip_high": 0.2}), ("dr_grpo", {})],
+    ids=["gspo", "grpo by sequence", "dr_grpo"],
+)
+def test_a_sequence_is_an_episode_however_it_forked_and_is_computed(
+    folder: Path, name: str, options: dict[str, Any], tokens: int
+) -> None:
+    trained = engine(folder, microbatch_tokens=tokens)
+    data = forked(trained, [1, 4, 2, 1, 3])
+    expected = by_hand(trained, data, name)
+    found = gradients(trained, data, loss(name, **options))
+    for key, gradient in found.items():
+        assert torch.allclose(gradient, expected[key], atol=1e-6), key
+    assert max(float(gradient.abs().max()) for gradient in found.values()) > 1e-4
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_forks_give_the_same_metrics_and_updates_in_microbatches_of_any_size(folder: Path, threads: int) -> None:
+    few, many = engine(folder, microbatch_tokens=4096), engine(folder, microbatch_tokens=64, threads=threads)
+    data = forked(few, [1, 4, 2, 1, 3])
+    chosen = loss("gspo", beta=0.1, entropy_coef=0.1, correction={"name": "tis", "level": "geometric"})
+    for minibatches in (1, 2):
+        one, other = (trained.train(data, chosen, minibatches=minibatches) for trained in (few, many))
+        shown = [key for key in one if key.startswith(("loss", "entropy", "grad_norm"))]
+        assert len(shown) > 15
+        for key in shown:
+            assert other[key] == pytest.approx(one[key], rel=2e-3, abs=1e-5), key
+
+
+def test_the_segments_of_an_episode_are_in_one_minibatch(folder: Path) -> None:
+    trained = engine(folder, microbatch_tokens=64)
+    data = forked(trained, [1, 4, 2, 1, 3, 2])
+    sizes = BatchSizes.of(data)
+    assert (sizes.total_sequences, sizes.total_segments) == (6, 13)
+    shares = trained.share(sizes, 3).minibatches
+    assert [minibatch.total_sequences for minibatch in shares] == [2, 2, 2]
+    owners = [{data[place].episode for run in minibatch.runs for place in run} for minibatch in shares]
+    assert sorted(episode for own in owners for episode in own) == [0, 1, 2, 3, 4, 5]
 
 
 def test_minibatches_share_what_is_not_computed_evenly(folder: Path) -> None:

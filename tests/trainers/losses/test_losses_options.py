@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from pydantic.dataclasses import dataclass as pydantic_dataclass
@@ -20,10 +20,11 @@ from forge_env.plugins import installed  # noqa: E402
 from tests.trainers.losses import loss_formulas as formulas  # noqa: E402
 from tests.trainers.losses.test_losses import batch_of  # noqa: E402
 from trainers.loop.checks import check_loss  # noqa: E402
-from trainers.losses import LossOutput, PolicyLoss, Surrogate, TokenBatch  # noqa: E402
+from trainers.losses import LossOutput, Needs, PolicyLoss, Surrogate, TokenBatch  # noqa: E402
 from trainers.losses.corrections import CORRECTIONS, OPTIONS  # noqa: E402
 from trainers.losses.load import GROUP, make_loss  # noqa: E402
 from trainers.losses.padded import PaddedLoss  # noqa: E402
+from trainers.losses.policy import BY_TOKEN  # noqa: E402
 from trainers.losses.types import needs  # noqa: E402
 
 pytestmark = pytest.mark.stack
@@ -124,8 +125,65 @@ def test_a_loss_travels_to_the_trainers_process() -> None:
 def test_a_loss_says_what_it_needs() -> None:
     plain = make_loss(LossSection())
     assert not any(dataclasses.asdict(needs(plain)).values())
-    wanting = make_loss(LossSection(options={"beta": 0.1, "correction": "tis"}))
+    wanting = make_loss(LossSection(options={"beta": 0.1, "correction": {"name": "tis", "level": "sequence"}}))
     assert all(dataclasses.asdict(needs(wanting)).values())
+    assert needs(own("Short")) == Needs(zero_advantage=True, whole_sequences=True), "it declares nothing"
+    assert needs(own("Mine")).computed == "all", "its surrogate is its own, and declares nothing"
+    assert needs(own("Declared")).computed == "segments"
+    assert needs(own("DeclaredRows")) == Needs(zero_advantage=False)
+    assert needs(make_loss(LossSection(name="gspo"))).computed == "sequences"
+
+
+def batch_with_silence(seed: int, silent: tuple[int, ...]) -> TokenBatch:
+    """Random tokens of which these sequences have no advantage; all ratios are within every clip."""
+    case = formulas.random_case(seed, lengths=(4, 2, 6, 1), spread=0.5)
+    batch = batch_of(case)
+    noise = 1e-5 * torch.randn(2, len(batch.logprobs), dtype=torch.float64)
+    batch.behavior_logprobs, batch.proximal_logprobs = batch.logprobs.detach() + noise
+    for sequence in silent:
+        batch.advantages[batch.sequence_ids == sequence] = 0.0
+    return batch
+
+
+TERMS: list[dict[str, Any]] = [
+    {},
+    {"dual_clip": 1.05},
+    {"beta": 0.1},
+    {"beta": 0.1, "kl": "k1"},
+    {"entropy_coef": 0.1},
+    {"correction": "tis"},
+    {"correction": {"name": "icepop", "level": "geometric"}},
+    {"correction": {"name": "tis", "level": "sequence"}, "aggregation": "sequence", "horizon": None},
+]
+
+
+@pytest.mark.parametrize("options", TERMS, ids=str)
+@pytest.mark.parametrize("name", OURS)
+def test_what_a_loss_declares_is_what_its_gradient_does(name: str, options: dict[str, Any]) -> None:
+    plain = {"beta": 0.0} if name == "simple_grpo" else {}
+    loss = make_loss(LossSection(name=name, options={**plain, **options}))
+    at_silent, across = 0.0, 0.0
+    for seed in range(4):
+        batch = batch_with_silence(seed, (1, 3))
+        for values in (batch.logprobs, batch.entropy):
+            values.requires_grad_()
+        slopes = torch.autograd.grad(loss(batch).loss, (batch.logprobs, batch.entropy), allow_unused=True)
+        silent = (batch.sequence_ids == 1) | (batch.sequence_ids == 3)
+        at_silent = max(at_silent, *(float(slope[silent].abs().max()) for slope in slopes if slope is not None))
+        assert batch.proximal_logprobs is not None
+        step = torch.zeros_like(batch.behavior_logprobs)
+        step[0] = 1e-4  # the first token of a sequence: do its other tokens notice?
+        moved = dataclasses.replace(
+            batch,
+            behavior_logprobs=batch.behavior_logprobs - step,
+            proximal_logprobs=batch.proximal_logprobs - 2 * step,
+        )
+        (other,) = torch.autograd.grad(loss(moved).loss, batch.logprobs)
+        rest = batch.sequence_ids == 0
+        rest[0] = False
+        across = max(across, float((other - slopes[0])[rest].abs().max()))
+    assert (at_silent > 0) == needs(loss).zero_advantage
+    assert (across > 0) == needs(loss).whole_sequences
 
 
 # A user's own losses.
@@ -199,6 +257,25 @@ class Mine(PolicyLoss):
         return Surrogate(-self.temper * log_ratios.exp() * batch.advantages, log_ratios.exp())
 
 
+@pydantic_dataclass(config=OPTIONS)
+class Declared(PolicyLoss):
+    """As `Mine`, and says that its tokens stand alone."""
+
+    surrogate_needs: ClassVar[Needs] = BY_TOKEN
+
+    def surrogate(self, batch: TokenBatch, log_ratios: torch.Tensor) -> Surrogate:
+        return Surrogate(-log_ratios.exp() * batch.advantages, log_ratios.exp())
+
+
+class DeclaredRows:
+    """A padded loss that declares what it needs."""
+
+    needs = Needs(zero_advantage=False)
+
+    def __call__(self, logprobs: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+        return -logprobs * advantages
+
+
 def own(name: str, **options: Any) -> Any:
     return make_loss(LossSection(name=f"{__name__}:{name}", options=options))
 
@@ -234,7 +311,7 @@ def test_the_documents_contract_over_microbatches() -> None:
 def test_a_padded_loss_may_ask_for_more_and_return_tokens() -> None:
     case = formulas.random_case(1)
     loss = own("Everything")
-    assert dataclasses.asdict(needs(loss)) == {"reference": False, "proximal": True}
+    assert needs(loss) == Needs(proximal=True)
     case.reference = None
     batch = batch_of(case)
     weights = (batch.proximal - batch.behavior_logprobs).exp()

@@ -17,6 +17,7 @@ from trainers.losses import LossOutput, TokenBatch  # noqa: E402
 from trainers.losses import metrics as figures  # noqa: E402
 from trainers.losses.load import make_loss  # noqa: E402
 from trainers.losses.padded import flatten  # noqa: E402
+from trainers.losses.types import needs  # noqa: E402
 
 pytestmark = pytest.mark.stack
 torch.set_num_threads(1)  # tiny tensors: threads would only wait for each other
@@ -105,6 +106,41 @@ def test_microbatches_add_up(name: str, correction: Any, lengths: list[int], see
     assert loss == pytest.approx(whole.loss.item(), abs=1e-12)
     assert torch.allclose(gradient, slopes, atol=1e-14)
     assert metrics == pytest.approx(figures.to_floats(whole.metrics), abs=1e-6)
+
+
+@few
+@given(LOSSES, CORRECTIONS, st.sampled_from(["token", "sequence"]), LENGTHS, SEEDS, st.data())
+def test_an_episode_weighs_the_same_however_it_is_cut(
+    name: str, correction: Any, aggregation: str, lengths: list[int], seed: int, data: st.DataObject
+) -> None:
+    """Its segments in microbatches of their own, if the loss can have that; else together, in any order."""
+    options = section(name, correction, aggregation=aggregation, horizon=None)
+    batch = flatten(**rows(seed, lengths))
+    _, slopes = run(options, batch)
+    lengths_of = torch.tensor([float(lengths[row]) for row in batch.sequence_ids])
+    batch = dataclasses.replace(batch, sequence_targets=lengths_of)
+    count = len(batch.logprobs)
+    if needs(make_loss(options)).whole_sequences:
+        order = torch.tensor(data.draw(st.permutations(range(count))))
+        _, shuffled = run(options, _at(batch, order))
+        assert torch.allclose(shuffled, slopes[order], atol=1e-14)
+        return
+    part_of = torch.tensor(data.draw(st.lists(st.integers(0, 2), min_size=count, max_size=count)))
+    for part in part_of.unique():
+        _, own = run(options, _at(batch, part_of == part))
+        assert torch.allclose(own, slopes[part_of == part], atol=1e-14)
+
+
+def _at(batch: TokenBatch, chosen: torch.Tensor) -> TokenBatch:
+    """Some tokens of a batch, with the sequence ids that they have."""
+    return dataclasses.replace(
+        batch,
+        **{
+            field.name: value[chosen]
+            for field in dataclasses.fields(batch)
+            if isinstance(value := getattr(batch, field.name), torch.Tensor)
+        },
+    )
 
 
 @few

@@ -60,6 +60,14 @@ def sequences(count: int = 13, seed: int = 0) -> list[Segment]:
     return result
 
 
+def forked() -> list[Segment]:
+    """`sequences`, of which every second belongs to the episode of the fourth before it."""
+    found = sequences()
+    for number, segment in enumerate(found):
+        segment.episode = number - 4 if number % 2 and number >= 4 else number
+    return found
+
+
 def engine(
     folder: Path, dims: dict[str, int] | None = None, *, lora: LoRASection | None = None, **sharding: Any
 ) -> TitanEngine:
@@ -147,6 +155,8 @@ def two(folders: dict[str, Path], out: Path) -> dict[str, Any]:
             seen[f"adapters {name} {kind}"] = observe(engine(out / kind, dims, lora=LoRASection()))
     seen["adapters saved"] = _save_adapters(out / "llama", out)
     seen["by sequence"] = observe(engine(tied, CONTEXT), loss=GSPOLoss())
+    seen["forked fsdp"] = observe(engine(tied), data=forked(), loss=GSPOLoss())
+    seen["forked context"] = observe(engine(tied, CONTEXT), data=forked(), loss=GSPOLoss())
     seen["fewer sequences than ranks"] = observe(engine(tied), data=sequences(1))
     seen["recomputed"] = observe(engine(tied, activation_checkpoint="full"))
     seen["skipped"] = _skip(tied)

@@ -18,6 +18,7 @@ from tests.trainers.titan.ranks import (
     VOCABULARY,
     check_weights,
     engine,
+    forked,
     four,
     head_inputs,
     head_outputs,
@@ -131,6 +132,9 @@ def test_a_loss_of_whole_sequences_has_them_whole_where_ranks_split_them(
     folders: dict[str, Path], seen: dict[str, Any]
 ) -> None:
     check_alike(observe(engine(folders["tied"]), loss=GSPOLoss()), seen["by sequence"])
+    alone = observe(engine(folders["tied"]), data=forked(), loss=GSPOLoss())
+    for parallelism in ("fsdp", "context"):
+        check_alike(alone, seen[f"forked {parallelism}"])
 
 
 def test_four_ranks_combine_parallelisms(folders: dict[str, Path], tmp_path: Path) -> None:
