@@ -259,7 +259,7 @@ class TitanEngine(Scorer):
         slopes = torch.autograd.grad(output.loss, scores, allow_unused=True, materialize_grads=True)
         counts = [len(part.logprobs) for part in parts]
         first = ranks.data_rank * len(own)  # all ranks make as many passes
-        mine = list(zip(*(slope.split(counts) for slope in slopes), strict=True))[first : first + len(own)]
+        mine = list(zip(*(torch.split(slope, counts) for slope in slopes), strict=True))[first : first + len(own)]
         metrics = figures.share_of(_metrics(output, whole.entropy, 1.0), 1 / len(filled))
 
         def value(number: int, batch: Microbatch, logprobs: torch.Tensor, entropy: torch.Tensor) -> Value:
