@@ -38,6 +38,7 @@ class GRPOLoss(PolicyLoss):
     """
 
     surrogate_needs: ClassVar[Needs] = BY_TOKEN
+    """Tokens stand alone, and have no gradient without an advantage."""
     clip_low: LowerClip = 0.2
     """The ratio's lower bound is 1 - clip_low."""
     clip_high: NonNegative = 0.28
@@ -89,6 +90,7 @@ class SimpleGRPOLoss(PolicyLoss):
     """
 
     surrogate_needs: ClassVar[Needs] = BY_TOKEN
+    """Tokens stand alone, and have no gradient without an advantage."""
     beta: NonNegative = 0.1
     """Weight of the KL divergence to the reference model; above 0 needs one (`grpo.reference`)."""
 
@@ -110,6 +112,7 @@ class GSPOLoss(PolicyLoss):
     """
 
     surrogate_needs: ClassVar[Needs] = Needs(zero_advantage=False, whole_sequences=True)
+    """The ratio is the whole sequence's."""
     clip_low: LowerClip = 3e-4
     """The ratio's lower bound is 1 - clip_low."""
     clip_high: NonNegative = 4e-4
