@@ -33,6 +33,7 @@ from forge_env.files import DiskFullError, unused, write_whole
 from forge_env.logs import log_to
 from forge_env.policy import Policy
 from forge_env.registry import environment_class, make, make_config
+from forge_env.rewards.rubric import check_targets
 from forge_env.rollout.opponents import Named, check_named, open_opponents
 from forge_env.rollout.scripted import GoldPolicy, scripted_policy
 from forge_env.run.held_up import LoopGuard
@@ -97,6 +98,8 @@ class Evaluation:
         self.samples = plan(config, {label: source.environment for label, source in self._sources.items()})
         for label, source in self._sources.items():
             check_score(config.score, label, source.environment)
+            mine = (sample for sample in self.samples if sample.label == label and sample.epoch == 0)
+            check_targets(source.environment, map(self.task, mine))
         if self.policy is None:
             self.policy = scripted(config)
         if self.policy is None and config.model.startswith(VLLM):

@@ -1,4 +1,4 @@
-"""Whether two mathematical expressions mean the same, as math-verify decides it (`pip install 'forge-env[math]'`).
+"""Whether two mathematical expressions mean the same, as math-verify decides it.
 
 An answer is text that a model wrote, and algebra on it may take any time and memory. So it is done in processes of
 this file's own (`main`), each limited in memory, given short texts only, and ended when a comparison takes too long.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -19,49 +18,46 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, lru_cache
+from itertools import accumulate
 from typing import Any
 
 MAX_CHARS = 1_000
 """Longer answers are wrong."""
+MAX_DEPTH = 40
+"""Brackets in brackets; deeper answers are wrong."""
 CPU_S = 4
-"""CPU seconds for one comparison, so that a busy machine scores as a quiet one; what takes longer is different."""
+"""CPU seconds for one comparison, so that a busy machine scores as a quiet one; slower ones count as different."""
 WALL_S = 120.0
-"""For one that waits instead, and for a process to start."""
+"""Wall-clock limit of one comparison, and of starting a process."""
 MEMORY_MB = 2_048
 _PROCESSES = 4
-_WORDS = re.compile(r"(?<![\\A-Za-z])(sqrt|sin|cos|tan|log|ln|exp|pi)(?![A-Za-z])")
-_OR = re.compile(r"\\text\{\s*(?:or|and)\s*\}|\b(?:or|and)\b")
-_ROOT = re.compile(r"\\sqrt\s*\(([^()]*)\)")
-_DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 
 
-class UnreadableError(Exception):
-    """The target is not an expression that can be read."""
+async def equivalent(target: str, given: str, tolerance: float) -> bool:
+    """Whether `given`, which a model wrote, means the same as `target`. A comparison over its limits says no.
 
-
-def available() -> bool:
-    """Whether math-verify is installed."""
-    return importlib.util.find_spec("math_verify") is not None
-
-
-async def equivalent(target: str, given: str) -> bool:
-    """Whether `given`, which a model wrote, means the same as `target`.
-
-    Raises:
-        UnreadableError: `target` is not an expression, or can't be compared in time with itself.
+    Args:
+        target: the right answer.
+        given: the model's answer.
+        tolerance: largest difference of two numbers (see `close`).
     """
-    if len(given) > MAX_CHARS:
+    if any(len(text) > MAX_CHARS or _depth(text) > MAX_DEPTH for text in (target, given)):
         return False
-    loop = asyncio.get_running_loop()
-    answer = await loop.run_in_executor(_threads(), _ask, target, given)
-    if answer is None:  # too slow, or too large: whose fault is it?
-        again = await loop.run_in_executor(_threads(), _ask, target, target)
-        answer = "different" if again == "same" else "unreadable"
-    if answer == "unreadable":
-        raise UnreadableError(target)
-    return answer == "same"
+    request = json.dumps([target, given, tolerance]).encode() + b"\n"
+    return await asyncio.get_running_loop().run_in_executor(_threads(), _ask, request) == "same"
+
+
+def close(one: Any, two: Any, tolerance: Any) -> bool:
+    """Whether two numbers differ by `tolerance` at most; below 0.01 relative to `one`, by `100 * tolerance`."""
+    return bool(abs(one - two) <= tolerance * min(1, 100 * abs(one)))
+
+
+def _depth(text: str) -> int:
+    return max(accumulate((sign in _OPENING) - (sign in _CLOSING) for sign in text), default=0)
 
 
 # --- the calling side: one thread for each process
@@ -80,8 +76,8 @@ class _Own(threading.local):
 _OWN = _Own()
 
 
-def _ask(target: str, given: str) -> str | None:
-    """What this thread's process says; None when it did not answer, and is gone now."""
+def _ask(request: bytes) -> str | None:
+    """The answer of this thread's process; None if it died or took too long, and was ended."""
     if _OWN.process is None:
         _OWN.channel, theirs = socket.socketpair()
         with theirs:  # -P: the modules beside this file are not the standard library's
@@ -92,7 +88,7 @@ def _ask(target: str, given: str) -> str | None:
         _OWN.channel.settimeout(WALL_S)
         _answer(_OWN.channel)
     try:
-        _OWN.channel.sendall(json.dumps([target, given]).encode() + b"\n")
+        _OWN.channel.sendall(request)
         return _answer(_OWN.channel)
     except (OSError, EOFError):  # a time-out too
         _OWN.process.kill()
@@ -129,38 +125,126 @@ def main() -> None:
             limit_s = int(time.process_time()) + 1 + CPU_S  # then the kernel ends it, also when nobody waits any more
             resource.setrlimit(resource.RLIMIT_CPU, (limit_s, resource.RLIM_INFINITY))
             try:
-                said = compare(*json.loads(line))
+                word = "same" if compare(*json.loads(line)) else "different"
             except (MemoryError, RecursionError):
                 return
-            channel.sendall(said.encode() + b"\n")
+            channel.sendall(word.encode() + b"\n")
 
 
-def _comparison() -> Any:
-    from math_verify import LatexExtractionConfig, parse, verify
+def _comparison() -> Callable[[str, str, float], bool]:
+    from math_verify import verify
 
-    config = [LatexExtractionConfig()]
+    read = lru_cache(maxsize=512)(_reader())
 
-    def read(text: str) -> Any:
-        return parse(f"${as_latex(text)}$", config, fallback_mode="no_fallback", parsing_timeout=None)
-
-    def compare(target: str, given: str) -> str:
+    def compare(target: str, given: str, tolerance: float) -> bool:
+        if brackets(target) != brackets(given):
+            return False
         wanted = read(target)
-        if not wanted:
-            return "unreadable"
-        return "same" if verify(wanted, read(given), timeout_seconds=None) else "different"
+        offered = None if wanted is None else read(given)
+        if wanted is None or offered is None or _repeats(wanted) != _repeats(offered):
+            return False
+        return verify(wanted, offered, timeout_seconds=None) and not _far_apart(wanted, offered, tolerance)
 
     return compare
 
 
+def _reader() -> Callable[[str], Any]:
+    """A function from text to a SymPy object; None if not all of the text can be read."""
+    from latex2sympy2_extended import NormalizationConfig, normalize_latex
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy
+    from math_verify.grader import should_treat_as_complex
+
+    # Units are removed before: this library's list of them has `c`, `m` and `t`, which are variables too.
+    spelling = NormalizationConfig(boxed="none", units=False, malformed_operators=True, nits=True)
+    conversion = ConversionConfig(lowercase_symbols=False)
+
+    class Whole(_Latex2Sympy):  # type: ignore[misc]
+        """The parser of latex2sympy, which stops silently at what it can't read."""
+
+        def create_parser(self, latex_str: str) -> Any:
+            self.parser = super().create_parser(latex_str)
+            return self.parser
+
+        def parse(self, latex_str: str) -> Any:
+            expression = super().parse(latex_str)
+            if self.parser.getTokenStream().LA(1) != -1:
+                raise ValueError("not the end of the text")
+            return expression
+
+    def read(text: str) -> Any:
+        latex = as_latex(text)
+        if _MISREAD.search(latex):
+            return None
+        latex = normalize_latex(latex, spelling)
+        try:
+            return Whole(is_real=not should_treat_as_complex(latex), config=conversion).parse(latex)
+        except (MemoryError, RecursionError):
+            raise
+        except Exception:  # noqa: BLE001 - the parser raises bare Exceptions at texts that it can't read
+            return None
+
+    return read
+
+
+def _repeats(expression: Any) -> Counter[str]:
+    """What a list names more than once: sets drop it, and 1, 1, 2 is not 1, 2."""
+    return Counter({text: n for text, n in Counter(map(str, _elements(expression))).items() if n > 1})
+
+
+def _elements(expression: Any) -> Sequence[Any]:
+    return getattr(expression, "_unsorted_args", ()) if type(expression).__name__ == "FiniteSet" else ()
+
+
+def _far_apart(one: Any, two: Any, tolerance: float) -> bool:
+    """Whether both are numbers, and not close: math-verify rounds to six places, where 1e-9 is 2e-9."""
+    from sympy import Expr
+
+    if not (isinstance(one, Expr) and isinstance(two, Expr)) or one.free_symbols or two.free_symbols:
+        return False
+    first, second = one.doit().evalf(30), two.doit().evalf(30)
+    if not (first.is_number and second.is_number and first.is_finite and second.is_finite):
+        return False
+    return not close(first, second, tolerance)
+
+
+_WORDS = re.compile(r"(?<![\\A-Za-z])(sqrt|sin|cos|tan|log|ln|exp|pi|infty)(?![A-Za-z])")
+_OR = re.compile(r"\s*,?\s*(?:\\(?:text|mbox|mathrm)\{\s*(?:or|and)\s*\}|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z]))\s*")
+_ROOT = re.compile(r"\\sqrt\s*\(([^()]*)\)")
+_THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
+_MEMBER = re.compile(r"^\s*(?:[A-Za-z]|\([A-Za-z](?:\s*,\s*[A-Za-z])*\))\s*(?:=|\\in\b|\u2208)\s*")
+_MISREAD = re.compile(r"\d\s*_|(?<!\\):|\d\s+\d|\\dots|\.\.\.")
+"""What the parser would take for something else: `204_5` for 204, `2:1` for 2, `1 2` for 12, `1, \\ldots` for 1."""
+_MIXED = re.compile(r"(?<![\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])")
+_PRIMES = re.compile(r"(?<=[A-Za-z])'+")
+_OPENING, _CLOSING = "([{", ")]}"
+
+
 def as_latex(text: str) -> str:
-    """One formula without its delimiters; `sqrt(2)`, `pi` and `x**2` as LaTeX writes them."""
-    text = text.strip()
-    for opening, closing in _DELIMITERS:
-        if len(text) > len(opening + closing) and text.startswith(opening) and text.endswith(closing):
-            text = text[len(opening) : -len(closing)]
-            break
-    text = _WORDS.sub(r"\\\1", _OR.sub(",", text.replace("**", "^")))
-    return _ROOT.sub(r"\\sqrt{\1}", text).replace("$", "")
+    """A formula as the parser takes it: `sqrt(2)`, `pi` and `x**2` become LaTeX, commas separate."""
+    text = re.sub(r"\\?\$", "", text).replace("**", "^")
+    text = _MIXED.sub(r"\1\\frac{\2}{\3}", text)
+    text = _PRIMES.sub(lambda primes: "^{" + r"\prime " * len(primes.group()) + "}", text)
+    text = _WORDS.sub(r"\\\1 ", _OR.sub(", ", text))
+    text = text.replace(r"\langle", "(").replace(r"\rangle", ")")
+    if not any(bracket in text for bracket in "()[]"):
+        text = _THOUSANDS.sub(lambda number: number.group().replace(",", ""), text)
+    return _ROOT.sub(r"\\sqrt{\1}", text).replace(",", ", ")
+
+
+def brackets(text: str) -> str:
+    """The brackets around a tuple, an interval or a vector: "()", "[)"; "" for a list, a set or anything else."""
+    text = re.sub(r"\\(?:left|right)(?![a-z])|[\s$]", "", text)
+    text = text.replace(r"\langle", "(").replace(r"\rangle", ")").replace(r"\{", "{").replace(r"\}", "}")
+    text = _MEMBER.sub("", text)
+    if len(text) < 2 or text[0] not in "([" or text[-1] not in ")]":
+        return ""
+    depth, commas = 0, 0
+    for position, character in enumerate(text):
+        depth += (character in _OPENING) - (character in _CLOSING)
+        commas += depth == 1 and character == ","
+        if depth == 0 and position < len(text) - 1:
+            return ""  # several, or a union
+    return text[0] + text[-1] if commas else ""
 
 
 if __name__ == "__main__":

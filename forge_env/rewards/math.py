@@ -3,59 +3,57 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
+from numbers import Real
 from typing import Any
 
-from forge_env.errors import UsageError
 from forge_env.rewards import equivalence
+from forge_env.rewards.equivalence import MAX_CHARS, close
+from forge_env.rewards.quantities import decimal, plain, quantity, spelled, split_unit
 from forge_env.rewards.spans import last_between, without
 from forge_env.rewards.text import NO_TARGET
-from forge_env.visible import shown
 
-_NUMBER = r"[-+]?\s?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?"
-_PLAIN = re.compile(rf"({_NUMBER})(?:\s*/\s*({_NUMBER}))?\s*(%?)")
-_FRACTION = re.compile(rf"([-+]?)\\d?frac\{{({_NUMBER})\}}\{{({_NUMBER})\}}")
-_DECORATION = re.compile(r"[$\u20ac\u00a3\\{}]")
-_WORDS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\{([^{}]*)\}")
-_GOES_ON = re.compile(r"\s*[-+*/^\u00d7\u00b7]\s*[\d(]|.*(?<![\w^.])\d", re.DOTALL)
-"""After a number: a calculation, or a second number ("18 or 19"), not the 2 of "18 m^2"."""
-_MINUS = str.maketrans({"\u2212": "-"})
 _TAG = ("<answer>", "</answer>")
-_BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")
-_BRACE = re.compile(r"\\boxed\s*\{|\\?[{}]")
-_FORMULA = re.compile(r"[\\^=<>()\[\]{},+*/]")
-_SYMBOL = re.compile(
-    r"\\(?:pi|sqrt|infty|cup|cap|pm|mp|in|leq?|geq?|ne|log|ln|sin|cos|tan|cdot|times|binom)\b|\d\s?[xyz]\b|\b(?:or|pi|sqrt)\b"
-)
-"""What `parse_number` would take for a number with a unit."""
+_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\?[{}]")
 _HASHES = re.compile(r"####\s*([^\n]+)")
+_LEAD = re.compile(r"(?:the\s+)?(?:final\s+)?answer(?:\s+is\b|\s*:)[\s:]*", re.IGNORECASE)
+_WRAPPERS = (("**", "**"), ("`", "`"), ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+_MAX_WRAPPERS = 10
+_NUMBER = re.compile(r"[-+]?\s?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?")
+_THOUSANDS = re.compile(r"[-+]?\s?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
+_BOXED = re.compile(r"\\(?:boxed|fbox)\{((?:[^{}]|\{[^{}]*\})*)\}")
+_MINUS = re.compile("\u2212")
+_CHOICE = re.compile(r"\(?([A-J])\)?[.:)]?")
+_CHOSEN = re.compile(r"(?:\(([A-J])\)|([A-J])[).:])\s*(?=\S)")
+_LITERAL = re.compile(r"-?\w+_\(?\{?\d+\}?\)?|\d+(?::\d+)+(?: ?[apAP]\.?[mM])?")
+"""Numbers of another base, ratios and times: compared as text."""
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+_PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}[\s,.]+[A-Za-z]{2,}")
+_FORMULA = re.compile(r"[\\^=_+*/<>()\[\]{}|\d]")
+_FUNCTIONS = {"and", "sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "infty", "inf", "infinity"}
+_FUNCTIONS |= {"arcsin", "arccos", "arctan", "max", "min"}
 
 
 def parse_number(text: str) -> float | None:
-    """The number that `text` is: "1,234.5", "-3", "$5", "3/4", "50%", "\\frac{1}{2}", "x = 7". None: none, or two.
+    """The number that `text` is: "1,234.5", "-3", "$5", "3/4", "50%", "2 \\frac{1}{2}", "x = 7". None: none, or two.
+
+    A unit may follow: "18 apples", "5 cm^2", `18\\text{ m}`. A single letter is a variable: "4n" and "18 m" are none.
 
     Args:
-        text: a number in words of mathematics, LaTeX or money; the first 200 characters are read.
+        text: a number in words of mathematics, LaTeX or money, of at most 1,000 characters.
 
     Examples:
         >>> import forge_env as fe
         >>> fe.rewards.parse_number("$1,234.5"), fe.rewards.parse_number("18 or 19")
         (1234.5, None)
     """
-    text = text.strip()[:200].translate(_MINUS)
-    bare = _WORDS.sub(" ", text)  # units, unless the number itself is in there
-    text = (bare if any(map(str.isdigit, bare)) else _WORDS.sub(r"\1", text)).rpartition("=")[2].strip()
-    if match := _FRACTION.fullmatch(text):
-        sign, above, below = match.groups()
-        value = _divide(above, below)
-        return None if value is None else (-value if sign == "-" else value)
-    text = _DECORATION.sub("", text).strip()
-    match = _PLAIN.match(text)
-    if match is None or len(match.group(1).strip("+- ")) == 0 or _GOES_ON.match(text, match.end()):
+    number = None if len(text) > MAX_CHARS else quantity(text.rpartition("=")[2])
+    try:
+        return None if number is None else float(number.value)
+    except OverflowError:
         return None
-    value = _divide(match.group(1), match.group(2)) if match.group(2) else _float(match.group(1))
-    return value / 100 if value is not None and match.group(3) else value
 
 
 def marked_answer(response: str) -> str | None:
@@ -64,36 +62,52 @@ def marked_answer(response: str) -> str | None:
         return tagged
     if (boxed := last_boxed(response)) is not None:
         return boxed
-    found = _HASHES.findall(response)
-    return str(found[-1]) if found else None
+    lines = _HASHES.findall(response)
+    return str(lines[-1]) if lines else None
 
 
 def last_boxed(text: str) -> str | None:
-    """What the `\\boxed{...}` that ends last holds, braces in it included."""
-    found = None
-    starts: list[int | None] = []  # of the braces that are open; None where they are not of a box
+    """The content of the `\\boxed{...}` or `\\fbox{...}` that ends last, braces in it included."""
+    content = None
+    starts: list[int | None] = []  # of the open braces; None for those that are not a box's
     for brace in _BRACE.finditer(text):
         kind = brace.group()
         if kind == "}":
             start = starts.pop() if starts else None
-            found = found if start is None else text[start : brace.start()]
+            content = content if start is None else text[start : brace.start()]
         elif kind not in (r"\{", r"\}"):
             starts.append(brace.end() if kind != "{" else None)
-    return found
+    return content
 
 
-def is_expression(target: str) -> bool:
-    """Whether a target is more than a number: `\\frac{\\pi}{2}`, `x^2 - 1`, `(0, 1]`, `\\{1, 2\\}`."""
-    return (parse_number(target) is None and bool(_FORMULA.search(target))) or bool(_SYMBOL.search(target))
+def opened(text: str) -> str:
+    """A marked answer without what is around it: a box, bold, delimiters of formulas, "The answer is"."""
+    for _ in range(_MAX_WRAPPERS):
+        before = text
+        if (boxed := last_boxed(text)) is not None:
+            text = boxed
+        text = text.strip()
+        text = text[:-1].rstrip() if text.endswith(".") and not text.endswith("..") else text
+        if len(text) > MAX_CHARS:
+            continue
+        text = _LEAD.sub("", text, count=1) if _LEAD.match(text) else text
+        for opening, closing in _WRAPPERS:
+            inside = text[len(opening) : -len(closing)]
+            if text.startswith(opening) and text.endswith(closing) and inside and opening not in inside:
+                text = inside
+                break
+        if text == before:
+            break
+    return text
 
 
 @dataclass(eq=False)
 class MathReward:
     """1 for the right answer marked as such, `partial_credit` for the right number elsewhere, else 0.
 
-    The target decides how answers are compared: with a number, as numbers; with another expression (fractions of
-    roots, formulas, sets, intervals, matrices; LaTeX or plain), as math-verify does, which the extra `math` installs.
-    That runs in processes beside this one (`forge_env.rewards.equivalence`), and the call returns an awaitable then.
+    Numbers are compared exactly, up to `tolerance`; words and letters of choices as text; everything else (fractions
+    of roots, formulas, sets, intervals, matrices; LaTeX or plain) by math-verify, in processes beside this one
+    (`forge_env.rewards.equivalence`): the call returns an awaitable then. Nothing that a response holds raises.
 
     Examples:
         >>> import forge_env as fe
@@ -103,7 +117,7 @@ class MathReward:
     """
 
     tolerance: float = 1e-6
-    """Largest absolute difference of numbers that counts as right."""
+    """Largest difference of numbers that counts as right; below 0.01 it is a hundred times this, relative."""
     partial_credit: float = 0.1
     """For a response that holds the number but doesn't mark it."""
 
@@ -111,50 +125,100 @@ class MathReward:
         """Score one response.
 
         Raises:
-            ValueError: the target is neither a number nor an expression, which is the data's fault.
-            UsageError: the target is an expression, and math-verify isn't installed.
+            ValueError: there is no target.
         """
-        if target is None:
-            raise ValueError(NO_TARGET)
-        if isinstance(target, str):
-            marked = marked_answer(target)
-            bare = target if marked is None else marked
-            if is_expression(bare):
-                return self._compared(bare, response)
-            wanted = parse_number(bare)
-        else:
-            wanted = float(target)
-        if wanted is None:
-            raise ValueError(f"the target {shown(target)} is not a number")
+        wanted = _target(target)
         marked = marked_answer(response)
-        given = None if marked is None else parse_number(marked)
-        if given is not None and abs(given - wanted) <= self.tolerance:
+        given = None if marked is None else opened(marked)
+        if given is None or len(given) > MAX_CHARS:
+            return self._unmarked(wanted, response)
+        same = _same(wanted, given, self.tolerance)
+        if same is None:
+            return self._compared(wanted, given, response)
+        return 1.0 if same else self._unmarked(wanted, response)
+
+    def check_target(self, target: object) -> str | None:
+        """Why no answer can be compared with `target`; None if it can. Asked when tasks are loaded."""
+        if target is None:
+            return NO_TARGET
+        if not isinstance(target, str | Real):
+            return f"the target is a {type(target).__name__}, not a text or a number"
+        wanted = _target(target)
+        if not spelled(wanted[:MAX_CHARS]):
+            return "the target is empty"
+        if len(wanted) > MAX_CHARS:
+            return f"the target {wanted[:40]!r}... has more than {MAX_CHARS} characters"
+        return None if _balanced(wanted) else f"the target {wanted[:80]!r} is cut off: its brackets don't match"
+
+    async def _compared(self, wanted: str, given: str, response: str) -> float:
+        (one, unit), (two, other) = split_unit(plain(wanted)), split_unit(plain(given))
+        alike = not unit or not other or unit == other
+        if alike and await equivalence.equivalent(one, two, self.tolerance):
             return 1.0
-        unmarked = _HASHES.sub(" ", _BOXED.sub(" ", without(response, *_TAG))).translate(_MINUS)
-        found = (_float(match) for match in re.findall(_NUMBER, unmarked))
-        near = any(value is not None and abs(value - wanted) <= self.tolerance for value in found)
+        return self._unmarked(wanted, response)
+
+    def _unmarked(self, wanted: str, response: str) -> float:
+        number = quantity(wanted)
+        if number is None:
+            return 0.0
+        text = _MINUS.sub("-", _HASHES.sub(" ", _BOXED.sub(" ", without(response, *_TAG))))
+        near = any(close(number.value, value, self.tolerance) for value in _numbers(text))
         return self.partial_credit if near else 0.0
 
-    async def _compared(self, target: str, response: str) -> float:
-        if not equivalence.available():
-            raise UsageError(
-                f"the target {target[:80]!r} is more than a number: comparing it needs math-verify",
-                fix="pip install 'forge-env[math]'",
-            )
-        given = marked_answer(response)
-        try:
-            return float(given is not None and await equivalence.equivalent(target, given))
-        except equivalence.UnreadableError:
-            raise ValueError(f"the target {target[:80]!r} is not an expression that can be compared") from None
+
+def _target(target: object) -> str:
+    if target is None:
+        raise ValueError(NO_TARGET)
+    text = str(target)
+    marked = marked_answer(text)
+    return opened(text if marked is None else marked)
 
 
-def _float(text: str) -> float | None:
-    try:
-        return float(text.replace(",", "").replace(" ", ""))
-    except ValueError:
-        return None
+def _numbers(text: str) -> Iterator[Fraction]:
+    for number in _NUMBER.findall(text):
+        for part in [number] if _THOUSANDS.fullmatch(number) else number.split(","):
+            if (value := decimal(part)) is not None:
+                yield value
 
 
-def _divide(above: str, below: str) -> float | None:
-    numerator, denominator = _float(above), _float(below)
-    return None if numerator is None or not denominator else numerator / denominator
+def _same(target: str, given: str, tolerance: float) -> bool | None:
+    """Whether two answers are the same, as far as numbers and text tell; None: algebra must."""
+    one, two = spelled(target), spelled(given)
+    if one == two:
+        return bool(one)
+    if (wanted := quantity(target)) and (offered := quantity(given)):
+        alike = not wanted.unit or not offered.unit or wanted.unit == offered.unit
+        return alike and close(wanted.value, offered.value, tolerance)
+    if _LITERAL.fullmatch(one) or _LITERAL.fullmatch(two):
+        return False
+    if len(one) == len(two) == 1:
+        return False  # x is not y, and E is not e
+    if choice := _CHOICE.fullmatch(one):
+        return choice.group(1) == _chosen(two)
+    if not one or not two or _is_words(one) or _is_words(two):
+        return one.casefold() == two.casefold()
+    return None
+
+
+def _chosen(text: str) -> str | None:
+    """The letter of a choice: "(B)", "B." and "B) 18" choose B."""
+    if match := _CHOICE.fullmatch(text):
+        return match.group(1)
+    match = _CHOSEN.match(text)
+    return match and (match.group(1) or match.group(2))
+
+
+def _balanced(text: str) -> bool:
+    """Whether brackets close; `(0, 1]` and `]0, 1[` do."""
+    braces = re.sub(r"\\[{}]", "", text)
+    if text.startswith("]") or text.endswith("["):
+        text = f"[{text[1:-1]}]"
+    rounded = text.count("(") + text.count("[") <= text.count(")") + text.count("]")
+    return braces.count("{") == braces.count("}") and rounded
+
+
+def _is_words(text: str) -> bool:
+    """Whether a text is language, not mathematics, whose letters would be taken for variables."""
+    text = spelled(text)
+    words = [word for word in _WORD.findall(text) if word.lower() not in _FUNCTIONS]
+    return bool(words) and (_FORMULA.search(text) is None or _PROSE.search(text) is not None)

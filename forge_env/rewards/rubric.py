@@ -12,6 +12,9 @@ A reward function is any callable, sync or async, that returns a number. It name
     prompt, response, target
                 the task's prompt, the answer, and `task.data["answer"]` (or else `task.gold`)
 
+`answer` is the agent's, and the true one is `target`: a function that takes both `response` and `answer` is refused,
+since they are the same text.
+
 A group function sees all episodes of one task at once (relative scores, diversity, tournaments) and returns one
 number for each: it may name `task`, `trajectories`, `answers` (each as `answer` above) and `rewards` (what the
 episodes have so far). Training runs them on every group; an evaluation, whose episodes stand alone, doesn't.
@@ -23,7 +26,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any
@@ -41,6 +44,9 @@ LONGEST_SOURCE = 4_000
 """Characters of one text of a reward's definition."""
 INJECTED = ("task", "answer", "messages", "env", "self", "info", "prompt", "response", "target")
 
+SHOWN_TASKS = 5
+"""Tasks that one error names."""
+TARGET_FIX = "correct these rows or leave them out; the target is data['answer'], or else gold"
 INJECTED_GROUP = ("task", "trajectories", "answers", "rewards")
 
 RewardFunction = Callable[..., Any]
@@ -153,6 +159,23 @@ class Rubric:
         return {scorer.name: scorer.weight for scorer in [*self._scorers, *self._group_scorers]}
 
     @property
+    def checks_targets(self) -> bool:
+        """Whether `unscorable` has anything to check."""
+        return any(hasattr(scorer.function, "check_target") for scorer in self._scorers)
+
+    def unscorable(self, task: Task) -> str | None:
+        """Why a function can't score any answer to `task`, as its `check_target(target)` says; None if all can.
+
+        Args:
+            task: with its hidden data.
+        """
+        for scorer in self._scorers:
+            check = getattr(scorer.function, "check_target", None)
+            if check is not None and (reason := check(target_of(task))) is not None:
+                return str(reason)
+        return None
+
+    @property
     def scores_groups(self) -> bool:
         """Whether `score_group` has anything to do."""
         return bool(self._group_scorers)
@@ -188,7 +211,7 @@ class Rubric:
             "info": {} if info is None else info,
             "prompt": task.prompt,
             "response": answer,
-            "target": task.data.get("answer", task.gold),
+            "target": target_of(task),
         }
         if sum(scorer.is_async for scorer in self._scorers) < 2:  # nothing to overlap: spare the tasks
             numbers = [await scorer(values, task.id) for scorer in self._scorers]
@@ -221,6 +244,25 @@ class Rubric:
                 trajectory.reward += scorer.weight * number
                 if trajectory.turns:
                     trajectory.turns[-1].reward += scorer.weight * number
+
+
+def target_of(task: Task) -> Any:
+    """What functions are given as `target`."""
+    return task.data.get("answer", task.gold)
+
+
+def check_targets(environment: Environment, tasks: Iterable[Task]) -> None:
+    """`UsageError` if the rubric can't score some of the tasks, whatever the answer; it names them."""
+    rubric = environment.rubric
+    if rubric is None or not rubric.checks_targets:
+        return
+    reasons = {task.id: reason for task in tasks if (reason := rubric.unscorable(task)) is not None}
+    if not reasons:
+        return
+    shown = "; ".join(f"{task_id}: {reason}" for task_id, reason in list(reasons.items())[:SHOWN_TASKS])
+    more = f"; and {len(reasons) - SHOWN_TASKS} more" if len(reasons) > SHOWN_TASKS else ""
+    count = "1 task" if len(reasons) == 1 else f"{len(reasons)} tasks"
+    raise UsageError(f"{count} of {type(environment).__name__} can't be scored: {shown}{more}", fix=TARGET_FIX)
 
 
 def answer_of(trajectory: Trajectory) -> str:
@@ -269,8 +311,14 @@ def _scorer(function: RewardFunction, weight: float, injected: tuple[str, ...] =
         raise UsageError(f"reward function {name!r} is a class", fix=f"write {name}()")
     if not math.isfinite(_as_float(weight)):
         raise UsageError(f"the weight {weight!r} of {name!r} is not valid", fix="give a finite number")
+    parameters = inspect.signature(function).parameters
+    if {"response", "answer"} <= parameters.keys() and "answer" in injected:
+        raise UsageError(
+            f"reward function {name!r} takes `response` and `answer`, which are both the agent's reply",
+            fix=f"the true answer, of a column `answer` too, is `target`: def {name}(response, target)",
+        )
     wanted: list[str] = []
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
             wanted = [key for key in injected if key != "self"]
             break

@@ -125,6 +125,9 @@ class Validator:
             twin = self.make_env()
             again = [twin.resolve_task(None, {"split": split, "index": index}) for index in range(len(tasks))]
         problems = list(_task_problems(split, tasks, again, self._split_of))
+        if self.env.rubric is not None:
+            reasons = ((task.id, self.env.rubric.unscorable(task)) for task in tasks)
+            problems += [f"task {task_id!r} can't be scored: {reason}" for task_id, reason in reasons if reason]
         tasks = tasks[:wanted]
         if problems:
             return tasks, Check("failed", name, problems[0])

@@ -21,6 +21,7 @@ from forge_env.environment.base import Environment, checked_reset
 from forge_env.errors import EnvironmentBugError, UsageError, environment_code
 from forge_env.policy import Policy
 from forge_env.registry import maker
+from forge_env.rewards.rubric import check_targets
 from forge_env.rollout.episode import NOBODY, run_episode
 from forge_env.rollout.opponents import open_opponents
 from forge_env.run.account import Account, Accounts, OnSpan
@@ -353,7 +354,11 @@ def engine_options(config: RunConfig, number: int) -> dict[str, Any]:
 
 
 async def check_prompts(config: RunConfig, environment: Environment, chat: Chat) -> None:
-    """Refuse a `model.max_length` that the first training tasks' prompts already fill."""
+    """Refuse training tasks that can't be scored, and a `model.max_length` that the first prompts already fill."""
+    first = environment.splits[0]
+    count = environment.num_tasks(first) or PROMPTS_TRIED
+    indices = ({"split": first, "index": index} for index in range(count))
+    check_targets(environment, (environment.resolve_task(None, options) for options in indices))
     lengths = []
     for index in range(PROMPTS_TRIED):
         task = environment.resolve_task(None, {"split": environment.splits[0], "index": index})

@@ -1,0 +1,233 @@
+"""Numbers as people write them: thousands, fractions, mixed numbers, powers of ten, percent, currency, units.
+
+A text is a number only if all of it is: "4,9", "4n" and "18 or 19" are none.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+# --- One spelling of LaTeX
+
+_SYMBOLS = str.maketrans(
+    {
+        "\u2212": "-",
+        "\u00d7": r"\times ",
+        "\u00b7": r"\cdot ",
+        "\u22c5": r"\cdot ",
+        "\u00f7": "/",
+        "\u03c0": r"\pi ",
+        "\u03b8": r"\theta ",
+        "\u221e": r"\infty ",
+        "\u221a": r"\sqrt ",
+        "\u2264": r"\le ",
+        "\u2265": r"\ge ",
+        "\u2260": r"\ne ",
+        "\u00b1": r"\pm ",
+        "\u2208": r"\in ",
+        "\u222a": r"\cup ",
+        "\u2229": r"\cap ",
+        "\u00b0": r"^\circ ",
+    }
+)
+_RAISED = str.maketrans("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b", "0123456789-")
+_REWRITES = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"(?<=\d)(?:,\s*\\!|\{,\}|\\[,!]|[\u2009\u202f\u00a0])\s*(?=\d{3}(?!\d))", ","),  # thousands
+        (r"\\(?:[,;:! ]|q?quad(?![a-z])|displaystyle(?![a-z]))|~|[\u2009\u202f\u00a0]", " "),
+        (r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])", ""),
+        (r"\{,\}", ","),
+        (r"\\([dtc])frac(?![a-z])", r"\\frac"),
+        (r"\\frac\s*(\w)\s*(?=[\w{])", r"\\frac{\1}"),
+        (r"(\\frac\s*\{[^{}]*\}\s*)(\w)", r"\1{\2}"),
+        (r"\\sqrt\s*(\w)", r"\\sqrt{\1}"),
+        (r"\\(leq|geq|neq)(?![a-z])(?:slant)?", lambda match: rf"\{match.group(1)[:2]}"),
+        (r"\\(le|ge)qslant(?![a-z])", r"\\\1"),
+        (r"\^\s*\{?\s*\\(?:circ|degree)(?![a-z])\s*\}?", r"^\\circ "),
+        (r"\\(?:textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|operatorname)\s*\{", r"\\text{"),
+        (r"\\%", "%"),
+    )
+]
+_RAISED_RUN = re.compile(r"[\u2070\u00b9\u00b2\u00b3\u2074-\u2079\u207b]+")
+_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+_SCRIPT = re.compile(r"([\^_])\s*\{\s*(\w)\s*\}")
+_SPACE = re.compile(r"(?<![A-Za-z0-9])\s+|\s+(?![A-Za-z0-9])")
+
+
+def plain(text: str) -> str:
+    """`text` with one spelling for what LaTeX and Unicode write in several: `\\dfrac12` is `\\frac{1}{2}`."""
+    text = re.sub(r"\s+", " ", text)
+    text = _RAISED_RUN.sub(lambda run: "^{" + run.group().translate(_RAISED) + "}", text).translate(_SYMBOLS)
+    for pattern, replacement in _REWRITES:
+        text = pattern.sub(replacement, text)
+    return text.strip()
+
+
+def spelled(text: str) -> str:
+    """`plain(text)` without what doesn't count when texts are compared: spaces, `$`, `\\text`, a full stop."""
+    text = _TEXT.sub(r" \1 ", plain(text)).replace(r"\$", "").replace("$", "").strip().rstrip(".")
+    text = _SPACE.sub("", _SCRIPT.sub(r"\1\2", text))
+    return re.sub(r"\s+", " ", text).strip()
+
+
+# --- Numbers with units
+
+_UNITS = {
+    name: unit
+    for unit, names in {
+        "%": "% percent",
+        "degree": r"^\circ degree degrees deg",
+        "radian": "radian radians rad",
+        "dollar": r"dollar dollars usd",
+        "euro": "euro euros eur",
+        "pound": "pounds",
+        "cent": "cent cents",
+        "mm": "mm millimeter millimeters millimetre millimetres",
+        "cm": "cm centimeter centimeters centimetre centimetres",
+        "m": "meter meters metre metres",
+        "km": "km kilometer kilometers kilometre kilometres",
+        "inch": "in inch inches",
+        "foot": "ft foot feet",
+        "yard": "yd yard yards",
+        "mile": "mile miles",
+        "mg": "milligram milligrams",
+        "g": "gram grams",
+        "kg": "kg kilogram kilograms",
+        "lb": "lb lbs",
+        "oz": "oz ounce ounces",
+        "ml": "ml mL milliliter milliliters millilitre millilitres",
+        "l": "liter liters litre litres",
+        "second": "sec second seconds",
+        "minute": "min minute minutes",
+        "hour": "hr hrs hour hours",
+        "day": "day days",
+        "week": "week weeks",
+        "year": "yr yrs year years",
+        "mph": "mph",
+        "km/h": "km/h kph km/hr",
+        "m/s": "m/s",
+        "unit": "unit units",
+    }.items()
+    for name in names.split()
+}
+_TEXT_UNITS = {"m": "m", "g": "g", "s": "second", "h": "hour", "L": "l", "l": "l", "mg": "mg", "mi": "mile"}
+"""Units only inside `\\text`: elsewhere these letters are variables."""
+_ATTACHED = ("%", r"^\circ", "mm", "cm", "km", "kg", "mph")
+"""Units that may follow a number without a space."""
+_COUNTS = re.compile(
+    r"(?:[mb]illion|trillion|thousand|hundreds?|dozen|hal(?:f|ves)|thirds?|quarters?|fourths?|fifths?|tenths?|squared"
+    r"|cubed|factorial|times|plus|minus|or|and|mod|to|if|for|infinity|pi)"
+)
+"""Words after a number that change it, and so are no unit."""
+_MONEY = {"$": "dollar", "\u20ac": "euro", "\u00a3": "pound", "\u00a5": "yen", "\u20b9": "rupee"}
+
+_UNSIGNED = r"(?:[1-9]\d{0,2}(?:,\d{3})+(?![\d,])(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
+_DECIMAL = rf"[-+]?\s?{_UNSIGNED}"
+_TEN = r"\s*(?:\\times|\\cdot|\*|x)\s*10\s*(?:\^|\*\*)\s*"
+_EXPONENT = rf"(?:[eE](?P<e>[-+]?\d{{1,3}})|{_TEN}(?P<ten>\{{\s*[-+]?\s*\d{{1,3}}\s*\}}|[-+]?\d{{1,3}}))"
+_NUMBERS = [
+    re.compile(pattern)
+    for pattern in (
+        rf"(?P<sign>[-+]?)\s*(?P<whole>\d*)\s*\\frac\s*\{{\s*(?P<value>{_DECIMAL})\s*\}}\s*\{{\s*(?P<below>{_DECIMAL})\s*\}}",
+        r"(?P<sign>[-+]?)\s*(?P<whole>\d+)\s+(?P<value>\d+)\s*/\s*(?P<below>\d+)",
+        rf"(?P<value>{_DECIMAL})\s*/\s*(?P<below>{_DECIMAL})",
+        rf"(?P<value>{_DECIMAL}){_EXPONENT}?",
+    )
+]
+_LABEL = re.compile(r"(?:\\text\s*\{\s*\([A-J]\)\s*\}|\([A-J]\))\s*(?=\S)")
+_CURRENCY = re.compile(r"([-+]?)\s*\\?([$\u20ac\u00a3\u00a5\u20b9])\s*(?=[-\d.\\])")
+_LATEX_UNIT = re.compile(r" ?\\text ?\{([^{}]*)\} ?(?:\^\s*\{?\s*([23])\s*\}?)?")
+_PLAIN_UNIT = re.compile(r"(\s*)\(?\s*([A-Za-z][A-Za-z/ .-]*?|%|\^\\circ)\s*\)?\s*(?:\^\s*\{?\s*([23])\s*\}?)?")
+_LAST_UNIT = re.compile(rf"(?<=[\w}})]){_LATEX_UNIT.pattern}$")
+_MAX_DIGITS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A number, and its unit by one name: "" if it has none, or one that isn't known."""
+
+    value: Fraction
+    unit: str = ""
+
+
+def quantity(text: str) -> Quantity | None:
+    """The number that all of `text` is; None for anything else."""
+    text = plain(text).rstrip(".")
+    if whole := _TEXT.fullmatch(text):
+        text = whole.group(1).strip()
+    text = _LABEL.sub("", text, count=1) if _LABEL.match(text) else text
+    money = _CURRENCY.match(text)
+    if money:
+        text = money.group(1) + text[money.end() :]
+    for pattern in _NUMBERS:
+        match = pattern.match(text)
+        value = None if match is None else _value(match)
+        unit = None if match is None else _unit(text[match.end() :])
+        if value is None or unit is None:
+            continue
+        return Quantity(value / 100 if unit == "%" else value, _MONEY[money.group(2)] if money and not unit else unit)
+    return None
+
+
+def split_unit(text: str) -> tuple[str, str]:
+    """An expression, and the name of a known unit that ends it as `\\text`, or ""."""
+    match = _LAST_UNIT.search(text)
+    unit = match and _unit(match.group())
+    return (text[: match.start()], unit) if match and unit else (text, "")
+
+
+def decimal(text: str) -> Fraction | None:
+    """The value of digits with a sign, separators of thousands and an exponent."""
+    digits = text.replace(",", "").replace(" ", "")
+    try:
+        return Fraction(digits) if len(digits) <= _MAX_DIGITS else None
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    groups = match.groupdict()
+    value = decimal(groups["value"])
+    below = decimal(groups.get("below") or "1")
+    if value is None or not below:
+        return None
+    value /= below
+    if exponent := groups.get("e") or groups.get("ten"):
+        value *= Fraction(10) ** int(exponent.strip("{} ").replace(" ", ""))
+    if groups.get("whole"):
+        if not 0 <= value < 1:
+            return None  # 2\frac{7}{3} is no mixed number
+        value += int(groups["whole"])
+    return -value if groups.get("sign") == "-" else value
+
+
+def _unit(text: str) -> str | None:
+    """The name of a unit, "" for none or an unknown one; None if `text` is something else."""
+    if not text.strip():
+        return ""
+    if match := _LATEX_UNIT.fullmatch(text):
+        words, power = match.group(1).strip().rstrip("."), match.group(2)
+        unit = _TEXT_UNITS.get(words) or _named(words)
+        unit = "" if unit is None and _is_noun(words, shortest=1) else unit
+    elif match := _PLAIN_UNIT.fullmatch(text):
+        blank, words, power = match.groups()
+        words = words.strip().rstrip(".")
+        unit = _named(words) if blank or words in _ATTACHED else None
+        unit = "" if unit is None and blank and _is_noun(words, shortest=3) else unit
+    else:
+        return None
+    return f"{unit}^{power}" if unit and power else unit
+
+
+def _named(words: str) -> str | None:
+    shape = next((name for name in ("square", "cubic") if words.startswith(f"{name} ")), "")
+    unit = _UNITS.get(words.removeprefix(shape).strip()) or _UNITS.get(words.removeprefix(shape).strip().lower())
+    return f"{unit}^{'2' if shape == 'square' else '3'}" if unit and shape else unit
+
+
+def _is_noun(words: str, shortest: int) -> bool:
+    parts = re.split(r"[ /.-]+", words.lower())
+    return len(parts[0]) >= shortest and not any(map(_COUNTS.fullmatch, parts))
