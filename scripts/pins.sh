@@ -13,7 +13,7 @@ compile() { # compile STACK --extra NAME...
 }
 
 # What tests and developers use besides the training stack. `verifiers` contradicts vLLM and stays out.
-extras=(--extra dev --extra wandb --extra data --extra math --extra mcp --extra openenv --extra kubernetes)
+extras=(--extra dev --extra wandb --extra data --extra mcp --extra openenv --extra kubernetes)
 
 compile platform
 UV_FIND_LINKS="${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}" compile cpu --extra train-cpu "${extras[@]}"

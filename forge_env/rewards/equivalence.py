@@ -150,34 +150,21 @@ def _comparison() -> Callable[[str, str, float], bool]:
 
 def _reader() -> Callable[[str], Any]:
     """A function from text to a SymPy object; None if not all of the text can be read."""
-    from latex2sympy2_extended import NormalizationConfig, normalize_latex
-    from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy
+    from latex2sympy2_extended import NormalizationConfig, latex2sympy
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
     from math_verify.grader import should_treat_as_complex
 
     # Units are removed before: this library's list of them has `c`, `m` and `t`, which are variables too.
     spelling = NormalizationConfig(boxed="none", units=False, malformed_operators=True, nits=True)
     conversion = ConversionConfig(lowercase_symbols=False)
 
-    class Whole(_Latex2Sympy):  # type: ignore[misc]
-        """The parser of latex2sympy, which stops silently at what it can't read."""
-
-        def create_parser(self, latex_str: str) -> Any:
-            self.parser = super().create_parser(latex_str)
-            return self.parser
-
-        def parse(self, latex_str: str) -> Any:
-            expression = super().parse(latex_str)
-            if self.parser.getTokenStream().LA(1) != -1:
-                raise ValueError("not the end of the text")
-            return expression
-
     def read(text: str) -> Any:
         latex = as_latex(text)
         if _MISREAD.search(latex):
             return None
-        latex = normalize_latex(latex, spelling)
+        is_real = not should_treat_as_complex(latex)
         try:
-            return Whole(is_real=not should_treat_as_complex(latex), config=conversion).parse(latex)
+            return latex2sympy(latex, is_real=is_real, normalization_config=spelling, conversion_config=conversion)
         except (MemoryError, RecursionError):
             raise
         except Exception:  # noqa: BLE001 - the parser raises bare Exceptions at texts that it can't read
@@ -213,8 +200,9 @@ _ROOT = re.compile(r"\\sqrt\s*\(([^()]*)\)")
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
 _MEMBER = re.compile(r"^\s*(?:[A-Za-z]|\([A-Za-z](?:\s*,\s*[A-Za-z])*\))\s*(?:=|\\in\b|\u2208)\s*")
 _MISREAD = re.compile(r"\d\s*_|(?<!\\):|\d\s+\d|\\dots|\.\.\.")
-"""What the parser would take for something else: `204_5` for 204, `2:1` for 2, `1 2` for 12, `1, \\ldots` for 1."""
+"""What the parser takes for something else: `204_5` for 204, `2:1` for 2, `1 2` for 3, `1, \\ldots` for 1."""
 _MIXED = re.compile(r"(?<![\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])")
+_TENS = re.compile(r"(?<=\d)[eE]([-+]?\d{1,3})(?![\d.A-Za-z])")
 _PRIMES = re.compile(r"(?<=[A-Za-z])'+")
 _OPENING, _CLOSING = "([{", ")]}"
 
@@ -222,6 +210,7 @@ _OPENING, _CLOSING = "([{", ")]}"
 def as_latex(text: str) -> str:
     """A formula as the parser takes it: `sqrt(2)`, `pi` and `x**2` become LaTeX, commas separate."""
     text = re.sub(r"\\?\$", "", text).replace("**", "^")
+    text = _TENS.sub(r" \\cdot 10^{\1}", text)
     text = _MIXED.sub(r"\1\\frac{\2}{\3}", text)
     text = _PRIMES.sub(lambda primes: "^{" + r"\prime " * len(primes.group()) + "}", text)
     text = _WORDS.sub(r"\\\1 ", _OR.sub(", ", text))

@@ -31,6 +31,8 @@ _LITERAL = re.compile(r"-?\w+_\(?\{?\d+\}?\)?|\d+(?::\d+)+(?: ?[apAP]\.?[mM])?")
 """Numbers of another base, ratios and times: compared as text."""
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}[\s,.]+[A-Za-z]{2,}")
+_SIGNS = re.compile(r"[0-9A-Za-z]")
+_SEVERAL = re.compile(r"(?<![\\A-Za-z])(?:or|and)(?![A-Za-z])")
 _FORMULA = re.compile(r"[\\^=_+*/<>()\[\]{}|\d]")
 _FUNCTIONS = {"and", "sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "infty", "inf", "infinity"}
 _FUNCTIONS |= {"arcsin", "arccos", "arctan", "max", "min"}
@@ -184,20 +186,23 @@ def _numbers(text: str) -> Iterator[Fraction]:
 def _same(target: str, given: str, tolerance: float) -> bool | None:
     """Whether two answers are the same, as far as numbers and text tell; None: algebra must."""
     one, two = spelled(target), spelled(given)
-    if one == two:
-        return bool(one)
-    if (wanted := quantity(target)) and (offered := quantity(given)):
+    wanted, offered = quantity(target), quantity(given)
+    if wanted and offered:
         alike = not wanted.unit or not offered.unit or wanted.unit == offered.unit
         return alike and close(wanted.value, offered.value, tolerance)
+    if one == two and not wanted and not offered:
+        return bool(one)
     if _LITERAL.fullmatch(one) or _LITERAL.fullmatch(two):
         return False
     if len(one) == len(two) == 1:
         return False  # x is not y, and E is not e
     if choice := _CHOICE.fullmatch(one):
         return choice.group(1) == _chosen(two)
-    if not one or not two or _is_words(one) or _is_words(two):
+    if not _SIGNS.search(one) or not _SIGNS.search(two):
+        return False
+    if _is_words(one) or _is_words(two):
         return one.casefold() == two.casefold()
-    return None
+    return False if wanted and _SEVERAL.search(two) else None
 
 
 def _chosen(text: str) -> str | None:

@@ -37,7 +37,7 @@ _REWRITES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"(?<=\d)(?:,\s*\\!|\{,\}|\\[,!]|[\u2009\u202f\u00a0])\s*(?=\d{3}(?!\d))", ","),  # thousands
-        (r"\\(?:[,;:! ]|q?quad(?![a-z])|displaystyle(?![a-z]))|~|[\u2009\u202f\u00a0]", " "),
+        (r"(?<!\\)\\(?:[,;:! ]|q?quad(?![a-z])|displaystyle(?![a-z]))|~|[\u2009\u202f\u00a0]", " "),
         (r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])", ""),
         (r"\{,\}", ","),
         (r"\\([dtc])frac(?![a-z])", r"\\frac"),

@@ -315,7 +315,7 @@ def _scorer(function: RewardFunction, weight: float, injected: tuple[str, ...] =
     if {"response", "answer"} <= parameters.keys() and "answer" in injected:
         raise UsageError(
             f"reward function {name!r} takes `response` and `answer`, which are both the agent's reply",
-            fix=f"the true answer, of a column `answer` too, is `target`: def {name}(response, target)",
+            fix="the task's answer (a column `answer` too) is `target`: take that in place of `answer`",
         )
     wanted: list[str] = []
     for parameter in parameters.values():

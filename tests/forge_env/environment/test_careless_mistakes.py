@@ -888,6 +888,11 @@ CLASS = "import forge_env as fe\nclass Env(fe.SingleTurnEnvironment):\n    api_v
             "task,",
         ),
         (
+            f"{CLASS}    def reward(self, response, answer): return float(answer in response)\n",
+            "reward function 'reward' takes `response` and `answer`, which are both the agent's reply",
+            "is `target`: take that in place of `answer`",
+        ),
+        (
             f"{CLASS}    reward = fe.rewards.ExactMatch\n",
             "reward function 'ExactMatch' is a class",
             "write ExactMatch()",

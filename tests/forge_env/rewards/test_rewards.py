@@ -39,8 +39,16 @@ from forge_env.sandbox.protocol import CallOutcome, CallsResult, ExecResult
         ("x=18", 18),
         ("x = \\frac{1}{2}", 0.5),
         ("\u221218", -18),
-        ("18 m^2", 18),
-        ("18 m2.", 18),
+        ("18 cm^2", 18),
+        ("18 \\text{ m}^2", 18),
+        ("18 m", None),  # a letter is a variable
+        ("18 m^2", None),
+        ("4n", None),
+        ("4,9", None),
+        ("2 1/3", 7 / 3),
+        ("2\\frac13", 7 / 3),
+        ("2.5 \\times 10^{3}", 2500),
+        ("5 million", None),
         ("18\\text{ apples}", 18),
         ("\\text{18}", 18),
         ("\\text{(B) }18", 18),
@@ -80,14 +88,8 @@ def test_math(response: str, target: Any, reward: float) -> None:
 def test_math_options_and_bad_targets() -> None:
     assert r.MathReward(tolerance=0.5)("", "<answer>4.4</answer>", "4") == 1.0
     assert r.MathReward(partial_credit=0.0)("", "4", "4") == 0.0
-    with pytest.raises(ValueError, match="'four' is not a number"):
-        r.MathReward()("", "4", "four")
-
-
-async def test_a_bad_target_is_shown_with_its_task() -> None:
-    task = fe.Task(id="t-9", prompt="?", data={"answer": "four"})
-    with pytest.raises(EnvironmentBugError, match="'MathReward' raised ValueError on task 't-9'"):
-        await fe.Rubric(r.MathReward()).score(task=task, answer="4")
+    assert r.MathReward()("", "4", "four") == 0.0
+    assert r.MathReward()("", "#### Four.", "four") == 1.0
 
 
 @pytest.mark.parametrize("function", [r.MathReward(), r.ExactMatch(), r.FuzzyMatch()])

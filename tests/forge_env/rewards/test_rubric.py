@@ -94,8 +94,13 @@ def test_wrong_rubrics_are_refused_early() -> None:
     def asks(reference: str) -> float:
         return 1.0
 
+    def both(response: str, answer: str) -> float:
+        return float(answer in response)
+
     with pytest.raises(UsageError, match=r"'asks' asks for 'reference'.*task, answer"):
         fe.Rubric(asks)
+    with pytest.raises(UsageError, match=r"'both' takes `response` and `answer`.*is `target`"):
+        fe.Rubric(both)
     with pytest.raises(UsageError, match="1 reward functions but 2 weights"):
         fe.Rubric([length], [1, 2])
     for weight in (math.nan, math.inf, "much", None):
