@@ -140,7 +140,11 @@ class MathReward:
         return 1.0 if same else self._unmarked(wanted, response)
 
     def check_target(self, target: object) -> str | None:
-        """Why no answer can be compared with `target`; None if it can. Asked when tasks are loaded."""
+        """Why no answer can be compared with `target`; None if it can. Asked when tasks are loaded.
+
+        Args:
+            target: the true answer of a task.
+        """
         if target is None:
             return NO_TARGET
         if not isinstance(target, str | Real):
