@@ -14,6 +14,7 @@ from forge_env.rewards.equivalence import MAX_CHARS, close
 from forge_env.rewards.quantities import decimal, plain, quantity, spelled, split_unit
 from forge_env.rewards.spans import last_between, without
 from forge_env.rewards.text import NO_TARGET
+from forge_env.visible import shown
 
 _TAG = ("<answer>", "</answer>")
 _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|\\?[{}]")
@@ -153,8 +154,8 @@ class MathReward:
         if not spelled(wanted[:MAX_CHARS]):
             return "the target is empty"
         if len(wanted) > MAX_CHARS:
-            return f"the target {wanted[:40]!r}... has more than {MAX_CHARS} characters"
-        return None if _balanced(wanted) else f"the target {wanted[:80]!r} is cut off: its brackets don't match"
+            return f"the target {shown(wanted)} has more than {MAX_CHARS} characters"
+        return None if _balanced(wanted) else f"the target {shown(wanted)} is cut off: its brackets don't match"
 
     async def _compared(self, wanted: str, given: str, response: str) -> float:
         (one, unit), (two, other) = split_unit(plain(wanted)), split_unit(plain(given))
@@ -175,7 +176,8 @@ class MathReward:
 def _target(target: object) -> str:
     if target is None:
         raise ValueError(NO_TARGET)
-    text = str(target)
+    is_plain = isinstance(target, str | Real) and type(target) is not int  # an int may have any number of digits
+    text = str(target) if is_plain else shown(target, 2 * MAX_CHARS)
     marked = marked_answer(text)
     return opened(text if marked is None else marked)
 
