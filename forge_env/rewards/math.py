@@ -176,7 +176,7 @@ class MathReward:
 def _target(target: object) -> str:
     if target is None:
         raise ValueError(NO_TARGET)
-    is_plain = isinstance(target, str | Real) and type(target) is not int  # an int may have any number of digits
+    is_plain = isinstance(target, str | Real) and not isinstance(target, int)  # which may have any number of digits
     text = str(target) if is_plain else shown(target, 2 * MAX_CHARS)
     marked = marked_answer(text)
     return opened(text if marked is None else marked)
