@@ -8,6 +8,7 @@ Every task belongs to one component, which plays the episode; its name is the ta
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from random import Random
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -117,6 +118,10 @@ class Mixture(Environment):
         """The component's."""
         component, own = self._component_of(task)
         return component.gold_actions(own)
+
+    def random_action(self, rng: Random) -> Action | None:
+        """The component's."""
+        return None if self._current is None else self._current.random_action(rng)
 
     async def close(self) -> None:
         """Close the component that played last."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,12 +14,12 @@ from forge_env.interrupts import run_until_interrupted, say
 from forge_env.registry import make
 from forge_env.run.held_up import LoopGuard
 from forge_env.sandbox.engines import LazyEngine
-from forge_env.validation.checks import NUM_TASKS, Validator
+from forge_env.validation.checks import NUM_TASKS, Check, Validator
 from forge_env.visible import visible
 
 PATIENCE_S = 20.0
 DOING = {"reset": "reset and setup", "environment": "step (tools, scoring)", "close": "close and cleanup"}
-MARKS = {"ok": "ok", "note": "--", "failed": "!!"}
+MARKS = {"ok": "ok", "note": "--", "open": "??", "failed": "!!"}
 
 
 def add_arguments(parser: Parser) -> None:
@@ -29,22 +29,31 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every check as it finishes; 1 when one failed."""
+    """Print every check as it finishes, then a verdict; 1 if a check failed."""
     name, options = environment_options(args)
-    failed = run_until_interrupted(_validate(name, options, args))
-    print(f"\n{name}: {f'{failed} check(s) failed' if failed else 'sound'}")
-    return 1 if failed else 0
+    checks = run_until_interrupted(_validate(name, options, args))
+    print(f"\n{name}: {verdict(checks)}")
+    return 1 if any(check.status == "failed" for check in checks) else 0
 
 
-async def _validate(name: str, options: dict[str, Any], args: argparse.Namespace) -> int:
-    failed = 0
+def verdict(checks: Sequence[Check]) -> str:
+    """`sound` if every check was made and none failed."""
+    if failed := sum(check.status == "failed" for check in checks):
+        return f"{failed} check(s) failed"
+    if unmade := [check.name for check in checks if check.status == "open"]:
+        return f"no check failed; not checked: {'; '.join(unmade)}"
+    return "sound"
+
+
+async def _validate(name: str, options: dict[str, Any], args: argparse.Namespace) -> list[Check]:
+    checks: list[Check] = []
     async with LazyEngine(args.sandbox, docker_host=args.docker_host) as engine:
         validator = Validator(lambda: make(name, sandboxes=engine, **options), num_tasks=args.tasks)
         with LoopGuard(PATIENCE_S, 0.0, say, at_once=True), _naming_what_stands_still(validator):
             async for check in validator.run():
-                failed += check.status == "failed"
+                checks.append(check)
                 print(f"{MARKS[check.status]} {check.name}: {visible(check.detail)}", flush=True)
-    return failed
+    return checks
 
 
 @contextmanager

@@ -102,6 +102,9 @@ acted, and `info["rewards"]` holds what the step earned others. Of the class, or
     max_reward: float = 1.0
     """What a perfect episode earns, at one seat at least; validation holds gold solutions to it. Of the class, or \
 set in `__init__`."""
+    luck: float = 0.0
+    """Share of tasks, 0 to 1, that an answer which knows nothing solves by chance: 0.1 for a guess among ten.
+    Validation lets blind answers score as often as that. Of the class, or set in `__init__`."""
     rubric: Rubric | None = None
     """How episodes are scored, where a rubric does it; `forge-env info` and `validate` show it."""
 
@@ -237,6 +240,16 @@ set in `__init__`."""
         """
         name = type(self).__name__
         raise EnvironmentBugError(f"{name} has gold_files, and no hand_in", fix="say how files are handed in")
+
+    def random_action(self, rng: random.Random) -> Action | None:
+        """A legal action, drawn evenly, at this point of the episode: what the policy `random` plays.
+
+        None: it says random messages and calls tools at random.
+
+        Args:
+            rng: what it is drawn with.
+        """
+        return None
 
     def demonstrate(self, task: Task, rng: random.Random) -> list[Message] | None:
         """A conversation to learn from before RL: prompt, replies, observations; None where there are none.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 CALLED = (
     *("task", "tasks", "num_tasks", "prompt", "setup", "cleanup", "is_final", "respond", "reset", "step", "truncate"),
     *("close", "given_answer", "score_group", "gold_actions", "gold_files", "hand_in", "demonstrate", "files"),
-    *("argv", "environment", "run", "credits", "unplayable", "spec_of", "score"),
+    *("argv", "environment", "run", "credits", "unplayable", "spec_of", "score", "random_action"),
 )
 """What an author may override, and the platform calls."""
 EITHER = ("prompt",)

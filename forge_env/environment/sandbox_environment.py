@@ -43,8 +43,8 @@ class _Where(TypedDict, total=False):
     cwd: str | None
 
 
-FAILURES: ContextVar[list[str] | None] = ContextVar("failures", default=None)
-"""What hidden tests say of what they judge, for whoever wants to know why a solution failed."""
+TESTS_RESULTS: ContextVar[list[TestsResult] | None] = ContextVar("tests_results", default=None)
+"""Collects the results of hidden tests for a caller that wants to know how they judged, and why a solution failed."""
 
 
 class SandboxEnvironmentConfig(ToolEnvironmentConfig):
@@ -228,8 +228,8 @@ class SandboxEnvironment(ToolEnvironment):
         """
         async with self.fresh_sandbox() as fresh:
             result = await fresh.run_tests(files=self._left, tests=tests, how=how, limits=limits or self.limits)
-        if (told := FAILURES.get()) is not None:
-            told += result.failures
+        if (results := TESTS_RESULTS.get()) is not None:
+            results.append(result)
         return result
 
     @asynccontextmanager

@@ -10,10 +10,12 @@ action; it costs a turn and changes nothing.
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Sequence
 from enum import Enum
+from random import Random
 from typing import Any, ClassVar, Literal
 
 import gymnasium
@@ -59,6 +61,8 @@ the numbers themselves."""
 where the environment can draw it."""
     max_reward: float = 1.0
     """What a perfect episode earns, all its rewards together."""
+    luck: float = Field(0.0, ge=0.0, lt=1.0)
+    """Share of games that the same action all the time wins by chance; `validate` fails if it wins more often."""
     instructions: str = ""
     """What the game is about, shown first."""
     max_turns: int = Field(100, ge=1)
@@ -78,6 +82,7 @@ class GymnasiumEnvironment(Environment):
         self._turns = 0
         self._actions = 0
         self.max_reward = self.config.max_reward
+        self.luck = self.config.luck
 
     # What a subclass may override.
 
@@ -152,6 +157,12 @@ class GymnasiumEnvironment(Environment):
             info["metrics"] = {"turns": float(self._turns), "invalid_actions": float(self._turns - self._actions)}
         return [Message(role="user", content=said)], reward, terminated, truncated, info
 
+    def random_action(self, rng: Random) -> Action | None:
+        """One of the game's actions, as the agent gives it."""
+        return (
+            f"<action>{as_answer(sampled(self.game.action_space, rng), self.game.action_space, self.actions)}</action>"
+        )
+
     async def close(self) -> None:
         """Close the wrapped environment."""
         self._running = False
@@ -196,6 +207,22 @@ def read_action(text: str, space: gymnasium.Space[Any], actions: Sequence[str]) 
     elif (numbers := as_array(word, space)) is not None:
         return numbers, ""
     return None, f"{given.strip()[:40]!r} is not an action." if given.strip() else "There is no action in that."
+
+
+def sampled(space: gymnasium.Space[Any], rng: Random) -> Any:
+    """An action of a space; the game's own generator is left as it is."""
+    drawn = copy.copy(space)
+    drawn.seed(rng.randrange(LARGEST_SEED))  # a generator of its own
+    return drawn.sample()
+
+
+def as_answer(action: Any, space: gymnasium.Space[Any], actions: Sequence[str]) -> str:
+    """What `read_action` reads as this action."""
+    if isinstance(space, spaces.Text):
+        return str(action)
+    if isinstance(space, spaces.Discrete):
+        return actions[int(action - space.start)] if actions else str(int(action))
+    return " ".join(map(str, np.asarray(action).ravel().tolist()))
 
 
 def make_game(

@@ -11,6 +11,7 @@ observations in better words (`describe`).
 from __future__ import annotations
 
 from importlib import import_module
+from random import Random
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -19,7 +20,16 @@ from pydantic import Field
 
 from forge_env.environment.base import Environment, EnvironmentConfig
 from forge_env.errors import UsageError, environment_code
-from forge_env.gym.adapter import LARGEST_SEED, as_words, can_give, explained, has_words, read_action
+from forge_env.gym.adapter import (
+    LARGEST_SEED,
+    as_answer,
+    as_words,
+    can_give,
+    explained,
+    has_words,
+    read_action,
+    sampled,
+)
 from forge_env.types import Action, Message, ResetResult, StepResult, Task, as_message
 
 Game: TypeAlias = Any
@@ -111,6 +121,13 @@ class PettingZooEnvironment(Environment):
         if self.game.agents:
             return self._after(self._view(), reward, rewards, False)
         return self._after([], reward, rewards, not cut)
+
+    def random_action(self, rng: Random) -> Action | None:
+        """One of the actions that the game allows the seat that moves next."""
+        seat, names = self.game.agent_selection, self.config.actions
+        space, mask = self.game.action_space(seat), self._mask(seat)
+        action = sampled(space, rng) if mask is None else self._start(seat) + int(rng.choice(np.flatnonzero(mask)))
+        return f"<action>{as_answer(action, space, names)}</action>"
 
     async def close(self) -> None:
         """Close the game."""

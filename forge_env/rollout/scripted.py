@@ -2,7 +2,7 @@
 
 gold                 plays the environment's gold actions
 empty                says nothing
-random               plausible and hostile messages and tool calls, by seed
+random               legal actions, by seed, if the environment knows its own; else messages and tool calls at random
 package.module:name  a function `(messages, tools) -> str | Message`, sync or async
 """
 
@@ -114,7 +114,19 @@ class _FunctionSession(PolicySession):
 
 
 class RandomPolicy(Policy):
-    """Random messages and tool calls, right and wrong ones; the same seed says the same."""
+    """Legal actions at random (`Environment.random_action`); the same seed says the same.
+
+    Args:
+        legal: False, or an environment that doesn't know its actions: random messages and tool calls, right and wrong
+            ones.
+    """
+
+    def __init__(self, *, legal: bool = True) -> None:
+        self.legal = legal
+
+    def session_inside(self, env: Environment, task: Task, *, seed: int | None = None) -> PolicySession:
+        """A session that asks the environment for its actions."""
+        return _RandomSession(env.tools, random.Random(seed), env if self.legal else None)
 
     def session(self, tools: list[ToolSpec], *, seed: int | None = None) -> PolicySession:
         """A session with a random generator of its own."""
@@ -129,12 +141,15 @@ _WORDS = (
 
 
 class _RandomSession(PolicySession):
-    def __init__(self, tools: list[ToolSpec], rng: random.Random) -> None:
+    def __init__(self, tools: list[ToolSpec], rng: random.Random, env: Environment | None = None) -> None:
         self._tools = tools
         self._rng = rng
+        self._env = env
 
     async def reply(self, observation: Observation) -> Reply:
         rng = self._rng
+        if self._env is not None and (action := self._env.random_action(rng)) is not None:
+            return Reply(message=as_message(action))
         content = " ".join(rng.choice(_WORDS) for _ in range(rng.randrange(4)))
         calls = []
         if self._tools and rng.random() < P_TOOL_CALL:

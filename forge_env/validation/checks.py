@@ -1,27 +1,39 @@
-"""Proving without a model that an environment is sound: what `forge-env validate` runs."""
+"""Checks of an environment without a model: what `forge-env validate` runs.
+
+A check that could exercise nothing is "open": an environment with one is never called sound.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Literal
 
 from forge_env.environment.base import API_VERSION, Environment
-from forge_env.environment.sandbox_environment import FAILURES
+from forge_env.environment.sandbox_environment import TESTS_RESULTS
 from forge_env.environment.tool_environment import ToolEnvironment
 from forge_env.errors import ForgeError, UsageError, environment_code
 from forge_env.policy import Policy
 from forge_env.rollout.episode import EpisodeLimits, run_episode
 from forge_env.rollout.scripted import GoldPolicy, RandomPolicy, ReplayPolicy
+from forge_env.sandbox import TestsResult
 from forge_env.tasks.splits import count_tasks, number_of_tasks
 from forge_env.trajectory import Trajectory
 from forge_env.types import Action, Observation, Task
 from forge_env.validation import cheats
-from forge_env.validation.leaks import SHORTEST_TEXT, SearchPolicy, hidden_texts, is_looked_for, shown_hidden
+from forge_env.validation.leaks import (
+    SHORTEST_TEXT,
+    SearchPolicy,
+    hidden_texts,
+    hides_text,
+    is_looked_for,
+    shown_hidden,
+)
 from forge_env.visible import one_line
 
 WRONG_ANSWERS = ("I don't know.", "0", "```python\npass\n```")
@@ -35,15 +47,19 @@ GROUP_SIZE = 4
 NUM_GROUPS = 3
 NUM_CHEATED = 2
 """Tasks on which cheats are tried."""
+_MOVES = {"turns", "invalid_actions"}
+"""Metrics of a game that counts what it could not take."""
+MOST_LUCK = 1e-3
+"""Probability of as many chance hits as were counted, below which they are no chance."""
 MOST_SEARCHES = 16
 """Episodes in which one task's hidden data is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding; a "note" is something that could not be checked."""
+    """One finding. "open": there was something to check, and nothing exercised it; "note": there was nothing."""
 
-    status: Literal["ok", "note", "failed"]
+    status: Literal["ok", "note", "open", "failed"]
     name: str
     detail: str
 
@@ -61,6 +77,9 @@ class Validator:
         self.step_times: list[float] = []
         self.highest: tuple[float, str] | None = None
         """The highest reward, and its task."""
+        self._results: list[TestsResult] = []
+        """Of hidden tests."""
+        self._random_episodes: list[Trajectory] = []
         self._under_way: dict[object, tuple[str, str, float]] = {}
         self._split_of: dict[str, str] = {}
 
@@ -88,9 +107,15 @@ class Validator:
         if not tasks:
             yield Check("failed", "tasks", "there are none")
             return
-        for check_function in (self._determinism, self._gold, self._wrong, self._random, self._search):
+        for check_function in (self._determinism, self._gold, self._wrong, self._random):
             yield await check_function(tasks)
+        if counted := [item.metrics for item in self._random_episodes if item.metrics.keys() >= _MOVES]:
+            yield _moves(counted)
+        yield self._nothing_shown(tasks)
+        yield await self._search(tasks)
         yield await self._cheats(tasks)
+        if self._results:
+            yield self._apart()
         if _has_group_rewards(self.env):
             yield await self._groups(tasks)
         yield self._highest_reward()
@@ -157,8 +182,12 @@ class Validator:
                 finally:
                     self._under_way.pop(key, None)
 
-        async with asyncio.TaskGroup() as group:
-            running = [group.create_task(one(policy, task)) for policy, task in episodes]
+        token = TESTS_RESULTS.set(self._results)
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = [group.create_task(one(policy, task)) for policy, task in episodes]
+        finally:
+            TESTS_RESULTS.reset(token)
         done = [item.result() for item in running]
         seen = [(_best(item), item.task_id) for item in done]
         self.highest = max(seen if self.highest is None else [self.highest, *seen], default=None)
@@ -195,13 +224,10 @@ class Validator:
         name = "gold solutions score full marks"
         known = [task for task in tasks if self.env.gold_actions(task) is not None]
         if not known:
-            return Check("note", name, "no task has one (set Task.gold, or override gold_actions)")
-        failures: list[str] = []
-        token = FAILURES.set(failures)
-        try:
-            played = await self._play(GoldPolicy(), known)
-        finally:
-            FAILURES.reset(token)
+            return Check("open", name, "no task has one (set Task.gold, or override gold_actions)")
+        before = len(self._results)
+        played = await self._play(GoldPolicy(), known)
+        failures = [line for result in self._results[before:] for line in result.failures]
         full = self.env.max_reward
         if low := [trajectory for trajectory in played if _best(trajectory) < full - 1e-9]:
             why = f"; hidden tests say: {one_line(failures[0], 300)}" if failures else ""
@@ -217,41 +243,68 @@ class Validator:
 
     async def _wrong(self, tasks: Sequence[Task]) -> Check:
         name = "empty and wrong answers don't"
+        golds = {task.id: (task.gold or "").strip() for task in tasks if task.gold is not None}
+        most, luck = 0, self.env.luck
         for answer in ("", *WRONG_ANSWERS):
-            for trajectory in await self._play(ReplayPolicy([answer] * 100), tasks):
-                if trajectory.reward >= self.env.max_reward - 1e-9:
-                    task = next(task for task in tasks if task.id == trajectory.task_id)
-                    if task.gold is not None and task.gold.strip() == answer.strip():
-                        continue  # by chance the right answer
-                    return Check("failed", name, f"task {trajectory.task_id!r} gives full marks for {answer!r}")
-        return Check("ok", name, f"{1 + len(WRONG_ANSWERS)} answers to {len(tasks)} tasks")
+            played = await self._play(ReplayPolicy([answer] * 100), tasks)
+            paid = [item.task_id for item in played if item.reward >= self.env.max_reward - 1e-9]
+            paid = [task_id for task_id in paid if golds.get(task_id) != answer.strip()]  # where it is the right answer
+            most = max(most, len(paid))
+            if paid and _chance(len(paid), len(tasks), luck) < MOST_LUCK:
+                text = f"task {paid[0]!r} gives full marks for {answer!r}"
+                if len(paid) < len(tasks):
+                    share = len(paid) / len(tasks)
+                    text += f", as {len(paid)} of {len(tasks)} tasks do; if that is chance, declare it: luck={share:g}"
+                return Check("failed", name, text)
+        lucky = f", of which one answer solves {most} by chance (luck={luck:g})" if luck else ""
+        return Check("ok", name, f"{1 + len(WRONG_ANSWERS)} answers to {len(tasks)} tasks{lucky}")
 
     async def _random(self, tasks: Sequence[Task]) -> Check:
-        name = "any output is answered, and shows no hidden data"
-        played = [item for seed in range(3) for item in await self._play(RandomPolicy(), tasks, seed=seed)]
-        if shown := shown_hidden(played, tasks):
+        for seed, policy in enumerate((RandomPolicy(), RandomPolicy(legal=False), RandomPolicy(legal=False))):
+            self._random_episodes += await self._play(policy, tasks, seed=seed)
+        detail = f"{len(self._random_episodes)} episodes of random messages and tool calls"
+        return Check("ok", "any output is answered", detail)
+
+    def _nothing_shown(self, tasks: Sequence[Task]) -> Check:
+        name = "the agent is shown no hidden data"
+        if shown := shown_hidden(self._random_episodes, tasks):
             return Check("failed", name, shown)
-        unseen = "" if any(map(is_looked_for, tasks)) else "; nothing hidden is long enough to look for"
-        return Check("ok", name, f"{len(played)} episodes of random messages and tool calls{unseen}")
+        if not any(map(hides_text, tasks)):
+            return Check("note", name, "tasks hide no text")
+        looked_for = sum(map(is_looked_for, tasks))
+        if not looked_for:
+            return Check("open", name, f"no hidden text is as long as {SHORTEST_TEXT} characters: it occurs by chance")
+        return Check("ok", name, f"looked for that of {looked_for} of {len(tasks)} tasks")
 
     async def _search(self, tasks: Sequence[Task]) -> Check:
         """With every tool, look through files, environment and processes, and try small numbers and every choice."""
         name = "hidden data can't be found with the tools"
-        tasks = [task for task in tasks if hidden_texts(task)][: self.num_searched]
-        if not tasks:
-            return Check("note", name, f"no hidden text is as long as {SHORTEST_TEXT} characters")
+        chosen = [task for task in tasks if hidden_texts(task)][: self.num_searched]
+        if not chosen:
+            if not (self.env.tools and any(map(hides_text, tasks))):
+                return Check("note", name, "there is no tool to search with, or nothing hidden")
+            return Check("open", name, f"no hidden text is as long as {SHORTEST_TEXT} characters")
         calls = 0
         for _ in range(MOST_SEARCHES):  # limits end an episode before everything is tried: the next one goes on
-            played = await self._play(SearchPolicy(calls), tasks)
-            if shown := shown_hidden(played, tasks):
+            played = await self._play(SearchPolicy(calls), chosen)
+            if shown := shown_hidden(played, chosen):
                 return Check("failed", name, shown)
             made = min(sum(len(turn.message.tool_calls) for turn in item.turns) for item in played)
             calls += made
             if not made:
                 break
         if not calls:
-            return Check("ok", name, "there is no tool to search with")
+            return Check("note", name, "there is no tool to search with")
         return Check("ok", name, f"{calls} calls that look through files, variables and processes")
+
+    def _apart(self) -> Check:
+        """Whether the code that hidden tests judge had a say in their verdicts."""
+        name = "hidden tests are cheat-proof"
+        beside = sum(result.how == "counted" for result in self._results)
+        if beside:
+            text = f"{beside} of {len(self._results)} verdicts are not: the tests ran in one process with the code"
+            return Check("open", name, f"{text} that they judge (how='counted')")
+        return Check("ok", name, f"{len(self._results)} verdicts, each in a process apart from the code it judges")
 
     async def _cheats(self, tasks: Sequence[Task]) -> Check:
         """Hand in cheats where gold solutions hand in code: none may earn more than code that does nothing."""
@@ -273,7 +326,8 @@ class Validator:
             if looked_at == NUM_CHEATED:
                 break
         if not tried:
-            return Check("ok", name, "nothing to try: no gold solution hands in Python code (see gold_files)")
+            text = "nothing to try: no gold solution hands in Python code (see gold_files)"
+            return Check("open" if self._results else "note", name, text)
         return Check("ok", name, f"{tried} of them, on {looked_at} tasks")
 
     async def _groups(self, tasks: Sequence[Task]) -> Check:
@@ -308,6 +362,21 @@ class Validator:
         middle, high = statistics.median(ordered), ordered[int(0.95 * (len(ordered) - 1))]
         detail = f"median {1000 * middle:.2f} ms, 95 % under {1000 * high:.2f} ms, of {len(ordered)} steps"
         return Check("ok", "cost of a step", detail)
+
+
+def _moves(counted: Sequence[Mapping[str, float]]) -> Check:
+    """Whether a game that counts the actions it could not take took any."""
+    name = "valid actions are taken"
+    turns = int(sum(metrics["turns"] for metrics in counted))
+    taken = turns - int(sum(metrics["invalid_actions"] for metrics in counted))
+    if not taken:
+        return Check("open", name, f"none of {turns} random ones was: give legal ones in `random_action`")
+    return Check("ok", name, f"{taken} of {turns} random ones")
+
+
+def _chance(hits: int, count: int, luck: float) -> float:
+    """Probability of at least so many hits among `count` tasks, if each is one with the probability `luck`."""
+    return sum(math.comb(count, k) * luck**k * (1 - luck) ** (count - k) for k in range(hits, count + 1))
 
 
 def _best(trajectory: Trajectory) -> float:

@@ -26,6 +26,11 @@ def hidden_texts(task: Task) -> list[tuple[str, str]]:
     return [(where, text) for where, text in _hidden(task) if len(text) >= SHORTEST_TEXT]
 
 
+def hides_text(task: Task) -> bool:
+    """Whether the task hides any text, however short."""
+    return any(text for _, text in _hidden(task))
+
+
 def is_looked_for(task: Task) -> bool:
     """Whether the task hides anything that `shown_hidden` could recognise."""
     return bool(hidden_texts(task)) or any(True for _ in _numbers(task))

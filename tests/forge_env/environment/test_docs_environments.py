@@ -92,10 +92,13 @@ def test_what_a_page_says_works_as_printed(
         return
     assert main(words) == 0
     shown = capsys.readouterr().out
-    assert shown.endswith(f"{words[1]}: sound\n")
+    verdict = shown.splitlines()[-1].removeprefix(f"{words[1]}: ")
+    hidden = {"the agent is shown no hidden data", "hidden data can't be found with the tools"}
+    unmade = verdict.removeprefix("no check failed; not checked: ").split("; ")
+    assert verdict == "sound" or hidden.issuperset(unmade)  # short answers aren't looked for
     notes = {line[3:].split(":")[0] for line in shown.splitlines() if line.startswith("-- ")}
-    assert notes <= {"hidden data can't be found with the tools"}
-    assert name != "repair" or not notes
+    assert notes <= {*hidden, "cheats earn nothing"}
+    assert name != "repair" or (verdict == "sound" and not notes)
 
 
 def gold_typed(environment: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from enum import IntEnum
+from random import Random
 from typing import Any
 
 import gymnasium
@@ -13,8 +14,12 @@ import pytest
 from gymnasium import spaces
 
 import forge_env as fe
+from forge_env.environment.base import Environment
 from forge_env.errors import UsageError
-from forge_env.gym.adapter import unpainted
+from forge_env.gym.adapter import GymnasiumEnvironment, as_answer, read_action, sampled, unpainted
+from forge_env.rollout.episode import run_episode
+from forge_env.rollout.scripted import RandomPolicy
+from forge_env.validation.checks import Check, Validator
 
 NAME = "ForgeEnvTests/Grid-v0"
 
@@ -160,6 +165,53 @@ async def test_a_taxi_on_a_coloured_place_is_shown_without_codes() -> None:
     assert "{B:magenta}" in first
     assert "[{B:magenta}]" in said[1]
     assert "\x1b" not in "".join(said)
+
+
+@pytest.mark.parametrize("env_id", ["FrozenLake-v1", "CartPole-v1", "Pendulum-v1", NAME])
+async def test_the_random_policy_plays_legal_actions(env_id: str) -> None:
+    def make() -> fe.Environment:
+        return fe.make("gymnasium", env_id=env_id, max_turns=20)
+
+    played = [await run_episode(make, RandomPolicy(), seed=seed) for seed in (1, 1, 2)]
+    assert [item.metrics["invalid_actions"] for item in played] == [0, 0, 0]
+    said = [[turn.message.content for turn in item.turns] for item in played]
+    assert said[0] == said[1]
+    mixed = await run_episode(make, RandomPolicy(legal=False), seed=1)
+    assert mixed.metrics["invalid_actions"] > 0
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(3, start=5),
+        spaces.Text(8),
+        spaces.Box(-2, 2, (3,)),
+        spaces.Box(-np.inf, np.inf, (2, 2)),
+        spaces.MultiDiscrete([3, 4]),
+        spaces.MultiBinary(3),
+    ],
+    ids=str,
+)
+def test_a_drawn_action_is_read_as_itself(space: spaces.Space[Any]) -> None:
+    for seed in range(20):
+        action = sampled(space, Random(seed))
+        read, problem = read_action(f"<action>{as_answer(action, space, [])}</action>", space, [])
+        assert problem == ""
+        assert np.array_equal(read, action)
+    assert as_answer(1, spaces.Discrete(2), ["left", "right"]) == "right"
+
+
+async def test_a_game_that_no_valid_move_was_made_in_is_not_called_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> fe.Environment:
+        return fe.make("gymnasium", env_id=NAME, max_turns=5)
+
+    async def moves() -> Check:
+        found = [check async for check in Validator(make, num_tasks=2).run()]
+        return next(check for check in found if check.name == "valid actions are taken")
+
+    assert (await moves()).status == "ok"
+    monkeypatch.setattr(GymnasiumEnvironment, "random_action", Environment.random_action)
+    assert (await moves()).status == "open"
 
 
 async def test_stick_and_hit_are_words() -> None:

@@ -91,6 +91,14 @@ class ByHiddenTests(Repository):
     seen = True
 
 
+async def hidden_beside(env: Repository) -> float:
+    return float((await env.run_hidden_tests({"test_own.py": TESTS}, how="counted")).passed)
+
+
+class ByTestsBeside(Repository):
+    rubric = fe.Rubric(hidden_beside)
+
+
 class InABlock(fe.SingleTurnEnvironment):
     """Code in the answer, judged as subclasses say."""
 
@@ -158,6 +166,17 @@ async def test_what_does_not_is_sound(engine: SandboxEngine, kind: Callable[...,
     assert tried == 2 * (len(cheats.CODE) + (len(cheats.BESIDE) + 1 if kind is ByHiddenTests else 0))
 
 
+@pytest.mark.parametrize(("kind", "status"), [(ByHiddenTests, "ok"), (ByTestsBeside, "open")])
+async def test_tests_beside_the_judged_code_are_not_called_cheat_proof(
+    engine: SandboxEngine, kind: Callable[..., fe.Environment], status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cheats, "CODE", {})
+    monkeypatch.setattr(cheats, "BESIDE", {})
+    found = [check async for check in Validator(lambda: kind(sandboxes=engine), num_tasks=1).run()]
+    (check,) = [check for check in found if check.name == "hidden tests are cheat-proof"]
+    assert check.status == status, check
+
+
 async def test_where_no_code_is_judged_nothing_is_tried() -> None:
     class Plain(fe.SingleTurnEnvironment):
         rubric = fe.Rubric(fe.rewards.exact_match)
@@ -166,7 +185,7 @@ async def test_where_no_code_is_judged_nothing_is_tried() -> None:
             return fe.Task(id=f"{split}{index}", split=split, prompt="Say 4.", gold="4", data={"answer": "4"})
 
     check = await cheats_check(Plain)
-    assert check.status == "ok"
+    assert check.status == "note"  # nothing was exercised
     assert check.detail == "nothing to try: no gold solution hands in Python code (see gold_files)"
 
 

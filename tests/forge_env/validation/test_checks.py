@@ -9,6 +9,7 @@ import pytest
 
 import forge_env as fe
 from forge_env.cli.main import main
+from forge_env.cli.validate import verdict
 from forge_env.errors import EnvironmentBugError
 from forge_env.validation.checks import Check, Validator
 from tests.forge_env.rollout.test_episode import Golden, Tame
@@ -18,9 +19,71 @@ class Sound(Tame, Golden):
     """Adding numbers, soundly."""
 
 
+class Whole(Sound):
+    """Hides a text that is long enough to be looked for."""
+
+    def task(self, split: str, index: int) -> fe.Task:
+        task = super().task(split, index)
+        return task.model_copy(update={"data": {**task.data, "note": "the butler did it"}})
+
+
 def test_a_sound_environment_validates(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", f"{__name__}:Whole", "--tasks", "4"]) == 0
+    assert capsys.readouterr().out.endswith(f"{__name__}:Whole: sound\n")
+
+
+def test_what_nothing_was_checked_of_is_not_called_sound(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", f"{__name__}:Sound", "--tasks", "4"]) == 0
-    assert capsys.readouterr().out.endswith(f"{__name__}:Sound: sound\n")
+    shown = capsys.readouterr().out
+    unmade = ("the agent is shown no hidden data", "hidden data can't be found with the tools")
+    assert shown.endswith(f"{__name__}:Sound: no check failed; not checked: {'; '.join(unmade)}\n")
+    for name in unmade:
+        assert f"?? {name}: no hidden text is as long as 12 characters" in shown
+
+
+def test_a_failed_check_comes_first() -> None:
+    checks = [Check("open", "a", ""), Check("failed", "b", ""), Check("ok", "c", "")]
+    assert verdict(checks) == "1 check(s) failed"
+    assert verdict(checks[2:]) == "sound"
+
+
+class Guess(Sound):
+    """A number from 0 to 9, which an answer may hit."""
+
+    tools = []
+
+    def task(self, split: str, index: int) -> fe.Task:
+        number = (index * 7 + 3) % 10
+        return fe.Task(id=f"{split}-{index}", split=split, prompt="Guess.", data={"answer": str(number)})
+
+    def gold_actions(self, task: fe.Task) -> list[fe.Action] | None:
+        return [task.data["answer"]]
+
+    rubric = fe.Rubric(lambda answer, task: float(answer == task.data["answer"]))
+
+
+class Declared(Guess):
+    luck = 0.1
+
+
+class Bribed(Declared):
+    rubric = fe.Rubric(lambda answer, task: float(answer in ("0", task.data["answer"])))
+
+
+async def test_luck_is_declared() -> None:
+    async def wrong(cls: type[Guess]) -> Check:
+        name = "empty and wrong answers don't"
+        return next(
+            check for check in [check async for check in Validator(cls, num_tasks=10).run()] if check.name == name
+        )
+
+    assert (await wrong(Guess)).detail.endswith("as 2 of 20 tasks do; if that is chance, declare it: luck=0.1")
+    assert (await wrong(Declared)) == Check(
+        "ok",
+        "empty and wrong answers don't",
+        "4 answers to 20 tasks, of which one answer solves 2 by chance (luck=0.1)",
+    )
+    assert (await wrong(Bribed)).status == "failed"
 
 
 class Generous(Sound):
@@ -179,8 +242,8 @@ async def test_it_is_known_where_an_environment_stands_still() -> None:
     assert validator.longest_wait()[:2] == ("", "")
 
 
-async def test_an_environment_without_gold_is_noted_not_failed() -> None:
+async def test_an_environment_without_gold_is_open_not_failed() -> None:
     checks = {check.name: check async for check in Validator(Tame, num_tasks=2).run()}
     assert checks["gold solutions score full marks"] == Check(
-        "note", "gold solutions score full marks", "no task has one (set Task.gold, or override gold_actions)"
+        "open", "gold solutions score full marks", "no task has one (set Task.gold, or override gold_actions)"
     )
