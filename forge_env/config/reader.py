@@ -34,11 +34,18 @@ M = TypeVar("M", bound=BaseModel)
 KeyPath: TypeAlias = tuple[str, ...]
 
 # ---
-# YAML: `1e-3` and `.5e3` are numbers, and a key that is given twice is a mistake.
+# YAML, where `1e-3` and `0o17` are numbers, and 12:30, 007 and 2024-01-01 are text, as in YAML 1.2. A key is text,
+# and one that is given twice is a mistake. `yes`, `no`, `on` and `off` stay true and false, as in YAML 1.1: read as
+# texts, they would all be true to code that doesn't check.
 
-FLOAT_TAG = "tag:yaml.org,2002:float"
-EXPONENT = re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")
-"""Numbers that YAML 1.1 takes for text because they have no decimal point or sign."""
+TAG = "tag:yaml.org,2002:"
+INTEGER = re.compile(r"^[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|0b[01_]+|0o[0-7_]+)$")
+"""Without `010`, which is 8 in YAML 1.1, and `1:30`, which is 90. A field that holds a number reads 010 as 10."""
+FLOAT = re.compile(
+    r"^[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?$"
+    r"|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"
+)
+"""Also without a decimal point, or without a sign in the exponent: these are text in YAML 1.1."""
 MAX_VALUES = 100_000
 """Keys and values in one file, aliases written out."""
 MAX_NESTED = 100
@@ -62,6 +69,8 @@ class Loader(yaml.SafeLoader):
         """Build a mapping; a key that is given twice is an error, and so is one that is not a plain value."""
         seen = set()
         for key_node, _ in node.value:
+            if key_node.tag == f"{TAG}bool":
+                key_node.tag = f"{TAG}str"
             if not isinstance(key_node, yaml.ScalarNode):
                 raise yaml.MarkedYAMLError(
                     problem="a key is a name, not a list or mapping", problem_mark=key_node.start_mark
@@ -79,14 +88,19 @@ class Dumper(yaml.SafeDumper):
 
 
 for _class in (Loader, Dumper):
-    _class.add_implicit_resolver(FLOAT_TAG, EXPONENT, list("-+0123456789."))
+    _class.yaml_implicit_resolvers = {
+        first: [(tag, form) for tag, form in forms if tag.removeprefix(TAG) in ("bool", "null", "merge")]
+        for first, forms in _class.yaml_implicit_resolvers.items()
+    }
+    _class.add_implicit_resolver(f"{TAG}int", INTEGER, list("-+0123456789"))
+    _class.add_implicit_resolver(f"{TAG}float", FLOAT, list("-+0123456789."))
 
 
 def read_yaml(text: str) -> tuple[Any, yaml.Node | None]:
     """The value that YAML text spells, and its nodes, which know their lines.
 
     Raises:
-        yaml.YAMLError: it is not YAML, or not a value (a date of month 13, a list that contains itself).
+        yaml.YAMLError: it is not YAML, or not a value (a list that contains itself, a number of 5,000 digits).
     """
     loader = Loader(text)
     try:
@@ -97,7 +111,7 @@ def read_yaml(text: str) -> tuple[Any, yaml.Node | None]:
         return loader.construct_document(node), node
     except RecursionError as error:
         raise yaml.YAMLError("it is nested too deeply") from error
-    except ValueError as error:  # what a number or date is made by
+    except ValueError as error:  # a number that is too long
         raise yaml.YAMLError(str(error)) from error
     finally:
         loader.dispose()
@@ -463,6 +477,8 @@ def problems(error: ValidationError, model: Any, data: Any, at: KeyPath = ()) ->
         elif text == "missing":
             examples = [example for each in _at(model, inner) for example in each.examples or ()]
             yield _missing(path, *examples[:1])
+        elif isinstance(item["input"], bool | int | float) and (item["type"] == "string_type" or "'" in text):
+            yield Problem(path, f"{text}: put it in quotes")
         else:
             yield Problem(path, text)
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import string
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from forge_env.config import RunConfig, bundled_recipes, load_config
 from forge_env.config.finding import read_recipe
-from forge_env.config.reader import build, keys, parse, parse_overrides, render
+from forge_env.config.reader import build, dump, keys, parse, parse_overrides, read_yaml, render
 from forge_env.errors import ConfigError, UsageError
 
 MINIMAL = "environment:\n  name: coding_rlvr\n"
@@ -80,7 +81,7 @@ def test_every_mistake_is_listed_in_the_order_of_the_file() -> None:
         ("", "r.yaml is empty"),
         ("a: \x00\n", "not valid YAML"),
         ("? [a, b]\n: 1\n", "r.yaml:1: not valid YAML: a key is a name"),
-        ("a: 2020-13-45\n", "not valid YAML: month must be in 1..12"),
+        ("a: !!timestamp 2020-13-45\n", "not valid YAML: month must be in 1..12"),
         ("a: " + "1" * 5000, "not valid YAML"),
         ("a: " + "[" * 3000, "not valid YAML: it is nested too deeply"),
         ("a: " + "[" * 101 + "]" * 101, "not valid YAML: it is nested too deeply"),
@@ -107,6 +108,68 @@ def test_brackets_may_be_nested_as_deeply_as_anyone_writes() -> None:
 def test_numbers_in_scientific_notation_are_numbers() -> None:
     config = load(MINIMAL + "environment:\n  name: a\n  options: {x: 1e-3}\n".replace("environment:\n  name: a\n", ""))
     assert config.environment.options == {"x": 0.001}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *[(text, text) for text in ("12:30", "1:30.5", "007", "-010", "00", "2024-01-01", "2024-01-01 10:00:00", "=")],
+        *[("0o17", 15), ("0x1F", 31), ("0b11", 3), ("1_000", 1000), ("-0", 0), ("+7", 7), ("10", 10)],
+        *[("1e3", 1e3), (".5", 0.5), ("1.10", 1.1), ("08.5", 8.5), ("-.inf", float("-inf")), ("12E03", 12e3)],
+        *[("no", False), ("ON", True), ("true", True), ("~", None), ("y", "y"), ("'no'", "no"), ("'5'", "5")],
+    ],
+)
+def test_a_value_is_what_stands_there(text: str, value: object) -> None:
+    read = read_yaml(f"key: {text}")[0]["key"]
+    assert (read, type(read)) == (value, type(value))
+    assert read_yaml(dump({"key": text}))[0] == {"key": text}
+    assert read_yaml(dump({"key": value}))[0] == {"key": value}
+
+
+def test_keys_are_text() -> None:
+    assert read_yaml("{on: 1, no: 2, Yes: 3}")[0] == {"on": 1, "no": 2, "Yes": 3}
+
+
+class Shop(BaseModel):
+    opens: str = ""
+    days: list[str] = []
+    mode: Literal["on", "off"] = "on"
+    number: int = 0
+    share: float = 0.0
+    busy: bool = False
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("opens: 12:30", {"opens": "12:30"}),
+        ("opens: 007", {"opens": "007"}),
+        ("days: [2024-01-01]", {"days": ["2024-01-01"]}),
+        ("number: 010", {"number": 10}),
+        ("number: 1_000", {"number": 1000}),
+        ("share: 010", {"share": 10.0}),
+        ("busy: off", {"busy": False}),
+        ("busy: y", {"busy": True}),
+    ],
+)
+def test_a_field_reads_what_stands_there(text: str, values: dict[str, object]) -> None:
+    assert build(Shop, parse(text, "shop.yaml")).model_dump(exclude_unset=True) == values
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("opens: NO", "opens: should be a valid string, not False: put it in quotes"),
+        ("opens: 1.10", "opens: should be a valid string, not 1.1: put it in quotes"),
+        ("days: [5]", "days.0: should be a valid string, not 5: put it in quotes"),
+        ("mode: off", "mode: should be 'on' or 'off', not False: put it in quotes"),
+        ("number: 1:30", "number: should be a valid integer, not '1:30'"),
+    ],
+)
+def test_a_value_that_yaml_reads_otherwise_is_to_be_quoted(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(Shop, parse(text, "shop.yaml"))
+    assert str(caught.value).startswith(f"shop.yaml:1: {said}")
 
 
 def test_overrides_in_every_spelling() -> None:
@@ -206,7 +269,7 @@ def test_any_unknown_key_is_named(key: str, extra: str) -> None:
     assert wrong.split(".")[-1] in str(caught.value) or "is a value" in str(caught.value)
 
 
-@pytest.mark.parametrize("value", ["2020-13-45", "1" * 5000, "[" * 3000, "{a: 1", "&a [*a]"])
+@pytest.mark.parametrize("value", ["!!timestamp 2020-13-45", "1" * 5000, "[" * 3000, "{a: 1", "&a [*a]"])
 def test_an_override_that_is_no_value_is_refused(value: str) -> None:
     with pytest.raises(UsageError, match="is not a YAML value"):
         parse_overrides([f"seed={value}"])
