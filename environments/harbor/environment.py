@@ -100,7 +100,14 @@ class Harbor(fe.SandboxEnvironment):
         return len(self._tasks)
 
     def task(self, split: str, index: int) -> Task:
-        """The `index`-th, in order of names."""
+        """The `index`-th, in order of names.
+
+        Raises:
+            UsageError: no task of the folder can be played.
+        """
+        if not self._tasks and self._refused:
+            name, why = next(iter(self._refused.items()))
+            raise UsageError(f"{name} can't be played: {why}", fix=f"none of {self.config.folder} can")
         found = self._tasks[index]
         texts = {path.name: path.read_text(errors="replace") for path in {found.script, *found.tests.glob("*.py")}}
         return Task(

@@ -14,21 +14,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from forge_env.errors import UsageError
+from forge_env.config.reader import read_yaml
+from forge_env.errors import UsageError, mistakes
+from forge_env.sandbox.dockerfile import last_workdir
+from forge_env.types import Text
 
 TESTS, SOLUTION, LOGS, HOME = "/tests", "/solution", "/logs", "/root"
 _HARBOR, _TERMINAL_BENCH = "task.toml", "task.yaml"
 _COMPOSE = "docker-compose.yaml"
 _AGENT_S, _TESTS_S = 600.0, 600.0
 _BENCH_AGENT_S, _BENCH_TESTS_S = 360.0, 60.0
-_STAGE = re.compile(
-    r"^\s*(?:FROM\s+(?:--\S+\s+)*(?P<base>\S+)(?:\s+AS\s+(?P<name>\S+))?|WORKDIR\s+(?P<folder>\S+))\s*$",
-    re.IGNORECASE | re.MULTILINE,
-)
+_SIZE = re.compile(r"(\d+(?:\.\d*)?)\s*([KMGT])?i?B?", re.IGNORECASE)
+_MEBIBYTES = {"K": 2**-10, "M": 1, "G": 2**10, "T": 2**20, "": 2**-20}
 _PLAIN_SERVICE = {"build", "command", "container_name", "environment", "image", "volumes", "working_dir"}
 
 
@@ -64,6 +66,70 @@ class NotPlayableError(Exception):
     """A task asks for something that there is not here."""
 
 
+def _mebibytes(size: Any) -> Any:
+    """`8G` of schema 1.0 in MiB."""
+    found = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
+    return float(found[1]) * _MEBIBYTES[(found[2] or "").upper()] if found else size
+
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Settings(BaseModel):
+    """A section of `task.toml`: what is read of it. Numbers may be written as text, as Harbor takes them."""
+
+    env: dict[str, Text] = {}
+
+
+class _Place(_Settings):
+    os: str = "linux"
+    docker_image: str | None = None
+    workdir: str | None = None
+    memory_mb: Annotated[int, Field(gt=0)] | None = None
+    memory: Annotated[float, BeforeValidator(_mebibytes), Field(gt=0)] | None = None
+    """MiB; before schema 1.1."""
+    gpus: int | None = None
+    tpu: Any = None
+    mcp_servers: Any = None
+    healthcheck: Any = None
+    network_mode: str = "public"
+    allow_internet: bool = True
+    allowed_hosts: list[str] = []
+
+
+class _Agent(BaseModel):
+    timeout_sec: Seconds | None = None
+
+
+class _Verifier(_Agent, _Settings):
+    environment: Any = None
+    environment_mode: str = "shared"
+
+
+class _About(BaseModel):
+    keywords: list[Text] = []
+
+
+class _Harbor(BaseModel):
+    """`task.toml`."""
+
+    steps: Any = None
+    environment: _Place = _Place()
+    agent: _Agent = _Agent()
+    verifier: _Verifier = _Verifier()
+    solution: _Settings = _Settings()
+    task: _About = _About()
+
+
+class _TerminalBench(BaseModel):
+    """`task.yaml`."""
+
+    instruction: str
+    max_agent_timeout_sec: Seconds = _BENCH_AGENT_S
+    max_test_timeout_sec: Seconds = _BENCH_TESTS_S
+    tags: list[Text] = []
+
+
 @lru_cache(maxsize=16)
 def read_folder(folder: str) -> tuple[list[HarborTask], dict[str, str]]:
     """The tasks of a folder, which may be one itself, in order of their names; and why others are none, by name.
@@ -80,6 +146,8 @@ def read_folder(folder: str) -> tuple[list[HarborTask], dict[str, str]]:
             tasks.append(_harbor(path) if (path / _HARBOR).is_file() else _terminal_bench(path))
         except NotPlayableError as error:
             refused[path.name] = str(error)
+        except ValidationError as error:
+            refused[path.name] = f"it can't be read: {mistakes(error)}"
         except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
             refused[path.name] = f"it can't be read: {type(error).__name__}: {error}"
     if not tasks and not refused:
@@ -92,49 +160,51 @@ def _is_task(path: Path) -> bool:
 
 
 def _harbor(path: Path) -> HarborTask:
-    settings = tomllib.loads((path / _HARBOR).read_text())
-    place, agent, verifier = (settings.get(name, {}) for name in ("environment", "agent", "verifier"))
+    settings = _Harbor.model_validate(tomllib.loads(_text(path / _HARBOR)))
+    place, verifier = settings.environment, settings.verifier
     wanted = {
-        "steps": settings.get("steps"),
-        "another operating system": place.get("os", "linux").lower() != "linux",
-        "GPUs": place.get("gpus"),
-        "TPUs": place.get("tpu"),
-        "MCP servers": place.get("mcp_servers"),
-        "a health check": place.get("healthcheck"),
-        "an environment of its own for the tests": verifier.get("environment")
-        or verifier.get("environment_mode", "shared") != "shared",
+        "steps": settings.steps,
+        "another operating system": place.os.lower() != "linux",
+        "GPUs": place.gpus,
+        "TPUs": place.tpu,
+        "MCP servers": place.mcp_servers,
+        "a health check": place.healthcheck,
+        "an environment of its own for the tests": verifier.environment or verifier.environment_mode != "shared",
         "services beside it": (path / "environment" / _COMPOSE).is_file(),
     }
     _refuse(wanted)
-    image, workdir = _image(path / "environment", place.get("docker_image"))
-    solution = path / "solution" / "solve.sh"
-    _require(path / "tests" / "test.sh")
+    image, workdir = _image(path / "environment", place.docker_image)
+    test, solution = path / "tests" / "test.sh", path / "solution" / "solve.sh"
+    _require(test)
+    _check_scripts(test, solution)
+    memory_mb = place.memory_mb or place.memory
     return HarborTask(
         name=path.name,
-        instruction=(path / "instruction.md").read_text().strip(),
+        instruction=_text(path / "instruction.md").strip(),
         image=image,
-        workdir=_workdir(place.get("workdir") or workdir),
+        workdir=_workdir(place.workdir or workdir),
         tests=path / "tests",
-        script=path / "tests" / "test.sh",
+        script=test,
         by_exit_code=False,
         solution=solution if solution.is_file() else None,
-        agent_s=float(agent.get("timeout_sec") or _AGENT_S),
-        tests_s=float(verifier.get("timeout_sec") or _TESTS_S),
-        memory_mb=place.get("memory_mb"),
-        variables=_variables(place.get("env", {})),
-        test_variables=_variables(verifier.get("env", {})),
-        solution_variables=_variables(settings.get("solution", {}).get("env", {})),
+        agent_s=settings.agent.timeout_sec or _AGENT_S,
+        tests_s=verifier.timeout_sec or _TESTS_S,
+        memory_mb=None if memory_mb is None else max(1, round(memory_mb)),
+        variables=_variables(place.env),
+        test_variables=_variables(verifier.env),
+        solution_variables=_variables(settings.solution.env),
         hosts=_hosts(place),
-        tags=tuple(map(str, settings.get("task", {}).get("keywords", []))),
+        tags=tuple(settings.task.keywords),
     )
 
 
 def _terminal_bench(path: Path) -> HarborTask:
-    settings = yaml.safe_load((path / _TERMINAL_BENCH).read_text())
+    settings = _TerminalBench.model_validate(read_yaml(_text(path / _TERMINAL_BENCH))[0])
     context, workdir = path, None
     variables: dict[str, str] = {}
     if (path / _COMPOSE).is_file():
-        services = yaml.safe_load((path / _COMPOSE).read_text()).get("services", {})
+        compose = yaml.load(_text(path / _COMPOSE), yaml.BaseLoader)
+        services = compose.get("services", {})
         service: dict[str, Any] = next(iter(services.values()), {})
         further = sorted(set(service) - _PLAIN_SERVICE)
         mounted = [str(volume) for volume in service.get("volumes", ()) if "${T_BENCH_" not in str(volume)]
@@ -143,26 +213,28 @@ def _terminal_bench(path: Path) -> HarborTask:
         context = path / (build if isinstance(build, str) else build.get("context", "."))
         workdir = service.get("working_dir")
         given = service.get("environment", {})
-        given = dict(item.partition("=")[::2] for item in given) if isinstance(given, list) else given
-        variables = {name: str(value) for name, value in given.items() if "${" not in str(value)}
+        if isinstance(given, list):  # NAME=VALUE, or the NAME of a variable of this machine
+            given = dict(item.split("=", 1) for item in given if "=" in item)
+        variables = {name: value for name, value in given.items() if "${" not in value}
     image, of_image = _image(context, None)
-    _require(path / "run-tests.sh")
-    solution = path / "solution.sh"
+    test, solution = path / "run-tests.sh", path / "solution.sh"
+    _require(test)
+    _check_scripts(test, solution)
     return HarborTask(
         name=path.name,
-        instruction=str(settings["instruction"]).strip(),
+        instruction=settings.instruction.strip(),
         image=image,
         workdir=_workdir(workdir or of_image),
         tests=path / "tests",
-        script=path / "run-tests.sh",
+        script=test,
         by_exit_code=True,
         solution=solution if solution.is_file() else None,
-        agent_s=float(settings.get("max_agent_timeout_sec", _BENCH_AGENT_S)),
-        tests_s=float(settings.get("max_test_timeout_sec", _BENCH_TESTS_S)),
+        agent_s=settings.max_agent_timeout_sec,
+        tests_s=settings.max_test_timeout_sec,
         variables=variables,
         test_variables={"TEST_DIR": TESTS},
         hosts=None,
-        tags=tuple(map(str, settings.get("tags", []))),
+        tags=tuple(settings.tags),
     )
 
 
@@ -176,27 +248,27 @@ def _require(path: Path) -> None:
         raise NotPlayableError(f"it has no {path.name}")
 
 
+def _text(path: Path) -> str:
+    """A file's text, with line feeds at the ends of lines and without a byte order mark."""
+    return path.read_text(encoding="utf-8-sig")
+
+
+def _check_scripts(*scripts: Path) -> None:
+    """Refuse scripts as Windows writes them, which the shell of a sandbox can't run."""
+    for script in scripts:
+        content = script.read_bytes() if script.is_file() else b""
+        if b"\r\n" in content or content.startswith(b"\xef\xbb\xbf"):
+            what = "CRLF line ends" if b"\r\n" in content else "a byte order mark"
+            raise NotPlayableError(f"{script.name} has {what}: convert it with dos2unix")
+
+
 def _image(context: Path, prebuilt: str | None) -> tuple[str, str | None]:
     """The image, and the folder that its programs begin in, where its Dockerfile says."""
     if not (context / "Dockerfile").is_file():
         if prebuilt is None:
             raise NotPlayableError("it has neither a Dockerfile nor an image")
         return prebuilt, None
-    return os.path.abspath(context), _last_workdir((context / "Dockerfile").read_text())
-
-
-def _last_workdir(dockerfile: str) -> str | None:
-    """The folder of the last stage, which begins in that of the stage it is FROM; None: in another image's."""
-    folder: str | None = None
-    stages: dict[str, str | None] = {}
-    stage = ""
-    for found in _STAGE.finditer(dockerfile):
-        if found["folder"]:
-            folder = posixpath.join(folder or "/", found["folder"].strip("\"'"))
-        else:
-            folder, stage = stages.get(found["base"].lower()), (found["name"] or "").lower()
-        stages[stage] = folder
-    return folder
+    return os.path.abspath(context), last_workdir(_text(context / "Dockerfile"))
 
 
 def _workdir(path: str | None) -> str:
@@ -207,14 +279,13 @@ def _workdir(path: str | None) -> str:
     return posixpath.normpath(path)
 
 
-def _variables(given: Mapping[str, Any]) -> dict[str, str]:
-    if asked := [str(value) for value in given.values() if "${" in str(value)]:
+def _variables(given: Mapping[str, str]) -> Mapping[str, str]:
+    if asked := [value for value in given.values() if "${" in value]:
         raise NotPlayableError(f"it asks for variables of this machine: {', '.join(asked)}")
-    return {name: str(value) for name, value in given.items()}
+    return given
 
 
-def _hosts(place: Mapping[str, Any]) -> tuple[str, ...] | None:
-    mode = place.get("network_mode", "public")
-    if place.get("allow_internet") is False or mode == "no-network":
+def _hosts(place: _Place) -> tuple[str, ...] | None:
+    if not place.allow_internet or place.network_mode == "no-network":
         return ()
-    return tuple(place.get("allowed_hosts", ())) if mode == "allowlist" else None
+    return tuple(place.allowed_hosts) if place.network_mode == "allowlist" else None

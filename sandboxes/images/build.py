@@ -16,6 +16,7 @@ from typing import Any
 from docker.errors import APIError, BuildError, ContainerError, ImageNotFound
 
 from forge_env.errors import ImageError, SandboxUnavailableError, UsageError
+from forge_env.sandbox.dockerfile import with_base
 from sandboxes.images import BUNDLED, cache, packages, rootfs
 
 REPOSITORY = "forge-env"
@@ -117,22 +118,6 @@ def ensure_seeds(client: Any, image: str, writable: Sequence[str]) -> str:
     return tag
 
 
-_FROM = re.compile(r"^(\s*FROM\s+(?:--platform=\S+\s+)?)(\S+)((?:\s+AS\s+(\S+))?\s*)$", re.IGNORECASE | re.MULTILINE)
-
-
-def with_base(dockerfile: str, base: str) -> str:
-    """A Dockerfile's text with every image that it is `FROM`, but `scratch` and its own stages, replaced by `base`."""
-    stages = {"scratch"}
-
-    def replaced(found: re.Match[str]) -> str:
-        head, image, tail, stage = found.groups()
-        image = image if image.lower() in stages else base
-        stages.add((stage or "scratch").lower())
-        return f"{head}{image}{tail}"
-
-    return _FROM.sub(replaced, dockerfile)
-
-
 def _ensure_folder_image(client: Any, folder: Path, base_image: str | None, instead: str) -> str:
     """An image from a user's own Dockerfile, named by everything in its folder."""
     if not (folder / "Dockerfile").is_file():
@@ -140,11 +125,13 @@ def _ensure_folder_image(client: Any, folder: Path, base_image: str | None, inst
     base = base_image or os.environ.get(BASE_IMAGE_VARIABLE) or _import_base(client)
     dockerfile = (folder / "Dockerfile").read_bytes()
     if instead:
-        dockerfile = with_base(dockerfile.decode(), base if instead == BUNDLED else instead).encode()
+        text = dockerfile.decode(errors="surrogateescape")
+        dockerfile = with_base(text, base if instead == BUNDLED else instead).encode(errors="surrogateescape")
     digest = hashlib.sha256(base.encode() + (dockerfile if instead else b""))
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            digest.update(f"{path.relative_to(folder)} {path.stat().st_mode}\n".encode() + path.read_bytes())
+            name = f"{path.relative_to(folder)} {path.stat().st_mode}\n"
+            digest.update(name.encode(errors="surrogateescape") + path.read_bytes())
     tag = f"{REPOSITORY}/user:{digest.hexdigest()[:16]}"
     if not _exists(client, tag):
         buffer = io.BytesIO()

@@ -8,8 +8,8 @@ import pytest
 
 from forge_env.errors import SandboxUnavailableError, UsageError
 from forge_env.sandbox import SandboxSpec, open_engine
+from forge_env.sandbox.dockerfile import with_base
 from forge_env.sandbox.protocol import WORK
-from sandboxes.images.build import with_base
 
 from .conftest import require
 

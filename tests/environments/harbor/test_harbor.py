@@ -301,3 +301,68 @@ async def test_what_cant_be_moved_has_a_metric_of_its_own(monkeypatch: pytest.Mo
     monkeypatch.setattr(Harbor, "playing", read_folder(str(TASKS / "greeting"))[0][0])
     monkeypatch.setattr(Harbor, "sandbox", TooFull())
     assert (await env.verify(), not_moved(env), no_verdict(env)) == (0.0, 1.0, 0.0)
+
+
+def folder_of(tmp_path: Path, settings: str = "", script: bytes = b"#!/bin/sh\necho 1\n") -> Path:
+    task = tmp_path / "one"
+    for name in ("environment", "tests"):
+        (task / name).mkdir(parents=True)
+    (task / "environment" / "Dockerfile").write_bytes(b"\xef\xbb\xbfFROM x\r\nWORKDIR /app\r\n")
+    (task / "task.toml").write_bytes(b"\xef\xbb\xbf" + settings.encode())
+    (task / "instruction.md").write_bytes(b"\xef\xbb\xbfDo it.\r\n")
+    (task / "tests" / "test.sh").write_bytes(script)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("settings", "read"),
+    [
+        ('[environment]\nmemory = "8G"', {"memory_mb": 8192}),
+        ('[environment]\nmemory = "512M"', {"memory_mb": 512}),
+        ('[environment]\nmemory = "1.5 GiB"', {"memory_mb": 1536}),
+        ('[environment]\nmemory_mb = "1024"\nmemory = "8G"', {"memory_mb": 1024}),
+        ("[environment]\nmemory_mb = 1024.0", {"memory_mb": 1024}),
+        ("[environment]\ngpus = 0.0", {"memory_mb": None}),
+        ('[environment]\nallow_internet = "false"', {"hosts": ()}),
+        ('[agent]\ntimeout_sec = "90"\n[verifier]\ntimeout_sec = 1e2', {"agent_s": 90.0, "tests_s": 100.0}),
+        ("[verifier.env]\nPORT = 22", {"test_variables": {"PORT": "22"}}),
+        ("[task]\nkeywords = [2024]", {"tags": ("2024",)}),
+        ("", {"instruction": "Do it.", "workdir": "/app"}),
+    ],
+)
+def test_settings_as_others_write_them(tmp_path: Path, settings: str, read: dict[str, Any]) -> None:
+    tasks, refused = read_folder(str(folder_of(tmp_path, settings)))
+    assert not refused
+    assert {name: getattr(tasks[0], name) for name in read} == read
+
+
+@pytest.mark.parametrize(
+    ("settings", "script", "why"),
+    [
+        ("", b"#!/bin/sh\r\necho 1\r\n", "test.sh has CRLF line ends: convert it with dos2unix"),
+        ("", b"\xef\xbb\xbf#!/bin/sh\n", "test.sh has a byte order mark"),
+        ('[environment]\nmemory = "a lot"', b"", "it can't be read: environment.memory: should be a valid number"),
+        ("[environment]\nmemory_mb = 0.5", b"", "it can't be read: environment.memory_mb: should be a valid integer"),
+        ("[agent]\ntimeout_sec = nan", b"", "it can't be read: agent.timeout_sec: should be"),
+        ("environment = 1", b"", "it can't be read: environment: should be a mapping"),
+        ("[environment]\ngpus = 1", b"", "it asks for GPUs"),
+    ],
+)
+def test_settings_that_cant_be_played(tmp_path: Path, settings: str, script: bytes, why: str) -> None:
+    tasks, refused = read_folder(str(folder_of(tmp_path, settings, script)))
+    assert not tasks
+    assert refused["one"].startswith(why)
+    with pytest.raises(UsageError, match="one can't be played"):
+        Harbor(HarborConfig(folder=str(tmp_path))).task("train", 0)
+
+
+def test_variables_of_a_compose_file_are_what_stands_there(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM x\nWORKDIR /app\n")
+    (tmp_path / "task.yaml").write_text("instruction: Do it.\nmax_agent_timeout_sec: '90'\ntags: [2024-01-01]\n")
+    (tmp_path / "run-tests.sh").write_text("true\n")
+    (tmp_path / "docker-compose.yaml").write_text(
+        "services:\n  client:\n    build: .\n    environment: {A: yes, B: 010, C: 12:30, D: 1_000, E: '${HOME}'}\n"
+    )
+    [task], _ = read_folder(str(tmp_path))
+    assert task.variables == {"A": "yes", "B": "010", "C": "12:30", "D": "1_000"}
+    assert (task.agent_s, task.tags) == (90.0, ("2024-01-01",))

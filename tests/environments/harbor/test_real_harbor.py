@@ -19,7 +19,8 @@ import forge_env as fe
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import GoldPolicy, ReplayPolicy
 from forge_env.sandbox import SandboxEngine
-from sandboxes.images.build import ensure_image, with_base
+from forge_env.sandbox.dockerfile import with_base
+from sandboxes.images.build import ensure_image
 from tests.sandboxes.conftest import require
 
 WHY = "NOT RUN: harbor is not installed (`make conformance` makes an environment for it)"

@@ -18,7 +18,8 @@ from packaging.requirements import Requirement
 
 import forge_env as fe
 from forge_env.cli.main import main
-from sandboxes.images.build import ensure_image, with_base
+from forge_env.sandbox.dockerfile import with_base
+from sandboxes.images.build import ensure_image
 from tests.sandboxes.conftest import require
 
 WHY = "NOT RUN: openenv is not installed (`make conformance` makes an environment for it)"
