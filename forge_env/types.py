@@ -283,6 +283,8 @@ class Task(BaseModel):
     """Whatever the environment needs to play and score it; never shown to the agent."""
     gold: str | None = None
     """An answer that scores full marks; None where none is known."""
+    history: list[Message] = Field(default_factory=list)
+    """Messages before the prompt, which the agent is shown too: a system message, earlier turns."""
     difficulty: int = 1
     """Level, for curricula and for scores by level."""
     tags: list[str] = Field(default_factory=list)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from random import Random
-from typing import Any, ClassVar
-
-from pydantic import ValidationError
+from typing import ClassVar
 
 import forge_env as fe
 from forge_env.environment.base import EnvironmentConfig
 from forge_env.environment.single_turn import SingleTurnConfig
-from forge_env.errors import UsageError, mistakes
-from forge_env.tasks.datasets import DatasetConfig, StreamedTasks, load_tasks
+from forge_env.errors import UsageError
+from forge_env.tasks.datasets import DatasetConfig, StreamedTasks, load_tasks, read_messages
 from forge_env.types import Message, Observation, Task
-
-ROLES = {"human": "user", "gpt": "assistant"}
-"""Roles of ShareGPT's rows that have other names."""
 
 
 class ConversationsConfig(SingleTurnConfig):
@@ -68,7 +63,7 @@ class Conversations(fe.SingleTurnEnvironment):
             UsageError: the row holds none.
         """
         rows = task.data.get("messages")
-        messages = [_message(task, row) for row in rows] if isinstance(rows, list) else self._question(task)
+        messages = read_messages(rows, task.id) if isinstance(rows, list) else self._question(task)
         while messages and messages[-1].role != "assistant":
             messages.pop()
         if not messages:
@@ -84,15 +79,4 @@ class Conversations(fe.SingleTurnEnvironment):
         context = task.data.get(self.config.context) if self.config.context is not None else None
         question = f"{task.prompt}\n\n{context}" if context else task.prompt
         answer = [] if task.gold is None else [Message(role="assistant", content=task.gold)]
-        return [Message(role="user", content=question), *answer]
-
-
-def _message(task: Task, row: Any) -> Message:
-    """A row's message in OpenAI's words, or in ShareGPT's (`from`, `value`)."""
-    if isinstance(row, Mapping) and "from" in row:
-        row = {"role": ROLES.get(str(row["from"]), row["from"]), "content": row.get("value") or ""}
-    given = {name: value for name, value in row.items() if value is not None} if isinstance(row, Mapping) else row
-    try:
-        return Message.model_validate(given)
-    except ValidationError as error:
-        raise UsageError(f"{task.id}: not a message: {mistakes(error)}", fix="give role and content of each") from error
+        return [*task.history, Message(role="user", content=question), *answer]

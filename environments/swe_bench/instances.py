@@ -12,7 +12,6 @@ import re
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Sequence
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from forge_env.errors import UsageError
+from forge_env.tasks.datasets import jsonl_rows
 
 _SOURCE = re.compile(r"^--- (?:a/)?([^\t\r\n]+)", re.MULTILINE)
 _TARGET = re.compile(r"^\+\+\+ (?:b/)?([^\t\r\n]+)", re.MULTILINE)
@@ -77,11 +77,9 @@ def read_instances(path: str) -> tuple[Instance, ...]:
         UsageError: it can't be read, with the line.
     """
     found = []
-    for number, line in enumerate(_lines(path), 1):
-        if not line.strip():
-            continue
+    for number, row in _rows(path):
         try:
-            found.append(Instance.model_validate_json(line))
+            found.append(Instance.model_validate(row))
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
@@ -91,10 +89,10 @@ def read_instances(path: str) -> tuple[Instance, ...]:
     return tuple(found)
 
 
-def _lines(path: str) -> Sequence[str]:
+def _rows(path: str) -> list[tuple[int, dict[str, Any]]]:
     try:
-        return Path(path).expanduser().read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        return list(jsonl_rows(Path(path).expanduser()))
+    except OSError as error:
         raise UsageError(f"{path} can't be read: {error}", fix="name a JSONL file") from error
 
 

@@ -140,13 +140,17 @@ class ToolEnvironment(Environment):
         return len(tasks) if isinstance(tasks, Sequence) else None
 
     def prompt(self, task: Task) -> Observation:
-        """The first messages: `system_prompt` if there is one, and the task's prompt.
+        """The first messages: `system_prompt` if there is one, the task's history and its prompt.
+
+        A system message in the history takes the place of `system_prompt`.
 
         Args:
             task: of this episode.
         """
-        system = [Message(role="system", content=self.system_prompt)] if self.system_prompt else []
-        return [*system, Message(role="user", content=task.prompt)]
+        history = list(task.history)
+        if self.system_prompt and not any(message.role == "system" for message in history):
+            history.insert(0, Message(role="system", content=self.system_prompt))
+        return [*history, Message(role="user", content=task.prompt)]
 
     async def setup(self, task: Task) -> None:
         """Prepare an episode (acquire a sandbox, open files). `cleanup` follows also when this fails.

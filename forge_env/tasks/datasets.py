@@ -7,6 +7,8 @@ import codecs
 import csv
 import hashlib
 import json
+import math
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +22,7 @@ from weakref import WeakSet
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from forge_env.errors import ForgeError, InfrastructureError, UsageError, first_line, mistakes, suggestion
-from forge_env.types import Task, Text
+from forge_env.types import Message, Task, Text
 
 T = TypeVar("T")
 
@@ -144,9 +146,10 @@ class DatasetConfig(BaseModel):
     eval_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
     """Share of prompts held out as `eval` where `splits` is empty; equal prompts always fall on the same side."""
     columns: dict[str, str | None] = Field(default_factory=dict)
-    """Field of the task (id, prompt, gold, difficulty, tags; any other name goes to its hidden data) -> column; null:
-    no column, also where one of that name is there (a column of a field's name is taken unasked, where it fits). Where
-    `messages` holds a conversation, the prompt is what its first message of the user says."""
+    """Field of the task (id, prompt, gold, difficulty, tags; any other name goes to its hidden data) -> column, or a
+    value in it (`reward_model.ground_truth`); null: no column, also where one of that name is there (a column of a
+    field's name is taken unasked, where it fits). A prompt may be a conversation that ends with the user. Of one in
+    `messages`, the prompt is what the user says first, after its system message; the rest is hidden."""
     streaming: bool = False
     """Read a hub dataset row by row as tasks are asked for, instead of downloading it first."""
     shuffle_buffer: Annotated[int, Field(ge=0)] = 0
@@ -284,24 +287,24 @@ def _is_held_out(task: Task, fraction: float) -> bool:
 
 def _as_task(config: DatasetConfig, split: str, number: int, row: Mapping[str, Any]) -> Task:
     place = f"{config.path}, row {number}"
+    row = {name: None if _is_nan(value) else value for name, value in row.items()}
     asked = {field: column for field, column in config.columns.items() if column is not None}
-    for column in asked.values():
-        if column not in row:
-            where = f"{place}, unlike those before it," if number else config.path
-            raise MissingColumn(f"{where} has no column {column!r}", fix=suggestion(column, row, _names(row)))
-    mapped = {field: row[column] for field, column in asked.items() if field in TASK_FIELDS}
+    taken = {field: _value_at(column, row, place if number else config.path) for field, column in asked.items()}
+    mapped = {field: value for field, value in taken.items() if field in TASK_FIELDS}
     unasked = {name: row[name] for name in TASK_FIELDS if name in row and name not in config.columns}
     fitting = {name: value for name, value in unasked.items() if name == "prompt" or _fits(name, value)}
     shown = asked.get("prompt")  # what the agent reads is no hidden data
     data = {key: value for key, value in row.items() if key not in fitting and key != shown}
-    data |= {field: row[column] for field, column in asked.items() if field not in TASK_FIELDS}
+    data |= {field: value for field, value in taken.items() if field not in TASK_FIELDS}
     values: dict[str, Any] = {}
     for name, value in {**fitting, **mapped}.items():
-        if value is not None:  # null is as good as absent
-            values[name] = _field(name, value, place, row)
-    if "prompt" not in values and (said := _first_of_user(data.get("messages"))) is not None:
-        values["prompt"] = said
-    if "prompt" not in values:
+        if name == "prompt" and isinstance(value, list) and all(isinstance(row, Mapping) for row in value):
+            values["history"], values["prompt"] = _as_prompt(read_messages(value, place), place)
+        elif value is not None:  # null is as good as absent
+            values[name] = _field(name, _spoken(value) if name == "gold" else value, place, row)
+    if "prompt" not in values and isinstance(messages := data.get("messages"), list) and messages:
+        values["history"], values["prompt"] = _opening(messages, place)
+    if values.get("prompt") is None:
         fix = f"map one: columns: {{prompt: COLUMN}}; {_names(row)}"
         if len(row) == 1 and (between := next((sign for sign in ";\t|" if sign in next(iter(row))), None)):
             fix = f"columns of a .csv are separated by commas, not by {between!r}"
@@ -309,11 +312,89 @@ def _as_task(config: DatasetConfig, split: str, number: int, row: Mapping[str, A
     return Task(**{"id": f"{split}-{number}", **values}, data=data, split=split)
 
 
-def _first_of_user(messages: Any) -> str | None:
-    """What the user says first in a conversation, in OpenAI's words or in ShareGPT's; None: it is none."""
-    rows = [row for row in messages if isinstance(row, Mapping)] if isinstance(messages, list) else []
-    users = [row for row in rows if row.get("role", row.get("from")) in ("user", "human")]
-    return next((text for row in users if isinstance(text := row.get("content", row.get("value")), str)), None)
+def _value_at(column: str, row: Mapping[str, Any], place: str) -> Any:
+    """The value of a column, or of a key below one: `reward_model.ground_truth`."""
+    if column in row:
+        return row[column]
+    value: Any = row
+    for name in column.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            where = f"{place}, unlike those before it," if ", row " in place else place
+            raise MissingColumn(f"{where} has no column {column!r}", fix=suggestion(column, row, _names(row)))
+        value = value[name]
+    return value
+
+
+def _is_nan(value: Any) -> bool:
+    """Whether a value is NaN: what pandas writes where there is none."""
+    return isinstance(value, float) and math.isnan(value)
+
+
+# ---
+# Conversations in rows: OpenAI's `role` and `content`, or ShareGPT's `from` and `value`.
+
+ROLES = {"human": "user", "gpt": "assistant"}
+"""Roles of ShareGPT that have other names."""
+
+
+def read_messages(rows: Sequence[Any], place: str) -> list[Message]:
+    """The messages of a conversation in a row.
+
+    Args:
+        rows: as they are in the file.
+        place: of the row, for errors.
+
+    Raises:
+        UsageError: one is no message.
+    """
+    return [_message(row, place) for row in rows]
+
+
+def _message(row: Any, place: str) -> Message:
+    if isinstance(row, Mapping) and "from" in row:
+        row = {"role": ROLES.get(str(row["from"]), row["from"]), "content": row.get("value") or ""}
+    given = {name: value for name, value in row.items() if value is not None} if isinstance(row, Mapping) else row
+    try:
+        return Message.from_openai(given) if isinstance(given, dict) else Message.model_validate(given)
+    except ValidationError as error:
+        raise UsageError(f"{place}: not a message: {mistakes(error)}", fix="give role and content of each") from error
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"{place}: not a message: a part of its content is neither text nor an image") from error
+
+
+def _as_prompt(messages: list[Message], place: str) -> tuple[list[Message], str]:
+    """The history and the prompt of a conversation that the agent is to continue."""
+    if not messages or messages[-1].role != "user" or messages[-1].images:
+        last = messages[-1].role if messages else "nothing"
+        raise UsageError(
+            f"{place}: prompt: it ends with {last}, where a text of the user is expected",
+            fix="columns: {prompt: null, messages: COLUMN} takes its system message and what the user says first",
+        )
+    return messages[:-1], messages[-1].content
+
+
+def _opening(rows: list[Any], place: str) -> tuple[list[Message], str | None]:
+    """The system message and what the user says first; None: a user says nothing. What follows may be the answer."""
+    history: list[Message] = []
+    for row in rows:
+        role = row.get("role", row.get("from")) if isinstance(row, Mapping) else None
+        if ROLES.get(str(role), role) == "user":
+            return history, _message(row, place).content
+        if role == "system":
+            history.append(_message(row, place))
+    return history, None
+
+
+def _spoken(gold: Any) -> Any:
+    """What an assistant says whose one message is the answer, as TRL writes a completion."""
+    if (
+        isinstance(gold, list)
+        and len(gold) == 1
+        and isinstance(gold[0], Mapping)
+        and gold[0].get("role") == "assistant"
+    ):
+        return gold[0].get("content")
+    return gold
 
 
 def _names(row: Mapping[str, Any]) -> str:
@@ -375,38 +456,48 @@ def _file_rows(path: Path) -> Iterable[Mapping[str, Any]]:
     return READERS[path.suffix](path)
 
 
-def _jsonl_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+def jsonl_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line number and object of each line. A line ends with a line feed alone: texts may hold other separators.
+
+    Raises:
+        UsageError: a line is not UTF-8, no JSON, or no object.
+    """
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             if not line.strip():
                 continue
-            try:
-                row = json.loads(line.decode("utf-8"))
-            except UnicodeDecodeError as error:
-                raise UsageError(f"{path}, line {number}: not UTF-8: {error.reason}", fix=UTF_8) from error
-            except ValueError as error:
-                raise UsageError(f"{path}, line {number}: not valid JSON: {error}") from error
+            row = _from_json(line, f"{path}, line {number}")
             if not isinstance(row, dict):
                 raise UsageError(f"{path}, line {number}: a row is a JSON object, this is a {type(row).__name__}")
-            yield row
+            yield number, row
+
+
+def _jsonl_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    return (row for _, row in jsonl_rows(path))
 
 
 def _json_rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8: {error.reason}", fix=UTF_8) from error
-    except ValueError as error:
-        raise UsageError(
-            f"{path}: not valid JSON: {error}", fix="a file with one object per line must be named .jsonl"
-        ) from error
+    fix = "a file with one object per line must be named .jsonl"
+    rows = _from_json(path.read_bytes().removeprefix(codecs.BOM_UTF8), str(path), fix)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UsageError(f"{path} is not a list of objects", fix="a file with one object per line must be named .jsonl")
+        raise UsageError(f"{path} is not a list of objects", fix=fix)
     return iter(rows)
 
 
+def _from_json(content: bytes, place: str, fix: str | None = None) -> Any:
+    try:
+        return json.loads(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{place}: not UTF-8: {error.reason}", fix=UTF_8) from error
+    except RecursionError as error:
+        raise UsageError(f"{place}: it is nested too deeply") from error
+    except ValueError as error:
+        raise UsageError(f"{place}: not valid JSON: {error}", fix=fix) from error
+
+
 def _csv_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    csv.field_size_limit(sys.maxsize)  # a prompt may have more than the 131,072 characters that Python expects
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         try:

@@ -381,3 +381,84 @@ async def test_a_mixture_plays_the_environments_it_is_made_of(tmp_path: Path) ->
     finally:
         unregister("qa")
         unregister("golden")
+
+
+CHAT = [{"role": "system", "content": "Answer in a box."}, {"role": "user", "content": "2 + 2?"}]
+SAID = {"role": "assistant", "content": "4"}
+PARTS = [{"type": "text", "text": "2 + 2?"}]
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "shown", "gold"),
+    [
+        ({"prompt": CHAT, "reward_model": {"ground_truth": "4"}}, {"gold": "reward_model.ground_truth"}, CHAT, "4"),
+        ({"prompt": CHAT, "completion": [SAID]}, {"gold": "completion"}, CHAT, "4"),
+        ({"prompt": [*CHAT, SAID, CHAT[1]]}, {}, [*CHAT, SAID, CHAT[1]], None),
+        ({"prompt": [{"role": "user", "content": PARTS}]}, {}, CHAT[1:], None),
+        ({"prompt": CHAT}, {"prompt": None, "messages": "prompt"}, CHAT, None),
+        ({"messages": [*CHAT, SAID]}, {}, CHAT, None),
+        ({"conversations": [{"from": "system", "value": "Answer in a box."}, {"from": "human", "value": "2 + 2?"},
+                            {"from": "gpt", "value": "4"}]}, {"messages": "conversations"}, CHAT, None),
+        ({"question": "2 + 2?", "info": {"a": {"b": 4}}}, {"prompt": "question", "gold": "info.a.b"}, CHAT[1:], "4"),
+        ({"question": "2 + 2?", "a.b": "x", "a": {"b": "y"}}, {"prompt": "question", "gold": "a.b"}, CHAT[1:], "x"),
+        ({"prompt": "2 + 2?", "gold": float("nan"), "id": float("nan")}, {}, CHAT[1:], None),
+    ],
+)  # fmt: skip
+def test_rows_of_other_frameworks(
+    tmp_path: Path, row: dict[str, Any], columns: dict[str, str | None], shown: list[Any], gold: str | None
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    [task] = load_tasks(DatasetConfig(path=str(path), eval_fraction=0.0, columns=columns), "train")  # type: ignore[misc]
+    assert [
+        message.to_openai() for message in QA(QAConfig(dataset=DatasetConfig(path=str(path)))).prompt(task)
+    ] == shown
+    assert (task.gold, task.id) == (gold, "train-0")
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "said"),
+    [
+        ({"prompt": [*CHAT, SAID]}, {}, "row 0: prompt: it ends with assistant, where a text of the user is expected"),
+        ({"prompt": []}, {}, "row 0: prompt: it ends with nothing"),
+        ({"prompt": [{"role": "judge", "content": ""}]}, {}, "row 0: not a message: role"),
+        ({"prompt": [{"role": "user", "content": [{"type": "audio"}]}]}, {}, "a part of its content is neither"),
+        ({"prompt": "p", "a": {"b": 1}}, {"gold": "a.c"}, "has no column 'a.c'"),
+        ({"prompt": "p", "a": "text"}, {"gold": "a.b"}, "has no column 'a.b'"),
+        ({"prompt": float("nan")}, {}, "no column 'prompt'"),
+    ],
+)
+def test_rows_that_are_no_tasks(tmp_path: Path, row: dict[str, Any], columns: dict[str, str], said: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(UsageError, match=said):
+        load_tasks(DatasetConfig(path=str(path), eval_fraction=0.0, columns=columns), "train")
+
+
+def test_a_system_message_of_a_row_takes_the_place_of_the_environments_own(tmp_path: Path) -> None:
+    class Told(QA):
+        system_prompt = "Be brief."
+
+    env = Told(QAConfig(dataset=DatasetConfig(path="x")))
+    task = fe.Task(id="0", prompt="?", history=[fe.Message(role="system", content="Be long.")])
+    assert [message.content for message in env.prompt(task)] == ["Be long.", "?"]
+    assert [message.content for message in env.prompt(fe.Task(id="0", prompt="?"))] == ["Be brief.", "?"]
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\r"])
+def test_a_row_ends_with_a_line_feed_alone(tmp_path: Path, mark: str) -> None:
+    text = json.dumps({"prompt": f"a{mark}b"}, ensure_ascii=False) + "\r\n"
+    (tmp_path / "rows.jsonl").write_bytes(text.encode() * 2)
+    tasks = load_tasks(DatasetConfig(path=str(tmp_path / "rows.jsonl"), eval_fraction=0.0), "train")
+    assert [task.prompt for task in tasks] == [f"a{mark}b"] * 2  # type: ignore[union-attr]
+
+
+def test_fields_and_rows_of_any_size(tmp_path: Path) -> None:
+    (tmp_path / "long.csv").write_text("prompt,gold\n" + "x" * 200_000 + ",4\n")
+    [task] = load_tasks(DatasetConfig(path=str(tmp_path / "long.csv"), eval_fraction=0.0), "train")  # type: ignore[misc]
+    assert len(task.prompt) == 200_000
+    deep = '{"prompt": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    for name, text in (("deep.jsonl", f"{deep}\n"), ("deep.json", f"[{deep}]")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(UsageError, match=rf"{name}.*nested"):
+            load_tasks(DatasetConfig(path=str(tmp_path / name), eval_fraction=0.0), "train")
