@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from pydantic_core import SchemaSerializer, SchemaValidator
 
@@ -19,6 +19,13 @@ def _number_as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
+def _whole(text: str) -> str:
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+Whole = Annotated[str, AfterValidator(_whole)]
+"""A text with U+FFFD for every half of a surrogate pair, which can't be written as UTF-8: of a data set, for example,
+that was cut in the middle of an emoji."""
 Text = Annotated[str, BeforeValidator(_number_as_text)]
 """A text that a file may hold as a number: a split called 2024, an answer 42."""
 
@@ -275,19 +282,19 @@ class Task(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    id: str
+    id: Whole
     """Unique within the environment; records and comparisons go by it."""
-    prompt: str
+    prompt: Whole
     """What the agent is told."""
     data: dict[str, Any] = Field(default_factory=dict)
     """Whatever the environment needs to play and score it; never shown to the agent."""
-    gold: str | None = None
+    gold: Whole | None = None
     """An answer that scores full marks; None where none is known."""
     history: list[Message] = Field(default_factory=list)
     """Messages before the prompt, which the agent is shown too: a system message, earlier turns."""
     difficulty: int = 1
     """Level, for curricula and for scores by level."""
-    tags: list[str] = Field(default_factory=list)
+    tags: list[Whole] = Field(default_factory=list)
     """Words by which scores are told apart."""
-    split: str = "train"
+    split: Whole = "train"
     """The set that it belongs to."""

@@ -281,7 +281,7 @@ def _tasks(config: DatasetConfig, split: str) -> Iterator[Task]:
 
 
 def _is_held_out(task: Task, fraction: float) -> bool:
-    digest = hashlib.sha256(task.prompt.encode("utf-8", "surrogatepass")).digest()
+    digest = hashlib.sha256(task.prompt.encode()).digest()
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
 
 

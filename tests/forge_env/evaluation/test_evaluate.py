@@ -565,3 +565,28 @@ def test_a_full_disk_tears_no_record_and_loses_none(tmp_path: Path) -> None:
     assert writer.flush()
     writer.close()
     assert [trajectory.id for trajectory in read_trajectories(path)] == ["0", "1", "2", "3", "4"]
+
+
+HALF = "cut \ud83d"
+
+
+@pytest.mark.parametrize(
+    "more", [{"id": HALF}, {"tags": [HALF]}, {"prompt": HALF}, {"gold": HALF}, {"data": {"x": HALF}}]
+)
+def test_a_task_with_half_a_surrogate_pair_is_recorded(more: dict[str, Any], tmp_path: Path) -> None:
+    """As in a data set whose texts were cut in the middle of an emoji."""
+
+    class Ask(fe.SingleTurnEnvironment):
+        rubric = fe.Rubric(lambda answer: 1.0)
+
+        def tasks(self, split: str) -> list[fe.Task]:
+            return [fe.Task(**{"id": f"{split}-0", "prompt": "?", "split": split, **more})]
+
+    result = fe.evaluate(Ask, lambda messages, tools: f"4 {HALF}", out=tmp_path)
+    [episode] = result.trajectories()
+    assert result.summary.environments["Ask"].samples == 1
+    assert HALF not in (episode.task_id, *episode.tags)
+    for path in tmp_path.rglob("*.*"):
+        path.read_text(encoding="utf-8")
+    again = fe.evaluate(Ask, lambda messages, tools: "5", out=tmp_path, resume=True)
+    assert [episode.answer for episode in again.trajectories()] == [episode.answer], "it is played once"
