@@ -20,6 +20,7 @@ from forge_env.environment.base import API_VERSION, Environment, EnvironmentConf
 from forge_env.environment.definition import check_definition, is_ours
 from forge_env.errors import PluginError, UsageError, environment_code
 from forge_env.plugins import check_registered, installed, load_plugin, source_of
+from forge_env.visible import shown
 
 if TYPE_CHECKING:
     from forge_env.sandbox import SandboxEngine
@@ -116,13 +117,20 @@ def given_in(name: str) -> tuple[str, dict[str, Any]]:
     return (head, {needed[0]: value}) if len(needed) == 1 and value else (name, {})
 
 
-def environment_class(name: str) -> type[Environment]:
-    """The class registered as `name`.
+def environment_class(name: str | type[Environment]) -> type[Environment]:
+    """The class registered as `name`; a class is checked in the same way.
 
     Raises:
+        UsageError: it is neither a name nor a class.
         NotRegisteredError: nothing of that name is installed; the nearest is suggested.
         PluginError: it can't be imported, is not an environment, or was written for another API version.
     """
+    if isinstance(name, type):
+        return _checked(name.__name__, name)
+    if not isinstance(name, str):
+        what = f"{shown(name)} is neither the name of an environment nor its class"
+        fix = f"give its class: {type(name).__name__}" if isinstance(name, Environment) else "`forge-env list`"
+        raise UsageError(what, fix=fix)
     name, _ = given_in(name)
     target = _REGISTERED.get(name, name)
     if not isinstance(target, str):
@@ -131,11 +139,11 @@ def environment_class(name: str) -> type[Environment]:
     return _checked(name, load_plugin(GROUP, target))
 
 
-def make(name: str, /, *, sandboxes: SandboxEngine | None = None, **options: Any) -> Environment:
+def make(name: str | type[Environment], /, *, sandboxes: SandboxEngine | None = None, **options: Any) -> Environment:
     """A new environment.
 
     Args:
-        name: registered name, `NAME:VALUE`, or import path `module:Class`.
+        name: registered name, `NAME:VALUE`, import path `module:Class`, or the class itself.
         sandboxes: the started engine that its code runs in, where it runs any.
         options: fields of its `config_class`; an unknown one is refused.
 
@@ -152,15 +160,18 @@ def make(name: str, /, *, sandboxes: SandboxEngine | None = None, **options: Any
     return maker(name, sandboxes=sandboxes, **options)()
 
 
-def maker(name: str, /, *, sandboxes: SandboxEngine | None = None, **options: Any) -> Callable[[], Environment]:
-    """What makes environments as `make` does, all of them with one `config`: it is looked up and checked once."""
+def maker(
+    environment: str | type[Environment], /, *, sandboxes: SandboxEngine | None = None, **options: Any
+) -> Callable[[], Environment]:
+    """A function that makes environments as `make` does, all with one `config`, which is read and checked once."""
     if sandboxes is not None:
         from forge_env.sandbox.protocol import SandboxEngine
 
         if not isinstance(sandboxes, SandboxEngine):
             fix = "async with fe.open_engine(ENGINE) as engine: fe.make(NAME, sandboxes=engine)"
             raise UsageError(f"sandboxes={sandboxes!r} is not a started engine", fix=fix)
-    cls = environment_class(name)
+    cls = environment_class(environment)
+    name = environment if isinstance(environment, str) else cls.__name__
     config = make_config(name, cls, options)
     try:
         inspect.signature(cls).bind(config, sandboxes=sandboxes)

@@ -6,13 +6,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import forge_env as fe
 from forge_env import plugins, registry
 from forge_env.cli.main import main
-from forge_env.errors import ConfigError, HeldUpError, NotRegisteredError, PluginError, UsageError
+from forge_env.errors import ConfigError, ForgeError, HeldUpError, NotRegisteredError, PluginError, UsageError
 from tests.forge_env.environment.test_tool_environment import Arithmetic
 
 
@@ -211,3 +212,34 @@ def test_a_class_that_was_changed_is_checked_when_it_is_registered_again(monkeyp
     Changed.splits = "train"  # type: ignore[assignment]
     with pytest.raises(PluginError, match="splits is 'train'"):
         fe.register("changed", Changed)
+
+
+def test_an_environment_is_made_of_its_class() -> None:
+    class Mine(fe.SingleTurnEnvironment):
+        rubric = fe.Rubric(lambda answer: 1.0)
+
+        def tasks(self, split: str) -> list[fe.Task]:
+            return [fe.Task(id="0", prompt="?", split=split)]
+
+    assert type(fe.make(Mine)) is Mine
+    assert fe.make(Mine, seed=3).config.seed == 3
+    with pytest.raises(ConfigError, match="environment 'Mine': sede: unknown key"):
+        fe.make(Mine, sede=3)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (5, "5 is neither the name of an environment nor its class"),
+        (None, "None is neither the name"),
+        (lambda: None, "is neither the name"),
+        (int, "environment 'int': <class 'int'> is not a subclass of fe.Environment"),
+        (fe.Environment, "environment 'Environment': Environment lacks"),
+    ],
+)
+def test_what_is_no_environment_is_refused(given: Any, said: str) -> None:
+    with pytest.raises(ForgeError, match=said):
+        fe.make(given)
+    env = fe.make("calculator")
+    with pytest.raises(UsageError, match="give its class: Calculator"):
+        fe.make(env)  # type: ignore[arg-type]
