@@ -482,7 +482,8 @@ def call_outcome(frame: object) -> CallOutcome:
         except (values.MalformedValueError, RecursionError):
             return CallOutcome(error="TypeError", message="not a plain value")
     if isinstance(frame, dict) and isinstance(frame.get("e"), str):
-        return CallOutcome(error=frame["e"][:200], message=str(frame.get("m", ""))[:2000])
+        message = frame.get("m")
+        return CallOutcome(error=frame["e"][:200], message=message[:2000] if isinstance(message, str) else "")
     return CallOutcome(error="TypeError", message="not a plain value")
 
 
@@ -493,5 +494,5 @@ def raise_io_error(result: ExecResult, path: str) -> None:
     number, _, reason = result.stderr.partition(" ")
     if result.exit_code == IO_ERROR and number.isdigit():
         kind = SandboxFileNotFoundError if int(number) == errno.ENOENT else SandboxFileError
-        raise kind(int(number), reason.rpartition(": ")[0] or reason, path)
+        raise kind(int(number), reason, path)
     raise SandboxFileError(errno.EIO, "timed out" if result.timed_out else "the file could not be reached", path)

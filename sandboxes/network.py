@@ -85,7 +85,7 @@ def _parse(entry: str) -> tuple[str, tuple[int, ...]]:
     name, colon, port = entry.lower().rpartition(":") if not entry.endswith("]") else (entry, "", "")
     if not colon:
         name, ports = entry.lower(), DEFAULT_PORTS
-    elif port.isdigit() and 0 < int(port) < 1 << 16:
+    elif re.fullmatch(r"[0-9]{1,5}", port) and 0 < int(port) < 1 << 16:
         ports = (int(port),)
     else:
         name = ""

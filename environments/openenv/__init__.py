@@ -511,6 +511,6 @@ def _text_field(schema: Mapping[str, Any]) -> str | None:
 
 
 def _unfenced(text: str) -> str:
-    lines = text.strip().splitlines()
+    lines = text.strip().split("\n")  # JSON may hold other separators of lines
     fenced = len(lines) > 2 and lines[0].startswith("```") and lines[-1].startswith("```")
     return "\n".join(lines[1:-1]) if fenced else text

@@ -120,4 +120,4 @@ def _differs(want: object, entry: Entry | None) -> str | None:
 
 
 def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().splitlines()]
+    return [line.rstrip() for line in text.rstrip().split("\n")]

@@ -60,7 +60,7 @@ def read_contract(path: Path) -> list[Clause]:
         OSError: the file can't be read.
     """
     found: dict[str, Clause] = {}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else ():
         try:
             row = without_schema(json.loads(line), path.name)
             clause = Clause(str(row["clause"]), row["verdict"], str(row["text"]), int(row["step"]))

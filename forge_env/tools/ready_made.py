@@ -279,7 +279,7 @@ async def _folder(env: SandboxEnvironment, path: str) -> str:
     """What is in a folder, two levels deep, without hidden files."""
     command = ["find", f"./{path}", "-mindepth", "1", "-maxdepth", "2", "-name", ".*", "-prune"]
     result = await env.sandbox.exec([*command, "-o", "-printf", "%P%y\\n"], limits=env.limits)
-    names = sorted(line[:-1] + "/" * line.endswith("d") for line in result.stdout.splitlines() if line)
+    names = sorted(line[:-1] + "/" * line.endswith("d") for line in result.stdout.split("\n") if line)
     if not names:
         return f"{path}/ is empty." if result.ok else f"{path}/ can't be listed: {result.stderr.strip()}"
     more = [f"[{len(names) - MOST_ENTRIES} more]"] if len(names) > MOST_ENTRIES else []

@@ -7,6 +7,7 @@ the interface are spoken. Where groups can't be made, rlimits and a sum over pro
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,13 +107,18 @@ def _delegate(folder: Path) -> None:
         (folder / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in sorted(missing)))
 
 
+def _unescaped(path: str) -> str:
+    """A path of the kernel's list of mounts, which has blanks, tabs, line feeds and backslashes as `\\040`."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
+
+
 def _own_folders() -> dict[str, Path]:
     """This process's own folder for each controller; with version 2 alone one for all, under the empty name."""
     mounts: dict[str, tuple[str, Path]] = {}
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in filter(None, Path("/proc/self/mountinfo").read_text(errors="surrogateescape").split("\n")):
         left, _, right = line.partition(" - ")
-        kind, _, options = right.split()[:3]
-        root, place = left.split()[3:5]
+        kind, _, options = right.split(" ")[:3]
+        root, place = map(_unescaped, left.split(" ")[3:5])
         if kind == "cgroup":
             mounts.update(dict.fromkeys(set(options.split(",")) & set(_CONTROLLERS), (root, Path(place))))
         elif kind == "cgroup2":
@@ -122,7 +128,7 @@ def _own_folders() -> dict[str, Path]:
     else:
         mounts = {name: mount for name, mount in mounts.items() if not name}
     folders = {}
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    for line in filter(None, Path("/proc/self/cgroup").read_text(errors="surrogateescape").split("\n")):
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
             if controller in mounts:

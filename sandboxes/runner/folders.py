@@ -130,13 +130,16 @@ def _flags(fd: int) -> bytes:
 
 def _file_system(path: str) -> str:
     """The type of the file system mounted at exactly `path`, empty when `path` is only a folder of another."""
-    found = ""
-    with open("/proc/self/mountinfo") as file:
+    kind = ""
+    written = os.fsencode(path)
+    for character in b"\\ \t\n":  # as the kernel writes them
+        written = written.replace(bytes([character]), b"\\%03o" % character)
+    with open("/proc/self/mountinfo", "rb") as file:
         for line in file:
-            fields, _, rest = line.partition(" - ")
-            if fields.split()[4] == path:
-                found = rest.split()[0]  # the last one hides the others
-    return found
+            fields, _, rest = line.partition(b" - ")
+            if fields.split(b" ")[4] == written:
+                kind = rest.split(b" ")[0].decode()  # the last one hides the others
+    return kind
 
 
 # --- emptying: any depth, no link followed, two descriptors

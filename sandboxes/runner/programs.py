@@ -148,7 +148,7 @@ def _write_files(request: Request) -> None:
             with open(descriptor, "wb") as file:
                 file.write(data)
         except OSError as error:
-            _fail(error, name)
+            _fail(error)
 
 
 def _read_file(request: Request) -> NoReturn:
@@ -164,7 +164,7 @@ def _read_file(request: Request) -> NoReturn:
             data = file.read(request.header["max_bytes"])
         write_all(request.channel, data)
     except OSError as error:
-        _fail(error, name)
+        _fail(error)
     os._exit(0)
 
 
@@ -187,7 +187,7 @@ def _read_folder(request: Request) -> NoReturn:
                 write_all(request.channel, values.LENGTH.pack(len(part)))
                 write_all(request.channel, part)
     except OSError as error:
-        _fail(error, top)
+        _fail(error)
     os._exit(0)
 
 
@@ -204,12 +204,12 @@ def _move_archive(request: Request) -> NoReturn:
             with open(request.channel, "wb", closefd=False) as out:
                 archives.pack(header["paths"], out, leave_out=header["leave_out"], max_bytes=header["max_bytes"])
     except OSError as error:
-        _fail(error, str(error.filename or "an archive"))
+        _fail(error)
     os._exit(0)
 
 
-def _fail(error: OSError, name: str) -> NoReturn:
-    os.write(2, f"{error.errno} {error.strerror}: {name}"[: testing.MAX_MESSAGE].encode("utf-8", "replace"))
+def _fail(error: OSError) -> NoReturn:
+    os.write(2, f"{error.errno} {error.strerror}"[: testing.MAX_MESSAGE].encode("utf-8", "replace"))
     os._exit(IO_ERROR)
 
 

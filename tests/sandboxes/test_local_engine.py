@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from forge_env.errors import UsageError
+from forge_env.errors import SandboxFileNotFoundError, UsageError
 from forge_env.sandbox import Limits, SandboxSpec, seen_by
 from sandboxes import owner
 from sandboxes.images import cache
@@ -179,6 +179,22 @@ async def test_programs_see_no_keys_and_find_packages_under_usr() -> None:
     async with LocalEngine(concurrency=1, warm=0) as engine, engine.session() as sandbox:
         assert (await sandbox.run_python(code)).stdout == "/usr True\n"
         assert (await sandbox.exec(["python3", "-c", code])).stdout == "/usr True\n"
+
+
+def test_lists_of_mounts_are_read_whatever_paths_are_in_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names = ",".join(cgroups._CONTROLLERS)
+    odd = "31 1 0:28 / /a\u2028b rw - tmpfs tmpfs rw"
+    (tmp_path / "mountinfo").write_text(f"{odd}\n32 1 0:29 / /c\\040d rw shared:9 - cgroup cgroup rw,{names}\n")
+    (tmp_path / "cgroup").write_text(f"4:{names}:/a:b\u2028c\n")
+    monkeypatch.setattr(cgroups, "Path", lambda path: Path(path.replace("/proc/self", str(tmp_path))))
+    assert cgroups._own_folders() == dict.fromkeys(cgroups._CONTROLLERS, Path("/c d/a:b\u2028c"))
+
+
+async def test_what_a_files_error_says() -> None:
+    async with LocalEngine(concurrency=1, warm=0) as engine, engine.session() as sandbox:
+        with pytest.raises(SandboxFileNotFoundError) as caught:
+            await sandbox.read_file("a: b")
+    assert str(caught.value) == "No such file or directory: a: b"
 
 
 async def test_unknown_images_and_networks_are_refused() -> None:
