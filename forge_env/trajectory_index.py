@@ -161,7 +161,7 @@ def row_of(record: Mapping[str, Any], offset: int, length: int) -> IndexRow:
         group=_place(record, "group", info.get("index")),
         member=_place(record, "member", info.get("epoch")),
         reward=_short(record["reward"], 6),
-        best=_short(info.get("max_reward", 1), 6),
+        best=_short(math.inf if (best := info.get("max_reward", 1)) is None else best, 6),
         metrics=dict(list(metrics.items())[:MOST_METRICS]),
         outcome=outcome,
         why=why,

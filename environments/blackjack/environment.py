@@ -29,6 +29,8 @@ class BlackjackConfig(GymnasiumConfig):
     dealer's card does (12 to 16); 3: an ace that counts 1 or 11. They are met as often as they are dealt."""
     env_id: str = "Blackjack-v1"
     """Gymnasium's name of the game."""
+    max_reward: float = 1.0
+    """What a perfect episode earns."""
     actions: list[str] = ["stick", "hit"]
     """What the agent may do."""
     instructions: str = (
@@ -87,7 +89,7 @@ class Blackjack(GymnasiumEnvironment):
                     _, reward, terminated, _, _ = game.step(move)
                     if terminated:
                         break
-                if float(reward) >= self.max_reward:
+                if float(reward) >= self.config.max_reward:
                     return [f"<action>{self.config.actions[move]}</action>" for move in moves]
                 if terminated and move == HIT:
                     return None  # over 21: more cards don't help

@@ -30,6 +30,8 @@ class FrozenLakeConfig(GymnasiumConfig):
     """Lakes of 4, 6 and 8 cells a side. Drawn evenly."""
     env_id: str = "FrozenLake-v1"
     """Gymnasium's name of the game."""
+    max_reward: float = 1.0
+    """What a perfect episode earns."""
     actions: list[str] = list(MOVES)
     """What the agent may do."""
     instructions: str = (

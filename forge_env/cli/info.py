@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"  {tool['name']}: {tool['description']}")
         print(f"      {json.dumps(tool['parameters'])}")
     rewarded = [f"{name} x {weight:g}" if weight != 1 else name for name, weight in facts["rewards"].items() if weight]
-    print(f"\nrewarded: {', '.join(rewarded) or 'by the environment itself'}; a perfect episode: {env.max_reward:g}")
+    highest = "not known" if env.max_reward is None else f"{env.max_reward:g}"
+    print(f"\nrewarded: {', '.join(rewarded) or 'by the environment itself'}; a perfect episode: {highest}")
     if logged := [name for name, weight in facts["rewards"].items() if not weight]:
         print(f"logged: {', '.join(logged)}")
     if not args.no_example:

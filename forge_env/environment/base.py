@@ -99,9 +99,9 @@ class Environment(ABC):
     """Names of the players that each have a conversation and a reward of their own; empty: there is one agent. Where \
 there are several, `info["seat"]` says who acts next and is shown the messages, `reward` is for the seat that has \
 acted, and `info["rewards"]` holds what the step earned others. Of the class, or set in `__init__`."""
-    max_reward: float = 1.0
-    """What a perfect episode earns, at one seat at least; validation holds gold solutions to it. Of the class, or \
-set in `__init__`."""
+    max_reward: float | None = 1.0
+    """What a perfect episode earns, at one seat at least; validation holds gold solutions to it. None: it isn't known,
+    and no evaluation says what share was solved. Of the class, or set in `__init__`."""
     luck: float = 0.0
     """Share of tasks, 0 to 1, that an answer which knows nothing solves by chance: 0.1 for a guess among ten.
     Validation lets blind answers score as often as that. Of the class, or set in `__init__`."""

@@ -88,8 +88,8 @@ class SampleResult:
     epoch: int
     score: float
     reward: float
-    max_score: float
-    """What a perfect episode scores."""
+    max_score: float | None
+    """What a perfect episode scores; None: it isn't known."""
     metrics: dict[str, float]
     valid: bool
     truncation: str | None
@@ -157,7 +157,8 @@ def check_record(trajectory: Trajectory) -> None:
     usage = info.get("usage", {})
     if unknown := [*(info.keys() - set(INFO)), *(usage.keys() - set(USAGE))]:
         raise ValueError(f"there is no figure {unknown[0]!r}")
-    if not all(isinstance(figure, int | float) for figure in [trajectory.reward, info["max_reward"], *usage.values()]):
+    highest = [] if info["max_reward"] is None else [info["max_reward"]]
+    if not all(isinstance(figure, int | float) for figure in [trajectory.reward, *highest, *usage.values()]):
         raise ValueError("a figure is not a number")
     index, epoch = info["index"], info["epoch"]
     if not (trajectory.id.startswith(f"{trajectory.environment}/") and trajectory.id.endswith(f"/{index}/{epoch}")):
@@ -192,7 +193,7 @@ def result_of(trajectory: Trajectory, score: str) -> SampleResult:
         NoSuchMetricError: a valid episode has no such metric.
     """
     info, usage = trajectory.info, trajectory.info.get("usage", {})
-    value, best = trajectory.reward, float(info.get("max_reward", 1.0))
+    value, best = trajectory.reward, info.get("max_reward", 1.0)
     if score != "reward":
         if trajectory.valid and score not in trajectory.metrics:
             known = ", ".join(trajectory.metrics) or "none"

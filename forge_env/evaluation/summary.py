@@ -28,7 +28,8 @@ class GroupSummary:
     tasks: int
     samples: int
     score: Estimate
-    solved: float
+    solved: float | None
+    """Share of its samples; None: what a perfect episode scores isn't known."""
     """Share of samples at or above the threshold of success."""
 
 
@@ -61,7 +62,8 @@ class EnvironmentSummary:
     score_with_bugs: Estimate | None
     """Score with those counted as 0 on which the environment's own code failed: a scorer that fails on bad answers
     can't raise this one. None where there are none."""
-    success_threshold: float
+    success_threshold: float | None
+    """Score of a sample that has solved its task; None: it isn't known, and nothing is called solved."""
     pass_at: dict[int, Estimate]
     pass_all: dict[int, Estimate]
     by_difficulty: dict[str, GroupSummary]
@@ -164,9 +166,10 @@ def _environment(
 ) -> EnvironmentSummary:
     valid = [result for result in results if result.valid]
     bugs = sorted((result for result in results if result.is_bug), key=lambda result: result.id)
-    best = max((result.max_score for result in valid), default=1.0)
+    known = [result.max_score for result in valid if result.max_score is not None]
+    best = max(known, default=1.0) if len(known) == len(valid) else None
     threshold = best if config.success is None else config.success
-    passed = passes(_by_task(valid), threshold, confidence=config.confidence)
+    passed = {} if threshold is None else passes(_by_task(valid), threshold, confidence=config.confidence)
     names = dict.fromkeys(name for result in valid for name in result.metrics)
 
     def average(value: Callable[[SampleResult], float]) -> float:
@@ -219,7 +222,7 @@ def _by_task(results: Sequence[SampleResult], *, zeros: bool = False) -> list[li
 def _groups(
     config: EvaluationConfig,
     results: Sequence[SampleResult],
-    threshold: float,
+    threshold: float | None,
     names_of: Callable[[SampleResult], Sequence[str]],
 ) -> dict[str, GroupSummary]:
     groups: dict[str, list[SampleResult]] = {}
@@ -231,6 +234,8 @@ def _groups(
         members = groups[name]
         score = mean(_by_task(members), confidence=config.confidence)
         assert score is not None
-        solved = sum(member.score >= threshold - 1e-9 for member in members) / len(members)
+        solved = None
+        if threshold is not None:
+            solved = sum(member.score >= threshold - 1e-9 for member in members) / len(members)
         found[name] = GroupSummary(len({member.task_id for member in members}), len(members), score, solved)
     return found

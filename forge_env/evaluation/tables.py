@@ -45,6 +45,11 @@ def interval(estimate: Estimate | None) -> str:
     return "" if estimate is None else f"{estimate.low:.3f} to {estimate.high:.3f}"
 
 
+def share(value: float | None) -> str:
+    """`0.812`, or a dash."""
+    return "-" if value is None else f"{value:.3f}"
+
+
 def counts(named: Mapping[str, int]) -> str:
     """`2 time, 1 tokens`."""
     return ", ".join(f"{number} {name}" for name, number in sorted(named.items())) or "0"
@@ -105,16 +110,17 @@ def _groups(item: EnvironmentSummary, kind: str, groups: Mapping[str, GroupSumma
     folded = single if len(single) > 1 and kind == "tag" else {}
     shown = [(name, group) for name, group in groups.items() if name not in folded]
     rows = [
-        [name, str(group.tasks), str(group.samples), figure(group.score), f"{group.solved:.3f}"]
+        [name, str(group.tasks), str(group.samples), figure(group.score), share(group.solved)]
         for name, group in shown[:SHOWN_TAGS]
     ]
     if len(shown) > SHOWN_TAGS:
         rows.append([f"... {len(shown) - SHOWN_TAGS} more in summary.json", "", "", "", ""])
     if folded:  # a task alone says nothing of its tag
         samples = sum(group.samples for group in folded.values())
-        solved = sum(group.solved * group.samples for group in folded.values()) / samples
+        shares = [(group.solved, group.samples) for group in folded.values() if group.solved is not None]
+        solved = sum(solved * count for solved, count in shares) / samples if shares else None
         name = f"{len(folded)} {kind}s of one task each"
-        rows.append([name, str(len(folded)), str(samples), "", f"{solved:.3f}"])
+        rows.append([name, str(len(folded)), str(samples), "", share(solved)])
     return Table(f"{item.label} by {kind}", [kind, "tasks", "samples", "score", "solved"], rows, ["samples", "tasks"])
 
 
@@ -144,6 +150,11 @@ def footnotes(summary: Summary) -> list[str]:
             notes.append(
                 f"{item.label}: every task scored alike, so error and interval say nothing about other tasks: with "
                 f"{item.tasks} tasks, up to {min(100, 300 // item.tasks)} % of all may still differ"
+            )
+        if item.samples and item.success_threshold is None:
+            notes.append(
+                f"{item.label}: what a perfect episode earns isn't known, so none is called solved: set the "
+                "environment's max_reward, or `success` of the evaluation"
             )
         if item.cut_replies:
             notes.append(f"{item.label}: {item.cut_replies} replies ended at the limit of tokens for one reply")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from random import Random
 from typing import Any, ClassVar, Literal
@@ -41,6 +41,10 @@ ACTIONS = {
     "Taxi": ["south", "north", "east", "west", "pickup", "dropoff"],
 }
 """Names of the actions of gymnasium's own environments, in order, from their documentation."""
+HIGHEST = {"Blackjack": 1.0, "CliffWalking": -13.0, "FrozenLake": 1.0}
+"""Highest rewards of gymnasium's own environments, from their documentation, with its options for rewards unset."""
+_OF_REWARDS = {"natural", "sab", "reward_schedule", "sutton_barto_reward", "desc", "map_name"}
+"""Options of theirs that change it."""
 COLOURS = dict(enumerate(("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white"), start=30))
 PAINT = re.compile(r"\x1b\[([0-9;]*)m")
 """What tells terminals a colour of the text that follows, or of what it stands on."""
@@ -59,8 +63,9 @@ the numbers themselves."""
     show: Literal["auto", "text", "values"] = "auto"
     """What the agent sees: `text`, what the environment draws for a terminal; `values`, its observation; `auto`: text \
 where the environment can draw it."""
-    max_reward: float = 1.0
-    """What a perfect episode earns, all its rewards together."""
+    max_reward: float | None = None
+    """What a perfect episode earns, all its rewards together. Unset: what gymnasium's registry and documentation say; \
+if they don't, evaluations don't say what was solved."""
     luck: float = Field(0.0, ge=0.0, lt=1.0)
     """Share of games that the same action all the time wins by chance; `validate` fails if it wins more often."""
     instructions: str = ""
@@ -81,7 +86,8 @@ class GymnasiumEnvironment(Environment):
         self._running = False
         self._turns = 0
         self._actions = 0
-        self.max_reward = self.config.max_reward
+        given = self.config.max_reward
+        self.max_reward = highest_reward(self.config.env_id, self.config.env_options) if given is None else given
         self.luck = self.config.luck
 
     # What a subclass may override.
@@ -207,6 +213,21 @@ def read_action(text: str, space: gymnasium.Space[Any], actions: Sequence[str]) 
     elif (numbers := as_array(word, space)) is not None:
         return numbers, ""
     return None, f"{given.strip()[:40]!r} is not an action." if given.strip() else "There is no action in that."
+
+
+def highest_reward(env_id: str, options: Mapping[str, Any]) -> float | None:
+    """What a perfect episode of one of gymnasium's own environments earns; None: that isn't known.
+
+    The `reward_threshold` of the registry isn't it: it is a mean from which gymnasium calls an environment solved.
+    """
+    spec = gymnasium.registry.get(env_id)
+    if spec is None or not str(spec.entry_point).startswith("gymnasium.envs.") or options.keys() & _OF_REWARDS:
+        return None
+    if spec.name == "CartPole":  # 1 for each step
+        return (
+            None if spec.max_episode_steps is None else float(options.get("max_episode_steps", spec.max_episode_steps))
+        )
+    return HIGHEST.get(spec.name)
 
 
 def sampled(space: gymnasium.Space[Any], rng: Random) -> Any:

@@ -212,10 +212,11 @@ class LocalWorker:
             fate = await self._hand_in(group, request)
         finally:
             self._in_turn.done(request.ticket.index)
+        highest = self._player.max_reward
         report = GroupReport(
             fate=fate,
             totals=Totals.of(group, self._config.grpo.group_size, fate),
-            success=group.mean_reward / self._player.max_reward if group.valid else None,
+            success=group.mean_reward / highest if group.valid and highest else None,
             bug=bug_of(group.episodes),
             why_lost=why_nothing(group) if fate == Fate.LOST else ("", ""),
             state=self._prepare.state_dict(),
@@ -422,8 +423,8 @@ class Player:
         self.ended = 0
 
     @property
-    def max_reward(self) -> float:
-        """The environment's highest reward."""
+    def max_reward(self) -> float | None:
+        """The environment's highest reward; None: it isn't known."""
         return self._tasks.max_reward
 
     @property

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from enum import IntEnum
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from gymnasium import spaces
 
 import forge_env as fe
+from forge_env.cli.main import main
 from forge_env.environment.base import Environment
 from forge_env.errors import UsageError
 from forge_env.gym.adapter import GymnasiumEnvironment, as_answer, read_action, sampled, unpainted
@@ -131,7 +134,15 @@ async def test_values_can_be_asked_for_and_a_best_score_named() -> None:
     assert "west, south, east, north" in first
     env = fe.make("gymnasium", env_id="CartPole-v1", max_reward=500.0)
     assert env.max_reward == 500
-    assert fe.make("gymnasium", env_id="FrozenLake-v1").max_reward == 1
+    for env_id, options, highest in (
+        ("FrozenLake-v1", {}, 1),
+        ("CartPole-v1", {}, 500),  # its reward_threshold is 475
+        ("CartPole-v0", {}, 200),
+        ("CartPole-v1", {"sutton_barto_reward": True}, None),
+        ("Pendulum-v1", {}, None),
+        (NAME, {}, None),
+    ):
+        assert fe.make("gymnasium", env_id=env_id, env_options=options).max_reward == highest
     await env.close()
 
 
@@ -212,6 +223,23 @@ async def test_a_game_that_no_valid_move_was_made_in_is_not_called_sound(monkeyp
     assert (await moves()).status == "ok"
     monkeypatch.setattr(GymnasiumEnvironment, "random_action", Environment.random_action)
     assert (await moves()).status == "open"
+
+
+def test_nothing_is_called_solved_if_the_highest_reward_is_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    why = "what a perfect episode earns isn't known, so none is called solved"
+    command = ["eval", "gymnasium", "--model", "random", "-n", "2", "--env_id", NAME]
+    assert main([*command, "--out", str(tmp_path / "unknown")]) == 0
+    assert why in " ".join(capsys.readouterr().out.split())
+    (figures,) = json.loads((tmp_path / "unknown" / "summary.json").read_text())["environments"].values()
+    assert (figures["success_threshold"], figures["pass_at"]) == (None, {})
+    assert figures["score"]["value"] == 1
+    assert main([*command, "--max_reward", "2", "--out", str(tmp_path / "known")]) == 0
+    assert why not in " ".join(capsys.readouterr().out.split())
+    (figures,) = json.loads((tmp_path / "known" / "summary.json").read_text())["environments"].values()
+    assert figures["pass_at"]["1"]["value"] == 0
+    assert main(["show", str(tmp_path / "unknown")]) == 0
 
 
 async def test_stick_and_hit_are_words() -> None:
