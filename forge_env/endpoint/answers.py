@@ -12,10 +12,12 @@ from forge_env.endpoint.errors import (
     MalformedAnswerError,
     TruncatedAnswerError,
 )
+from forge_env.endpoint.history import REASONING
 from forge_env.endpoint.http import parse_json
 from forge_env.policy import Reply, estimated_tokens, words_of
-from forge_env.tools.schema import clean_unicode
-from forge_env.types import FunctionCall, Message, ToolCall
+from forge_env.tools.json_text import clean_unicode
+from forge_env.turns import call_of
+from forge_env.types import Message, ToolCall
 
 # ---
 # Tokens of one request: as the endpoint tells them, else estimated, so that limits and budgets act in any case.
@@ -65,10 +67,17 @@ def fill_in(reply: Reply, body: dict[str, Any]) -> None:
 
 FAILED = ("error", "abort", "network_error", "insufficient_system_resource")
 """Reasons to finish that are the endpoint's trouble, not the model's choice."""
+CUT = (
+    *("length", "max_length", "model_length", "token_limit", "model_context_window_exceeded"),
+    *("max_tokens", "max_new_tokens", "max_output_tokens", "max_completion_tokens"),
+)
+"""Reasons to finish that say that the reply was cut: OpenAI's, and those of Mistral, Anthropic, Google, Cohere, TGI."""
+FILTERED = ("content_filter", "content_filtered", "safety", "recitation", "prohibited_content", "blocklist", "refusal")
+"""Reasons to finish that say that a filter stopped the reply."""
 
 
-def read_answer(data: Any) -> Reply:
-    """The reply in a chat completion.
+def read_answer(data: Any) -> tuple[Reply, dict[str, Any]]:
+    """The reply in a chat completion, as the endpoint parsed it, and its thoughts in the endpoint's own fields.
 
     Raises:
         EndpointFailureError: it is an error report sent with a status of success.
@@ -83,23 +92,25 @@ def read_answer(data: Any) -> Reply:
         raise MalformedAnswerError(f"the answer has no choices: {str(data)[:200]}")
     choice = _mapping(choices[0], "choice 0")
     finish = choice.get("finish_reason")
-    if choice.get("error") or finish in FAILED:
+    word = finish.lower() if isinstance(finish, str) else None
+    if choice.get("error") or word in FAILED:
         raise EndpointFailureError(f"the endpoint reports: {str(choice.get('error') or finish)[:500]}")
     raw = _mapping(choice.get("message"), "the message")
     message = Message(
         role="assistant",
         content=_text(raw.get("content"), "content") or _text(raw.get("refusal"), "refusal"),
         tool_calls=_tool_calls(raw),
-        reasoning_content=_text(raw.get("reasoning_content") or raw.get("reasoning"), "reasoning") or None,
+        reasoning_content=_reasoning(raw) or None,
     )
     if not raw or (finish is None and message == Message(role="assistant")):
         raise MalformedAnswerError(f"the answer has neither content nor a finish reason: {str(data)[:200]}")
-    if finish == "content_filter" and not message.content and not message.tool_calls:
+    stop_reason = "length" if word in CUT else "content_filter" if word in FILTERED else "stop"
+    if stop_reason == "content_filter" and not message.content and not message.tool_calls:
         raise ContentFilterError("the endpoint's content filter withheld the whole answer")
-    reply = Reply(message=message, stop_reason=finish if finish in ("length", "content_filter") else "stop")
+    reply = Reply(message=message, stop_reason=stop_reason)
     _read_tokens(reply, data, choice)
     reply.metadata["usage"] = told(data.get("usage"))
-    return reply
+    return reply, {name: raw[name] for name in REASONING if raw.get(name)}
 
 
 def _mapping(value: Any, what: str) -> dict[str, Any]:
@@ -119,6 +130,14 @@ def _text(value: Any, what: str) -> str:
     return clean_unicode(value)
 
 
+def _reasoning(raw: dict[str, Any]) -> str:
+    if text := raw.get("reasoning_content") or raw.get("reasoning"):
+        return _text(text, "reasoning")
+    details = raw.get("reasoning_details")
+    parts = [part for part in details if isinstance(part, dict)] if isinstance(details, list) else []
+    return "".join(_text(part.get("text") or part.get("summary"), "reasoning") for part in parts)
+
+
 def _tool_calls(raw: dict[str, Any]) -> list[ToolCall]:
     given = raw.get("tool_calls") or []
     if not isinstance(given, list):
@@ -128,23 +147,14 @@ def _tool_calls(raw: dict[str, Any]) -> list[ToolCall]:
     for index, item in enumerate(given):
         call = _mapping(item, f"tool call {index}")
         function = _mapping(call.get("function"), f"the function of tool call {index}")
-        name = function.get("name")
-        if not isinstance(name, str):
-            raise MalformedAnswerError(f"the name of tool call {index} is {str(name)[:100]!r} where text is expected")
+        if function.get("name") is None:
+            raise MalformedAnswerError(f"tool call {index} has no name")
         call_id = _text(call.get("id"), "the id of a tool call") or f"call_{index}"
         while call_id in seen:  # answers are matched by id
             call_id += f"_{index}"
         seen.add(call_id)
-        arguments = _arguments(function.get("arguments"))
-        calls.append(ToolCall(id=call_id, function=FunctionCall(name=clean_unicode(name), arguments=arguments)))
+        calls.append(call_of(function["name"], function.get("arguments"), call_id))
     return calls
-
-
-def _arguments(value: Any) -> str:
-    """JSON text as the model wrote it; some servers send the parsed object instead."""
-    if value is None:
-        return "{}"
-    return clean_unicode(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _read_tokens(reply: Reply, data: dict[str, Any], choice: dict[str, Any]) -> None:
@@ -187,6 +197,7 @@ def assemble(content: bytes) -> dict[str, Any]:
     whole: dict[str, Any] = {}
     texts: Pieces = {}
     calls: list[_Call] = []
+    details: list[dict[str, Any]] = []
     choice: dict[str, Any] = {"finish_reason": None}
     ended = False
     for line in content.splitlines():
@@ -208,13 +219,15 @@ def assemble(content: bytes) -> dict[str, Any]:
             raise MalformedAnswerError(f"the choices of an event are {str(pieces)[:100]!r} where a list is expected")
         for piece in pieces:
             if not isinstance(piece, dict) or not piece.get("index"):  # one choice is asked for, and answers count
-                _add(choice, texts, calls, piece)
+                _add(choice, texts, calls, details, piece)
     if choice["finish_reason"] is None and not choice.get("error") and not (ended and (texts or calls)):
         where = "before" if not texts and not calls else "in the middle of"
         raise TruncatedAnswerError(f"the stream ended {where} the answer")
     message: dict[str, Any] = {"role": "assistant", **{key: _joined(pieces) for key, pieces in texts.items()}}
     if calls:
         message["tool_calls"] = [call.whole() for call in calls]
+    if details:
+        message["reasoning_details"] = details
     return {**whole, "choices": [{**choice, "message": message}]}
 
 
@@ -237,7 +250,7 @@ class _Call:
         return {"id": self.id, "function": {"name": _joined(self.name), "arguments": _joined(self.arguments)}}
 
 
-def _add(choice: dict[str, Any], texts: Pieces, calls: list[_Call], piece: Any) -> None:
+def _add(choice: dict[str, Any], texts: Pieces, calls: list[_Call], details: list[dict[str, Any]], piece: Any) -> None:
     try:
         delta = piece.get("delta") or {}
         for key in TEXTS:
@@ -245,6 +258,8 @@ def _add(choice: dict[str, Any], texts: Pieces, calls: list[_Call], piece: Any) 
                 texts.setdefault(key, []).append(delta[key])
         for call in delta.get("tool_calls") or []:
             _add_call(calls, call)
+        for part in delta.get("reasoning_details") or []:
+            _add_detail(details, part)
         for key in ("finish_reason", "prompt_token_ids", "error"):
             choice[key] = piece.get(key) or choice.get(key)
         choice.setdefault("token_ids", []).extend(piece.get("token_ids") or [])
@@ -252,6 +267,19 @@ def _add(choice: dict[str, Any], texts: Pieces, calls: list[_Call], piece: Any) 
             choice.setdefault("logprobs", {"content": []})["content"].extend(logprobs.get("content") or [])
     except (AttributeError, TypeError, KeyError) as error:
         raise MalformedAnswerError(f"an event has a wrong shape: {str(piece)[:200]}") from error
+
+
+def _add_detail(details: list[dict[str, Any]], part: dict[str, Any]) -> None:
+    """Pieces of one part of OpenRouter's `reasoning_details` follow each other, with the same index and type."""
+    last = details[-1] if details else {}
+    if not last or any(last.get(name) != part.get(name) for name in ("index", "type")):
+        details.append(dict(part))
+        return
+    for name, value in part.items():
+        if name in ("text", "summary", "data") and last.get(name) and value:
+            last[name] += value
+        elif value is not None:
+            last[name] = value
 
 
 def _add_call(calls: list[_Call], piece: dict[str, Any]) -> None:

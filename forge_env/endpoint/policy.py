@@ -10,7 +10,6 @@ can't succeed, is a `GeneratorError` of a class that names it (`forge_env.endpoi
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import re
@@ -30,14 +29,15 @@ from forge_env.endpoint.errors import (
     NoSuchModelError,
     RequestRefusedError,
 )
+from forge_env.endpoint.history import REASONING, History
 from forge_env.endpoint.http import Connections
 from forge_env.endpoint.limiter import AdaptiveLimiter
-from forge_env.endpoint.text_tools import as_plain_chat, parse_calls
 from forge_env.errors import ContextLengthExceeded, GeneratorError, UsageError, suggestion
 from forge_env.policy import NO_TOKENS, Policy, PolicySession, Reply
 from forge_env.rollout.episode import Retry
 from forge_env.rollout.working_time import limited_elsewhere, waiting
-from forge_env.types import Message, Observation, ToolSpec
+from forge_env.turns import read_turn
+from forge_env.types import Observation, ToolSpec
 
 if TYPE_CHECKING:
     from forge_env.policy import IntArray
@@ -96,6 +96,9 @@ def with_bound(body: dict[str, Any], tokens: int) -> dict[str, Any]:
 # ---
 # Conversations with an endpoint.
 
+Answer = tuple[Reply, dict[str, Any]]
+"""A reply, and the fields in which the endpoint gave its thoughts."""
+
 
 class EndpointSession(PolicySession):
     """One conversation with an endpoint: what is sent of it, and what is known of the answer under way."""
@@ -104,9 +107,7 @@ class EndpointSession(PolicySession):
         self._policy = policy
         self._tools = tools
         self._body = policy.request(tools, seed)
-        self._as_text = policy.options.tools == "text"
-        self._messages: list[Message] = []
-        self._sent: list[dict[str, Any]] = []
+        self._history = History(tools, as_text=policy.options.tools == "text")
         self._tokens: IntArray = NO_TOKENS
         self._turn = 0
         self._left: int | None = None  # tokens, of a limit that isn't the options' own
@@ -117,19 +118,25 @@ class EndpointSession(PolicySession):
 
     async def reply(self, observation: Observation) -> Reply:
         """The model's answer; see `EndpointPolicy.ask`."""
-        self._add(observation)
-        messages = as_plain_chat(self._messages, self._tools) if self._as_text else self._sent
+        self._history.add(observation)
+        messages = self._history.messages(reasoning=not self._policy.refuses_reasoning)
         self._asked, self._failure = time.perf_counter(), None
-        reply = await self._ask({**self._body, "messages": messages})
+        reply, thoughts = await self._ask({**self._body, "messages": messages})
         self._asked = self._failure = None
-        if self._as_text:
-            reply.message = parse_calls(reply.message, turn=self._turn)
+        given = reply.message
+        reply.message = read_turn(
+            given.content,
+            reasoning=given.reasoning_content,
+            calls=given.tool_calls,
+            tools=bool(self._tools),
+            turn=self._turn,
+        )
+        self._history.add_turn(given.content, reply.message, thoughts)
         self._tokens = reply.follow(self._tokens)
-        self._add([reply.message])
         self._turn += 1
         return reply
 
-    async def _ask(self, body: dict[str, Any]) -> Reply:
+    async def _ask(self, body: dict[str, Any]) -> Answer:
         """Ask with the bound on the reply, and without where the endpoint refuses what may be due to it."""
         policy, own = self._policy, bound(body)
         most = min((tokens for tokens in (own, self._left) if tokens is not None), default=None)
@@ -144,7 +151,7 @@ class EndpointSession(PolicySession):
                 raise
             refusal = error.message
         self._failure = None
-        reply = await policy.ask(without_bound(body), self._failed)  # raises again where the conversation is full
+        answer = await policy.ask(without_bound(body), self._failed)  # raises again where the conversation is full
         if (told := largest(refusal)) is not None:
             policy.largest = told
         if most == own and (own >= told if told is not None else not says_full(refusal)):
@@ -153,7 +160,7 @@ class EndpointSession(PolicySession):
                 fix="lower --max-tokens, or leave it out: a reply may then be as long as the context allows",
             )
         self._unbounded = True  # the conversation only grows: asking with a bound would be refused on every turn
-        return reply
+        return answer
 
     def limit_reply(self, tokens: int) -> None:
         """Let no further reply be longer, whatever the options allow, as far as the endpoint takes such a bound."""
@@ -175,40 +182,6 @@ class EndpointSession(PolicySession):
             return None
         self._policy.errors[EndpointTimeoutError.__name__] += 1
         return EndpointTimeoutError(f"no complete answer after {silent:.3g} s, when a time limit ended the sample")
-
-    def _add(self, messages: Observation) -> None:
-        if self._as_text:
-            self._messages += messages
-        else:
-            self._sent += [_wire(message) for message in messages]
-
-
-def _wire(message: Message) -> dict[str, Any]:
-    """A message as endpoints take it: several refuse reasoning, and names in tool messages."""
-    data: dict[str, Any] = {"role": message.role, "content": message.parts}
-    if message.tool_calls:
-        data["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
-            }
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id is not None:
-        data["tool_call_id"] = message.tool_call_id
-    if message.name is not None and message.role != "tool":
-        data["name"] = message.name
-    return data
-
-
-def _arguments(text: str) -> str:
-    """Arguments for the history. Servers parse them and refuse the whole request where that fails: then wrap them."""
-    try:
-        readable = isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        readable = False
-    return text if readable else json.dumps({"arguments": text})
 
 
 CHECK_S = 30.0
@@ -238,6 +211,8 @@ class EndpointPolicy(Policy):
         """Models that the endpoint lists."""
         self.largest: int | None = None
         """Tokens that the endpoint named as the most there can be, when it refused a bound beyond them."""
+        self.refuses_reasoning = False
+        """Whether the endpoint refused a request for the thoughts in it, and took it without."""
         self._renamed = False
         self._sleep = sleep
         self._rng = rng or random.Random()
@@ -302,7 +277,7 @@ class EndpointPolicy(Policy):
         """A conversation with these tools."""
         return EndpointSession(self, tools, seed)
 
-    async def ask(self, body: dict[str, Any], on_failure: Callable[[EndpointError], None] = lambda _: None) -> Reply:
+    async def ask(self, body: dict[str, Any], on_failure: Callable[[EndpointError], None] = lambda _: None) -> Answer:
         """One request, repeated while it fails for passing reasons.
 
         Args:
@@ -318,7 +293,7 @@ class EndpointPolicy(Policy):
         for attempt in range(options.retries + 1):
             try:
                 with limited_elsewhere():
-                    reply = await self._ask_once(body)
+                    reply, thoughts = await self._ask_once(body)
             except EndpointError as error:
                 if isinstance(error, RequestRefusedError) and says_full(error.message):
                     raise ContextLengthExceeded(error.message) from error
@@ -333,32 +308,41 @@ class EndpointPolicy(Policy):
                     await self._sleep(max(retry.delay(attempt, self._rng), error.retry_after_s or 0.0))
             else:
                 reply.metadata["attempts"] = attempt + 1
-                return reply
+                return reply, thoughts
         raise AssertionError("unreachable")
 
-    async def _ask_once(self, body: dict[str, Any]) -> Reply:
+    async def _ask_once(self, body: dict[str, Any]) -> Answer:
         sent = self._named(body)
         try:
             return await self._exchange(sent)
         except RequestRefusedError as error:
-            if FIELDS[0] not in sent or FIELDS[1] not in error.message:
+            if FIELDS[0] in sent and FIELDS[1] in error.message:
+                self._renamed = True  # some models know the bound of a reply by its newer name alone
+                sent = self._named(body)
+            elif _THOUGHTS.search(error.message) and (plain := _without_thoughts(sent)) != sent:
+                try:
+                    answer = await self._exchange(plain)
+                except RequestRefusedError:
+                    raise error from None  # it was not the thoughts
+                self.refuses_reasoning = True
+                return answer
+            else:
                 raise
-        self._renamed = True  # some models know the bound of a reply by its newer name alone
-        return await self._exchange(self._named(body))
+        return await self._exchange(sent)
 
     def _named(self, body: dict[str, Any]) -> dict[str, Any]:
         if not self._renamed or FIELDS[0] not in body:
             return body
         return {name if name != FIELDS[0] else FIELDS[1]: value for name, value in body.items()}
 
-    async def _exchange(self, body: dict[str, Any]) -> Reply:
+    async def _exchange(self, body: dict[str, Any]) -> Answer:
         async with self.limiter.slot() as begun:
             asked = time.perf_counter()
             try:
                 data = await self._connections.exchange(
                     "POST", "chat/completions", body, timeout_s=self.options.timeout_s
                 )
-                reply = _read(data)
+                reply, thoughts = _read(data)
                 fill_in(reply, body)
             except EndpointError as error:
                 if error.overload:
@@ -370,7 +354,7 @@ class EndpointPolicy(Policy):
         if self.fatal is not None and self.fatal.excusable:
             self.fatal = None  # it was about that request
         reply.metadata["latency_s"] = round(latency, 6)
-        return reply
+        return reply, thoughts
 
     def request(self, tools: list[ToolSpec], seed: int | None) -> dict[str, Any]:
         """The fields that all requests of a session share."""
@@ -398,7 +382,18 @@ def _api_key(variable: str) -> str:
     return key
 
 
-def _read(data: Any) -> Reply:
+_THOUGHTS = re.compile(r"reasoning|thinking|thoughts|extra|unexpected|unknown|unsupported|not permitted", re.I)
+"""Words of a refusal that may be due to a field with thoughts."""
+
+
+def _without_thoughts(body: dict[str, Any]) -> dict[str, Any]:
+    messages = [
+        {name: value for name, value in message.items() if name not in REASONING} for message in body["messages"]
+    ]
+    return {**body, "messages": messages}
+
+
+def _read(data: Any) -> Answer:
     """The reply in an answer, streamed or whole. Whatever garbage does to the parsers is the endpoint's mistake."""
     try:
         return read_answer(assemble(data) if isinstance(data, bytes) else data)

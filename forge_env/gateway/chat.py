@@ -12,19 +12,20 @@ from forge_env.gateway.request import (
     MOST_STOPS,
     MOST_TOOLS,
     Answer,
+    Arguments,
     Content,
     ModelRequest,
     RefusedRequestError,
     Wire,
-    call_of,
     event,
     new_id,
     now,
     read,
     said,
-    shallow_tool,
+    tool_of,
 )
-from forge_env.types import Message, ToolSpec
+from forge_env.turns import call_of
+from forge_env.types import Message
 
 MOST_ANSWERS = 64
 """Of one request."""
@@ -32,7 +33,7 @@ MOST_ANSWERS = 64
 
 class _Function(Wire):
     name: str
-    arguments: str = "{}"
+    arguments: Arguments = "{}"
 
 
 class _Call(Wire):
@@ -50,7 +51,7 @@ class _Message(Wire):
     reasoning_content: str | None = None
 
     def message(self) -> Message:
-        calls = [call_of(call.id, call.function.name, call.function.arguments) for call in self.tool_calls or ()]
+        calls = [call_of(call.function.name, call.function.arguments, call.id) for call in self.tool_calls or ()]
         more = {"tool_calls": calls, "tool_call_id": self.tool_call_id, "name": self.name}
         return said(
             "system" if self.role == "developer" else self.role,
@@ -60,9 +61,15 @@ class _Message(Wire):
         )
 
 
+class _Declaration(Wire):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
 class _Tool(Wire):
     type: Literal["function"]
-    function: ToolSpec
+    function: _Declaration
 
 
 class _StreamOptions(Wire):
@@ -94,7 +101,7 @@ def read_chat(data: object) -> ModelRequest:
     offered = [] if body.tool_choice == "none" else body.tools or []
     return ModelRequest(
         messages=[message.message() for message in body.messages],
-        tools=[shallow_tool(tool.function) for tool in offered],
+        tools=[tool_of(**dict(tool.function)) for tool in offered],
         stop=[body.stop] if isinstance(body.stop, str) else body.stop or [],
         max_tokens=body.max_completion_tokens or body.max_tokens,
         count=body.n or 1,

@@ -8,12 +8,11 @@ exact tokens up to that answer go on too.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
+from forge_env.gateway.request import arguments_object
 from forge_env.types import Branch, Message, ToolSpec
 
 NEW = "new"
@@ -163,19 +162,11 @@ def _same(one: Message, other: Message) -> bool:
         and one.tool_call_id == other.tool_call_id
         and len(one.tool_calls) == len(other.tool_calls)
         and all(
-            (ours.id, ours.function.name, _parsed(ours.function.arguments))
-            == (theirs.id, theirs.function.name, _parsed(theirs.function.arguments))
+            (ours.id, ours.function.name, arguments_object(ours.function.arguments))
+            == (theirs.id, theirs.function.name, arguments_object(theirs.function.arguments))
             for ours, theirs in zip(one.tool_calls, other.tool_calls, strict=True)
         )
     )
-
-
-def _parsed(arguments: str) -> Any:
-    try:
-        found = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return {"arguments": arguments}  # as some APIs pass on what is no object
-    return found if isinstance(found, dict) else {"arguments": arguments}
 
 
 def _renamed(message: Message, calls: dict[str, str]) -> Message:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
@@ -13,21 +12,22 @@ from forge_env.gateway.request import (
     MOST_STOPS,
     MOST_TOOLS,
     Answer,
+    Arguments,
     Content,
     ModelRequest,
     Part,
     RefusedRequestError,
     Wire,
-    call_of,
+    arguments_object,
     compact,
     event,
     new_id,
     read,
     said,
-    shallow,
-    shallow_tool,
     text_of,
+    tool_of,
 )
+from forge_env.turns import call_of
 from forge_env.types import Message, ToolSpec
 
 _STOP = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
@@ -37,7 +37,7 @@ _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_
 class _Block(Part):
     id: str = ""
     name: str = ""
-    input: Any = None
+    input: Arguments = "{}"
     tool_use_id: str = ""
     content: Content = None
     thinking: str = ""
@@ -58,7 +58,7 @@ class _Message(Wire):
             yield said(
                 self.role,
                 rest,
-                tool_calls=[call_of(each.id, each.name, _arguments(each.input)) for each in calls],
+                tool_calls=[call_of(each.name, each.input, each.id) for each in calls],
                 reasoning_content=thoughts or None,
             )
 
@@ -66,7 +66,7 @@ class _Message(Wire):
 class _Tool(Wire):
     type: str | None = None
     name: str
-    description: str = ""
+    description: str | None = None
     input_schema: dict[str, Any] | None = None
 
 
@@ -108,11 +108,7 @@ def read_messages(data: object) -> ModelRequest:
 def _tool(tool: _Tool) -> ToolSpec:
     if tool.input_schema is None:
         raise RefusedRequestError(f"the tool {tool.name!r} ({tool.type}) runs at Anthropic: give one with input_schema")
-    return shallow_tool(ToolSpec(name=tool.name, description=tool.description, parameters=tool.input_schema))
-
-
-def _arguments(given: Any) -> str:
-    return json.dumps(shallow(given or {}, "the arguments of a call"))
+    return tool_of(tool.name, tool.description, tool.input_schema)
 
 
 def message_response(request: ModelRequest, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -160,18 +156,14 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
     if message.content or not message.tool_calls:
         blocks.append({"type": "text", "text": message.content})
     return blocks + [
-        {"type": "tool_use", "id": call.id, "name": call.function.name, "input": _object(call.function.arguments)}
+        {
+            "type": "tool_use",
+            "id": call.id,
+            "name": call.function.name,
+            "input": arguments_object(call.function.arguments),
+        }
         for call in message.tool_calls
     ]
-
-
-def _object(arguments: str) -> dict[str, Any]:
-    """A call's arguments, which this API sends parsed; what is not an object is wrapped, for the program to refuse."""
-    try:
-        found = json.loads(arguments)
-    except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {"arguments": arguments}
 
 
 def anthropic_error(error: RefusedRequestError) -> dict[str, Any]:

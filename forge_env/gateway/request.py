@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from forge_env.policy import estimated_tokens, words_of
-from forge_env.tools.schema import clean_unicode
-from forge_env.types import FunctionCall, Message, Role, ToolCall, ToolSpec
+from forge_env.tools.json_text import (
+    HALF,
+    MAX_DEPTH,
+    BadJSONError,
+    arguments_text,
+    is_deep,
+    without_halves,
+)
+from forge_env.tools.json_text import read_json as parse_json
+from forge_env.types import Message, Role, ToolSpec
 
 AROUND_A_MESSAGE = 4
 """Tokens with which a chat format surrounds one."""
@@ -24,10 +31,6 @@ MOST_TOOLS = 1_000
 MOST_STRINGS = 100_000
 """Keys and texts in the JSON of a request, without those that are said in a text: each costs time to read."""
 MOST_STOPS = 64
-MOST_NESTED = 64
-"""Levels of a JSON value in a request: tools' parameters and calls' arguments are gone through by recursion later."""
-HALF = re.compile(r"\\u[dD][89a-fA-F]")
-"""How JSON spells half of a surrogate pair, or what might be one."""
 Finish = Literal["stop", "length", "tool_calls", "content_filter"]
 T = TypeVar("T", bound="Wire")
 T_Value = TypeVar("T_Value")
@@ -128,18 +131,10 @@ def read_json(body: bytes | bytearray) -> Any:
     if text.count('"') - text.count('\\"') > 2 * MOST_STRINGS:
         raise RefusedRequestError(f"the body has more than {MOST_STRINGS:,} strings")
     try:
-        found = json.loads(text)
-        return _whole(found) if HALF.search(text) else found
+        value = json.loads(text)
+        return without_halves(value) if HALF.search(text) else value
     except (ValueError, RecursionError) as error:
         raise RefusedRequestError(f"the body is not JSON: {error}") from error
-
-
-def _whole(value: Any) -> Any:
-    if isinstance(value, str):
-        return clean_unicode(value)
-    if isinstance(value, dict):
-        return {clean_unicode(key): _whole(item) for key, item in value.items()}
-    return [_whole(item) for item in value] if isinstance(value, list) else value
 
 
 def read(kind: type[T], data: object) -> T:
@@ -147,26 +142,30 @@ def read(kind: type[T], data: object) -> T:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the request"
-        raise RefusedRequestError(f"{where}: {first['msg']}") from error
+        # of the alternatives of a union, the one that fits furthest says what was meant
+        deepest = max(error.errors(include_url=False), key=lambda each: len(_fields(each["loc"])))
+        where = ".".join(_fields(deepest["loc"])) or "the request"
+        raise RefusedRequestError(f"{where}: {deepest['msg']}") from error
+
+
+def _fields(location: Sequence[str | int]) -> list[str]:
+    """A location without pydantic's names for the alternatives of a union."""
+    return [str(part) for part in location if isinstance(part, int) or (part.isidentifier() and part != "str")]
 
 
 def shallow(value: T_Value, what: str) -> T_Value:
     """A JSON value that is not nested too deeply. `RefusedRequestError`: it is."""
-    level: list[Any] = [value]
-    for _ in range(MOST_NESTED):
-        inside = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
-        level = [each for values in inside for each in values]
-        if not level:
-            return value
-    raise RefusedRequestError(f"{what} are nested more than {MOST_NESTED} levels deep")
+    if is_deep(value):
+        raise RefusedRequestError(f"{what} are nested more than {MAX_DEPTH} levels deep")
+    return value
 
 
-def shallow_tool(tool: ToolSpec) -> ToolSpec:
-    """A tool whose parameters are not nested too deeply. `RefusedRequestError`: they are."""
-    shallow(tool.parameters, f"the parameters of the tool {tool.name[:64]!r}")
-    return tool
+def tool_of(name: str, description: str | None, parameters: dict[str, Any] | None) -> ToolSpec:
+    """A tool that a program offers. `RefusedRequestError`: its parameters are nested too deeply."""
+    shallow(parameters, f"the parameters of the tool {name[:64]!r}")
+    return ToolSpec(
+        name=name, description=description or "", parameters=parameters or {"type": "object", "properties": {}}
+    )
 
 
 def text_of(content: str | Sequence[Part] | None, what: str) -> str:
@@ -178,7 +177,7 @@ def text_of(content: str | Sequence[Part] | None, what: str) -> str:
             raise RefusedRequestError(
                 f"{what} has a part of the type {part.type!r}: this model reads text only", code="unsupported_content"
             )
-    return "".join(part.text or "" for part in content)
+    return "\n".join(part.text for part in content if part.text)
 
 
 class Part(Wire):
@@ -188,6 +187,8 @@ class Part(Wire):
     text: str | None = None
 
 
+Arguments = Annotated[str, BeforeValidator(lambda value: arguments_text(shallow(value, "the arguments of a call")))]
+"""Of a call: the text of a JSON object, or the object."""
 Content = str | Annotated[list[Part], Field(max_length=MOST_MESSAGES)] | None
 """Of a message."""
 
@@ -197,9 +198,14 @@ def said(role: Role, content: str | Sequence[Part] | None, **more: Any) -> Messa
     return Message(role=role, content=text_of(content, f"a message of the {role}"), **more)
 
 
-def call_of(call_id: str, name: str, arguments: str) -> ToolCall:
-    """A call as a program repeats it."""
-    return ToolCall(id=call_id, function=FunctionCall(name=name, arguments=arguments))
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """A call's arguments as an object; a text that is none is wrapped, for the program to refuse."""
+    text = arguments_text(arguments)
+    try:
+        value = parse_json(text)
+    except BadJSONError:
+        value = None
+    return value if isinstance(value, dict) else {"arguments": text}
 
 
 def new_id(prefix: str) -> str:

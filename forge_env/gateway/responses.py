@@ -12,20 +12,21 @@ from forge_env.gateway.request import (
     MOST_MESSAGES,
     MOST_TOOLS,
     Answer,
+    Arguments,
     Content,
     ModelRequest,
     Part,
     RefusedRequestError,
     Wire,
-    call_of,
     event,
     merged,
     new_id,
     now,
     read,
     said,
-    shallow_tool,
+    tool_of,
 )
+from forge_env.turns import call_of
 from forge_env.types import Message, ToolSpec
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -37,13 +38,13 @@ class _Item(Wire):
     content: Content = None
     call_id: str = ""
     name: str = ""
-    arguments: str = "{}"
+    arguments: Arguments = "{}"
     output: Content = None
     summary: list[Part] = Field([], max_length=MOST_MESSAGES)
 
     def message(self) -> Message:
         if self.type == "function_call":
-            return Message(role="assistant", tool_calls=[call_of(self.call_id, self.name, self.arguments)])
+            return Message(role="assistant", tool_calls=[call_of(self.name, self.arguments, self.call_id)])
         if self.type == "function_call_output":
             return said("tool", self.output, tool_call_id=self.call_id)
         if self.type == "reasoning":
@@ -111,8 +112,7 @@ def read_responses(data: object, earlier: dict[str, list[Message]]) -> ModelRequ
 def _tool(tool: _Tool) -> ToolSpec:
     if tool.type != "function":
         raise RefusedRequestError(f"a tool of the type {tool.type!r} runs at OpenAI: give a function")
-    parameters = tool.parameters or {"type": "object", "properties": {}}
-    return shallow_tool(ToolSpec(name=tool.name, description=tool.description or "", parameters=parameters))
+    return tool_of(tool.name, tool.description, tool.parameters)
 
 
 def response(request: ModelRequest, answers: Sequence[Answer], data: Any) -> dict[str, Any]:

@@ -24,7 +24,7 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, is_dataclass
@@ -51,6 +51,8 @@ from forge_env.errors import (
 )
 from forge_env.tools.decorator import PLAIN, ToolOptions, options_of
 from forge_env.tools.decorator import tool as tool
+from forge_env.tools.json_text import BadJSONError, read_json
+from forge_env.turns import explain, is_malformed
 from forge_env.types import SlottedModel, ToolCall, ToolSpec
 from forge_env.visible import shown
 
@@ -142,9 +144,9 @@ class Tool:
     def read(self, arguments: str) -> dict[str, Any]:
         """The JSON object that a call's text spells; `ToolError` when it spells none."""
         try:
-            data = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError) as error:
-            raise ToolError(f"the arguments are not valid JSON: {str(error)[:200]}. {self.usage()}") from None
+            data = read_json(arguments) if arguments.strip() else {}
+        except BadJSONError as error:
+            raise ToolError(f"the arguments are not valid JSON: {error}. {self.usage()}") from None
         if not isinstance(data, dict):
             raise ToolError(f"the arguments must be a JSON object, got {type(data).__name__}. {self.usage()}")
         return data
@@ -356,13 +358,14 @@ def _tool_of(cls: type, name: str, attribute: Any, options: ToolOptions) -> Tool
     return Tool(attribute, options, method=True)
 
 
-def unknown_tool(call: ToolCall, tools: Mapping[str, Tool]) -> ToolResult:
-    """The answer to a call of a tool that isn't there; an empty name marks a call that could not be parsed."""
+def unknown_tool(call: ToolCall, tools: Collection[str]) -> ToolResult:
+    """The answer to a call of a tool that isn't there, or to one that could not be read (`turns.is_malformed`)."""
     name = call.function.name
     available = f"available tools: {', '.join(tools)}" if tools else "there are no tools: answer in plain text"
-    if not name.strip():
-        text = 'the tool call could not be read; write it as JSON with "name" and "arguments"'
-        return ToolResult(f"Error: {text}; {available}", error=True)
+    if is_malformed(call):
+        text = f"the tool call could not be read: {explain(call.function.arguments)}"
+        form = 'Write one JSON object, {"name": "TOOL", "arguments": {...}}'
+        return ToolResult(f"Error: {text}. {form}; {available}", error=True)
     guess = did_you_mean(name[:80], tools)
     hint = f"; did you mean {guess!r}?" if guess else ""
     return ToolResult(f"Error: there is no tool {name[:80]!r}{hint}; {available}", error=True)
@@ -414,12 +417,3 @@ def shorten(text: str, limit: int) -> str:
     head = limit // 2
     tail = limit - head
     return f"{text[:head]}\n[... {len(text) - limit} characters left out ...]\n{text[-tail:]}"
-
-
-def clean_unicode(text: str) -> str:
-    """`text` without lone surrogates, which neither UTF-8 nor a tokenizer can encode."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text

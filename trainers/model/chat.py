@@ -8,6 +8,7 @@ chat format itself writes control tokens. Text that spells one, whoever wrote it
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -22,7 +23,8 @@ from tokenizers import Tokenizer
 
 from forge_env.config.recipe import ModelSection
 from forge_env.errors import ChatFormatError, UsageError
-from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec
+from forge_env.turns import call_of, malformed, read_call, read_turn, split_thoughts
+from forge_env.types import Message, ToolCall, ToolSpec
 from trainers.model.folder import read_hf_config
 
 
@@ -45,7 +47,7 @@ def _without_openai() -> Iterator[None]:
 
 
 with _without_openai():
-    from renderers import ToolCallParseStatus, create_renderer
+    from renderers import ParsedToolCall, ToolCallParseStatus, create_renderer
     from renderers.configs import BaseRendererConfig, config_from_name
 
 CUT = "\ufdd0"
@@ -55,6 +57,10 @@ SHORT, MOST_SHORT = 32, 4096
 """Characters of a text whose tokens are remembered, and how many are."""
 MOST_TOOLSETS = 64
 """Sets of tools whose rendering is remembered."""
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What the library's parsers raise at unexpected JSON: deep brackets, long numbers, names that are no text."""
+OPENING = 8
+"""Tokens at the end of a prompt in which a format opens the thoughts."""
 TAG = re.compile(r"<[^\s<>]+>")
 """A token of this form is taken for a control token, whatever its vocabulary calls it."""
 
@@ -240,25 +246,33 @@ class Chat:
         return None if bridged is None else list(bridged.token_ids)
 
     def parse(self, token_ids: list[int], tools: list[ToolSpec], prompt_ids: list[int]) -> Message:
-        """The assistant message that `token_ids` spell.
+        """The assistant message that `token_ids` spell; any tokens spell one (see `forge_env.turns`).
 
-        A tool call that does not parse is kept as a call of the name it has (or "invalid") with its raw text as
-        arguments, so that the environment answers it with an error the model can act on.
+        Args:
+            token_ids: sampled.
+            tools: that were offered.
+            prompt_ids: after which they were sampled: it may have opened the thoughts.
         """
-        parsed = self._renderer.parse_response(token_ids, tools=self._known(tools).plain, prompt_ids=prompt_ids)
-        calls = []
-        for index, call in enumerate(parsed.tool_calls):
-            ok = call.status == ToolCallParseStatus.OK
-            arguments = call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments)
-            name = sys.intern(call.name or "invalid")  # held by every call of every open episode
-            function = FunctionCall(name=name, arguments=arguments if ok else call.raw)
-            calls.append(ToolCall(id=call.id or sys.intern(f"call_{index}"), function=function))
-        return Message(
-            role="assistant",
-            content=parsed.content,
-            tool_calls=calls,
-            reasoning_content=parsed.reasoning_content or None,
-        )
+        stops = set(self.stop_token_ids)
+        sampled = list(itertools.takewhile(lambda token: token not in stops, token_ids))
+        text = self.tokenizer.decode(sampled)
+        try:
+            parsed = self._renderer.parse_response(token_ids, tools=self._known(tools).plain, prompt_ids=prompt_ids)
+        except UNREADABLE:
+            opened = self.tokenizer.decode(prompt_ids[-OPENING:]).rstrip().endswith("<think>")
+            thoughts, rest = split_thoughts(text, opened=opened)
+            message = read_turn(rest, reasoning="\n".join(thoughts) if thoughts else None, tools=bool(tools))
+            if message.tool_calls or not tools or not rest.strip():
+                return message
+            return message.model_copy(update={"content": "", "tool_calls": [malformed(rest)]})
+        content, reasoning = parsed.content, parsed.reasoning_content
+        calls = [_call(call, f"call_{index}") for index, call in enumerate(parsed.tool_calls)]
+        if calls and (not tools or _only_thought(text, reasoning)):
+            thoughts, content = split_thoughts(text, opened=reasoning is not None)
+            reasoning, calls = "\n".join(thoughts) if thoughts else None, []
+        elif content == text.strip():
+            content = text
+        return read_turn(content, reasoning=reasoning, calls=calls, tools=bool(tools))
 
     def _messages(self, messages: Iterable[Message]) -> Any:
         messages = list(messages)
@@ -278,6 +292,21 @@ class Chat:
             plain = [tool.to_openai() for tool in tools] or None
             found = self._toolsets[key] = _Tools(list(tools), plain, self._as_text(plain))
         return found
+
+
+def _call(call: ParsedToolCall, call_id: str) -> ToolCall:
+    """A call as the library parsed it, or as far as it could."""
+    call_id, raw = call.id or call_id, call.raw
+    if not call.name:
+        return read_call(raw, call_id)  # also a whole one whose end is missing
+    if call.status in (ToolCallParseStatus.UNCLOSED_BLOCK, ToolCallParseStatus.MALFORMED_STRUCTURE):
+        return call_of(call.name, raw, call_id, raw=raw)
+    return call_of(call.name, raw if call.arguments is None else call.arguments, call_id, raw=raw)
+
+
+def _only_thought(text: str, reasoning: str | None) -> bool:
+    """Whether calls are part of thoughts that were never closed; the library takes the first for their end."""
+    return reasoning is not None and "</think>" not in text and not split_thoughts(text, opened=True)[1]
 
 
 @contextmanager

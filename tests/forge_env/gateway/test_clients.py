@@ -124,7 +124,7 @@ async def test_chat_completions(gateway: Gateway, stream: bool) -> None:
         client = openai.AsyncOpenAI(base_url=access.openai_url, api_key=access.key)
         messages: list[Any] = [
             {"role": "developer", "content": "Be brief."},
-            {"role": "user", "content": [{"type": "text", "text": "Weather in "}, {"type": "text", "text": "Zürich?"}]},
+            {"role": "user", "content": [{"type": "text", "text": "Weather in"}, {"type": "text", "text": "Zürich?"}]},
         ]
         said = await chat(client, messages, stream, tools=CHAT_TOOLS)
         assert said == CALL
@@ -134,7 +134,7 @@ async def test_chat_completions(gateway: Gateway, stream: bool) -> None:
     told = model.asked[1]
     assert told.messages == [
         Message(role="system", content="Be brief."),
-        Message(role="user", content="Weather in Zürich?"),
+        Message(role="user", content="Weather in\nZürich?"),  # vLLM's server keeps parts apart in the same way
         CALL,
         Message(role="tool", content="rain", tool_call_id="call-0"),
     ]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import forge_env as fe
 from forge_env.config.recipe import ModelSection
-from forge_env.endpoint.policy import _wire
+from forge_env.endpoint.history import wire
 from forge_env.environment.base import Environment
 from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec
 from trainers.model.chat import Chat, FolderTokenizer
@@ -37,7 +37,7 @@ class Server:
     def render(self, messages: list[Message], tools: list[ToolSpec], *, generation: bool, **options: Any) -> list[int]:
         dictionaries: list[dict[str, Any]] = []
         for message in messages:
-            data = _wire(message)  # what goes over the wire, plus what endpoints refuse to take
+            data = wire(message)  # what goes over the wire, plus what endpoints refuse to take
             if message.reasoning_content is not None:
                 data["reasoning_content"] = message.reasoning_content
             dictionaries.append(data)

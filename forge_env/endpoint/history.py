@@ -1,0 +1,122 @@
+"""A conversation as requests to an endpoint repeat it: the model's turns go back as the model wrote them.
+
+With native tools, messages are OpenAI's. With text tools, for endpoints that know no tools, these are described in the
+system message, calls stay in the text, and results come back in a user message between `<tool_response>` tags. That
+format is the one most open models have seen (Hermes, Qwen).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from forge_env.tools.json_text import BadJSONError, read_json
+from forge_env.turns import is_malformed
+from forge_env.types import Message, ToolCall, ToolSpec
+
+INSTRUCTIONS = """You may call tools. They are described here as JSON, one on a line:
+{tools}
+
+To call a tool, write a JSON object with its name and arguments between tags, and end your message:
+<tool_call>
+{{"name": "TOOL", "arguments": {{"ARGUMENT": "VALUE"}}}}
+</tool_call>
+Several such blocks call several tools. A message without one is your final answer."""
+
+REASONING = ("reasoning_content", "reasoning", "reasoning_details")
+"""Names under which endpoints give a turn's thoughts (DeepSeek, vLLM, OpenRouter)."""
+
+
+class History:
+    """The messages of one conversation with an endpoint.
+
+    Args:
+        tools: that the model may call.
+        as_text: describe them and their results as text.
+    """
+
+    def __init__(self, tools: Sequence[ToolSpec], *, as_text: bool) -> None:
+        self._as_text = as_text
+        self._instructions = ""
+        if as_text and tools:
+            lines = "\n".join(json.dumps(tool.to_openai()["function"]) for tool in tools)
+            self._instructions = INSTRUCTIONS.format(tools=lines)
+        self._messages: list[dict[str, Any]] = []
+        self._results: list[Message] = []
+        """Answers of tools at the end of the conversation that are sent as one user message."""
+        self._text_calls: set[str] = set()
+        """Ids of calls that stay in the text of their turn."""
+
+    def add(self, observation: Sequence[Message]) -> None:
+        """Append messages of the environment."""
+        for message in observation:
+            if message.role == "tool" and (self._as_text or message.tool_call_id in self._text_calls):
+                self._add_result(message)
+            else:
+                self._results = []
+                self._messages.append(wire(message))
+
+    def add_turn(self, text: str, message: Message, thoughts: Mapping[str, Any]) -> None:
+        """Append the model's turn.
+
+        Args:
+            text: its content as the endpoint gave it.
+            message: what was read of it.
+            thoughts: the fields of `REASONING` as the endpoint gave them. They go back with the calls of a turn, which
+                some endpoints insist on; without calls, several refuse them.
+        """
+        calls = message.tool_calls
+        if self._as_text or any(map(is_malformed, calls)) or "<tool_call>" in text:
+            self._text_calls.update(call.id for call in calls)
+            calls = []
+        self._results = []
+        turn = wire(message.model_copy(update={"content": text, "tool_calls": calls}))
+        self._messages.append({**turn, **(thoughts if calls else {})})
+
+    def messages(self, *, reasoning: bool) -> list[dict[str, Any]]:
+        """All messages of a request, with thoughts or without."""
+        messages = self._messages
+        if self._instructions:
+            first, *rest = messages or [{}]
+            if first.get("role") == "system":
+                messages = [{**first, "content": f"{first['content']}\n\n{self._instructions}"}, *rest]
+            else:
+                messages = [{"role": "system", "content": self._instructions}, *messages]
+        if reasoning or not any(name in message for message in messages for name in REASONING):
+            return list(messages)
+        return [{name: value for name, value in each.items() if name not in REASONING} for each in messages]
+
+    def _add_result(self, message: Message) -> None:
+        if self._results:
+            del self._messages[-1]
+        self._results.append(message)
+        text = "\n".join(f"<tool_response>\n{each.content}\n</tool_response>" for each in self._results)
+        images = tuple(image for each in self._results for image in each.images)
+        self._messages.append(wire(Message(role="user", content=text, images=images)))
+
+
+def wire(message: Message) -> dict[str, Any]:
+    """A message as endpoints take it: several refuse names in tool messages."""
+    data: dict[str, Any] = {"role": message.role, "content": message.parts}
+    if message.tool_calls:
+        data["tool_calls"] = [_wire_call(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        data["tool_call_id"] = message.tool_call_id
+    if message.name is not None and message.role != "tool":
+        data["name"] = message.name
+    return data
+
+
+def _wire_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _arguments(text: str) -> str:
+    """Arguments for the history. Servers parse them and refuse the whole request where that fails: then wrap them."""
+    try:
+        readable = isinstance(read_json(text), dict)
+    except BadJSONError:
+        readable = False
+    return text if readable else json.dumps({"arguments": text})

@@ -1,0 +1,152 @@
+"""One reading of a model's turn: content, thoughts, tool calls, and calls that are malformed.
+
+Training, endpoints with native or text tools, `vllm:CHECKPOINT` and the gateway all read turns here, so that a turn
+earns the same wherever it was sampled:
+
+- Thoughts (`<think>...</think>`) at the beginning of the text are `reasoning_content`. So is everything before a
+  closing tag that was opened in the prompt, and everything after an opening tag that is never closed.
+- Calls are those that the chat format or the endpoint has already parsed. Where there are none and tools were offered,
+  they are the `<tool_call>` blocks of the text, in the format of Hermes and Qwen. Those inside thoughts are no calls.
+- A call without a name (`is_malformed`) could not be read; its arguments are the text as the model wrote it, and
+  `explain` says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from forge_env.tools.json_text import BadJSONError, arguments_text, clean_unicode, read_json
+from forge_env.types import FunctionCall, Message, ToolCall
+
+CALL_CLOSE = "</tool_call>"
+_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_OPEN = re.compile(r"\s*(?:<think>|<thinking>|\[THINK\])", re.IGNORECASE)
+_CLOSE = re.compile(r"</think>|</thinking>|\[/THINK\]", re.IGNORECASE)
+_ANY_OPEN = re.compile(r"<think>|<thinking>|\[THINK\]", re.IGNORECASE)
+
+
+def read_turn(
+    text: str, *, reasoning: str | None = None, calls: Sequence[ToolCall] = (), tools: bool, turn: int = 0
+) -> Message:
+    """The message that a turn's text spells.
+
+    Args:
+        text: what the model wrote, without the thoughts and calls that have been parsed already.
+        reasoning: those thoughts; None: none were parsed.
+        calls: those calls.
+        tools: whether tools were offered; without them, text that looks like a call is text.
+        turn: the turn's number in its conversation, for the ids of calls that are read here.
+    """
+    thoughts, content = split_thoughts(clean_unicode(text), only_leading=reasoning is not None)
+    if reasoning is not None:
+        thoughts = [clean_unicode(reasoning), *thoughts]
+    if tools and not calls:
+        blocks = _CALL.findall(content)
+        calls = [read_call(block, f"call_{turn}_{index}") for index, block in enumerate(blocks)]
+        content = _CALL.split(content, maxsplit=1)[0]
+    return Message(
+        role="assistant",
+        content=content.strip() if thoughts or calls else content,  # what separates them is not part of it
+        tool_calls=list(calls),
+        reasoning_content="\n".join(filter(None, map(str.strip, thoughts))) or None,
+    )
+
+
+def split_thoughts(text: str, *, only_leading: bool = False, opened: bool = False) -> tuple[list[str], str]:
+    """`(thoughts, the rest)` of a turn's text.
+
+    A block that is never closed is all thought, unless the turn ends with a whole call: some models go from thinking
+    to calling without closing the block.
+
+    Args:
+        text: of the turn.
+        only_leading: the thoughts that the prompt had opened are known already: a closing tag closes nothing.
+        opened: the prompt has opened a block.
+    """
+    thoughts: list[str] = []
+    start = 0
+    if opened or (opening := _OPEN.match(text)) is None:
+        start, first = 0, opened or (not only_leading and _closes_the_prompts_block(text))
+    else:
+        start, first = opening.end(), True
+    while first:
+        closing = _CLOSE.search(text, start)
+        if closing is None:
+            call = text.find("<tool_call>", start)
+            end = call if call >= 0 and text.rstrip().endswith(CALL_CLOSE) else len(text)
+            return [*thoughts, text[start:end]], text[end:]
+        thoughts.append(_ANY_OPEN.sub("", text[start : closing.start()]))
+        start = closing.end()
+        if (opening := _OPEN.match(text, start)) is None:
+            break
+        start = opening.end()
+    return thoughts, text[start:]
+
+
+def _closes_the_prompts_block(text: str) -> bool:
+    closing, opening = _CLOSE.search(text), _ANY_OPEN.search(text)
+    return closing is not None and (opening is None or closing.start() < opening.start())
+
+
+def call_of(name: Any, arguments: Any, call_id: str, raw: str | None = None) -> ToolCall:
+    """The call of a name and its arguments, whatever JSON they are; malformed where the name is no text.
+
+    Args:
+        name: of the tool.
+        arguments: their text, or the value that it was parsed into.
+        call_id: of the call.
+        raw: the call as the model wrote it, where it is known.
+    """
+    if isinstance(name, str) and name.strip():
+        # interned: it is held by every call of every open episode
+        function = FunctionCall(name=sys.intern(clean_unicode(name)), arguments=arguments_text(arguments))
+        return ToolCall(id=call_id, function=function)
+    if raw is None:
+        raw = arguments if isinstance(arguments, str) else arguments_text({"name": name, "arguments": arguments})
+    return malformed(raw, call_id)
+
+
+def read_call(block: str, call_id: str) -> ToolCall:
+    """The call that a JSON object spells, `{"name": ..., "arguments": {...}}`; malformed where it is none."""
+    try:
+        data = read_json(block)
+    except BadJSONError:
+        data = None
+    if not isinstance(data, dict):
+        return malformed(block, call_id)
+    return call_of(data.get("name"), data.get("arguments"), call_id, raw=block)
+
+
+def malformed(raw: str, call_id: str = "call_0") -> ToolCall:
+    """A call that could not be read."""
+    return ToolCall(id=call_id, function=FunctionCall(name="", arguments=clean_unicode(raw.strip())))
+
+
+def is_malformed(call: ToolCall) -> bool:
+    """Whether a call could not be read."""
+    return not call.function.name.strip()
+
+
+def explain(block: str) -> str:
+    """What is wrong with a malformed call, given its text."""
+    try:
+        data = read_json(block)
+    except BadJSONError as error:
+        return f"it is not valid JSON: {error}"
+    if not isinstance(data, dict):
+        return f"it must be a JSON object, not {_kind(data)}"
+    if "name" not in data:
+        return 'its "name" is missing'
+    return f'its "name" must be the name of a tool, not {_kind(data["name"])}'
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, str):
+        return "an empty string" if not value.strip() else "a string"
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    return json.dumps(value)[:40]
