@@ -37,9 +37,10 @@ from forge_env.policy import NO_TOKENS, Policy, PolicySession, Reply
 from forge_env.rollout.episode import Retry
 from forge_env.rollout.working_time import limited_elsewhere, waiting
 from forge_env.turns import read_turn
-from forge_env.types import Observation, ToolSpec
+from forge_env.types import Message, Observation, ToolSpec
 
 if TYPE_CHECKING:
+    from forge_env.endpoint.chat_format import TokenReader
     from forge_env.policy import IntArray
 
 
@@ -123,18 +124,26 @@ class EndpointSession(PolicySession):
         self._asked, self._failure = time.perf_counter(), None
         reply, thoughts = await self._ask({**self._body, "messages": messages})
         self._asked = self._failure = None
-        given = reply.message
-        reply.message = read_turn(
+        given, text = reply.message, reply.message.content
+        reply.message = self._read(reply)
+        if given.tool_calls and len(given.tool_calls) != len(reply.message.tool_calls):
+            text = reply.message.content  # the server cut its calls out of the text, and we read others
+        self._history.add_turn(text, reply.message, thoughts)
+        self._tokens = reply.follow(self._tokens)
+        self._turn += 1
+        return reply
+
+    def _read(self, reply: Reply) -> Message:
+        read_tokens, given = self._policy.read_tokens, reply.message
+        if read_tokens is not None and len(reply.token_ids) and self._policy.options.tools == "native":
+            return read_tokens(reply.token_ids.tolist(), self._tools, reply.prompt_ids.tolist())
+        return read_turn(
             given.content,
             reasoning=given.reasoning_content,
             calls=given.tool_calls,
             tools=bool(self._tools),
             turn=self._turn,
         )
-        self._history.add_turn(given.content, reply.message, thoughts)
-        self._tokens = reply.follow(self._tokens)
-        self._turn += 1
-        return reply
 
     async def _ask(self, body: dict[str, Any]) -> Answer:
         """Ask with the bound on the reply, and without where the endpoint refuses what may be due to it."""
@@ -211,6 +220,8 @@ class EndpointPolicy(Policy):
         """Models that the endpoint lists."""
         self.largest: int | None = None
         """Tokens that the endpoint named as the most there can be, when it refused a bound beyond them."""
+        self.read_tokens: TokenReader | None = None
+        """How training reads the tokens of this model, where that is known: the server's parsers may differ."""
         self.refuses_reasoning = False
         """Whether the endpoint refused a request for the thoughts in it, and took it without."""
         self._renamed = False

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from forge_env.endpoint import vllm_warden
+from forge_env.endpoint.chat_format import ChatFormat
 from forge_env.endpoint.errors import EndpointError
 from forge_env.endpoint.http import Connections
 from forge_env.errors import GeneratorError, UsageError
@@ -39,6 +40,7 @@ class VLLMServer:
         self.model = check_checkpoint(model)
         self.name = model.rstrip("/").rpartition("/")[2]
         """The model's name at the server."""
+        self.format = ChatFormat.of(self.model)
         self._log = log
         self._args = list(args)
         self._ready_s = ready_s
@@ -88,15 +90,12 @@ class VLLMServer:
         return GeneratorError(text, fix=f"see {self._log}; when that is fixed, --resume plays what is missing")
 
     def _command(self) -> list[str]:
-        defaults = {
-            "--served-model-name": [self.name],
-            "--enable-auto-tool-choice": [],
-            "--tool-call-parser": ["hermes"],
-        }
+        defaults = {"--served-model-name": [self.name], **self.format.vllm_flags()}
         if training_extra() == "train-cpu":
             # vLLM fails there at a request with a seed whose prompt it prefills in pieces
             defaults["--no-enable-chunked-prefill"] = []
-        chosen = [item for flag, values in defaults.items() if flag not in self._args for item in (flag, *values)]
+        given = {argument.partition("=")[0] for argument in self._args}
+        chosen = [item for flag, values in defaults.items() if flag not in given for item in (flag, *values)]
         # the `vllm` command itself asks for a distribution named vllm, which CPU builds are not
         serve = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", self.model, "--uds", self.uds]
         return [*serve, *chosen, *self._args]

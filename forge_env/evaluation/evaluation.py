@@ -292,6 +292,8 @@ class Evaluation:
                 update={"model": server.name, "base_url": server.base_url, "uds": server.uds, "api_key_env": ""}
             )
         policy = await stack.enter_async_context(EndpointPolicy(options))
+        if self._server is not None:
+            policy.read_tokens = await asyncio.to_thread(self._server.format.reader, self._server.model)
         try:
             await policy.check()
         except EndpointError as error:

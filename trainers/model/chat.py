@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -50,6 +51,7 @@ with _without_openai():
     from renderers import ParsedToolCall, ToolCallParseStatus, create_renderer
     from renderers.configs import BaseRendererConfig, config_from_name
 
+log = logging.getLogger(__name__)
 CUT = "\ufdd0"
 """Dropped by our tokenizers after they have looked for control tokens: one that has it inside is text, and nothing is
 matched across it. A code point that is not a character, so that no text has it."""
@@ -292,6 +294,15 @@ class Chat:
             plain = [tool.to_openai() for tool in tools] or None
             found = self._toolsets[key] = _Tools(list(tools), plain, self._as_text(plain))
         return found
+
+
+def token_reader(folder: Path, renderer: str) -> Callable[[list[int], list[ToolSpec], list[int]], Message] | None:
+    """`Chat.parse` for a checkpoint that a server of its own samples; None: its tokenizer doesn't have the format."""
+    try:
+        return Chat(FolderTokenizer(folder), renderer).parse
+    except (UsageError, AssertionError, ValueError) as error:
+        log.info("the turns of %s are read by the server's parsers: %s", folder, error)
+        return None
 
 
 def _call(call: ParsedToolCall, call_id: str) -> ToolCall:
