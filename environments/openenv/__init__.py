@@ -30,6 +30,8 @@ from pydantic import Field
 from forge_env.environment.base import Environment, EnvironmentConfig
 from forge_env.errors import EnvironmentBugError, InfrastructureError, UsageError
 from forge_env.rollout.working_time import limited_elsewhere, waiting
+from forge_env.tools.json_text import BadJSONError, read_json
+from forge_env.tools.schema import unknown_tool
 from forge_env.types import Action, Message, Observation, ResetResult, StepResult, Task, ToolCall, ToolSpec, as_message
 
 if TYPE_CHECKING:
@@ -431,11 +433,11 @@ class OpenEnvEnvironment(Environment):
     def _call_payload(self, call: ToolCall) -> dict[str, Any] | str:
         names = [tool.name for tool in self._tools]
         if call.function.name not in names:
-            return f"Error: there is no tool {call.function.name[:80]!r}; available tools: {', '.join(names)}"
+            return unknown_tool(call, names).text
         try:
-            arguments = json.loads(call.function.arguments or "{}")
-        except (ValueError, RecursionError) as error:
-            return f"Error: the arguments are not valid JSON: {str(error)[:200]}"
+            arguments = read_json(call.function.arguments or "{}")
+        except BadJSONError as error:
+            return f"Error: the arguments are not valid JSON: {error}"
         if not isinstance(arguments, dict):
             return "Error: the arguments must be a JSON object"
         if self._remote_tools:

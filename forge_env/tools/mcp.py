@@ -19,16 +19,18 @@ What the server answers as an error goes to the model; a server that is lost is 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from forge_env.errors import InfrastructureError, ToolError, UsageError, root_cause
 from forge_env.sharing import Shared
-from forge_env.tools.schema import Tool
+from forge_env.tools.schema import LONGEST_NAME, UNSAFE, Tool
 from forge_env.types import ToolSpec
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ class McpServer:
     def __init__(self, connection: Connection, holding: AsyncExitStack) -> None:
         self._connection = connection
         self._holding = holding
-        self.tools = [McpTool(self, spec) for spec in connection.tools]
+        self.tools = [McpTool(self, name, spec) for name, spec in connection.tools.items()]
 
     @classmethod
     async def connect(cls, target: Any, *, shared: bool = False, timeout_s: float = 30.0) -> McpServer:
@@ -102,7 +104,8 @@ class Connection:
         self._client: Any = None
         self._closing = asyncio.Event()
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.tools: list[ToolSpec] = []
+        self.tools: dict[str, ToolSpec] = {}
+        """By the names that the server knows them by."""
         self.gone = False
         self.stderr = StderrLog(_name_of(target))
         self.keeper = asyncio.create_task(self._keep())
@@ -127,7 +130,7 @@ class Connection:
             raise InfrastructureError(f"the MCP server failed: {error}") from error
         finally:
             calling.cancel()
-        text = "\n".join(block.text if block.type == "text" else f"[{block.type}]" for block in result.content)
+        text = shown(result)
         if result.is_error:
             raise ToolError(text or f"{name} failed")
         return text
@@ -252,24 +255,59 @@ def _name_of(target: Any) -> str:
     return " ".join([str(getattr(target, "command", type(target).__name__)), *getattr(target, "args", [])])[:80]
 
 
-async def _list_tools(client: Any) -> list[ToolSpec]:
-    found: list[ToolSpec] = []
+def shown(result: Any) -> str:
+    """A tool's result (`mcp.types.CallToolResult`) as the model reads it: text as it is, the rest named."""
+    blocks = [_block(block) for block in result.content]
+    if result.structured_content is not None and not any(block.type == "text" for block in result.content):
+        blocks.append(json.dumps(result.structured_content, ensure_ascii=False))  # else the text says the same
+    return "\n".join(blocks)
+
+
+def _block(block: Any) -> str:
+    if block.type == "text":
+        return str(block.text)
+    if block.type == "resource_link":
+        about = [text for text in (block.title or block.name, block.description) if text]
+        return f"[{': '.join(about)}]({block.uri})"
+    if block.type == "resource":
+        resource = block.resource
+        text = getattr(resource, "text", None)
+        return str(text) if text is not None else f"[{resource.mime_type or 'binary file'}: {resource.uri}]"
+    return f"[{block.type}: {getattr(block, 'mime_type', None) or 'not text'}]"
+
+
+def safe_names(names: Iterable[str]) -> dict[str, str]:
+    """Tool names of a server -> names that endpoints accept: up to 64 letters, digits, `_` and `-`, all different."""
+    safe: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in sorted(names, key=lambda name: UNSAFE.search(name) is not None or len(name) > LONGEST_NAME):
+        start = UNSAFE.sub("_", name)[:LONGEST_NAME] or "tool"
+        numbers = (f"{start[: LONGEST_NAME - len(str(number)) - 1]}_{number}" for number in itertools.count(2))
+        safe[name] = next(each for each in itertools.chain([start], numbers) if each not in taken)
+        taken.add(safe[name])
+    return safe
+
+
+async def _list_tools(client: Any) -> dict[str, ToolSpec]:
+    found: dict[str, ToolSpec] = {}
     cursor: str | None = None
     while True:
         page = await client.list_tools(cursor=cursor)
         for tool in page.tools:
             parameters = {"type": "object", "properties": {}, **tool.input_schema}
-            found.append(ToolSpec(name=tool.name, description=tool.description or "", parameters=parameters))
+            found[tool.name] = ToolSpec(name=tool.name, description=tool.description or "", parameters=parameters)
         cursor = page.next_cursor
         if cursor is None:
-            return found
+            safe = safe_names(found)
+            return {name: spec.model_copy(update={"name": safe[name]}) for name, spec in found.items()}
 
 
 class McpTool(Tool):
     """One tool of a server; the server validates the arguments."""
 
-    def __init__(self, server: McpServer, spec: ToolSpec) -> None:
+    def __init__(self, server: McpServer, name: str, spec: ToolSpec) -> None:
         self._server = server
+        self._name = name
         self.timeout_s = self.max_calls = None
         self.in_thread = False
         self.is_async = True
@@ -284,4 +322,4 @@ class McpTool(Tool):
 
     async def invoke(self, owner: Any, arguments: dict[str, Any]) -> str:
         """Ask the server."""
-        return await self._server.call(self.spec.name, arguments)
+        return await self._server.call(self._name, arguments)

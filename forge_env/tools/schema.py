@@ -22,6 +22,7 @@ import asyncio
 import inspect
 import json
 import logging
+import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -57,6 +58,10 @@ from forge_env.types import SlottedModel, ToolCall, ToolSpec
 from forge_env.visible import shown
 
 log = logging.getLogger(__name__)
+LONGEST_NAME = 64
+"""Characters of a tool's name that endpoints accept."""
+UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
+"""A character that they don't."""
 
 
 def parse_docstring(text: str) -> tuple[str, dict[str, str]]:
@@ -134,6 +139,11 @@ class Tool:
         self.in_thread = options.thread and not self.is_async
         self._method = method
         name = options.name or function.__name__
+        if UNSAFE.search(name) or not 0 < len(name) <= LONGEST_NAME:
+            raise UsageError(
+                f"tool {name!r}: endpoints accept names of up to {LONGEST_NAME} letters, digits, _ and - only",
+                fix='give it another: @fe.tool(name="...")',
+            )
         description, documented = parse_docstring(inspect.getdoc(function) or "")
         self._names, self._model = _arguments_model(name, function, documented, skip_first=method)
         schema = self._model.model_json_schema(schema_generator=_Schema)
