@@ -68,12 +68,11 @@ def split_thoughts(text: str, *, only_leading: bool = False, opened: bool = Fals
         opened: the prompt has opened a block.
     """
     thoughts: list[str] = []
-    start = 0
-    if opened or (opening := _OPEN.match(text)) is None:
-        start, first = 0, opened or (not only_leading and _closes_the_prompts_block(text))
-    else:
-        start, first = opening.end(), True
-    while first:
+    opening = _OPEN.match(text)
+    start = 0 if opening is None else opening.end()
+    if opening is None and not opened and (only_leading or not _closes_the_prompts_block(text)):
+        return [], text
+    while True:
         closing = _CLOSE.search(text, start)
         if closing is None:
             call = text.find("<tool_call>", start)
@@ -82,9 +81,8 @@ def split_thoughts(text: str, *, only_leading: bool = False, opened: bool = Fals
         thoughts.append(_ANY_OPEN.sub("", text[start : closing.start()]))
         start = closing.end()
         if (opening := _OPEN.match(text, start)) is None:
-            break
+            return thoughts, text[start:]
         start = opening.end()
-    return thoughts, text[start:]
 
 
 def _closes_the_prompts_block(text: str) -> bool:

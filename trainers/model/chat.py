@@ -310,9 +310,9 @@ def _call(call: ParsedToolCall, call_id: str) -> ToolCall:
     call_id, raw = call.id or call_id, call.raw
     if not call.name:
         return read_call(raw, call_id)  # also a whole one whose end is missing
-    if call.status in (ToolCallParseStatus.UNCLOSED_BLOCK, ToolCallParseStatus.MALFORMED_STRUCTURE):
-        return call_of(call.name, raw, call_id, raw=raw)
-    return call_of(call.name, raw if call.arguments is None else call.arguments, call_id, raw=raw)
+    cut = call.status in (ToolCallParseStatus.UNCLOSED_BLOCK, ToolCallParseStatus.MALFORMED_STRUCTURE)
+    unread = call.status != ToolCallParseStatus.OK and call.arguments is None
+    return call_of(call.name, raw if cut or unread else call.arguments, call_id, raw=raw)
 
 
 def _only_thought(text: str, reasoning: str | None) -> bool:
