@@ -48,7 +48,7 @@ _BY_NAME = [
     (r"llama-?3", "llama-3"),
     (r"minimax-?m2", "minimax-m2"),
     (r"nemotron-?3", "nemotron-3"),
-    (r"qwen3(?:[.-]\d+\b(?!b)|-coder)", "qwen3.5"),
+    (r"qwen3\.\d|qwen3-coder", "qwen3.5"),
     (r"qwen-?3", "qwen3"),
 ]
 """Names of models at the hub that have a format; the first that matches counts."""

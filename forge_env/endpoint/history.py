@@ -67,8 +67,10 @@ class History:
                 some endpoints insist on; without calls, several refuse them.
         """
         calls = message.tool_calls
-        if self._as_text or any(map(is_malformed, calls)) or "<tool_call>" in text:
+        in_text = "<tool_call>" in text
+        if self._as_text or in_text or any(map(is_malformed, calls)):
             self._text_calls.update(call.id for call in calls)
+            text = text if in_text else "\n".join(filter(None, [text, *map(_block, calls)]))
             calls = []
         self._results = []
         turn = wire(message.model_copy(update={"content": text, "tool_calls": calls}))
@@ -94,6 +96,13 @@ class History:
         text = "\n".join(f"<tool_response>\n{each.content}\n</tool_response>" for each in self._results)
         images = tuple(image for each in self._results for image in each.images)
         self._messages.append(wire(Message(role="user", content=text, images=images)))
+
+
+def _block(call: ToolCall) -> str:
+    """A call as text, where the endpoint has taken it out of the text of its turn."""
+    name, arguments = call.function.name, call.function.arguments
+    written = arguments if is_malformed(call) else f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}'
+    return f"<tool_call>\n{written}\n</tool_call>"
 
 
 def wire(message: Message) -> dict[str, Any]:

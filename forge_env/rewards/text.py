@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from forge_env.rewards.spans import last_between
+from forge_env.types import Message
 
 Target = str | int | float | Iterable[str]
 """One text or number, or a list of accepted texts."""
@@ -161,8 +162,18 @@ class ThinkingReward:
     full_reward: float = 1.0
     """For one block."""
 
-    def __call__(self, prompt: str, response: str, target: object = None) -> float:
-        """Score one response; prompt and target don't matter."""
+    def __call__(self, prompt: str, response: str, target: object = None, messages: Sequence[Message] = ()) -> float:
+        """Score one response; prompt and target don't matter.
+
+        Args:
+            prompt: of the task.
+            response: what the agent said.
+            target: of the task.
+            messages: of the episode. Thoughts of its last turn that were read apart count as a block.
+        """
+        last = next((message for message in reversed(messages) if message.role == "assistant"), None)
+        if last is not None and last.reasoning_content:
+            response = f"<think>{last.reasoning_content}{'</think>' if response.strip() else ''}{response}"
         tags = _ANY_TAG.findall(response)
         if not tags:
             return 0.0

@@ -418,3 +418,114 @@ async def test_many_requests_share_few_places() -> None:
         replies = await asyncio.gather(*(policy.session([]).reply(QUESTION) for _ in range(200)))
     assert len(replies) == 200
     assert server.most_in_flight <= 8
+
+
+# --- what goes back to the endpoint is what the model said
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "reasoning_details"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_thoughts_go_back_with_the_calls_of_their_turn(field: str, stream: bool) -> None:
+    detail: dict[str, Any] = {"type": "reasoning.text", "index": 0, "text": "I add.", "signature": "s"}
+    thoughts: Any = [detail] if field == "reasoning_details" else "I add."
+    pieces: list[Any] = [{**detail, "text": "I "}, {**detail, "text": "add."}] if field == "reasoning_details" else []
+
+    def behave(request: dict[str, Any], n: int) -> Any:
+        if n:
+            return completion("4")
+        if not stream:
+            data = completion(None, calls=[tool_call("add", {"a": 3})])
+            data["choices"][0]["message"][field] = thoughts
+            return data
+        told = [delta(**{field: [piece]}) for piece in pieces] or [delta(**{field: "I "}), delta(**{field: "add."})]
+        return events(*told, delta(tool_calls=[{"index": 0, **tool_call("add", {"a": 3})}]), delta(finish="tool_calls"))
+
+    async with Server(behave) as server, policy_for(server, stream=stream) as policy:
+        trajectory = await fe.run_episode(Arithmetic, policy, seed=3)
+    assert (trajectory.reward, trajectory.turns[0].message.reasoning_content) == (1.0, "I add.")
+    [turn] = [message for message in server.requests[1]["messages"] if message["role"] == "assistant"]
+    assert turn[field] == thoughts
+
+
+async def test_an_endpoint_that_refuses_thoughts_is_sent_none() -> None:
+    def behave(request: dict[str, Any], n: int) -> Any:
+        if any("reasoning_content" in message for message in request["messages"]):
+            return http({"error": {"message": "messages.2: property 'reasoning_content' is unsupported"}}, 400)
+        answers = sum(message["role"] == "tool" for message in request["messages"])
+        data = completion("4") if answers == 2 else completion(None, calls=[tool_call("add", {"a": 3}, f"c{answers}")])
+        data["choices"][0]["message"]["reasoning_content"] = "hm"
+        return data
+
+    async with Server(behave) as server, policy_for(server) as policy:
+        for _ in range(2):
+            trajectory = await fe.run_episode(Arithmetic, policy, seed=3)
+            assert (trajectory.reward, len(trajectory.turns)) == (1.0, 3)
+        assert policy.errors == {}
+    assert len(server.requests) == 3 + 1 + 3, "it was refused once"
+
+
+async def test_another_refusal_is_told_as_it_is() -> None:
+    def behave(request: dict[str, Any], n: int) -> Any:
+        if n:
+            return http({"error": {"message": "unknown tool_call_id"}}, 400)
+        data = completion(None, calls=[tool_call("add", {"a": 3})])
+        data["choices"][0]["message"]["reasoning"] = "hm"
+        return data
+
+    async with Server(behave) as server, policy_for(server) as policy:
+        session = policy.session(TOOLS)
+        await session.reply(QUESTION)
+        with pytest.raises(GeneratorError, match="unknown tool_call_id"):
+            await session.reply([Message(role="tool", content="4", tool_call_id="call_0")])
+        assert not policy.refuses_reasoning
+
+
+THOUGHT = '<think>\nI could <tool_call>{"name": "add"}</tool_call>.\n</think>\n\n'
+CALLED = '<tool_call>\n{"name": "add", "arguments": {"a": 3}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("tools", ["native", "text"])
+async def test_calls_in_the_text_are_read_and_go_back_as_they_were(tools: str) -> None:
+    """A server without parsers."""
+    async with (
+        Server(lambda request, n: completion([f"{THOUGHT}So: {CALLED}", f"{THOUGHT}4\n"][n])) as server,
+        policy_for(server, tools=tools) as policy,
+    ):
+        trajectory = await fe.run_episode(Arithmetic, policy, seed=3)
+    first, last = (turn.message for turn in trajectory.turns)
+    assert (trajectory.reward, trajectory.metrics["tool_calls"]) == (1.0, 1.0)
+    assert (first.content, last.content) == ("So:", "4")
+    assert first.reasoning_content == last.reasoning_content == 'I could <tool_call>{"name": "add"}</tool_call>.'
+    assert server.requests[1]["messages"][-2:] == [
+        {"role": "assistant", "content": f"{THOUGHT}So: {CALLED}"},
+        {"role": "user", "content": "<tool_response>\n4\n</tool_response>"},
+    ]
+
+
+async def test_a_malformed_call_is_answered_with_what_is_wrong_with_it() -> None:
+    text = '<tool_call>\n{"name": "add", "arguments": {"a": 3}\n</tool_call>'
+    async with (
+        Server(lambda request, n: completion([text, CALLED, "4"][n])) as server,
+        policy_for(server) as policy,
+    ):
+        trajectory = await fe.run_episode(Arithmetic, policy, seed=3)
+    assert (trajectory.reward, trajectory.metrics["tool_errors"]) == (1.0, 1.0)
+    said, answer = server.requests[1]["messages"][-2:]
+    assert said == {"role": "assistant", "content": text}
+    assert (
+        "the tool call could not be read: it is not valid JSON: it ends too early, at line 1, column 38"
+        in (answer["content"])
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        *((word, "length") for word in ("length", "model_length", "max_tokens", "MAX_TOKENS", "max_output_tokens")),
+        *((word, "content_filter") for word in ("content_filter", "SAFETY", "refusal")),
+        *((word, "stop") for word in ("stop", "eos", "end_turn", "tool_calls", "STOP")),
+    ],
+)
+async def test_why_a_reply_ended(word: str, reason: str) -> None:
+    reply, _ = await ask(lambda request, n: completion(finish=word))
+    assert reply.stop_reason == reason

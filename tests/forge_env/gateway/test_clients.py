@@ -18,7 +18,7 @@ from starlette.requests import Request
 import forge_env as fe
 from forge_env.gateway.request import ModelRequest, RefusedRequestError
 from forge_env.gateway.server import MAX_BODY, MAX_HELD, Access, Gateway
-from forge_env.types import FunctionCall, Message, ToolCall, call_tool
+from forge_env.types import FunctionCall, Message, ToolCall, ToolSpec, call_tool
 
 if TYPE_CHECKING:
     import anthropic
@@ -688,3 +688,68 @@ async def test_a_huge_request_is_refused(gateway: Gateway) -> None:
         async with httpx.AsyncClient(headers={"Authorization": f"Bearer {access.key}"}) as client:
             found = await client.post(f"{access.openai_url}/chat/completions", content=endless())
     assert (found.status_code, found.json()["error"]["message"]) == (413, "more than 8 MiB")
+
+
+def _call(arguments: Any) -> list[Any]:
+    call = {"id": "c", "type": "function", "function": {"name": "x", "arguments": arguments}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    return [{"role": "user", "content": "hi"}, said, {"role": "tool", "tool_call_id": "c", "content": "r"}]
+
+
+@pytest.mark.parametrize("arguments", ["", None, {}, "{}", "null", '"{}"'])
+async def test_arguments_of_a_repeated_call(gateway: Gateway, arguments: Any) -> None:
+    model = Model("ok")
+    with gateway.open(model) as access:
+        async with httpx.AsyncClient(headers={"x-api-key": access.key}) as client:
+            answer = await client.post(f"{access.openai_url}/chat/completions", json={"messages": _call(arguments)})
+    assert answer.status_code == 200
+    assert model.asked[0].messages[1].tool_calls[0].function.arguments == "{}"
+
+
+@pytest.mark.parametrize(
+    ("path", "tool"),
+    [
+        ("chat/completions", {"type": "function", "function": {"name": "x", "description": None, "parameters": None}}),
+        ("responses", {"type": "function", "name": "x", "description": None, "parameters": None}),
+        ("messages", {"name": "x", "description": None, "input_schema": {}}),
+    ],
+)
+async def test_tools_without_description_or_parameters(gateway: Gateway, path: str, tool: Any) -> None:
+    model = Model("ok")
+    body = {"input": "hi"} if path == "responses" else {"messages": [{"role": "user", "content": "hi"}]}
+    with gateway.open(model) as access:
+        async with httpx.AsyncClient(headers={"x-api-key": access.key}) as client:
+            answer = await client.post(f"{access.openai_url}/{path}", json={**body, "tools": [tool]})
+    assert answer.status_code == 200, answer.text
+    assert model.asked[0].tools == [ToolSpec(name="x")]
+
+
+async def test_a_mistake_in_a_list_names_its_item(gateway: Gateway) -> None:
+    with gateway.open(Model()) as access:
+        async with httpx.AsyncClient(headers={"x-api-key": access.key}) as client:
+            items = [{"role": "user", "content": "hi"}, {"type": "reasoning", "summary": None}]
+            answer = await client.post(f"{access.openai_url}/responses", json={"input": items})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (
+        400,
+        "input.1.summary: Input should be a valid list",
+    )
+
+
+async def test_a_malformed_call_is_one_conversation(gateway: Gateway) -> None:
+    """A program that repeats it as it got it goes on with the same conversation, over both ways to send arguments."""
+    from forge_env.gateway.conversations import Conversations
+    from forge_env.gateway.request import arguments_object
+    from forge_env.tools.json_text import arguments_text
+    from forge_env.turns import call_of, malformed
+
+    for raw in ('{"name": "f",}', '"{}"', "null", "[1]"):
+        conversations = Conversations()
+        question = Message(role="user", content="?")
+        conversation, _, _ = conversations.place([question], [])
+        shown = conversations.answered(conversation, Message(role="assistant", tool_calls=[malformed(raw)]))
+        [call] = shown.tool_calls
+        for arguments in (raw, arguments_object(raw)):
+            repeated = call_of("", arguments_text(arguments), call.id)
+            said = Message(role="assistant", tool_calls=[repeated])
+            answer = Message(role="tool", tool_call_id=call.id, content="no")
+            assert conversations._goes_on(conversation, [question, said, answer], [])

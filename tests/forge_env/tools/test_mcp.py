@@ -12,7 +12,7 @@ import pytest
 
 import forge_env as fe
 from forge_env.errors import InfrastructureError
-from forge_env.tools.mcp import McpServer
+from forge_env.tools.mcp import McpServer, safe_names, shown
 from tests.forge_env.environment.test_tool_environment import call, calls
 
 SERVER = """
@@ -185,3 +185,32 @@ async def test_a_server_that_is_lost_in_an_episode_is_infrastructure(tmp_path: P
         with pytest.raises(InfrastructureError, match="gone"):
             await env.step(calls(call("double", {"number": 4})))
     await env.close()
+
+
+def test_names_that_endpoints_do_not_accept_are_changed() -> None:
+    names = ["calendar_read", "calendar.read", "calendar/read", "größe", "a" * 70, "a" * 71, "."]
+    safe = safe_names(names)
+    assert list(map(safe.get, names[:4])) == ["calendar_read", "calendar_read_2", "calendar_read_3", "gr__e"]
+    assert len(set(safe.values())) == len(names)
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name) for name in safe.values())
+
+
+def test_every_kind_of_result_is_shown() -> None:
+    from mcp import types
+
+    text = types.TextContent(type="text", text="hi")
+    page = types.TextResourceContents(uri="file:///a.py", text="print(1)")
+    blob = types.BlobResourceContents(uri="file:///a.bin", blob="AA==", mimeType="application/zip")
+    link = types.ResourceLink(type="resource_link", name="a.py", uri="file:///a.py", description="a program")
+    picture = types.ImageContent(type="image", data="AA==", mimeType="image/png")
+    resources = [types.EmbeddedResource(type="resource", resource=each) for each in (page, blob)]
+    result = types.CallToolResult(content=[text, *resources, link, picture], structuredContent={"a": 1})
+    assert shown(result).split("\n") == [
+        "hi",
+        "print(1)",
+        "[application/zip: file:///a.bin]",
+        "[a.py: a program](file:///a.py)",
+        "[image: image/png]",
+    ]
+    assert shown(types.CallToolResult(content=[], structuredContent={"é": [1]})) == '{"é": [1]}'
+    assert shown(types.CallToolResult(content=[])) == ""
