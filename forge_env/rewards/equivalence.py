@@ -152,7 +152,6 @@ def _reader() -> Callable[[str], Any]:
     """A function from text to a SymPy object; None if not all of the text can be read."""
     from latex2sympy2_extended import NormalizationConfig, latex2sympy
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig
-    from math_verify.grader import should_treat_as_complex
 
     # Units are removed before: this library's list of them has `c`, `m` and `t`, which are variables too.
     spelling = NormalizationConfig(boxed="none", units=False, malformed_operators=True, nits=True)
@@ -162,15 +161,30 @@ def _reader() -> Callable[[str], Any]:
         latex = as_latex(text)
         if _MISREAD.search(latex):
             return None
-        is_real = not should_treat_as_complex(latex)
         try:
-            return latex2sympy(latex, is_real=is_real, normalization_config=spelling, conversion_config=conversion)
+            expression = latex2sympy(latex, None, True, False, spelling, conversion)
+            return expression if _INDEXED.search(latex) else _imaginary(expression)
         except (MemoryError, RecursionError):
             raise
         except Exception:  # noqa: BLE001 - the parser raises bare Exceptions at texts that it can't read
             return None
 
     return read
+
+
+def _imaginary(expression: Any) -> Any:
+    """`expression` with `i` as the imaginary unit; order and repeats of a list stay."""
+    from latex2sympy2_extended.sets import FiniteSet
+    from sympy import Eq, Expr, I, MatrixBase, Symbol
+
+    letter = Symbol("i", real=True)
+    if letter not in getattr(expression, "free_symbols", ()):
+        return expression
+    if isinstance(expression, FiniteSet):
+        return FiniteSet(*map(_imaginary, expression._unsorted_args))
+    if isinstance(expression, Eq):
+        return Eq(_imaginary(expression.lhs), _imaginary(expression.rhs), evaluate=False)
+    return expression.subs(letter, I) if isinstance(expression, Expr | MatrixBase) else expression
 
 
 def _repeats(expression: Any) -> Counter[str]:
@@ -201,6 +215,8 @@ _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
 _MEMBER = re.compile(r"^\s*(?:[A-Za-z]|\([A-Za-z](?:\s*,\s*[A-Za-z])*\))\s*(?:=|\\in\b|\u2208)\s*")
 _MISREAD = re.compile(r"\d\s*_|(?<!\\):|\d\s+\d|\\dots|\.\.\.")
 """What the parser takes for something else: `204_5` for 204, `2:1` for 2, `1 2` for 3, `1, \\ldots` for 1."""
+_INDEXED = re.compile(r"\\(?:sum|prod|bigcup|bigcap)(?![a-z])")
+"""What may count with `i`, which is the imaginary unit elsewhere."""
 _MIXED = re.compile(r"(?<![\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])")
 _TENS = re.compile(r"(?<=\d)[eE]([-+]?\d{1,3})(?![\d.A-Za-z])")
 _PRIMES = re.compile(r"(?<=[A-Za-z])'+")

@@ -96,7 +96,12 @@ def opened(text: str) -> str:
         text = _LEAD.sub("", text, count=1) if _LEAD.match(text) else text
         for opening, closing in _WRAPPERS:
             inside = text[len(opening) : -len(closing)]
-            if text.startswith(opening) and text.endswith(closing) and inside and opening not in inside:
+            if (
+                text.startswith(opening)
+                and text.endswith(closing)
+                and inside
+                and opening not in inside.replace(r"\$", "")
+            ):
                 text = inside
                 break
         if text == before:

@@ -158,6 +158,8 @@ def quantity(text: str) -> Quantity | None:
     text = plain(text).rstrip(".")
     if whole := _TEXT.fullmatch(text):
         text = whole.group(1).strip()
+    if text.count("$") == 2 and r"\$" not in text:
+        text = text.replace("$", " ").strip()
     text = _LABEL.sub("", text, count=1) if _LABEL.match(text) else text
     money = _CURRENCY.match(text)
     if money:

@@ -50,6 +50,8 @@ ANSWERS: list[tuple[str, list[str], list[str]]] = [
     (r"864 \mbox{ inches}^2", ["864", r"864\text{ in}^2", "864 square inches"], ["862", r"864 \text{ cm}^2"]),
     ("5 km", ["5", "5 kilometers", r"5\text{ km}"], ["5 miles", r"5 \text{ m}", "50"]),
     (r"12\pi \text{ cm}", [r"12\pi", r"12 \pi\mathrm{~cm}"], [r"12\pi \text{ m}", "12", r"21\pi"]),
+    ("20 $cm^{2}$", ["20", r"20 \text{ cm}^2", "$20$ square centimeters"], ["20 cm^3", "200"]),
+    (r"$\$ 4$", ["4", r"\$4", "4.00"], ["40", "4 euros"]),
     ("20 km/h", ["20"], ["20 mph", "2"]),
     # letters are variables, not units
     ("4n", ["4 n", r"4 \cdot n", "3n + n"], ["4", "4m", "4n^2", "4N"]),
@@ -67,7 +69,8 @@ ANSWERS: list[tuple[str, list[str], list[str]]] = [
     (r"\infty", [r"\infty"], ["0", r"-\infty"]),
     # complex numbers
     ("5 - 3i", ["5-3i", "-3i+5"], ["5", "5+3i", "5-3"]),
-    ("1+274i", ["274i + 1"], ["1+275i", "275"]),
+    ("1+274i", ["274i + 1", "274 i+1"], ["1+275i", "275"]),
+    ("2i", ["(1+i)^2", "2 i", r"\frac{-2}{i}"], ["2", "-2i", "(1-i)^2"]),
     (r"\frac{-1+i \sqrt{3}}{2}", [r"-\frac12 + \frac{\sqrt3}{2} i"], [r"\frac{1+i\sqrt3}{2}"]),
     # formulas and equations
     (r"x^2 - 1", [r"(x-1)(x+1)", "x**2 - 1"], [r"(x-1)^2", "x^2", "x^2+1"]),
