@@ -19,8 +19,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from forge_env.tools.json_text import BadJSONError, arguments_text, clean_unicode, read_json
-from forge_env.types import FunctionCall, Message, ToolCall
+from forge_env.tools.json_text import BadJSONError, arguments_text, read_json
+from forge_env.types import FunctionCall, Message, ToolCall, clean_unicode
 
 CALL_CLOSE = "</tool_call>"
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)

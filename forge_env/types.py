@@ -19,11 +19,12 @@ def _number_as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-def _whole(text: str) -> str:
+def clean_unicode(text: str) -> str:
+    """`text` with U+FFFD for every half of a surrogate pair, which neither UTF-8 nor a tokenizer can encode."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-Whole = Annotated[str, AfterValidator(_whole)]
+Whole = Annotated[str, AfterValidator(clean_unicode)]
 """A text with U+FFFD for every half of a surrogate pair, which can't be written as UTF-8: of a data set, for example,
 that was cut in the middle of an emoji."""
 Text = Annotated[str, BeforeValidator(_number_as_text)]

@@ -15,9 +15,8 @@ from forge_env.endpoint.errors import (
 from forge_env.endpoint.history import REASONING
 from forge_env.endpoint.http import parse_json
 from forge_env.policy import Reply, estimated_tokens, words_of
-from forge_env.tools.json_text import clean_unicode
 from forge_env.turns import call_of
-from forge_env.types import Message, ToolCall
+from forge_env.types import Message, ToolCall, clean_unicode
 
 # ---
 # Tokens of one request: as the endpoint tells them, else estimated, so that limits and budgets act in any case.

@@ -31,9 +31,19 @@ from forge_env.errors import EnvironmentBugError, UsageError, environment_code
 from forge_env.rewards.rubric import Rubric, RubricResult
 from forge_env.rollout.working_time import limited_elsewhere
 from forge_env.tools.calls import ToolCalls
-from forge_env.tools.json_text import clean_unicode
 from forge_env.tools.schema import Tool, ToolResult, shorten, tools_of
-from forge_env.types import Action, Message, Observation, ResetResult, StepResult, Task, ToolCall, ToolSpec, as_message
+from forge_env.types import (
+    Action,
+    Message,
+    Observation,
+    ResetResult,
+    StepResult,
+    Task,
+    ToolCall,
+    ToolSpec,
+    as_message,
+    clean_unicode,
+)
 
 if TYPE_CHECKING:
     from forge_env.tasks.datasets import StreamedTasks

@@ -6,6 +6,8 @@ import json
 import re
 from typing import Any
 
+from forge_env.types import clean_unicode
+
 MAX_DEPTH = 64
 """Levels of nesting that are read. What is deeper overflows the stack of whatever walks it next."""
 HALF = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
@@ -66,15 +68,6 @@ def without_halves(value: Any) -> Any:
     if isinstance(value, dict):
         return {clean_unicode(key): without_halves(item) for key, item in value.items()}
     return [without_halves(item) for item in value] if isinstance(value, list) else value
-
-
-def clean_unicode(text: str) -> str:
-    """`text` with U+FFFD for every lone surrogate, which neither UTF-8 nor a tokenizer can encode."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
 
 
 def arguments_text(value: Any) -> str:
