@@ -44,7 +44,7 @@ from sandboxes.network import AllowList, FilteringProxy, receive_listener
 from sandboxes.runner import values
 from sandboxes.runner.programs import IO_ERROR
 from sandboxes.runner.wire import Header
-from sandboxes.suite import suite_of, verdict_apart, verdict_counted
+from sandboxes.suite import suite_of, verdict_apart, verdict_beside
 
 GRACE_S = 10.0
 """How late a runner may be beyond a call's wall limit before it counts as lost."""
@@ -225,9 +225,12 @@ class BoxSandbox(Sandbox):
         test_files = tests if isinstance(tests, str) else checked_files(tests)
         suite = suite_of(code, test_files, checked_files(files or {}), how)
         if suite.how == "counted":
-            header, everything = suite.counted_header()
-            _, execution, stream = await self._run(header, limits, files=everything)
-            return verdict_counted(execution, stream, suite)
+            executions = []
+            for run in suite.runs:
+                header, everything = suite.beside_header(run)
+                _, execution, stream = await self._run(header, limits, files=everything)
+                executions.append((execution, stream))
+            return verdict_beside(executions, suite)
         header, tail = suite.apart_header()
         text = (code or "") if isinstance(tests, str) else ""
         answer, execution, stream = await self._run(header, limits, code=text, files=suite.judged, tail=tail)

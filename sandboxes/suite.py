@@ -1,6 +1,7 @@
-"""What `Sandbox.run_tests` is asked for: which way the tests are run, what is sent, and the verdict on what comes back.
+"""What `Sandbox.run_tests` sends, and the verdict on what comes back.
 
-Nothing here runs inside a sandbox, and nothing of the judged code decides: the way is chosen from the tests alone.
+Nothing here runs inside a sandbox. The way to judge is chosen from the text of the tests alone: the judged code has no
+say in it.
 """
 
 from __future__ import annotations
@@ -15,30 +16,44 @@ from dataclasses import dataclass, field
 from forge_env.errors import UsageError
 from forge_env.sandbox import ExecResult, How, TestsResult
 from sandboxes.runner import values
+from sandboxes.runner.programs import RUN_FOLDER
 from sandboxes.runner.testing import PYTEST_INI
 from sandboxes.runner.wire import Header
+from sandboxes.twins import Edit, Twin, edited, twins_of
 
 MAX_FAILURES = 50
 _CONFTEST = "conftest.py"
 _LEFT_OUT = {_CONFTEST, PYTEST_INI, ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini"}
 """Files of the judged code that could tell pytest what to do."""
 _SHARED = {
-    "capsys", "capfd", "capsysbinary", "capfdbinary", "caplog", "recwarn", "monkeypatch", "tmp_path", "tmpdir",
+    "capfd", "capfdbinary", "capsysbinary", "caplog", "recwarn", "monkeypatch", "tmp_path", "tmpdir",
     "tmp_path_factory", "tmpdir_factory", "mock", "patch", "Mock", "MagicMock", "AsyncMock", "subprocess", "tempfile",
-    "open", "Path", "redirect_stdout", "redirect_stderr", "reload", "sys", "os", "shutil", "inspect", "chdir",
-    "assertLogs", "assertWarns", "warns", "gc", "weakref", "pickle",
+    "open", "Path", "reload", "sys", "os", "shutil", "inspect", "chdir", "assertLogs", "assertWarns", "warns",
+    "deprecated_call", "gc", "weakref", "pickle", "threading", "Thread", "ThreadPoolExecutor", "multiprocessing",
+    "asdict", "astuple", "fields", "vars", "create_task", "signal", "settrace", "getrefcount", "given",
 }  # fmt: skip
-"""What tests use that need the judged code in their own process: files, output, patches, variables."""
-_RAISES = ("raises", "assertRaises", "assertRaisesRegex", "deprecated_call")
+"""What tests use that needs the judged code in their own process: files, patches, variables, threads."""
+_MOST_RUNS = 6
+_WANTED_BITS = 6
+"""Runs are added until code that guesses passes at most one time in 2 to this power, or there are `_MOST_RUNS`."""
+_BESIDE = "the tests ran in one process with the judged code, which can change their outcome"
+
+
+@dataclass
+class Expected:
+    """A test that must be reported, and its twins."""
+
+    may_skip: bool = False
+    twins: list[Twin] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Expected:
-    """A test that must be told of."""
+class Run:
+    """One run of the tests beside the judged code: files with some tests replaced by twins."""
 
-    may_skip: bool = False
-    canary: bool = False
-    """It must fail: where it passes, failures are not told of."""
+    tests: dict[str, bytes]
+    twins: dict[str, Twin]
+    """The twin that runs in place of a test, by the test's name."""
 
 
 @dataclass
@@ -48,30 +63,33 @@ class Suite:
     judged: dict[str, bytes]
     tests: dict[str, bytes]
     text: str | None
-    """The tests, where they are one text without a file."""
+    """The tests, if they are one text without a file."""
     how: How
     pytest: bool
     paths: list[str]
-    """Of `tests`, those that are run; the others are what they import."""
+    """Test files that are run; the others of `tests` are what they import."""
     modules: list[str]
-    """Top-level names that the judged files offer."""
-    nonce: str = field(default_factory=lambda: secrets.token_hex(16))
+    """Full names of the judged modules."""
+    around: list[str] = field(default_factory=list)
+    """Judged packages that have test files inside."""
+    sync: bool = True
+    """Whether tests look at containers again that they have passed to the judged code."""
     expected: dict[str, Expected] = field(default_factory=dict)
-    imports: list[str] = field(default_factory=list)
-    """Modules of others that the tests import: they judge, too."""
+    runs: list[Run] = field(default_factory=list)
 
     def apart_header(self) -> tuple[Header, bytes]:
         """The request for two processes, beside the judged code, and its tail."""
         tests = b"" if self.text is None else self.text.encode("utf-8", "replace")
         sizes = [[path, len(data)] for path, data in self.tests.items()]
-        header = {"code": len(tests), "files": sizes, **self._run(), "judged": self.modules}
+        judged: Header = {"judged": self.modules, "around": self.around, "sync": self.sync}
+        header = {"code": len(tests), "files": sizes, **self._run(), **judged}
         tail = b"".join((tests, *self.tests.values()))
         return {"op": "judge", "kind": "judge", "tests": header}, tail
 
-    def counted_header(self) -> tuple[Header, dict[str, bytes]]:
+    def beside_header(self, run: Run) -> tuple[Header, dict[str, bytes]]:
         """The request for one process, and all its files."""
-        told = {"nonce": self.nonce, "tests": list(self.tests), "judged": self.modules, "imports": self.imports}
-        return {"kind": "counted", **told, **self._run()}, {**self.judged, **self.tests}
+        folder = RUN_FOLDER + secrets.token_hex(8)
+        return {"kind": "counted", "folder": folder, **self._run()}, {**self.judged, **run.tests}
 
     def _run(self) -> Header:
         return {"pytest": self.pytest, "paths": self.paths}
@@ -89,23 +107,22 @@ def suite_of(
             raise UsageError("tests in one text judge code in one text", fix="pass tests={path: text}")
         if how == "counted":
             raise UsageError("tests in one text are run apart", fix="pass files={path: text}, tests={path: text}")
-        return Suite({}, {}, tests, "apart", False, [], ["solution"])
+        return Suite({}, {}, tests, "apart", False, [], ["solution"], sync=_looks_again(_quietly_parsed(tests)))
     if code is not None:
         files = {"solution.py": code.encode("utf-8", "surrogatepass"), **files}
     trees = {path: _parsed(path, data) for path, data in tests.items() if path.endswith(".py")}
     paths = _to_run(trees)
     judged = _without_settings(files, tests)
-    modules = sorted(_modules(judged) - _modules(tests))
+    modules, around = _modules(judged, tests)
     pytest = PYTEST_INI in tests or _needs_pytest(trees)
     if how is None:
-        how = "counted" if any(_is_deep(tree, set(modules)) for tree in trees.values()) else "apart"
+        how = "counted" if any(_is_deep(tree, {_top(name) for name in modules}) for tree in trees.values()) else "apart"
     if PYTEST_INI in tests:
         paths = [PYTEST_INI, *paths]
-    suite = Suite(judged, dict(tests), None, how, pytest, paths, modules)
+    sync = any(map(_looks_again, trees.values()))
+    suite = Suite(judged, dict(tests), None, how, pytest, paths, modules, around, sync)
     if how == "counted":
-        own = {*modules, *_modules(tests)}
-        suite.imports = sorted(name for name in _imports(trees) if _top(name) not in own)
-        _count(suite, trees)
+        _plan_runs(suite, trees)
     return suite
 
 
@@ -114,64 +131,91 @@ def verdict_apart(execution: ExecResult, stream: bytes, judge: Header) -> TestsR
     frames = values.unpack_frames(stream)
     if len(frames) == 1 and isinstance(verdict := frames[0], dict):
         failures = [str(line) for line in verdict["failures"]]
+        doubts = [str(line) for line in verdict["doubts"]]
         total, failed = int(verdict["total"]), int(verdict["failed"])
-        return TestsResult(not failed and total > 0, total, failures, execution, "apart", failed)
+        return TestsResult(not failed and total > 0, total, failures, execution, "apart", failed, doubts)
     why = "timed out" if execution.timed_out else str(judge.get("stderr", "")).strip()[-500:]
     return TestsResult(False, 0, [f"the tests came to no verdict: {why}"], execution, "apart", 0)
 
 
-def verdict_counted(execution: ExecResult, stream: bytes, suite: Suite) -> TestsResult:
-    """The verdict on what was told of each test: all that were expected, none that fails, nothing out of order."""
-    outcomes: dict[str, str] = {}
-    failures: list[str] = []
-    ran: list[str] = []
-    canaries = {test for test, expected in suite.expected.items() if expected.canary}
-    problem = _told(stream, suite, outcomes, ran, failures)
-    if problem is None:
-        problem = next((f"{test} was not run" for test in suite.expected if test not in outcomes), None)
-    if problem is None and any(outcomes[test] != "failed" for test in canaries):
-        problem = "failures were not told of: a test that can't pass did"
-    if problem is None and not execution.ok:
-        problem = "the program did not end by itself"
-    total = sum(test.partition("[")[0] not in canaries for test in ran)
+@dataclass
+class _Outcomes:
+    """What one run beside the judged code reported."""
+
+    by_test: dict[str, set[str]] = field(default_factory=dict)
+    """Outcomes of a test, of all its parameters, by its name without parameters."""
+    reported: list[tuple[str, str, str]] = field(default_factory=list)
+    """Test with parameters, outcome, message."""
+    problem: str | None = "the tests ended early"
+
+
+def verdict_beside(executions: Sequence[tuple[ExecResult, bytes]], suite: Suite) -> TestsResult:
+    """The verdict on the runs of a suite: every real test passes, and every twin fails."""
+    all_outcomes = [_outcomes(stream, execution) for execution, stream in executions]
+    total, failures = 0, []
+    problem = None
+    for run, outcomes in zip(suite.runs, all_outcomes, strict=True):
+        problem = problem or outcomes.problem or _left_out(suite, outcomes)
+        for test, outcome, message in outcomes.reported:
+            name = test.partition("[")[0]
+            first = run is suite.runs[0] or bool(suite.runs[0].twins.get(name))
+            if name in run.twins or (not first and outcome != "failed"):
+                continue
+            expected = suite.expected.get(name)
+            total += first and outcome != "skipped"
+            if outcome == "failed" or (outcome == "skipped" and expected and not expected.may_skip):
+                why = message if outcome == "failed" else f"it was skipped: {message}"
+                failures.append(f"{test}: {why}")
+    execution = executions[-1][0]
+    if problem is None and not failures:
+        problem = _passing_twin(suite, all_outcomes)
     if problem is not None:
         why = "timed out" if execution.timed_out else execution.stderr.strip()[-500:]
         line = f"no verdict: {problem}{why and f' ({why})'}"
-        return TestsResult(False, total, [line, *failures[:MAX_FAILURES]], execution, "counted", total)
+        return TestsResult(False, total, [line, *failures[:MAX_FAILURES]], execution, "counted", total, [_BESIDE])
+    doubts = [_BESIDE]
+    if bare := sum(not expected.twins for expected in suite.expected.values()):
+        doubts.append(f"{bare} of {len(suite.expected)} tests have no twin that would show a forged outcome")
     passed = not failures and total > 0
-    return TestsResult(passed, total, failures[:MAX_FAILURES], execution, "counted", len(failures))
+    failures = list(dict.fromkeys(failures))
+    return TestsResult(passed, total, failures[:MAX_FAILURES], execution, "counted", min(len(failures), total), doubts)
 
 
-def _told(stream: bytes, suite: Suite, outcomes: dict[str, str], ran: list[str], failures: list[str]) -> str | None:
-    """Follow what was told: outcomes by test (the parameters' worst), tests that ran, failures; or what is wrong."""
-    running: set[str] = set()
-    finished = 0
+def _outcomes(stream: bytes, execution: ExecResult) -> _Outcomes:
+    outcomes = _Outcomes()
     for frame in values.unpack_frames(stream):
-        if not (isinstance(frame, list) and len(frame) == 4 and all(isinstance(item, str) for item in frame)):
-            return "something else was written where results are told"
-        nonce, test, outcome, message = frame
-        if nonce != suite.nonce:
-            return "results were told by somebody else"
+        if not (isinstance(frame, list) and len(frame) == 3 and all(isinstance(item, str) for item in frame)):
+            outcomes.problem = "something else was written to the channel of the outcomes"
+            return outcomes
+        test, outcome, message = frame
         if outcome == "end":
-            if message:
-                return f"what judges was changed: {message}"
-            return None if test == str(finished) and not running else "results are missing"
-        if outcome == "started":
-            running.add(test)
-            continue
-        finished += 1
-        running.discard(test)
-        name = test.partition("[")[0]
-        if outcomes.get(name) != "failed":
-            outcomes[name] = outcome
-        expected = suite.expected.get(name)
-        if outcome != "skipped":
-            ran.append(test)
-        if outcome == "failed" and not (expected and expected.canary):
-            failures.append(f"{test}: {message}")
-        elif outcome == "skipped" and expected and not expected.may_skip:
-            failures.append(f"{test}: it was skipped: {message}")
-    return "the tests were left before their end"
+            complete = message == str(len(outcomes.reported)) and execution.ok
+            outcomes.problem = None if complete else "outcomes are missing, or the program did not end by itself"
+            return outcomes
+        outcomes.reported.append((test, outcome, message))
+        outcomes.by_test.setdefault(test.partition("[")[0], set()).add(outcome)
+    return outcomes
+
+
+def _left_out(suite: Suite, outcomes: _Outcomes) -> str | None:
+    return next((f"{test} was not run" for test in suite.expected if test not in outcomes.by_test), None)
+
+
+def _passing_twin(suite: Suite, all_outcomes: Sequence[_Outcomes]) -> str | None:
+    """A test that was reported as passed although it was replaced by one that honest code fails."""
+    for name in suite.expected:
+        inner = []
+        for run, outcomes in zip(suite.runs, all_outcomes, strict=True):
+            if (twin := run.twins.get(name)) is None:
+                continue
+            passed = "passed" in outcomes.by_test[name]
+            if twin.kind == "inner":
+                inner.append(passed)
+            elif passed:
+                return f"{name} passed with other constants, which honest code fails"
+        if inner and all(inner):
+            return f"{name} passed with other constants, which honest code fails"
+    return None
 
 
 # --- reading the tests
@@ -246,16 +290,32 @@ def _and_parents(folder: str) -> Iterator[str]:
         folder = posixpath.dirname(folder)
 
 
-def _modules(files: Mapping[str, bytes]) -> set[str]:
-    """Top-level names of the Python files, below `src/` too."""
-    found = set()
+def _modules(judged: Mapping[str, bytes], tests: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
+    """Full names of the judged modules, and of those that are packages around test files.
+
+    A folder of tests is the tests' own, also if the judged code has files in it.
+    """
+    names = _names(judged)
+    of_tests = {name for path in tests if path.endswith(".py") for name in _names({path: b""})}
+    around = {name for name in names & of_tests if name.rpartition(".")[2] not in ("test", "tests")}
+    around = {name for name in around if all(part not in ("test", "tests") for part in name.split("."))}
+    judged_names = {name for name in names - (of_tests - around) if _top(name) not in sys.stdlib_module_names}
+    tops = {_top(name) for name in of_tests - around} - {_top(name) for name in around}
+    return sorted(name for name in judged_names if _top(name) not in tops), sorted(around & judged_names)
+
+
+def _names(files: Mapping[str, bytes]) -> set[str]:
+    """Full names of modules and packages, also of those below `src/`."""
+    names: set[str] = set()
     for path in files:
         parts = path.split("/")
         if parts[0] == "src" and "src/__init__.py" not in files:
             parts = parts[1:]
         if path.endswith(".py") and parts:
-            found.add(parts[0].removesuffix(".py"))
-    return found - set(sys.stdlib_module_names)
+            parts[-1] = parts[-1].removesuffix(".py")
+            whole = parts[:-1] if parts[-1] == "__init__" else parts
+            names |= {".".join(whole[:count]) for count in range(1, len(whole) + 1)}
+    return names
 
 
 def _needs_pytest(trees: Mapping[str, ast.Module]) -> bool:
@@ -281,136 +341,129 @@ def _is_case(item: ast.ClassDef) -> bool:
 
 
 def _is_deep(tree: ast.Module, modules: set[str]) -> bool:
-    """Whether tests need the judged code in their own process, as far as their text tells."""
+    """Whether tests need the judged code in their own process, as far as their text shows."""
     judged: set[str] = set()
-    functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in modules:
-            names = [item.name for item in node.names]
-            if any(name == "*" or _is_class(name) for name in names):
-                return True  # a class: its objects are compared, or it is caught or derived from
+        if isinstance(node, ast.ImportFrom) and _top(node.module or "") in modules:
             judged |= {item.asname or item.name for item in node.names}
         elif isinstance(node, ast.Import):
-            judged |= {
-                item.asname or item.name.partition(".")[0]
-                for item in node.names
-                if item.name.partition(".")[0] in modules
-            }
-    inside_raises = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.With) and any(_called(item.context_expr) in _RAISES for item in node.items)
-        for inner in ast.walk(node)
-    }
+            judged |= {item.asname or _top(item.name) for item in node.names if _top(item.name) in modules}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id in _SHARED:
-            return True
-        if isinstance(node, ast.arg) and node.arg in _SHARED:
-            return True
-        if isinstance(node, ast.Attribute) and (node.attr in _SHARED or _is_deep_use(node, judged)):
-            return True
-        if isinstance(node, ast.Expr) and _is_judged(node.value, judged) and id(node) not in inside_raises:
-            return True  # called for what it changes
-        if isinstance(node, ast.Call) and _is_judged(node, judged):
-            given = [*node.args, *(item.value for item in node.keywords)]
-            if any(
-                isinstance(item, ast.Lambda) or (isinstance(item, ast.Name) and item.id in functions) for item in given
-            ):
+        if isinstance(node, ast.Name | ast.arg | ast.Attribute):
+            name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else node.attr
+            if name in _SHARED:
                 return True
+        if isinstance(node, ast.ClassDef) and any(_root(base) in judged for base in node.bases):
+            return True  # objects of a class that is derived from a judged one are here
     return False
 
 
-def _is_deep_use(node: ast.Attribute, judged: set[str]) -> bool:
-    root = _root(node)
-    if root not in judged:
-        return False
-    return isinstance(node.ctx, ast.Store | ast.Del) or _is_class(node.attr)
-
-
-def _is_class(name: str) -> bool:
-    """By the usual spelling: `LIMIT` is a constant, `Vector` and `V` are classes."""
-    return name[0].isupper() and (len(name) == 1 or not name.isupper())
-
-
-def _is_judged(node: ast.expr, judged: set[str]) -> bool:
-    return isinstance(node, ast.Call) and _root(node.func) in judged
-
-
 def _root(node: ast.expr) -> str:
-    while isinstance(node, ast.Attribute):
-        node = node.value
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _called(node: ast.expr) -> str:
-    if not isinstance(node, ast.Call):
-        return ""
-    return node.func.attr if isinstance(node.func, ast.Attribute) else _root(node.func)
+def _quietly_parsed(text: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])  # the tests' process will report it
 
 
-def _imports(trees: Mapping[str, ast.Module]) -> set[str]:
-    """Names of the modules that tests import and leave as they are."""
-    found: set[str] = set()
-    patched: set[str] = set()
-    for tree in trees.values():
-        bound: dict[str, str] = {}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import):
-                found |= {item.name for item in node.names}
-                bound |= {item.asname or _top(item.name): _top(item.name) for item in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                found.add(node.module)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) and _root(node) in bound:
-                patched.add(bound[_root(node)])
-    return {name for name in found if _top(name) not in patched}
+def _looks_again(tree: ast.Module) -> bool:
+    """Whether a test compares a variable with a literal that it has passed to a call before.
+
+    Only then are changes to the variable taken over from calls that return something: otherwise judged code could
+    empty a list, return [] and pass `assert f(items) == sorted(items)`.
+    """
+    passed = {
+        argument.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and not _is_assertion(node)
+        for argument in (*node.args, *(item.value for item in node.keywords))
+        if isinstance(argument, ast.Name)
+    }
+    for node in ast.walk(tree):
+        sides: Sequence[ast.expr] = ()
+        if isinstance(node, ast.Compare):
+            sides = (node.left, *node.comparators)
+        elif isinstance(node, ast.Call) and _is_assertion(node):
+            sides = node.args[:2]
+        if any(isinstance(side, ast.Name) and side.id in passed for side in sides) and any(map(_is_display, sides)):
+            return True
+    return False
+
+
+def _is_assertion(node: ast.Call) -> bool:
+    return isinstance(node.func, ast.Attribute) and node.func.attr.startswith("assert")
+
+
+def _is_display(node: ast.expr) -> bool:
+    return isinstance(node, ast.List | ast.Dict | ast.Set | ast.Constant)
 
 
 def _top(name: str) -> str:
     return name.partition(".")[0]
 
 
-# --- tests and judged code in one process: what must be told of
+# --- tests and judged code in one process: several runs with twins
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def _count(suite: Suite, trees: Mapping[str, ast.Module]) -> None:
-    """Note every test that must be told of, and add tests that must fail."""
-    for number, path in enumerate(path for path in suite.paths if path != PYTEST_INI):
-        suite.expected.update(_tests_in(path, trees[path], suite.pytest))
-        blocks, names = _canaries(path, trees[path], suite, few=number > 0)
-        suite.tests[path] = _scattered(suite.tests[path], trees[path], blocks)
-        suite.expected.update(dict.fromkeys(names, Expected(canary=True)))
+def _plan_runs(suite: Suite, trees: Mapping[str, ast.Module]) -> None:
+    """Note every test that must be reported, and decide which run has which of them real."""
+    sources: dict[str, str] = {}
+    for path in suite.paths:
+        for name, function, may_skip in _tests_in(path, trees[path], suite.pytest) if path in trees else ():
+            twins = [] if may_skip else twins_of(function, suite.tests[path])
+            suite.expected[name] = Expected(may_skip, twins)
+            sources[name] = path
+    changeable = [name for name, expected in suite.expected.items() if expected.twins]
+    unsure = any(_kinds(suite.expected[name]) == {"inner", "negated"} for name in changeable)
+    count = next(
+        (n for n in range(3 if unsure else 2, _MOST_RUNS) if n ** len(changeable) >= 2**_WANTED_BITS), _MOST_RUNS
+    )
+    chosen: list[dict[str, Twin]] = [{} for _ in range(count if changeable else 1)]
+    chance = secrets.SystemRandom()
+    for name in changeable:
+        real = chance.randrange(count)
+        ordered = _in_turn(suite.expected[name].twins, count - 1)
+        for number, twin in zip((n for n in range(count) if n != real), ordered, strict=True):
+            chosen[number][name] = twin
+    for twins in chosen:
+        edits: dict[str, list[Edit]] = {}
+        for name, twin in twins.items():
+            edits.setdefault(sources[name], []).extend(twin.edits)
+        changed = {path: edited(suite.tests[path], edits[path]) for path in edits}
+        suite.runs.append(Run({**suite.tests, **changed}, twins))
 
 
-def _scattered(data: bytes, tree: ast.Module, blocks: Sequence[str]) -> bytes:
-    """The file with `blocks` between its statements, after its imports."""
-    last = max((n for n, item in enumerate(tree.body) if isinstance(item, ast.Import | ast.ImportFrom)), default=-1)
-    ends = [item.end_lineno or 0 for item in tree.body]
-    places = [n for n in range(max(last, 0), len(ends) - 1) if tree.body[n + 1].lineno > ends[n]]
-    lines = data.splitlines()
-    cuts = [ends[n] for n in places] + [len(lines)]
-    at: dict[int, list[bytes]] = {}
-    for block in blocks:
-        at.setdefault(secrets.choice(cuts), []).append(b"\n\n" + block.encode() + b"\n")
-    done = 0
-    parts: list[bytes] = []
-    for cut, added in sorted(at.items()):
-        parts += [*lines[done:cut], *added]
-        done = cut
-    return b"\n".join([*parts, *lines[done:], b""])
+def _kinds(expected: Expected) -> set[str]:
+    return {twin.kind for twin in expected.twins}
 
 
-def _tests_in(path: str, tree: ast.Module, pytest: bool) -> Iterator[tuple[str, Expected]]:
-    """Those that are surely collected."""
+def _in_turn(twins: Sequence[Twin], count: int) -> list[Twin]:
+    """`count` of the twins in random order; those that honest code surely fails first, and each kind in turn."""
+    chance = secrets.SystemRandom()
+    kinds = ("literal",) if any(twin.kind == "literal" for twin in twins) else ("negated", "inner")
+    pools = [pool for kind in kinds if (pool := [twin for twin in twins if twin.kind == kind])]
+    chosen = [chance.choice(pools[number % len(pools)]) for number in range(count)]
+    return chance.sample(chosen, count)
+
+
+def _tests_in(path: str, tree: ast.Module, pytest: bool) -> Iterator[tuple[str, _Function, bool]]:
+    """Tests that are surely collected: name, function and whether they may be skipped."""
     whole = any(_may_skip(item) for item in tree.body if isinstance(item, ast.Assign | ast.Expr | ast.Raise))
     for item in tree.body:
         if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef) and item.name.startswith("test"):
-            yield f"{path}::{item.name}", Expected(whole or _may_skip(item))
+            yield f"{path}::{item.name}", item, whole or _may_skip(item)
         elif isinstance(item, ast.ClassDef) and (_is_case(item) or (pytest and _is_test_class(item))):
             for member in item.body:
                 if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef) and member.name.startswith("test"):
                     skips = whole or _class_may_skip(item) or _may_skip(member)
-                    yield f"{path}::{item.name}::{member.name}", Expected(skips)
+                    yield f"{path}::{item.name}::{member.name}", member, skips
 
 
 def _is_test_class(item: ast.ClassDef) -> bool:
@@ -432,88 +485,3 @@ def _may_skip(item: ast.AST) -> bool:
     """Whether it asks to be skipped, or is expected to fail."""
     names = (node.id if isinstance(node, ast.Name) else getattr(node, "attr", "") for node in ast.walk(item))
     return any(name in _SKIPS for name in names if isinstance(name, str))
-
-
-_PLAIN = (
-    "assert {a} == {b}",
-    "value = [{a}, {b}]\n    assert all(item == {a} for item in value)",
-    "assert isinstance('{a}', int)",
-    "assert len([{a}]) == {b}",
-    "assert not any([{a}])",
-    "assert sorted([{a}, {a} - 1]) == [{a}, {a} - 1]",
-    "raise ValueError({a})",
-)
-_CASES = (
-    "self.assertEqual({a}, {b})",
-    "self.assertTrue({a} == {b})",
-    "self.assertIn({a}, [{b}])",
-    "with self.assertRaises(ValueError):\n            int('{a}')",
-    "self.fail('{a}')",
-)
-_PYTEST = ("import pytest\n    with pytest.raises(ValueError):\n        int('{a}')",
-           "import pytest\n    assert {a} == pytest.approx({b})")  # fmt: skip
-
-
-_WORDS = ("again", "empty", "large", "limits", "nested", "none", "order", "single", "twice", "values", "zero")
-
-
-def _canaries(path: str, tree: ast.Module, suite: Suite, *, few: bool) -> tuple[list[str], list[str]]:
-    """Tests that fail unless somebody hides failures, and their names. They look like any other test.
-
-    `few`: two of them, since each takes pytest two milliseconds, and another file has all.
-    """
-    chance = secrets.SystemRandom()
-    taken = set(suite.expected) | {getattr(item, "name", "") for item in tree.body}
-    names = [item.name for item in ast.walk(tree) if isinstance(item, ast.FunctionDef | ast.ClassDef)]
-    words = sorted(
-        {word.lower() for name in names for word in name.split("_") if word.isalpha()} - {"test"} | {*_WORDS}
-    )
-    judged = _names_of_judged(tree, set(suite.modules))
-
-    def new_name(parent: str) -> str:
-        while True:
-            name = "_".join(["test", *chance.sample(words, 2)])
-            if name not in taken and f"{parent}::{name}" not in suite.expected:
-                taken.add(name)
-                return name
-
-    def function(body: str, indent: str, argument: str, name: str) -> str:
-        mention = f"subject = {chance.choice(judged)}\n    {indent}" if judged else ""
-        return f"{indent}def {name}({argument}):\n    {indent}{mention}{_filled(body)}\n"
-
-    blocks: list[str] = []
-    told: list[str] = []
-    bodies = [*_PLAIN, *(_PYTEST if suite.pytest else ())]
-    for body in chance.sample(bodies, 2) if few else bodies:
-        name = new_name(path)
-        blocks.append(function(body, "", "", name))
-        told.append(f"{path}::{name}")
-    if not few:
-        case = next(
-            name
-            for name in ("".join(map(str.title, [*chance.sample(words, 2), "Test"])) for _ in range(1000))
-            if name not in taken
-        )
-        block = f"import unittest\n\n\nclass {case}(unittest.TestCase):\n"
-        for body in _CASES:
-            name = new_name(f"{path}::{case}")
-            block += function(body, "    ", "self", name) + "\n"
-            told.append(f"{path}::{case}::{name}")
-        blocks.append(block)
-    return blocks, told
-
-
-def _names_of_judged(tree: ast.Module, modules: set[str]) -> list[str]:
-    """What the tests call the judged code's modules, functions and classes."""
-    found: set[str] = set()
-    for item in tree.body:
-        if isinstance(item, ast.ImportFrom) and _top(item.module or "") in modules:
-            found |= {name.asname or name.name for name in item.names}
-        elif isinstance(item, ast.Import):
-            found |= {name.asname or _top(name.name) for name in item.names if _top(name.name) in modules}
-    return sorted(found - {"*"})
-
-
-def _filled(body: str) -> str:
-    number = 1000 + secrets.randbelow(9000)
-    return body.format(a=number, b=number + 1 + secrets.randbelow(9))

@@ -252,7 +252,14 @@ class TestsResult:
     how: How = "apart"
     """Which of the two ways it was."""
     failed: int = 0
-    """Tests that failed; all of them where there is no verdict, such as after a cheat."""
+    """Tests that failed; all of them if there is no verdict, such as after a cheat."""
+    doubts: list[str] = field(default_factory=list)
+    """What the judged code had a say in, so that a cheat could have passed; empty if there is nothing."""
+
+    @property
+    def cheat_proof(self) -> bool:
+        """Whether the verdict rests on nothing that the judged code could have forged."""
+        return not self.doubts
 
     @property
     def share(self) -> float:

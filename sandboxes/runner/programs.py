@@ -14,7 +14,7 @@ import traceback
 import types
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import judge, testing, values
+from . import judge, solution, testing, values
 from .wire import write_all
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 IO_ERROR = 74
 """Exit status of a file request that failed; stderr begins with the errno."""
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
+RUN_FOLDER = ".run-"
+"""How the names of folders for a single run of tests begin."""
 SHELL_LOOP = (
     "trap : INT; while IFS= read -r -d '' __line <&{fd}; do "
     'eval "$__line" {fd}<&- </dev/null; printf "%d\\0" "$?" >&{fd}; done'
@@ -32,6 +34,8 @@ SHELL_LOOP = (
 def run(request: Request, work: str) -> NoReturn:
     """Serve the request."""
     kind = request.header["kind"]
+    if folder := request.header.get("folder"):
+        _enter_new_folder(folder, work, {path.partition("/")[0] for path in request.files})
     if request.files:
         _write_files(request)
     if kind in ("argv", "process"):
@@ -47,18 +51,27 @@ def run(request: Request, work: str) -> NoReturn:
     if kind == "shell":
         _run_shell(request)
     if kind == "counted":
-        judge.run_counted(request)
+        judge.run_beside(request)
     sys.path.insert(0, work)
     if kind == "calls":
         _run_calls(request)
     if kind == "session":
         _run_session(request)
     if kind == "serve":
-        judge.serve(request.code, request.channel)
+        solution.serve(request.code, request.channel)
     if kind == "tests":
         judge.run_tests(request)
         finish(0)
     _run_python(request.code)
+
+
+def _enter_new_folder(folder: str, work: str, written: set[str]) -> None:
+    """Enter a folder for this request alone. It links to what is in the work folder, but for the names in `written`."""
+    others = [name for name in os.listdir(work) if name not in written and not name.startswith(RUN_FOLDER)]
+    os.mkdir(folder)
+    os.chdir(folder)
+    for name in others:
+        os.symlink(os.path.join(work, name), name)
 
 
 def _run_argv(request: Request) -> NoReturn:

@@ -4,20 +4,14 @@ starts and ends, under the name that pytest gives it (`tests/test_a.py::Case::te
 
 from __future__ import annotations
 
-import ast
-import builtins
 import importlib
 import io
-import operator
 import os
-import random
-import re
 import sys
 import types
 import unittest
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from functools import partial
 from typing import Any
 
 MAX_MESSAGE = 2000
@@ -55,25 +49,21 @@ def source_roots(folder: str) -> list[str]:
 # --- without pytest
 
 
-def run_files(sources: Mapping[str, bytes], recorder: Recorder, watch: Watch | None = None) -> None:
+def run_files(sources: Mapping[str, bytes], recorder: Recorder) -> None:
     """Run test files that need no pytest."""
     for path, source in sources.items():
         name = path[:-3].replace("/", ".")
         module = types.ModuleType(name)
         module.__file__ = path
+        module.__package__ = name.rpartition(".")[0]
         sys.modules[name] = module
-        run_source(path, source, module.__dict__, recorder, watch)
+        run_source(path, source, module.__dict__, recorder)
 
 
-def run_source(
-    path: str, source: str | bytes, namespace: dict[str, Any], recorder: Recorder, watch: Watch | None = None
-) -> None:
+def run_source(path: str, source: str | bytes, namespace: dict[str, Any], recorder: Recorder) -> None:
     """Execute one file of tests in `namespace` and run what it defines; plain asserts count as one test."""
     try:
-        tree = ast.parse(source, path)
-        if watch is not None:
-            watch.rewrite(tree)
-        exec(compile(tree, path, "exec"), namespace)
+        exec(compile(source, path, "exec"), namespace)
     except BaseException as error:  # noqa: BLE001  a broken solution or test file is a verdict too
         recorder.finish(path, "failed", f"{type(error).__name__}: {text_of(error)}")
         return
@@ -168,7 +158,6 @@ def load_pytest() -> None:
     for name in default_plugins:
         if name not in _WITHOUT:
             importlib.import_module(f"_pytest.{name}")
-    _noted_ahead.update(fingerprint())
 
 
 def run_pytest(paths: Sequence[str], recorder: Recorder, roots: Sequence[str]) -> None:
@@ -231,192 +220,3 @@ def _described(failure: Any) -> str:
 def _last_line(report: Any) -> str:
     lines = str(report.longrepr).strip().splitlines()
     return lines[-1][:MAX_MESSAGE] if lines else ""
-
-
-# --- tests and judged code in one process
-
-
-_ASSERTION = re.compile(r"assert(?!Raises|Warns|Logs)\w+").fullmatch
-
-
-def _is_assertion(node: ast.expr) -> bool:
-    """Whether it is `self.assert...`, of what compares."""
-    return (
-        isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "self"
-        and _ASSERTION(node.attr) is not None
-    )
-
-
-_WATCHED = (ast.Eq, ast.NotEq, ast.In, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
-
-
-class Watch:
-    """Comparisons of tests that share a process with the judged code: what claims to equal anything is refused.
-
-    Both sides of comparisons and differences, and the arguments of `assert...` methods, are shown to values that
-    nothing honest equals, is both above and below, or is equally far from.
-    """
-
-    _NAME = "_watched"
-
-    def __init__(self) -> None:
-        number = random.getrandbits(61) | 1 << 61
-        self._strangers = (number, number / 3, f"{number:x}", (number,), object())
-        self._plain = (type(None), bool, int, float, str, bytes, complex)
-
-        setattr(builtins, self._NAME, self.look)
-
-    def reach_pytest(self, noted: dict[str, Noted], sources: dict[str, bytes]) -> None:
-        """Rewrite what pytest rewrites, too; `noted` is told. `sources`: what is read in place of a file, by path."""
-        try:
-            from _pytest.assertion import rewrite
-        except ImportError:  # told of when it is needed
-            return
-        original = rewrite.rewrite_asserts
-
-        def rewrite_asserts(tree: ast.Module, source: bytes, path: str, *others: Any) -> None:
-            if path in sources:
-                source = sources.pop(path)
-                tree.body = ast.parse(source, path).body
-            self.rewrite(tree)
-            original(tree, source, path, *others)
-
-        rewrite.rewrite_asserts = rewrite_asserts  # type: ignore[assignment]
-        noted[f"{rewrite.__name__}.rewrite_asserts"] = Noted(vars(rewrite), "rewrite_asserts")
-
-    def rewrite(self, tree: ast.Module) -> None:
-        """Put a call of `look` around whatever is compared."""
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Compare) and any(isinstance(op, _WATCHED) for op in node.ops):
-                node.left = self._around(node.left)
-                node.comparators = [self._around(item) for item in node.comparators]
-            elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
-                node.left, node.right = self._around(node.left), self._around(node.right)
-            elif isinstance(node, ast.Call) and _is_assertion(node.func):
-                node.args = [self._around(item) for item in node.args]
-        ast.fix_missing_locations(tree)
-
-    def _around(self, node: ast.expr) -> ast.expr:
-        if isinstance(node, (ast.Constant, ast.Starred)):
-            return node
-        call = ast.Call(ast.copy_location(ast.Name(self._NAME, ast.Load()), node), [node], [])
-        return ast.copy_location(call, node)
-
-    def look(self, value: Any, depth: int = 3) -> Any:
-        """`value`, unless it or something in it equals what nothing equals."""
-        for item in self._parts(value, depth):
-            if getattr(type(item), "__module__", "") != "unittest.mock" and self._agrees(item):
-                raise AssertionError(f"a {type(item).__name__} that claims to equal anything")
-        return value
-
-    def _agrees(self, item: Any) -> bool:
-        """Whether a stranger could take its place."""
-        number, other = self._strangers[:2]
-        claims: tuple[Callable[[], bool], ...] = (
-            *(partial(operator.eq, item, stranger) for stranger in self._strangers),
-            lambda: (item < number) is True and (item > number) is True,
-            lambda: (abs(item - number) < 1) is True and (abs(item - other) < 1) is True,
-            lambda: (abs(number - item) < 1) is True and (abs(other - item) < 1) is True,
-        )
-        for claim in claims:
-            try:
-                if claim() is True:
-                    return True
-            except Exception:  # noqa: BLE001  an honest class need not know how to compare itself with a number
-                continue
-        return False
-
-    def _parts(self, value: Any, depth: int) -> Iterator[Any]:
-        kind = type(value)
-        if kind in self._plain:
-            return
-        if kind in (list, tuple, set, frozenset, dict):
-            if depth:
-                parts = list(value.values()) + list(value) if kind is dict else list(value)
-                for part in parts[:1000]:
-                    yield from self._parts(part, depth - 1)
-        else:
-            yield value
-
-
-_noted_ahead: dict[str, Noted] = {}
-"""The fingerprint that was taken when pytest was loaded, for every child."""
-_JUDGES = ("builtins", "unittest", "_pytest", "pytest", "pluggy", __name__.partition(".")[0])
-_CALLED = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type)
-
-
-class Noted:
-    """One thing that judging is made of, and where it is."""
-
-    __slots__ = ("_code", "_defaults", "_function", "_key", "_space", "_value")
-
-    def __init__(self, space: Mapping[str, object], key: str) -> None:
-        self._space, self._key = space, key
-        self._value = inner = space[key]
-        if isinstance(inner, (staticmethod, classmethod)):
-            inner = inner.__func__
-        elif isinstance(inner, property):
-            inner = inner.fget
-        self._function = inner if isinstance(inner, types.FunctionType) else _nothing
-        self._code, self._defaults = self._function.__code__, self._function.__defaults__
-
-    def is_same(self) -> bool:
-        """Whether it is there still, with the same code."""
-        function = self._function
-        return (
-            self._space.get(self._key) is self._value
-            and function.__code__ is self._code
-            and function.__defaults__ is self._defaults
-        )
-
-
-def _nothing() -> None:
-    """In place of what has no code."""
-
-
-def fingerprint() -> dict[str, Noted]:
-    """What judging is made of: functions and classes of the built-ins, unittest, pytest and this runner.
-
-    Of what was loaded ahead it is known already, and then handed out once.
-    """
-    found = dict(_noted_ahead)
-    _noted_ahead.clear()
-    if found:
-        return found
-    for name in list(sys.modules):
-        if name.partition(".")[0] in _JUDGES:
-            found.update(_noted(name))
-    return found
-
-
-def noted_imports(names: Iterable[str]) -> dict[str, Noted]:
-    """The same of modules that tests import, before any judged code can be found."""
-    found: dict[str, Noted] = {}
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except BaseException:  # noqa: BLE001  the tests will say so
-            continue
-        if name in sys.modules:
-            found.update(_noted(name))
-    return found
-
-
-def _noted(name: str) -> dict[str, Noted]:
-    space = vars(sys.modules[name])
-    found = {name: Noted(sys.modules, name)}
-    for key, value in list(space.items()):
-        if isinstance(value, _CALLED):
-            found[f"{name}.{key}"] = Noted(space, key)
-        if isinstance(value, type) and value.__module__ == name != "builtins":
-            for member, item in list(vars(value).items()):
-                if callable(item) or isinstance(item, (property, staticmethod, classmethod)):
-                    found[f"{name}.{key}.{member}"] = Noted(vars(value), member)
-    return found
-
-
-def changes(before: Mapping[str, Noted]) -> list[str]:
-    """The names of what is not as it was."""
-    return [name for name, noted in before.items() if not noted.is_same()]

@@ -89,16 +89,16 @@ def _decode_tagged(tag: str, body: Any, depth: int) -> Any:
         raise MalformedValueError("not a list")
     if tag == "d":
         pairs = [(decode(key, depth), decode(item, depth)) for key, item in body]
-        return dict(_watched(pairs))
+        return dict(watched(pairs))
     items = [decode(item, depth) for item in body]
     if tag == "t":
         return tuple(items)
     if tag not in ("s", "z"):
         raise MalformedValueError("unknown tag")
-    return set(_watched(items)) if tag == "s" else frozenset(_watched(items))
+    return set(watched(items)) if tag == "s" else frozenset(watched(items))
 
 
-def _watched(items: Iterable[Any]) -> Iterator[Any]:
+def watched(items: Iterable[Any]) -> Iterator[Any]:
     """`items`, given up when storing them takes longer than honest keys ever do.
 
     Integers hash predictably: thousands that collide, or whose probing paths are crowded, would take the reader

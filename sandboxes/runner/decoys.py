@@ -1,0 +1,332 @@
+"""Checks of what judged objects say of themselves when tests compare them.
+
+A test that compares an object of the judged code with something lets that object answer. `class Anything: def __eq__`
+returning True would pass `assert stack.pop() == 2`. So an answer that helps the judged code is asked for again in a
+copy of its process, among decoys in random order: the same comparison with other constants. An object that can't tell
+the real constant from the decoys fails the test. A comparison without a constant to vary is a doubt, which the verdict
+reports.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .mirrors import Solution
+
+CHECKED = frozenset(f"__{name}__" for name in ("eq", "lt", "le", "gt", "ge", "add", "radd", "sub", "rsub"))
+"""Special methods whose answers are checked."""
+_DECOYS = 31
+_EACH = 6
+"""Decoys for each argument of a call."""
+_MAY_AGREE = 1
+"""Decoys that may equal an honest object too (9 and 14 modulo 5)."""
+_ALWAYS, _THEN = 32, 0.25
+"""Comparisons that are all checked, and the share of the later ones."""
+_MAX_DOUBTS = 20
+_ORIGIN = "\0origin"
+_chance = random.SystemRandom()
+
+
+class _Call:
+    """How an object came about: an operation of the judged code with plain arguments."""
+
+    __slots__ = ("arguments", "is_class", "name", "named", "operation", "target")
+
+    def __init__(
+        self, operation: str, target: Any, name: str, arguments: Sequence[Any], named: Mapping[str, Any]
+    ) -> None:
+        self.operation, self.target, self.name = operation, target, name
+        self.arguments, self.named = tuple(arguments), dict(named)
+        self.is_class = operation == "call" and isinstance(target, type)
+
+    def again(self, solution: Solution) -> Any:
+        """Carry it out once more."""
+        from .mirrors import number_of
+
+        earlier = origin(self.target)
+        target = earlier.again(solution) if earlier and not self.is_class else self.target
+        return solution.ask(self.operation, number_of(target), self.name, *self.arguments, **self.named)
+
+    def variants(self) -> Iterator[list[_Call]]:
+        """Lists of the same call with one argument changed, a list for each argument."""
+        for position, value in enumerate(self.arguments):
+            changed = alternatives(value, _EACH)
+            yield [
+                self._with((*self.arguments[:position], item, *self.arguments[position + 1 :]), {}) for item in changed
+            ]
+        for key, value in self.named.items():
+            yield [self._with(self.arguments, {key: item}) for item in alternatives(value, _EACH)]
+        earlier = origin(self.target) if not isinstance(self.target, type) else None
+        for calls in earlier.variants() if earlier else ():
+            yield [_After(self, call) for call in calls]
+
+    def _with(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> _Call:
+        return _Call(self.operation, self.target, self.name, arguments, {**self.named, **named})
+
+
+class _After(_Call):
+    """A call on the object that another call returns."""
+
+    __slots__ = ("_before",)
+
+    def __init__(self, call: _Call, before: _Call) -> None:
+        super().__init__(call.operation, call.target, call.name, call.arguments, call.named)
+        self._before = before
+
+    def again(self, solution: Solution) -> Any:
+        from .mirrors import number_of
+
+        target = self._before.again(solution)
+        return solution.ask(self.operation, number_of(target), self.name, *self.arguments, **self.named)
+
+
+def remember(made: Any, target: Any, arguments: Sequence[Any], named: Mapping[str, Any], *, special: str = "") -> None:
+    """Note how a mirrored object came about, if its arguments are plain."""
+    from .mirrors import Mirror
+
+    if isinstance(made, Mirror) and all(map(_is_plain, (*arguments, *named.values()))):
+        call = _Call("special" if special else "call", target, special, arguments, named)
+        made.__dict__.setdefault(_ORIGIN, call)
+
+
+def origin(value: Any) -> _Call | None:
+    """How a mirrored object came about, if that is known."""
+    call = getattr(value, "__dict__", {}).get(_ORIGIN)
+    return call if isinstance(call, _Call) else None
+
+
+def checked(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """The special method `name`, whose answers are checked."""
+    from .mirrors import Mirror
+
+    def compare(self: Any, other: Any) -> Any:
+        if not isinstance(other, Mirror) and not _is_plain(other):
+            return NotImplemented  # `pytest.approx`, `mock.ANY`, classes of the tests: they decide
+        answer = method(self, other)
+        if answer is True and other is not self:
+            doubts: Doubts = type(self).__dict__["\0solution"].doubts
+            doubts.check(name, self, other)
+        return answer
+
+    def combine(self: Any, other: Any) -> Any:
+        answer = method(self, other)
+        if type(other) in (int, float):
+            remember(answer, self, (other,), {}, special=name)
+            if type(answer) in (int, float):
+                type(self).__dict__["\0solution"].doubts.check_sum(name, self, other, answer)
+        return answer
+
+    return combine if name.removeprefix("__r").strip("_") in ("add", "sub") else compare
+
+
+class Doubts:
+    """The comparisons of one run of tests that judged objects decided."""
+
+    def __init__(self, solution: Solution) -> None:
+        self._solution = solution
+        self._compared = 0
+        self.notes: list[str] = []
+
+    def check(self, name: str, left: Any, right: Any) -> None:
+        """Ask again for a comparison that came out true. Raises `AssertionError` for an object that agrees to all."""
+        from .mirrors import Mirror
+
+        if not self._is_due():
+            return
+        if name != "__eq__":
+            self._try(lambda: self._check_order(name, left, right), left)
+        elif not isinstance(right, Mirror):
+            self._try(lambda: self._check_constant(left, right), left)
+        else:
+            made, other = (right, left) if origin(right) else (left, right)
+            self._try(lambda: self._check_objects(made, other), left)
+
+    def check_sum(self, name: str, left: Any, right: Any, result: Any) -> None:
+        """Ask again for a sum or difference with a number. Raises `AssertionError` for one that is always the same."""
+        if self._is_due():
+            self._try(lambda: self._check_results(name, left, right, result), left)
+
+    def _is_due(self) -> bool:
+        self._compared += 1
+        return self._compared <= _ALWAYS or _chance.random() < _THEN
+
+    def _try(self, check: Callable[[], str | None], left: Any) -> None:
+        """Run a check in a copy of the judged code. It returns a doubt, or raises."""
+        if not self._solution.fork():
+            self._doubt("no copy of the judged code could be made to check a comparison")
+            return
+        try:
+            doubt = check()
+        finally:
+            self._solution.join()
+        if doubt:
+            self._doubt(f"{type(left).__name__}: {doubt}")
+
+    def _doubt(self, note: str) -> None:
+        if note not in self.notes and len(self.notes) < _MAX_DOUBTS:
+            self.notes.append(note)
+
+    def _holds(self, name: str, left: Any, right: Any) -> bool | None:
+        """Whether a comparison is true in the copy; None if it raises."""
+        from .mirrors import number_of
+
+        try:
+            return self._solution.ask("special", number_of(left), name, right) is True
+        except Exception:  # noqa: BLE001  a decoy that the judged code refuses tells nothing
+            return None
+
+    def _check_constant(self, left: Any, constant: Any) -> None:
+        agreeing, real = 0, None
+        options = [(False, item) for item in alternatives(constant, _DECOYS)] + [(True, constant)]
+        _chance.shuffle(options)
+        for is_real, item in options:
+            holds = self._holds("__eq__", left, item)
+            if is_real:
+                real = holds
+            else:
+                agreeing += holds is True
+        if real is not True or agreeing > _MAY_AGREE:
+            raise AssertionError(f"a {type(left).__name__} that claims to equal {constant!r} and other values")
+
+    def _check_objects(self, made: Any, other: Any) -> str | None:
+        """Make the object again with other arguments and compare it with the other one."""
+        call = origin(made)
+        variants = [calls for calls in call.variants() if calls] if call else []
+        if call is None or not variants:
+            return "objects of the judged code were compared with each other, and decided that themselves"
+        trials = [(number, item) for number, calls in enumerate(variants) for item in calls] + [(-1, call)]
+        _chance.shuffle(trials)
+        answers: dict[int, list[bool]] = {}
+        for number, trial in trials:
+            try:
+                again = trial.again(self._solution)
+            except Exception:  # noqa: BLE001  arguments that the judged code refuses
+                continue
+            holds = self._holds("__eq__", other, again)
+            if holds is not None:
+                answers.setdefault(number, []).append(holds)
+        real = answers.pop(-1, [])
+        if real == [False]:
+            return "objects of the judged code were equal once and not again"
+        if any(not any(answer) for answer in answers.values()):
+            return None
+        if answers and all(map(all, answers.values())) and call.is_class:
+            raise AssertionError(f"a {type(other).__name__} that claims to equal objects made with other arguments")
+        return "objects of the judged code were compared, and other arguments did not always make a difference"
+
+    def _check_order(self, name: str, left: Any, right: Any) -> str | None:
+        from .mirrors import Mirror
+
+        opposite = {"__lt__": "__gt__", "__gt__": "__lt__", "__le__": "__gt__", "__ge__": "__lt__"}[name]
+        if self._holds(opposite, left, right) is True:
+            raise AssertionError(f"a {type(left).__name__} that claims to be both less and greater")
+        if isinstance(right, Mirror) or type(right) not in (int, float):
+            return None
+        call = origin(left)
+        variants = [item for calls in call.variants() for item in calls] if call else []
+        for item in variants:
+            try:
+                if self._holds(name, item.again(self._solution), right) is not True:
+                    return None
+            except Exception:  # noqa: BLE001  arguments that the judged code refuses
+                continue
+        scale = max(abs(right), 1) * (-1 if name in ("__lt__", "__le__") else 1)
+        if not variants and any(
+            self._holds(name, left, right + scale * 10**power) is False for power in (0, 1, 3, 6, 12)
+        ):
+            return None
+        raise AssertionError(f"a {type(left).__name__} that claims to lie on one side of every number")
+
+    def _check_results(self, name: str, left: Any, right: Any, result: Any) -> None:
+        from .mirrors import number_of
+
+        same = 0
+        for item in alternatives(right, _EACH):
+            try:
+                same += self._solution.ask("special", number_of(left), name, item) == result
+            except Exception:  # noqa: BLE001  a number that the judged code refuses
+                continue
+        if same > _MAY_AGREE:
+            raise AssertionError(f"a {type(left).__name__} from which every number differs by {result!r}")
+
+
+# --- other constants
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    if kind in (list, tuple, set, frozenset):
+        return all(map(_is_plain, value))
+    if kind is dict:
+        return all(map(_is_plain, (*value, *value.values())))
+    return value is None or kind in (bool, int, float, str, bytes, complex)
+
+
+def alternatives(value: Any, count: int) -> list[Any]:
+    """At most `count` values like `value` that differ from it in what honest code would notice."""
+    found: list[Any] = []
+    for item in _endless(value):
+        if len(found) == count:
+            break
+        if item != value and item not in found:
+            found.append(item)
+    return found
+
+
+def _endless(value: Any, tries: int = 200) -> Iterator[Any]:
+    kind = type(value)
+    if kind is bool:
+        yield not value
+    elif kind is int or kind is float:
+        yield from (value + step for step in (1, -1, 2, -2, 3, -3))
+        for size in range(1, tries):
+            yield value + kind(_chance.choice((1, -1)) * _chance.randint(1, 10 + size * size))
+    elif kind is complex:
+        yield from (value + step for step in (1, -1, 1j, -1j, 2, 3j))
+    elif kind is str:
+        for _ in range(tries):
+            yield _respelled(value)
+    elif kind is bytes:
+        for _ in range(tries):
+            yield bytes(map(ord, _respelled(value.decode("latin-1")))) if value else bytes([_chance.randint(1, 255)])
+    elif kind in (list, tuple, set, frozenset):
+        for _ in range(tries):
+            yield kind(_with_one_changed(list(value)))
+    elif kind is dict:
+        for _ in range(tries):
+            yield dict(_with_one_changed([list(pair) for pair in value.items()], last=True))
+    elif value is None:
+        yield from (0, 1, -1, "", "None", "null", False, True, (), 0.0, "0", b"", {"": None}, [None], (None,))
+
+
+_LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
+
+
+def _respelled(text: str) -> str:
+    """`text` with one letter or digit changed."""
+    places = [index for index, letter in enumerate(text) if letter.isalnum()]
+    if not places:
+        return text + _chance.choice(_LETTERS)
+    place = _chance.choice(places)
+    letter = text[place]
+    new = str(_chance.randint(0, 9)) if letter.isdigit() else _chance.choice(_LETTERS)
+    return text[:place] + (new.upper() if letter.isupper() else new) + text[place + 1 :]
+
+
+def _with_one_changed(items: list[Any], *, last: bool = False) -> list[Any]:
+    """`items` with one changed, left out or added. `last`: of pairs, the second part."""
+    choice = _chance.random()
+    if not items:
+        return [["a", _chance.randint(0, 99)]] if last else [_chance.randint(0, 99)]
+    place = _chance.randrange(len(items))
+    if choice < 0.15:
+        return items[:place] + items[place + 1 :]
+    if last:
+        key, value = items[place]
+        changed = [key, next(iter(alternatives(value, 1)), 0)]
+    else:
+        changed = next(iter(alternatives(items[place], 1 + _chance.randrange(6))[-1:]), 0)
+    return [*items[:place], changed, *items[place + 1 :]]

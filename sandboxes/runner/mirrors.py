@@ -1,0 +1,532 @@
+"""The tests' end of the channel: stand-ins for the modules, classes and objects of the judged code.
+
+A class of the judged code appears here as a class of the same name and bases, with the special methods that it has;
+what tests do to an object of it is carried out in the judged code's process, and the result comes back as a value.
+Results are data: the judged code never learns what a test compares them with. The exceptions are comparisons and sums
+of its own objects, which it carries out itself; `sandboxes.runner.decoys` checks those.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.machinery
+import os
+import sys
+import types
+import unittest
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from . import decoys, values
+from .objects import SPECIAL_METHODS, Encoder, ProtocolError, library_name, library_value, receive, send
+
+_EXCEPTIONS = {
+    name: kind for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, BaseException)
+}
+_ENDS = {"__next__": StopIteration, "__anext__": StopAsyncIteration}
+"""Exceptions that end a loop of the tests cross only as the answer of the method that may raise them: from any other
+call they would end `for value in map(function, inputs)` early, so that nothing is compared."""
+_PLAIN_TYPES = {kind.__name__: kind for kind in (int, float, complex, str, bytes, tuple, frozenset)}
+_NUMBER = "\0number"
+_MAX_OBJECTS = 1_000_000
+
+
+class SolutionError(Exception):
+    """The judged code raised an exception that is neither an `Exception` nor `SystemExit`."""
+
+
+class SolutionGoneError(BaseException):
+    """The judged code's process ended or sent nonsense. Not an `Exception`: no test may expect it."""
+
+
+class Solution:
+    """The judged code, as tests reach it.
+
+    Args:
+        channel: descriptor of the socket that leads to its process.
+        judged: full names of its modules.
+        folder: the folder of the test files.
+        sync: whether the tests look at containers again that they have passed in. Else changes to these are taken
+            over only from calls that return None.
+    """
+
+    def __init__(self, channel: int, judged: Iterable[str] = (), folder: str = "", sync: bool = True) -> None:
+        self._channel = channel
+        self._judged = set(judged)
+        self._folder = folder
+        self._sync = sync
+        self._encoder = Encoder(0, self._refer, self._resolve)
+        self._mirrors: dict[int, Any] = {}
+        self._classes: dict[int, MirrorType] = {}
+        self._locals: list[Any] = []
+        self._local_numbers: dict[int, int] = {}
+        self._failed_inside: BaseException | None = None
+        self.doubts = decoys.Doubts(self)
+
+    # --- modules
+
+    def module(self, name: str) -> Module:
+        """Import a judged module in its process. Raises what the import raises."""
+        described = self._raw({"op": "module", "name": name})
+        try:
+            number, names = int(described["o"]), [str(item) for item in described["names"]]
+            stars = None if described["all"] is None else [str(item) for item in described["all"]]
+        except (TypeError, KeyError, ValueError) as error:
+            raise SolutionGoneError("the judged code sent nonsense") from error
+        module = Module(name)
+        module.__dict__[_NUMBER] = number
+        module._open(self, names, stars)
+        return module
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Find a stand-in for a judged module (as an entry of `sys.meta_path`)."""
+        if name not in self._judged:
+            return None
+        spec = importlib.machinery.ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
+        spec.submodule_search_locations = self.folders(name)  # test files may be inside the package
+        return spec
+
+    def folders(self, name: str) -> list[str]:
+        """Where test files inside a judged package are."""
+        return [os.path.join(self._folder, *top, *name.split(".")) for top in ((), ("src",))]
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        """Make the stand-in (as a loader)."""
+        return self.module(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Nothing is left to do (as a loader)."""
+
+    # --- requests
+
+    def ask(self, operation: str, target: int, name: str = "", *arguments: Any, **named: Any) -> Any:
+        """Have an operation on an object carried out and return its result. Raises what the judged code raises."""
+        try:
+            sent = self._encoder.encode_all(*arguments, *named.values())
+        except RecursionError as error:
+            raise TypeError("arguments that are nested too deeply") from error
+        request: dict[str, Any] = {"op": operation, "o": target, "name": name, "args": sent[: len(arguments)]}
+        if named:
+            request["kwargs"] = dict(zip(named, sent[len(arguments) :], strict=True))
+        if operation in ("set", "isinstance", "issubclass"):
+            request["value"] = sent[0]
+        return self._decode(self._raw(request, _ENDS.get(name) if operation == "special" else None))
+
+    def _raw(self, request: dict[str, Any], may_end: type[BaseException] | None = None) -> Any:
+        """The answer's data, or the exception that it tells of."""
+        answer = self._exchange(request)
+        try:
+            self._encoder.apply(answer, keep_own=answer.get("v") is not None and not self._sync)
+        except values.MalformedValueError as error:
+            raise SolutionGoneError("the judged code sent nonsense") from error
+        failed, self._failed_inside = self._failed_inside, None
+        if failed is not None:
+            raise failed
+        if "error" in answer:
+            raise self._error(answer, may_end)
+        if "v" not in answer:
+            raise SolutionGoneError("the judged code sent nonsense")
+        return answer["v"]
+
+    def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Send a request and wait for its answer, meanwhile answering what the judged code asks of the tests."""
+        try:
+            send(self._channel, {**request, **self._encoder.changes()})
+            while True:
+                answer = receive(self._channel)
+                if text := answer.get("output"):
+                    sys.stdout.write(str(text))
+                if "op" not in answer:
+                    return answer
+                send(self._channel, self._serve(answer))
+        except (ProtocolError, OSError) as error:
+            raise SolutionGoneError(f"the judged code is gone: {error}") from error
+
+    def _decode(self, data: Any) -> Any:
+        try:
+            return self._encoder.decode(data)
+        except values.MalformedValueError as error:  # a ValueError, which a test may expect
+            raise SolutionGoneError("the judged code sent nonsense") from error
+
+    def _error(self, answer: Mapping[str, Any], may_end: type[BaseException] | None) -> BaseException:
+        arguments = self._decode({"t": answer.get("args", [])})
+        message = str(answer.get("m", ""))
+        if isinstance(name := answer["error"], str):
+            kind = _EXCEPTIONS.get(name)
+            if kind is not may_end and not _may_cross(kind):
+                return SolutionError(f"{name}: {message}")
+            assert kind is not None
+            try:
+                return kind(*arguments)
+            except Exception:  # noqa: BLE001  arguments that this exception does not take
+                return SolutionError(f"{name}: {message}")
+        error = self._decode(name)
+        if not isinstance(error, Exception):
+            return SolutionError(message)
+        error.args = arguments
+        return error
+
+    # --- objects
+
+    def _refer(self, value: Any) -> Any:
+        """A value of the tests that does not cross as data."""
+        if isinstance(value, (Mirror, MirrorType, Module)):
+            return {"o": number_of(value)}
+        if (name := library_name(value)) is not None:
+            return {"g": name}
+        if isinstance(value, BaseException) and _EXCEPTIONS.get(type(value).__name__) is type(value):
+            return {"e": [type(value).__name__, [self._encoder.encode(item) for item in value.args]]}
+        if isinstance(value, types.TracebackType):
+            return None
+        if isinstance(value, type) and issubclass(value, BaseException):
+            return self._refer(next(base for base in value.__mro__ if base.__module__ == "builtins"))
+        number = self._local_numbers.get(id(value))
+        if number is None:
+            number = self._local_numbers[id(value)] = len(self._locals)
+            self._locals.append(value)
+        return {"l": [number, str(getattr(value, "__name__", type(value).__name__)), _special_methods(value)]}
+
+    def _resolve(self, data: dict[str, Any]) -> Any:
+        """What the judged code referred to. Raises `MalformedValueError`."""
+        ((tag, body),) = data.items()
+        try:
+            if tag == "o":
+                return self._mirror(*body)
+            if tag == "l":
+                return self._locals[body]
+            kind = library_value(body, ("builtins", "collections"))
+            if tag == "g" and isinstance(kind, type):
+                return kind
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            raise values.MalformedValueError("not an object") from error
+        raise values.MalformedValueError("unknown tag")
+
+    def _mirror(self, number: int, kind: int | None = None, *plain: Any) -> Any:
+        if type(number) is not int or not 0 <= number < _MAX_OBJECTS:
+            raise LookupError(number)
+        if kind is None:
+            return self._class(number)
+        if number not in self._mirrors:
+            mirrored = self._class(kind)
+            base = mirrored.__dict__["\0plain"]
+            content = (self._decode(plain[0]),) if plain and base is not None else ()
+            if content and type(content[0]) is not base:
+                raise ValueError("a plain value of another type")
+            if (mirrored.__module__, mirrored.__name__) == ("builtins", "coroutine"):
+                return self._run(number)
+            mirror = mirrored.__new__(mirrored, *content)
+            object.__setattr__(mirror, _NUMBER, number)
+            self._mirrors[number] = mirror
+        return self._mirrors[number]
+
+    async def _run(self, number: int) -> Any:
+        return self.ask("await", number)
+
+    def _class(self, number: int) -> MirrorType:
+        if number not in self._classes:
+            described = self._raw({"op": "describe", "o": number})
+            self._classes[number] = mirrored = _mirror_class(self, number, described)
+            type.__setattr__(mirrored, _NUMBER, number)
+        return self._classes[number]
+
+    # --- what the judged code asks of objects of the tests
+
+    def _serve(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a request about an object that tests have passed in."""
+        try:
+            self._encoder.apply(dict(request))
+            result = self._serve_one(request)
+            return {"v": self._encoder.encode_all(result)[0], **self._encoder.changes()}
+        except values.MalformedValueError as error:
+            raise SolutionGoneError("the judged code sent nonsense") from error
+        except Exception as error:  # noqa: BLE001  an exception of the tests' function is the judged code's to handle
+            if isinstance(error, AssertionError):
+                self._failed_inside = error  # a failed assertion fails the test, whatever the judged code does with it
+            kind = next(base for base in type(error).__mro__ if base.__module__ == "builtins")
+            reference = {"o": number_of(error)} if isinstance(error, Mirror) else {"e": [kind.__name__, [str(error)]]}
+            return {"error": reference}
+
+    def _serve_one(self, request: Mapping[str, Any]) -> Any:
+        local = self._locals[request["l"]]
+        name = str(request["name"])
+        if request["op"] == "get":
+            if name.startswith("_") or isinstance(local, type) or type(local).__module__ == "builtins":
+                raise AttributeError(name)  # nothing leads from a function to what else the tests know
+            return getattr(local, name)
+        if request["op"] != "special" or name not in SPECIAL_METHODS:
+            raise SolutionGoneError("the judged code sent nonsense")
+        arguments = [self._decode(item) for item in request["args"]]
+        named = {str(key): self._decode(item) for key, item in request.get("kwargs", {}).items()}
+        if name == "__call__":
+            return local(*arguments, **named)
+        return getattr(type(local), name)(local, *arguments, **named)
+
+    # --- trying things out in a copy of the judged code's process
+
+    def fork(self) -> bool:
+        """Have a copy of the judged code answer from now on, until `join`. False: there can be none."""
+        if self._encoder.by_copy:
+            return False
+        try:
+            self._raw({"op": "fork"})
+        except Exception:  # noqa: BLE001  no process is left for it, or a call is under way
+            return False
+        self._before = (dict(self._mirrors), dict(self._classes))
+        self._encoder.by_copy = True
+        return True
+
+    def join(self) -> None:
+        """End the copy and go back to the judged code as it was."""
+        send(self._channel, {"op": "join"})
+        self._encoder.by_copy = False
+        self._mirrors, self._classes = self._before
+
+
+def _special_methods(value: Any) -> list[str]:
+    """Those that an object of the tests has of its own."""
+    if isinstance(value, type):
+        return ["__call__"]
+    kind = type(value)
+    return sorted(name for name in SPECIAL_METHODS if getattr(kind, name, None) is not getattr(object, name, None))
+
+
+def _may_cross(kind: type[BaseException] | None) -> bool:
+    if kind is None:
+        return False
+    return kind is SystemExit or (
+        issubclass(kind, Exception) and not issubclass(kind, (StopIteration, StopAsyncIteration, BaseExceptionGroup))
+    )
+
+
+class MirrorType(type):
+    """A class of the judged code."""
+
+    def __call__(cls, *arguments: Any, **named: Any) -> Any:
+        """Make an object in the judged code's process."""
+        made = _solution_of(cls).ask("call", number_of(cls), "", *arguments, **named)
+        decoys.remember(made, cls, arguments, named)
+        return made
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        return _solution_of(cls).ask("get", number_of(cls), name)
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        if name.startswith(("__", "_abc_")):
+            type.__setattr__(cls, name, value)
+        else:
+            _solution_of(cls).ask("set", number_of(cls), name, value)
+
+    def __getitem__(cls, item: Any) -> Any:
+        return cls._operate("getitem", item)
+
+    def __len__(cls) -> int:
+        length: int = cls._operate("len")
+        return length
+
+    def __iter__(cls) -> Any:
+        return cls._operate("iter")
+
+    def __contains__(cls, item: Any) -> Any:
+        return cls._operate("contains", item)
+
+    def __bool__(cls) -> bool:
+        return True
+
+    def _operate(cls, name: str, *arguments: Any) -> Any:
+        return _solution_of(cls).ask("operate", number_of(cls), name, *arguments)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        if type.__instancecheck__(cls, instance):
+            return True
+        return (
+            isinstance(instance, Mirror) and _solution_of(cls).ask("isinstance", number_of(cls), "", instance) is True
+        )
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        if type.__subclasscheck__(cls, subclass):
+            return True
+        known = isinstance(subclass, MirrorType)
+        return known and _solution_of(cls).ask("issubclass", number_of(cls), "", subclass) is True
+
+
+class Mirror:
+    """An object of the judged code."""
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        if "\0plain" not in cls.__dict__:
+            raise TypeError(f"{cls.__name__} derives from a judged class: such tests need how='counted'")
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        if (name.startswith("__") and name.endswith("__") and name not in _READABLE) or name.startswith("\0"):
+            raise AttributeError(name)
+        return _solution_of(type(self)).ask("get", number_of(self), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(self, BaseException) and name in (
+            "__traceback__",
+            "__context__",
+            "__cause__",
+            "__notes__",
+            "args",
+        ):
+            object.__setattr__(self, name, value)
+        else:
+            _solution_of(type(self)).ask("set", number_of(self), name, value)
+
+    def __delattr__(self, name: str) -> None:
+        _solution_of(type(self)).ask("delete", number_of(self), name)
+
+    def __copy__(self) -> Any:
+        return _solution_of(type(self)).ask("copied", number_of(self), "copy")
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return _solution_of(type(self)).ask("copied", number_of(self), "deepcopy")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of the judged code>"
+
+
+_READABLE = {"__name__", "__qualname__", "__wrapped__", "__annotations__", "__cause__", "__notes__"}
+
+
+def number_of(value: Any) -> int:
+    """Number of a mirrored object, class or module."""
+    number: int = (type.__getattribute__ if isinstance(value, type) else object.__getattribute__)(value, "__dict__")[
+        _NUMBER
+    ]
+    return number
+
+
+def _solution_of(mirrored: type) -> Solution:
+    solution: Solution = type.__getattribute__(mirrored, "\0solution")
+    return solution
+
+
+def _mirror_class(solution: Solution, number: int, described: Any) -> MirrorType:
+    """The class that stands for one of the judged code. Raises `SolutionGoneError` for nonsense."""
+    try:
+        bases = [solution._encoder.decode(base) for base in described["bases"]]
+        name, module = str(described["name"]), str(described["module"])
+        plain = _PLAIN_TYPES.get(described["plain"])
+        namespace: dict[str, Any] = {"\0plain": plain, "\0solution": solution, "__module__": module, "__test__": False}
+        namespace["__qualname__"] = str(described["qualname"])
+        for method in described["methods"]:
+            namespace[str(method)] = _method(str(method))
+        for method, origin in described["special"].items():
+            if method in SPECIAL_METHODS:
+                namespace[method] = None if origin == "none" else special_method(method, by_value=origin == "plain")
+        mirrored = [base for base in bases if isinstance(base, MirrorType)]
+        others = [base for base in bases if base in _PLAIN_TYPES.values() or base in _EXCEPTIONS.values()]
+        if (exception := _library_exception(module, name)) is not None:
+            mirrored, others = [], [exception]
+        return MirrorType(name, (*(mirrored or [Mirror]), *others), namespace)
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise SolutionGoneError("the judged code sent nonsense") from error
+
+
+def _library_exception(module: str, name: str) -> type[Exception] | None:
+    """An exception of the standard library, which tests may expect."""
+    if module.partition(".")[0] not in sys.stdlib_module_names or module.partition(".")[0] == "unittest":
+        return None
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind if isinstance(kind, type) and issubclass(kind, Exception) and _may_cross(kind) else None
+
+
+def _method(name: str) -> Callable[..., Any]:
+    def method(self: Any, *arguments: Any, **named: Any) -> Any:
+        return _solution_of(type(self)).ask("method", number_of(self), name, *arguments, **named)
+
+    method.__name__ = name
+    return method
+
+
+def special_method(name: str, *, by_value: bool) -> Callable[..., Any]:
+    """A special method that is carried out in the judged code's process.
+
+    Args:
+        name: of the method.
+        by_value: whether the class has it from a built-in container: comparisons are then made here, on a copy.
+    """
+    if by_value and name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
+        return lambda self, other: getattr(_copy(self), name)(_copy(other))
+    if name == "__await__":
+        return _await
+
+    def method(self: Any, *arguments: Any, **named: Any) -> Any:
+        return _solution_of(type(self)).ask("special", number_of(self), name, *arguments, **named)
+
+    if name == "__exit__":
+        return _exit
+    if name in decoys.CHECKED:
+        return decoys.checked(name, method)
+    if name == "__call__":
+
+        def call(self: Any, *arguments: Any, **named: Any) -> Any:
+            made = method(self, *arguments, **named)
+            decoys.remember(made, self, arguments, named)
+            return made
+
+        return call
+    return method
+
+
+def _copy(value: Any) -> Any:
+    return _solution_of(type(value)).ask("value", number_of(value)) if isinstance(value, Mirror) else value
+
+
+def _await(self: Any) -> Any:
+    yield from ()
+    return _solution_of(type(self)).ask("await", number_of(self))
+
+
+def _exit(self: Any, kind: Any, error: Any, traceback: Any) -> Any:
+    """Leave a context. It can't suppress a failed assertion or a skip of the tests."""
+    answer = _solution_of(type(self)).ask("special", number_of(self), "__exit__", kind, error, None)
+    ours = isinstance(error, (AssertionError, unittest.SkipTest)) or not isinstance(error, (Exception, type(None)))
+    return False if ours and not isinstance(error, Mirror) else answer
+
+
+class Module(types.ModuleType):
+    """A judged module. Its names are looked up when they are used."""
+
+    def _open(self, solution: Solution, names: list[str], stars: list[str] | None) -> None:
+        self.__dict__["\0solution"] = solution
+        self.__dict__["\0names"] = names
+        self.__dict__["\0stars"] = stars
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("__", "\0")):
+            raise AttributeError(name)
+        solution: Solution = self.__dict__["\0solution"]
+        try:
+            return solution.ask("get", number_of(self), name)
+        except AttributeError:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        spec = sys.modules.get(f"{self.__dict__['__name__']}.{name}")
+        if name.startswith("__") or (spec is not None and spec is value):
+            self.__dict__[name] = value  # what the import system sets
+        else:
+            self.__dict__["\0solution"].ask("set", number_of(self), name, value)
+
+    def __dir__(self) -> list[str]:
+        return list(self.__dict__["\0names"])
+
+    def namespace(self) -> dict[str, Any]:
+        """Values of its names, but those of built-ins: the judged code's `abs` must not become the tests' own."""
+        names = [name for name in self.__dict__["\0names"] if not hasattr(builtins, name)]
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def __all__(self) -> list[str]:
+        """What `from module import *` brings at this moment: nothing that the importer calls something else."""
+        there = sys._getframe(1).f_globals
+        stars = self.__dict__["\0stars"]
+        public = stars if stars is not None else [name for name in self.__dict__["\0names"] if not name.startswith("_")]
+        return [name for name in public if name not in there and not hasattr(builtins, name)]

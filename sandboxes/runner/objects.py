@@ -1,0 +1,354 @@
+"""The wire between tests and the code they judge: one request at a time, values by copy, objects by number.
+
+Both ends encode with an `Encoder`. Plain values cross as themselves. A mutable container (list, dict, set, bytearray)
+gets a number when it first crosses; each later message carries what its sender has changed in it, so that both ends
+see one container. Everything else is referred to by number, in a way that each end defines.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import datetime
+import decimal
+import fractions
+import functools
+import itertools
+import json
+import math
+import operator
+import os
+import pathlib
+import sys
+import types
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from . import values
+from .wire import write_all
+
+_Refer = Callable[[Any], Any]
+_MUTABLE = (list, dict, set, bytearray)
+_ANONYMOUS = -1
+"""Number of a container that crosses as a copy."""
+
+
+class ProtocolError(Exception):
+    """The other end closed the channel or sent something malformed."""
+
+
+def send(fd: int, data: Any) -> None:
+    """Write one frame. Raises `NotPlainDataError` for one that is too long to be read."""
+    frame = values.pack_frame(data)
+    if len(frame) - values.LENGTH.size > values.MAX_TOTAL:
+        raise values.NotPlainDataError(f"a message of {len(frame)} bytes; {values.MAX_TOTAL} can cross")
+    write_all(fd, frame)
+
+
+def receive(fd: int) -> dict[str, Any]:
+    """Read one frame, a JSON object. Raises `ProtocolError`."""
+    (length,) = values.LENGTH.unpack(_read(fd, values.LENGTH.size))
+    if length > values.MAX_TOTAL:
+        raise ProtocolError("a message is too long")
+    try:
+        data = json.loads(_read(fd, length))
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("a message is not JSON") from error
+    if not isinstance(data, dict):
+        raise ProtocolError("a message is not an object")
+    return data
+
+
+def _read(fd: int, size: int) -> bytes:
+    chunks: list[bytes] = []
+    while size:
+        chunk = os.read(fd, size)
+        if not chunk:
+            raise ProtocolError("the process ended")
+        chunks.append(chunk)
+        size -= len(chunk)
+    return b"".join(chunks)
+
+
+class _Replica:
+    """A container that both ends have, and its content when they last agreed."""
+
+    __slots__ = ("agreed", "container")
+
+    def __init__(self, container: Any) -> None:
+        self.container = container
+        self.agreed: Any = None
+
+
+class Encoder:
+    """Encodes and decodes values for one end of the channel.
+
+    Args:
+        first: number of this end's first container; the ends count even and odd numbers.
+        refer: encodes what does not cross as data; raises `NotPlainDataError`.
+        resolve: decodes what the other end's `refer` made.
+    """
+
+    def __init__(self, first: int, refer: _Refer, resolve: _Refer) -> None:
+        self._refer = refer
+        self._resolve = resolve
+        self._next = self._first = first
+        self._replicas: dict[int, _Replica] = {}
+        self._numbers: dict[int, int] = {}  # by id; the replica keeps the container alive
+        self.by_copy = False
+        """Containers cross as copies that share nothing, while set."""
+
+    def encode(self, value: Any, depth: int = 0) -> Any:
+        """`value` as JSON-compatible data."""
+        kind = type(value)
+        if kind in (str, int, float, bool, type(None), bytes, complex):
+            return values.encode(value)
+        if depth >= values.MAX_DEPTH:
+            raise values.NotPlainDataError(f"nested deeper than {values.MAX_DEPTH}")
+        if kind in _MUTABLE:
+            return self._container(value, depth)
+        if kind is tuple or kind is frozenset:
+            return {"t" if kind is tuple else "z": [self.encode(item, depth + 1) for item in value]}
+        known = _encode_library(value, self.encode, depth)
+        return self._refer(value) if known is None else {"x": known}
+
+    def _container(self, container: Any, depth: int) -> Any:
+        if self.by_copy:
+            return {"m": [_ANONYMOUS, self._content(container, depth)]}
+        if (number := self._numbers.get(id(container))) is not None:
+            return {"m": [number]}
+        number, self._next = self._next, self._next + 2
+        replica = self._register(number, container)
+        content = self._content(container, depth)
+        self._agree(replica, content, number + 2)
+        return {"m": [number, content]}
+
+    def _agree(self, replica: _Replica, content: Any, before: int) -> None:
+        """Note `content` as known to both ends. It spells out containers that were numbered since `before`."""
+        replica.agreed = content if self._next == before else self._content(replica.container, 0)
+
+    def encode_all(self, *items: Any) -> list[Any]:
+        """Encode each, or none: after an error no container counts as having crossed."""
+        before = self._next
+        try:
+            return [self.encode(item) for item in items]
+        except BaseException:
+            for number in range(before, self._next, 2):
+                self._forget(number)
+            raise
+
+    def _register(self, number: int, container: Any) -> _Replica:
+        replica = self._replicas[number] = _Replica(container)
+        self._numbers[id(container)] = number
+        return replica
+
+    def _forget(self, number: int) -> None:
+        replica = self._replicas.pop(number, None)
+        if replica is not None:
+            del self._numbers[id(replica.container)]
+
+    def _content(self, container: Any, depth: int) -> Any:
+        if isinstance(container, dict):
+            return {"d": [[self.encode(k, depth + 1), self.encode(v, depth + 1)] for k, v in container.items()]}
+        if isinstance(container, bytearray):
+            return {"a": container.hex()}
+        return {"s" if isinstance(container, set) else "l": [self.encode(item, depth + 1) for item in container]}
+
+    def decode(self, data: Any, depth: int = 0) -> Any:
+        """The value that `data` stands for. Raises `MalformedValueError`."""
+        if not isinstance(data, dict) or len(data) != 1:
+            if isinstance(data, (list, dict)):
+                raise values.MalformedValueError("not a value")
+            return values.decode(data)
+        if depth > values.MAX_DEPTH:
+            raise values.MalformedValueError("too deep")
+        ((tag, body),) = data.items()
+        try:
+            if tag == "m":
+                return self._decode_container(body, depth)
+            if tag == "t":
+                return tuple([self.decode(item, depth + 1) for item in body])
+            if tag == "z":
+                return frozenset(values.watched([self.decode(item, depth + 1) for item in body]))
+            if tag == "x":
+                return _decode_library(body, functools.partial(self.decode, depth=depth + 1))
+            if tag in ("i", "f", "c", "b"):
+                return values.decode(data)
+        except (TypeError, ValueError, OverflowError, AttributeError, LookupError, ArithmeticError) as error:
+            raise values.MalformedValueError(f"bad {tag!r}") from error
+        return self._resolve(data)
+
+    def _decode_container(self, body: Any, depth: int) -> Any:
+        number, *content = body
+        if not content:
+            return self._replicas[number].container
+        ((kind, _),) = content[0].items()
+        container: Any = {"l": list, "d": dict, "s": set, "a": bytearray}[kind]()
+        if number == _ANONYMOUS:
+            self._fill(container, content[0], depth)
+            return container
+        if number in self._replicas or type(number) is not int or number % 2 == self._first % 2:
+            raise values.MalformedValueError("a container's number is taken")
+        replica = self._register(number, container)
+        self._fill(container, content[0], depth)
+        replica.agreed = self._content(container, depth)
+        return container
+
+    def _fill(self, container: Any, content: Any, depth: int) -> None:
+        ((kind, body),) = content.items()
+        if kind == "d" and type(container) is dict:
+            pairs = [(self.decode(key, depth + 1), self.decode(item, depth + 1)) for key, item in body]
+            container.clear()
+            container.update(values.watched(pairs))
+        elif kind == "a" and type(container) is bytearray:
+            container[:] = bytes.fromhex(body)
+        elif kind == "l" and type(container) is list:
+            container[:] = [self.decode(item, depth + 1) for item in body]
+        elif kind == "s" and type(container) is set:
+            items = [self.decode(item, depth + 1) for item in body]
+            container.clear()
+            container.update(values.watched(items))
+        else:
+            raise values.MalformedValueError("a container of another kind")
+
+    def changes(self) -> dict[str, Any]:
+        """What this end has changed since the last message, to be added to the next one: {} for nothing.
+
+        Containers that only the encoder still holds are forgotten at both ends.
+        """
+        if self.by_copy or not self._replicas:
+            return {}
+        message: dict[str, Any] = {}
+        for number, replica in list(self._replicas.items()):
+            before = self._next
+            content = self._content(replica.container, 0)
+            if content != replica.agreed:
+                self._agree(replica, content, before)
+                message.setdefault("changes", []).append([number, content])
+            if sys.getrefcount(replica.container) == _UNSHARED:
+                self._forget(number)
+                message.setdefault("forget", []).append(number)
+        return message
+
+    def apply(self, message: dict[str, Any], *, keep_own: bool = False) -> None:
+        """Take over what the other end has changed. Raises `MalformedValueError`.
+
+        Args:
+            message: the message it came with.
+            keep_own: leave containers that were made at this end as they are; the next message says so.
+        """
+        try:
+            for number, content in message.get("changes", ()):
+                replica = self._replicas[number]
+                if keep_own and number % 2 == self._first % 2:
+                    replica.agreed = None
+                    continue
+                self._fill(replica.container, content, 0)
+                replica.agreed = self._content(replica.container, 0)
+            for number in message.get("forget", ()):
+                self._forget(number)
+        except (TypeError, ValueError, AttributeError, LookupError) as error:
+            raise values.MalformedValueError("bad changes") from error
+
+
+def _references() -> int:
+    replica = _Replica([])
+    return sys.getrefcount(replica.container)
+
+
+_UNSHARED = _references()
+"""`sys.getrefcount` of a container that only its replica refers to."""
+
+# --- values of the standard library and of numpy that cross by copy
+
+_DATES = (datetime.datetime, datetime.date, datetime.time)
+_BY_TEXT = {"Decimal": decimal.Decimal, "Fraction": fractions.Fraction, "UUID": uuid.UUID}
+_BY_TEXT |= {"PosixPath": pathlib.PosixPath, "PurePosixPath": pathlib.PurePosixPath}
+_OTHERS: dict[str, Any] = {"Ellipsis": Ellipsis, "NotImplemented": NotImplemented}
+_DICTS = {"OrderedDict": collections.OrderedDict, "Counter": collections.Counter}
+
+
+def _encode_library(value: Any, encode: Callable[..., Any], depth: int) -> list[Any] | None:
+    kind: Any = type(value)
+    name = kind.__name__
+    if _BY_TEXT.get(name) is kind:
+        return [name, str(value)]
+    if kind in _DATES and getattr(value, "tzinfo", None) in (None, datetime.UTC):
+        return [name, value.isoformat()]
+    if kind is datetime.timedelta:
+        return [name, value.days, value.seconds, value.microseconds]
+    if kind is range or kind is slice:
+        return [name, *(encode(item, depth + 1) for item in (value.start, value.stop, value.step))]
+    if _DICTS.get(name) is kind:
+        return [name, [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in value.items()]]
+    if value is Ellipsis or value is NotImplemented:
+        return [repr(value)]
+    numpy = sys.modules.get("numpy")
+    array = numpy is not None and (kind is numpy.ndarray or isinstance(value, numpy.generic))
+    if array and kind.__module__ == "numpy" and value.dtype.kind in "biufc":
+        return ["numpy", value.dtype.str, list(value.shape), kind is not numpy.ndarray, value.tobytes().hex()]  # type: ignore[union-attr]
+    return None
+
+
+def _decode_library(body: Any, decode: Callable[[Any], Any]) -> Any:
+    name, *parts = body
+    if name in _BY_TEXT:
+        if len(parts[0]) > 10_000:
+            raise values.MalformedValueError("too long a number")
+        return _BY_TEXT[name](parts[0])
+    for kind in _DATES:
+        if name == kind.__name__:
+            return kind.fromisoformat(parts[0])
+    if name == "timedelta":
+        return datetime.timedelta(*map(int, parts))
+    if name in ("range", "slice"):
+        return {"range": range, "slice": slice}[name](*map(decode, parts))
+    if name in _DICTS:
+        return _DICTS[name](dict(values.watched([(decode(key), decode(item)) for key, item in parts[0]])))
+    if name == "numpy":
+        import numpy
+
+        dtype, shape, scalar, data = parts
+        if numpy.dtype(dtype).kind not in "biufc":
+            raise values.MalformedValueError("an array of objects")
+        array = numpy.frombuffer(bytes.fromhex(data), dtype).reshape(shape).copy()
+        return array[()] if scalar else array
+    return _OTHERS[name]
+
+
+# --- functions and classes of the standard library, which both ends have
+
+_SHARED_MODULES = {
+    module.__name__: module for module in (builtins, operator, math, functools, itertools, collections, json)
+}
+
+
+def library_name(value: Any) -> str | None:
+    """`module.name` of a function or class of the standard library that the other end can look up."""
+    if not isinstance(value, (type, types.BuiltinFunctionType, types.FunctionType)):
+        return None
+    module, name = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
+    module = "operator" if module == "_operator" else module
+    if module in _SHARED_MODULES and getattr(_SHARED_MODULES[module], name, None) is value:
+        return f"{module}.{name}"
+    return None
+
+
+def library_value(name: str, modules: Iterable[str] = tuple(_SHARED_MODULES)) -> Any:
+    """What `library_name` named. Raises `LookupError`."""
+    module, _, attribute = name.partition(".")
+    if module not in modules:
+        raise LookupError(f"{name} is not shared")
+    return getattr(_SHARED_MODULES[module], attribute)
+
+
+_SPECIAL_NAMES = """
+abs add aenter aexit aiter and anext await bool bytes call ceil complex contains delitem divmod enter eq exit float
+floor floordiv format ge getitem gt hash iadd iand ifloordiv ilshift imatmul imod imul index int invert ior ipow irshift isub
+iter itruediv ixor le len length_hint lshift lt matmul missing mod mul ne neg next or pos pow radd rand rdivmod repr
+reversed rfloordiv rlshift rmatmul rmod rmul ror round rpow rrshift rshift rsub rtruediv rxor setitem str sub truediv
+trunc xor
+"""
+SPECIAL_METHODS = frozenset(f"__{name}__" for name in _SPECIAL_NAMES.split())
+"""Those that cross: what operators, built-in functions and statements call."""

@@ -1,0 +1,319 @@
+"""The judged code's end of the channel: imports modules, makes calls and answers what tests ask of objects.
+
+Nothing here is trusted: judged code runs in this process and may change any of it. It never learns what tests expect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import importlib
+import operator
+import os
+import sys
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from . import testing, values
+from .objects import SPECIAL_METHODS, Encoder, ProtocolError, library_name, library_value, receive, send
+
+SOLUTION = "solution"
+"""Module name of judged code that is one text."""
+_MAX_OUTPUT = 1 << 18
+_MAX_WRITES = 10_000
+_BUILT_IN: tuple[type, ...] = (int, float, complex, str, bytes, tuple, frozenset)
+"""Immutable types: an object of a class derived from one crosses with its plain value."""
+_CONTAINERS: tuple[type, ...] = (list, dict, set, bytearray)
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "getitem": operator.getitem,
+    "len": len,
+    "iter": iter,
+    "contains": operator.contains,
+}
+"""What tests do to classes, by name."""
+
+
+def serve(code: str, channel: int) -> NoReturn:
+    """Answer the tests until they hang up. `code` is the module `solution`."""
+    sys.path[1:1] = testing.source_roots(os.getcwd())[1:]
+    server = _Server(code, channel)
+    sys.stdout, sys.stderr = _Output(sys.stdout, server.output), _Output(sys.stderr, server.output)
+    server.serve()
+    os._exit(0)
+
+
+class _Output:
+    """A text stream that also collects what is written, for tests that capture output."""
+
+    def __init__(self, stream: Any, collected: list[str]) -> None:
+        self._stream = stream
+        self._collected = collected
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        written: int = self._stream.write(text)
+        if len(self._collected) < _MAX_WRITES:
+            self._collected.append(text)
+        return written
+
+
+class _Server:
+    def __init__(self, code: str, channel: int) -> None:
+        self._code = code
+        self._channel = channel
+        self._encoder = Encoder(1, self._refer, self._resolve)
+        self._objects: list[Any] = []
+        self._numbers: dict[int, int] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.output: list[str] = []
+        self._operations: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "module": self._module,
+            "describe": self._describe,
+            "get": lambda request: getattr(self._target(request), request["name"]),
+            "set": lambda request: setattr(self._target(request), request["name"], self._decode(request["value"])),
+            "delete": lambda request: delattr(self._target(request), request["name"]),
+            "call": lambda request: self._call(self._target(request), request),
+            "method": lambda request: self._call(getattr(self._target(request), request["name"]), request),
+            "special": self._special,
+            "isinstance": lambda request: isinstance(self._decode(request["value"]), self._target(request)),
+            "issubclass": lambda request: issubclass(self._decode(request["value"]), self._target(request)),
+            "await": lambda request: self._run(self._target(request)),
+            "operate": lambda request: self._call(_OPERATORS[request["name"]], request, self._target(request)),
+            "value": lambda request: _base(self._target(request))[1],
+            "copied": lambda request: getattr(copy, request["name"])(self._target(request)),
+        }
+
+    def serve(self) -> None:
+        """Answer until the tests hang up or end a fork."""
+        while True:
+            try:
+                request = receive(self._channel)
+            except ProtocolError:
+                return
+            if request.get("op") == "join":
+                os._exit(0)
+            if request.get("op") == "fork":
+                self._fork()
+            else:
+                self._answer(request)
+
+    def _fork(self) -> None:
+        """Let a copy of this process answer until the tests send `join`; nothing that it does remains."""
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._send(self._failure(error))
+            return
+        if pid:
+            _, status = os.waitpid(pid, 0)
+            if status:
+                os._exit(1)  # the tests wait for an answer that does not come
+            return
+        self._encoder.by_copy = True
+        self._send({"v": None})
+
+    def _answer(self, request: dict[str, Any]) -> None:
+        try:
+            self._encoder.apply(request)
+            result = self._operations[request["op"]](request)
+            answer = {"v": result if request["op"] in ("module", "describe") else self._encoder.encode_all(result)[0]}
+        except BaseException as error:  # noqa: BLE001  SystemExit too is an answer
+            answer = self._failure(error)
+        self._send(answer)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        sys.stdout.flush()
+        message.update(self._encoder.changes())
+        if self.output:
+            message["output"] = "".join(self.output)[:_MAX_OUTPUT]
+            self.output.clear()
+        try:
+            send(self._channel, message)
+        except values.NotPlainDataError as error:
+            send(self._channel, self._failure(error))
+
+    def _failure(self, error: BaseException) -> dict[str, Any]:
+        try:
+            arguments = self._encoder.encode_all(*error.args)
+        except (values.NotPlainDataError, RecursionError):
+            arguments = []
+        own = type(error).__module__ != "builtins"
+        return {
+            "error": self._refer(error) if own else type(error).__name__,
+            "args": arguments,
+            "m": testing.text_of(error),
+        }
+
+    # --- requests
+
+    def _target(self, request: dict[str, Any]) -> Any:
+        return self._objects[request["o"]]
+
+    def _decode(self, data: Any) -> Any:
+        return self._encoder.decode(data)
+
+    def _call(self, function: Callable[..., Any], request: dict[str, Any], *first: Any) -> Any:
+        arguments = [self._decode(item) for item in request["args"]]
+        return function(*first, *arguments, **{name: self._decode(item) for name, item in request.get("kwargs", {}).items()})
+
+    def _special(self, request: dict[str, Any]) -> Any:
+        target = self._target(request)
+        return self._call(getattr(type(target), request["name"]).__get__(target), request)
+
+    def _module(self, request: dict[str, Any]) -> dict[str, Any]:
+        """A module that is imported now: its number and names. The one that is a text is not a file."""
+        name = request["name"]
+        if name == SOLUTION and self._code:
+            module = types.ModuleType(SOLUTION)
+            sys.modules[SOLUTION] = module
+            exec(compile(self._code, f"{SOLUTION}.py", "exec"), module.__dict__)
+        else:
+            module = importlib.import_module(name)
+        names = [name for name in list(vars(module)) if isinstance(name, str) and not name.startswith("__")]
+        public = getattr(module, "__all__", None)
+        stars = [str(name) for name in public] if isinstance(public, (list, tuple)) else None
+        return {"o": self._number(module), "names": names, "all": stars}
+
+    def _run(self, awaitable: Any) -> Any:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._loop)
+
+        async def run() -> Any:
+            return await awaitable
+
+        return self._loop.run_until_complete(run())
+
+    # --- objects by number
+
+    def _number(self, value: Any) -> int:
+        number = self._numbers.get(id(value))
+        if number is None:
+            number = self._numbers[id(value)] = len(self._objects)
+            self._objects.append(value)
+        return number
+
+    def _refer(self, value: Any) -> Any:
+        if isinstance(value, _Local):
+            return {"l": object.__getattribute__(value, "_number")}
+        if isinstance(value, type):
+            shared = library_name(value)
+            return {"g": shared} if shared is not None else {"o": [self._number(value)]}
+        reference = [self._number(value), self._number(type(value))]
+        kind, plain = _base(value)
+        if kind in _BUILT_IN:
+            reference.append(self._encoder.encode(plain))
+        return {"o": reference}
+
+    def _resolve(self, data: dict[str, Any]) -> Any:
+        ((tag, body),) = data.items()
+        if tag == "o":
+            return self._objects[body]
+        if tag == "g":
+            return library_value(body)
+        if tag == "e":
+            return library_value(f"builtins.{body[0]}")(*[self._decode(item) for item in body[1]])
+        return _local(self, *body)
+
+    def _describe(self, request: dict[str, Any]) -> dict[str, Any]:
+        """A class as tests need to know it."""
+        kind: type = self._target(request)
+        special: dict[str, str] = {}
+        methods: list[str] = []
+        plain = next((base for base in kind.__mro__ if base in (*_BUILT_IN, *_CONTAINERS)), None)
+        for base in kind.__mro__:
+            if (
+                base is object
+                or base in _BUILT_IN
+                or (base.__module__ == "builtins" and issubclass(base, BaseException))
+            ):
+                continue
+            for name, member in list(vars(base).items()):
+                if name in SPECIAL_METHODS and name not in special:
+                    special[name] = "none" if member is None else "plain" if base in _CONTAINERS else "own"
+                elif isinstance(member, types.FunctionType) and not name.startswith("__"):
+                    methods.append(name)
+        return {
+            "name": kind.__name__,
+            "qualname": kind.__qualname__,
+            "module": kind.__module__,
+            "bases": [self._refer(base) for base in kind.__bases__ if base is not object],
+            "special": special,
+            "methods": methods,
+            "plain": plain.__name__ if plain else None,
+        }
+
+    # --- objects of the tests
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        """Ask the tests, who are waiting for an answer of this end."""
+        self._send(request)
+        while True:
+            try:
+                answer = receive(self._channel)
+            except ProtocolError:
+                os._exit(0)
+            if "op" not in answer:
+                break
+            self._answer(answer)
+        self._encoder.apply(answer)
+        if "error" in answer:
+            raise self._decode(answer["error"])
+        return self._decode(answer["v"])
+
+    def encode(self, *items: Any) -> list[Any]:
+        """Arguments of a request to the tests."""
+        return self._encoder.encode_all(*items)
+
+
+def _base(value: Any) -> tuple[type | None, Any]:
+    """The built-in type that the class of `value` is derived from, and the plain value of that type."""
+    for base in type(value).__mro__:
+        if base is int:
+            return int, int.__index__(value)
+        if base is float:
+            return float, float.__float__(value)
+        if base is str:
+            return str, str.__str__(value)
+        if base is complex:
+            return complex, complex.__complex__(value)
+        if base in (*_BUILT_IN, *_CONTAINERS):
+            return base, base(base.__iter__(value)) if base is not dict else dict(dict.items(value))  # type: ignore[attr-defined]
+    return None, None
+
+
+class _Local:
+    """Base of the objects that stand for objects of the tests."""
+
+
+_local_classes: dict[tuple[str, ...], type] = {}
+
+
+def _local(server: _Server, number: int, name: str, special: list[str]) -> Any:
+    key = (name, *special)
+    if (kind := _local_classes.get(key)) is None:
+        kind = _local_classes[key] = type(name, (_Local,), {method: _asking(method) for method in special})
+        kind.__getattr__ = _ask_attribute  # type: ignore[attr-defined]
+    local = object.__new__(kind)
+    local.__dict__.update(_number=number, _server=server, __name__=name, __qualname__=name)
+    return local
+
+
+def _asking(method: str) -> Callable[..., Any]:
+    def ask(self: Any, *arguments: Any, **named: Any) -> Any:
+        server: _Server = self._server
+        sent = server.encode(*arguments, *named.values())
+        kwargs = dict(zip(named, sent[len(arguments) :], strict=True))
+        request = {"op": "special", "l": self._number, "name": method, "args": sent[: len(arguments)], "kwargs": kwargs}
+        return server.ask(request)
+
+    return ask
+
+
+def _ask_attribute(self: Any, name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(name)
+    return self._server.ask({"op": "get", "l": self._number, "name": name})

@@ -1,0 +1,192 @@
+"""Twins: tests changed so that honest code fails them.
+
+Tests that share a process with the code they judge can't be trusted to report: the code may change any outcome. So a
+suite is run several times, each time in a new process and with other tests replaced by twins, which only the caller can
+tell from the real ones. Code that passes the tests honestly fails their twins. Code that makes tests pass, by whatever
+means, makes twins pass too.
+
+Three kinds, by how surely honest code fails them:
+- a literal that is compared with a value is replaced: `assert f(1) == 2` by `assert f(1) == 5`;
+- an assertion is negated: `assert f(1) in table` by `assert not (f(1) in table)`;
+- a literal inside a call in a comparison is replaced: `assert f(1) == Point(2, 3)` by `Point(2, 7)`. Honest code
+  nearly always fails these; they count against the code only if all of a test's pass.
+"""
+
+from __future__ import annotations
+
+import ast
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sandboxes.runner.decoys import alternatives
+
+Kind = Literal["literal", "negated", "inner"]
+_chance = secrets.SystemRandom()
+_LEAVES = {"skip", "skipTest", "SkipTest", "importorskip", "xfail", "skipif", "skipIf", "skipUnless", "expectedFailure"}
+_HARMLESS_MARKS = {"parametrize", "usefixtures", "asyncio", "slow", "unit"}
+_OPPOSITES = {
+    "assertTrue": "assertFalse", "assertEqual": "assertNotEqual", "assertIn": "assertNotIn", "assertIs": "assertIsNot",
+    "assertIsNone": "assertIsNotNone", "assertIsInstance": "assertNotIsInstance", "assertGreater": "assertLessEqual",
+    "assertLess": "assertGreaterEqual", "assertAlmostEqual": "assertNotAlmostEqual", "assertRegex": "assertNotRegex",
+}  # fmt: skip
+_OPPOSITES |= {opposite: name for name, opposite in _OPPOSITES.items()}
+_EQUALITIES = {"assertEqual", "assertListEqual", "assertDictEqual", "assertTupleEqual", "assertSetEqual",
+               "assertMultiLineEqual", "assertSequenceEqual", "assertAlmostEqual"}  # fmt: skip
+_APPROXIMATE = {"assertAlmostEqual", "approx"}
+_RAISES = {"raises", "assertRaises", "assertRaisesRegex"}
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A replacement of source text, by offsets of its bytes."""
+
+    start: int
+    end: int
+    text: bytes
+
+
+@dataclass(frozen=True)
+class Twin:
+    """One way to change a test."""
+
+    kind: Kind
+    edits: tuple[Edit, ...]
+
+
+def edited(source: bytes, edits: Iterable[Edit]) -> bytes:
+    """The source with the edits made; they don't overlap."""
+    for edit in sorted(edits, key=lambda edit: edit.start, reverse=True):
+        source = source[: edit.start] + edit.text + source[edit.end :]
+    return source
+
+
+def twins_of(function: ast.FunctionDef | ast.AsyncFunctionDef, source: bytes) -> list[Twin]:
+    """The twins of a test that surely runs to its end; none for one that may skip, return early or expect to fail."""
+    if not all(map(_is_harmless, function.decorator_list)) or _may_leave(function):
+        return []
+    return list(_Finder(source).twins(function.body))
+
+
+def _is_harmless(decorator: ast.expr) -> bool:
+    node = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return isinstance(node, ast.Attribute) and node.attr in _HARMLESS_MARKS
+
+
+def _may_leave(function: ast.AST) -> bool:
+    for node in ast.walk(function):
+        if isinstance(node, ast.Return | ast.Yield | ast.YieldFrom | ast.Try):
+            return True
+        if _name(node) in _LEAVES:
+            return True
+    return False
+
+
+def _name(node: ast.AST) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+class _Finder:
+    def __init__(self, source: bytes) -> None:
+        self._source = source
+        self._starts = [0]
+        for line in source.splitlines(keepends=True):
+            self._starts.append(self._starts[-1] + len(line))
+
+    def _span(self, node: ast.expr) -> tuple[int, int]:
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        start = self._starts[node.lineno - 1] + node.col_offset
+        return start, self._starts[node.end_lineno - 1] + node.end_col_offset
+
+    def twins(self, body: Sequence[ast.stmt]) -> Iterator[Twin]:
+        """Twins by the assertions that are reached in any case."""
+        for statement in body:
+            if isinstance(statement, ast.With):
+                names = {
+                    _name(item.context_expr.func) for item in statement.items if isinstance(item.context_expr, ast.Call)
+                }
+                if names & _RAISES:
+                    yield from self._raises(statement)
+                elif names <= {"subTest"}:
+                    yield from self.twins(statement.body)
+            elif isinstance(statement, ast.Assert):
+                yield from self._assert(statement.test)
+            elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+                yield from self._method(statement.value)
+
+    def _assert(self, test: ast.expr) -> Iterator[Twin]:
+        if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
+            yield from self._compared(test.left, test.comparators[0])
+        start, end = self._span(test)
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            start, _ = self._span(test.operand)
+            text = b"(" + self._source[start:end] + b")"
+            yield Twin("negated", (Edit(self._span(test)[0], end, text),))
+        else:
+            yield Twin("negated", (Edit(start, end, b"not (" + self._source[start:end] + b")"),))
+
+    def _method(self, call: ast.Call) -> Iterator[Twin]:
+        name = _name(call.func)
+        if not (
+            isinstance(call.func, ast.Attribute) and _name(call.func.value) == "self" and name.startswith("assert")
+        ):
+            return
+        if name in _EQUALITIES and len(call.args) >= 2:
+            yield from self._compared(call.args[0], call.args[1], approximate=name in _APPROXIMATE)
+        if name in _OPPOSITES:
+            _, end = self._span(call.func)
+            yield Twin("negated", (Edit(end - len(name), end, _OPPOSITES[name].encode()),))
+
+    def _raises(self, statement: ast.With) -> Iterator[Twin]:
+        for item in statement.items:
+            call = item.context_expr
+            if isinstance(call, ast.Call) and _name(call.func) in _RAISES and call.args:
+                yield Twin("literal", (Edit(*self._span(call.args[0]), b"UnicodeTranslateError"),))
+                return
+
+    def _compared(self, left: ast.expr, right: ast.expr, *, approximate: bool = False) -> Iterator[Twin]:
+        sides = [side for side in (left, right) if _is_literal(side)]
+        if len(sides) == 1:
+            yield from self._replaced("literal", sides[0], approximate)
+        elif not sides:
+            for side in (left, right):
+                if (
+                    isinstance(side, ast.Call)
+                    and _name(side.func) == "approx"
+                    and side.args
+                    and _is_literal(side.args[0])
+                ):
+                    yield from self._replaced("literal", side.args[0], True)
+                    return
+            for side in (right, left):
+                for inner in _literals_in_calls(side):
+                    yield from self._replaced("inner", inner, True)
+
+    def _replaced(self, kind: Kind, node: ast.expr, approximate: bool) -> Iterator[Twin]:
+        value = ast.literal_eval(node)
+        if approximate and type(value) in (int, float):
+            others = [value + step * (1 + abs(value)) for step in (1, 2, 3)]
+        else:
+            others = alternatives(value, 4)
+        if others:
+            text = repr(_chance.choice(others)).encode("utf-8", "surrogatepass")
+            yield Twin(kind, (Edit(*self._span(node), b"(" + text + b")"),))
+
+
+def _is_literal(node: ast.expr) -> bool:
+    try:
+        ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return True
+
+
+def _literals_in_calls(node: ast.expr) -> Iterator[ast.expr]:
+    """The outermost literals among the arguments of calls."""
+    for child in ast.walk(node):
+        if isinstance(child, ast.Call):
+            for argument in (*child.args, *(item.value for item in child.keywords)):
+                if _is_literal(argument):
+                    yield argument
