@@ -15,6 +15,7 @@ Three kinds, by how surely honest code fails them:
 from __future__ import annotations
 
 import ast
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ _OPPOSITES |= {opposite: name for name, opposite in _OPPOSITES.items()}
 _EQUALITIES = {"assertEqual", "assertListEqual", "assertDictEqual", "assertTupleEqual", "assertSetEqual",
                "assertMultiLineEqual", "assertSequenceEqual", "assertAlmostEqual"}  # fmt: skip
 _APPROXIMATE = {"assertAlmostEqual", "approx"}
+_CHECKS = re.compile("_?(check|expect|verify|compare|ensure|equal|same|assert_)").match
+"""Of functions of the tests that compare."""
 _RAISES = {"raises", "assertRaises", "assertRaisesRegex"}
 
 
@@ -115,6 +118,9 @@ class _Finder:
                 yield from self._assert(statement.test)
             elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
                 yield from self._method(statement.value)
+                if _CHECKS(_name(statement.value.func)):
+                    for literal in filter(_is_literal, statement.value.args):
+                        yield from self._replaced("inner", literal, True)
 
     def _assert(self, test: ast.expr) -> Iterator[Twin]:
         if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):

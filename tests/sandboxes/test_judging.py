@@ -98,6 +98,11 @@ OBJECTS = {
         )
     },
 }
+PATCHING = (
+    "import unittest\nfrom unittest import mock\nfrom bank import balance\n\n\n"
+    "class BankTest(unittest.TestCase):\n    def test_sum(self):\n        with mock.patch('bank.ledger.sum', lambda v: 7, create=True):\n"
+    "            self.assertEqual(balance([1]), 7)\n"
+)
 FRAMEWORKS = ["unittest", "pytest"]
 
 
@@ -105,8 +110,13 @@ FRAMEWORKS = ["unittest", "pytest"]
 async def test_the_way_follows_from_the_tests(sandbox: Sandbox, framework: str) -> None:
     apart = await sandbox.run_tests(files=RIGHT, tests=CALLS[framework], packages=["pytest"], limits=LIMITS)
     assert (apart.passed, apart.how, apart.failures) == (True, "apart", [])
-    counted = await sandbox.run_tests(files=RIGHT, tests=OBJECTS[framework], limits=LIMITS)
-    assert (counted.passed, counted.how, counted.total, counted.failures) == (True, "counted", 2, [])
+    objects = await sandbox.run_tests(files=RIGHT, tests=OBJECTS[framework], limits=LIMITS)
+    assert (objects.passed, objects.how, objects.total, objects.failures) == (True, "apart", 2, [])
+    assert objects.cheat_proof == (objects.doubts == [])
+    patched = {"tests/test_bank.py": PATCHING}
+    counted = await sandbox.run_tests(files=RIGHT, tests=patched, limits=LIMITS)
+    assert (counted.passed, counted.how, counted.total, counted.failures) == (True, "counted", 1, [])
+    assert not counted.cheat_proof
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -487,16 +497,20 @@ async def test_where_the_way_is_decided() -> None:
         files = {"pkg/__init__.py": b"", "pkg/core.py": b""}
         return suite_of(None, {"test_a.py": text.encode()}, files, None).how
 
-    assert way("from pkg.core import add, LIMIT\ndef test(): assert add(1, 2) == LIMIT\n") == "apart"
-    assert way("import pkg.core as c\ndef test(): assert [c.add(1, n) for n in (1, 2)] == [2, 3]\n") == "apart"
     for text in (
-        "from pkg.core import Vector\n",
-        "from pkg.core import *\n",
-        "import pkg\ndef test(): assert pkg.Vector(1)\n",
+        "from pkg.core import add, LIMIT\ndef test(): assert add(1, 2) == LIMIT\n",
+        "import pkg.core as c\ndef test(): assert [c.add(1, n) for n in (1, 2)] == [2, 3]\n",
+        "from pkg.core import Vector\ndef test(): assert Vector(1) == Vector(1)\n",
+        "from pkg.core import *\ndef test(): assert Vector(1)\n",
         "import pkg\ndef test(): pkg.LIMIT = 3\n",
         "from pkg import sort\ndef test():\n    xs = [2, 1]\n    sort(xs)\n    assert xs == [1, 2]\n",
         "from pkg import add\ndef test(capsys): assert add(1)\n",
-        "from pkg import add\nfrom unittest import mock\ndef test():\n    with mock.patch('pkg.x'): assert add(1)\n",
         "from pkg import each\ndef test(): assert each(lambda x: x) == 1\n",
+    ):
+        assert way(text) == "apart", text
+    for text in (
+        "from pkg.core import Vector\nclass Mine(Vector): pass\ndef test(): assert Mine(1)\n",
+        "from pkg import load\ndef test(tmp_path): assert load(tmp_path)\n",
+        "from pkg import add\nfrom unittest import mock\ndef test():\n    with mock.patch('pkg.x'): assert add(1)\n",
     ):
         assert way(text) == "counted", text
