@@ -427,12 +427,12 @@ def _plan_runs(suite: Suite, trees: Mapping[str, ast.Module]) -> None:
         ordered = _in_turn(suite.expected[name].twins, count - 1)
         for number, twin in zip((n for n in range(count) if n != real), ordered, strict=True):
             chosen[number][name] = twin
-    for twins in chosen:
+    for by_name in chosen:
         edits: dict[str, list[Edit]] = {}
-        for name, twin in twins.items():
+        for name, twin in by_name.items():
             edits.setdefault(sources[name], []).extend(twin.edits)
         changed = {path: edited(suite.tests[path], edits[path]) for path in edits}
-        suite.runs.append(Run({**suite.tests, **changed}, twins))
+        suite.runs.append(Run({**suite.tests, **changed}, by_name))
 
 
 def _kinds(expected: Expected) -> set[str]:

@@ -326,7 +326,7 @@ def _with_one_changed(items: list[Any], *, last: bool = False) -> list[Any]:
         return items[:place] + items[place + 1 :]
     if last:
         key, value = items[place]
-        changed = [key, next(iter(alternatives(value, 1)), 0)]
+        changed: Any = [key, (alternatives(value, 1) or [0])[0]]
     else:
-        changed = next(iter(alternatives(items[place], 1 + _chance.randrange(6))[-1:]), 0)
+        (changed,) = alternatives(items[place], 1 + _chance.randrange(6))[-1:] or [0]
     return [*items[:place], changed, *items[place + 1 :]]

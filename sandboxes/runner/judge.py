@@ -56,7 +56,7 @@ def _find_around_tests(solution: Solution, packages: Sequence[str]) -> None:
             if os.path.isdir(folder) and not os.path.exists(path := os.path.join(folder, "__init__.py")):
                 with open(path, "x"):
                     pass
-    sys.meta_path.insert(0, _Only(solution, packages))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _Only(solution, packages))
 
 
 class _Only:

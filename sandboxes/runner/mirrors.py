@@ -214,7 +214,7 @@ class Solution:
                 raise ValueError("a plain value of another type")
             if (mirrored.__module__, mirrored.__name__) == ("builtins", "coroutine"):
                 return self._run(number)
-            mirror = mirrored.__new__(mirrored, *content)
+            mirror: Any = mirrored.__new__(mirrored, *content)  # type: ignore[arg-type]
             object.__setattr__(mirror, _NUMBER, number)
             self._mirrors[number] = mirror
         return self._mirrors[number]
@@ -424,7 +424,7 @@ def _mirror_class(solution: Solution, number: int, described: Any) -> MirrorType
         others = [base for base in bases if base in _PLAIN_TYPES.values() or base in _EXCEPTIONS.values()]
         if (exception := _library_exception(module, name)) is not None:
             mirrored, others = [], [exception]
-        return MirrorType(name, (*(mirrored or [Mirror]), *others), namespace)
+        return MirrorType(name, (*(mirrored or (Mirror,)), *others), namespace)
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise SolutionGoneError("the judged code sent nonsense") from error
 

@@ -157,7 +157,8 @@ class _Server:
 
     def _call(self, function: Callable[..., Any], request: dict[str, Any], *first: Any) -> Any:
         arguments = [self._decode(item) for item in request["args"]]
-        return function(*first, *arguments, **{name: self._decode(item) for name, item in request.get("kwargs", {}).items()})
+        named = {name: self._decode(item) for name, item in request.get("kwargs", {}).items()}
+        return function(*first, *arguments, **named)
 
     def _special(self, request: dict[str, Any]) -> Any:
         target = self._target(request)
@@ -297,7 +298,7 @@ def _local(server: _Server, number: int, name: str, special: list[str]) -> Any:
     if (kind := _local_classes.get(key)) is None:
         kind = _local_classes[key] = type(name, (_Local,), {method: _asking(method) for method in special})
         kind.__getattr__ = _ask_attribute  # type: ignore[attr-defined]
-    local = object.__new__(kind)
+    local: Any = object.__new__(kind)
     local.__dict__.update(_number=number, _server=server, __name__=name, __qualname__=name)
     return local
 

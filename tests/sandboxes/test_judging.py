@@ -100,7 +100,8 @@ OBJECTS = {
 }
 PATCHING = (
     "import unittest\nfrom unittest import mock\nfrom bank import balance\n\n\n"
-    "class BankTest(unittest.TestCase):\n    def test_sum(self):\n        with mock.patch('bank.ledger.sum', lambda v: 7, create=True):\n"
+    "class BankTest(unittest.TestCase):\n    def test_sum(self):\n"
+    "        with mock.patch('bank.ledger.sum', lambda v: 7, create=True):\n"
     "            self.assertEqual(balance([1]), 7)\n"
 )
 FRAMEWORKS = ["unittest", "pytest"]
