@@ -347,8 +347,8 @@ _SPECIAL_NAMES = """
 abs add aenter aexit aiter and anext await bool bytes call ceil complex contains delitem divmod enter eq exit float
 floor floordiv format ge getitem gt hash iadd iand ifloordiv ilshift imatmul imod imul index int invert ior ipow irshift
 isub iter itruediv ixor le len length_hint lshift lt matmul missing mod mul ne neg next or pos pow radd rand rdivmod
-repr reversed rfloordiv rlshift rmatmul rmod rmul ror round rpow rrshift rshift rsub rtruediv rxor setitem str sub truediv
-trunc xor
+repr reversed rfloordiv rlshift rmatmul rmod rmul ror round rpow rrshift rshift rsub rtruediv rxor setitem str sub
+truediv trunc xor
 """
 SPECIAL_METHODS = frozenset(f"__{name}__" for name in _SPECIAL_NAMES.split())
 """Those that cross: what operators, built-in functions and statements call."""
