@@ -25,13 +25,22 @@ MAX_FAILURES = 50
 _CONFTEST = "conftest.py"
 _LEFT_OUT = {_CONFTEST, PYTEST_INI, ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini"}
 """Files of the judged code that could tell pytest what to do."""
-_SHARED = {
-    "capfd", "capfdbinary", "capsysbinary", "caplog", "recwarn", "monkeypatch", "tmp_path", "tmpdir",
+_SHARED_NAMES = {
+    "capfd", "capfdbinary", "capsysbinary", "caplog", "recwarn", "monkeypatch", "tmp_path", "tmpdir", "mocker",
     "tmp_path_factory", "tmpdir_factory", "mock", "patch", "Mock", "MagicMock", "AsyncMock", "subprocess", "tempfile",
-    "open", "Path", "reload", "sys", "os", "shutil", "inspect", "chdir", "assertLogs", "assertWarns", "warns",
-    "deprecated_call", "gc", "weakref", "pickle", "threading", "Thread", "ThreadPoolExecutor", "multiprocessing",
-    "asdict", "astuple", "fields", "vars", "create_task", "signal", "settrace", "getrefcount", "given",
+    "open", "Path", "sys", "os", "shutil", "inspect", "gc", "weakref", "pickle", "threading", "Thread",
+    "ThreadPoolExecutor", "multiprocessing", "dataclasses", "asdict", "astuple", "fields", "vars", "signal", "given",
 }  # fmt: skip
+_SHARED_ATTRIBUTES = {
+    "assertLogs",
+    "assertWarns",
+    "warns",
+    "deprecated_call",
+    "reload",
+    "chdir",
+    "create_task",
+    "patch",
+}
 """What tests use that needs the judged code in their own process: files, patches, variables, threads."""
 _MOST_RUNS = 6
 _WANTED_BITS = 6
@@ -344,10 +353,11 @@ def _is_deep(tree: ast.Module, modules: set[str]) -> bool:
         elif isinstance(node, ast.Import):
             judged |= {item.asname or _top(item.name) for item in node.names if _top(item.name) in modules}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name | ast.arg | ast.Attribute):
-            name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else node.attr
-            if name in _SHARED:
-                return True
+        if isinstance(node, ast.Attribute) and node.attr in _SHARED_ATTRIBUTES:
+            return True
+        name = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else ""
+        if name in _SHARED_NAMES:
+            return True
         if isinstance(node, ast.ClassDef) and any(_root(base) in judged for base in node.bases):
             return True  # objects of a class that is derived from a judged one are here
     return False
