@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import builtins
 import collections
-import datetime
-import decimal
-import fractions
 import functools
+import importlib
 import itertools
 import json
 import math
 import operator
 import os
-import pathlib
 import sys
 import types
-import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from . import values
@@ -262,59 +258,65 @@ _UNSHARED = _references()
 
 # --- values of the standard library and of numpy that cross by copy
 
-_DATES = (datetime.datetime, datetime.date, datetime.time)
-_BY_TEXT = {"Decimal": decimal.Decimal, "Fraction": fractions.Fraction, "UUID": uuid.UUID}
-_BY_TEXT |= {"PosixPath": pathlib.PosixPath, "PurePosixPath": pathlib.PurePosixPath}
-_OTHERS: dict[str, Any] = {"Ellipsis": Ellipsis, "NotImplemented": NotImplemented}
-_DICTS = {"OrderedDict": collections.OrderedDict, "Counter": collections.Counter}
+_MODULES = {
+    "Decimal": "decimal", "Fraction": "fractions", "UUID": "uuid", "PosixPath": "pathlib", "PurePosixPath": "pathlib",
+    "datetime": "datetime", "date": "datetime", "time": "datetime", "timedelta": "datetime",
+    "range": "builtins", "slice": "builtins", "OrderedDict": "collections", "Counter": "collections",
+}  # fmt: skip
+"""Types whose values cross, and the modules that they are in. These are imported when such a value comes."""
+_LONGEST_NUMBER = 10_000
 
 
 def _encode_library(value: Any, encode: Callable[..., Any], depth: int) -> list[Any] | None:
     kind: Any = type(value)
     name = kind.__name__
-    if _BY_TEXT.get(name) is kind:
-        return [name, str(value)]
-    if kind in _DATES and getattr(value, "tzinfo", None) in (None, datetime.UTC):
-        return [name, value.isoformat()]
-    if kind is datetime.timedelta:
-        return [name, value.days, value.seconds, value.microseconds]
-    if kind is range or kind is slice:
-        return [name, *(encode(item, depth + 1) for item in (value.start, value.stop, value.step))]
-    if _DICTS.get(name) is kind:
-        return [name, [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in value.items()]]
     if value is Ellipsis or value is NotImplemented:
         return [repr(value)]
-    numpy = sys.modules.get("numpy")
-    array = numpy is not None and (kind is numpy.ndarray or isinstance(value, numpy.generic))
-    if array and kind.__module__ == "numpy" and value.dtype.kind in "biufc":
-        return ["numpy", value.dtype.str, list(value.shape), kind is not numpy.ndarray, value.tobytes().hex()]  # type: ignore[union-attr]
+    if getattr(sys.modules.get(_MODULES.get(name, "")), name, None) is kind:
+        if name in ("datetime", "date", "time"):
+            offset = getattr(value, "utcoffset", lambda: None)()
+            return None if offset else [name, value.isoformat()]
+        if name == "timedelta":
+            return [name, value.days, value.seconds, value.microseconds]
+        if name in ("range", "slice"):
+            return [name, *(encode(item, depth + 1) for item in (value.start, value.stop, value.step))]
+        if name in ("OrderedDict", "Counter"):
+            return [name, [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in value.items()]]
+        return [name, str(value)]
+    if kind.__module__ == "numpy" and (numpy := sys.modules.get("numpy")) is not None:
+        scalar = isinstance(value, numpy.generic)
+        if (scalar or kind is numpy.ndarray) and value.dtype.kind in "biufc":
+            return ["numpy", value.dtype.str, list(value.shape), scalar, value.tobytes().hex()]
     return None
 
 
 def _decode_library(body: Any, decode: Callable[[Any], Any]) -> Any:
     name, *parts = body
-    if name in _BY_TEXT:
-        if len(parts[0]) > 10_000:
-            raise values.MalformedValueError("too long a number")
-        return _BY_TEXT[name](parts[0])
-    for kind in _DATES:
-        if name == kind.__name__:
-            return kind.fromisoformat(parts[0])
-    if name == "timedelta":
-        return datetime.timedelta(*map(int, parts))
-    if name in ("range", "slice"):
-        return {"range": range, "slice": slice}[name](*map(decode, parts))
-    if name in _DICTS:
-        return _DICTS[name](dict(values.watched([(decode(key), decode(item)) for key, item in parts[0]])))
+    if name in ("Ellipsis", "NotImplemented"):
+        return getattr(builtins, name)
     if name == "numpy":
-        import numpy
+        return _decode_array(*parts)
+    kind = getattr(importlib.import_module(_MODULES[name]), name)
+    if name in ("datetime", "date", "time"):
+        return kind.fromisoformat(parts[0])
+    if name == "timedelta":
+        return kind(*map(int, parts))
+    if name in ("range", "slice"):
+        return kind(*map(decode, parts))
+    if name in ("OrderedDict", "Counter"):
+        return kind(dict(values.watched([(decode(key), decode(item)) for key, item in parts[0]])))
+    if len(parts[0]) > _LONGEST_NUMBER:
+        raise values.MalformedValueError("too long a number")
+    return kind(parts[0])
 
-        dtype, shape, scalar, data = parts
-        if numpy.dtype(dtype).kind not in "biufc":
-            raise values.MalformedValueError("an array of objects")
-        array = numpy.frombuffer(bytes.fromhex(data), dtype).reshape(shape).copy()
-        return array[()] if scalar else array
-    return _OTHERS[name]
+
+def _decode_array(dtype: str, shape: Sequence[int], scalar: bool, data: str) -> Any:
+    import numpy
+
+    if numpy.dtype(dtype).kind not in "biufc":
+        raise values.MalformedValueError("an array of objects")
+    array = numpy.frombuffer(bytes.fromhex(data), dtype).reshape(shape).copy()
+    return array[()] if scalar else array
 
 
 # --- functions and classes of the standard library, which both ends have

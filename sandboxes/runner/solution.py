@@ -5,7 +5,6 @@ Nothing here is trusted: judged code runs in this process and may change any of 
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import importlib
 import operator
@@ -13,10 +12,13 @@ import os
 import sys
 import types
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import testing, values
 from .objects import SPECIAL_METHODS, Encoder, ProtocolError, library_name, library_value, receive, send
+
+if TYPE_CHECKING:
+    import asyncio
 
 SOLUTION = "solution"
 """Module name of judged code that is one text."""
@@ -179,6 +181,8 @@ class _Server:
         return {"o": self._number(module), "names": names, "all": stars}
 
     def _run(self, awaitable: Any) -> Any:
+        import asyncio  # hundreds of modules, which few need
+
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._loop)
