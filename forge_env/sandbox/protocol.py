@@ -237,7 +237,7 @@ How = Literal["apart", "counted"]
 
 @dataclass(frozen=True, slots=True)
 class TestsResult:
-    """Verdict of `Sandbox.run_tests`, which the judged code can't write."""
+    """Verdict of `Sandbox.run_tests`, made outside the judged code's process."""
 
     __test__ = False  # not a test class
 
@@ -485,11 +485,10 @@ class Sandbox(ABC):
     ) -> TestsResult:
         """Judge code by tests: unittest cases, `test_*` functions, plain asserts, or whatever needs pytest.
 
-        `apart`: the two run in processes, with users or namespaces, of their own; calls cross between them as plain
-        data, and the verdict leaves over a channel that the code does not have. `counted`: tests that import deeply
-        (compare objects, patch, catch its exceptions, read files or output) run beside the code; each is told of as
-        it starts and ends, and the verdict is made outside: every test of their text must be told of, tests that
-        can't pass are among them, and what judges must be unchanged.
+        `apart`: tests and code run in processes of their own. Tests reach objects of the judged code through mirrors,
+        results come back as plain values, and the verdict leaves over a channel that the code does not have.
+        `counted`: tests that patch, derive from judged classes or read files run in one process with the code, several
+        times, each time with some tests replaced by twins that honest code fails. docs/sandboxes.md describes both.
 
         Args:
             code: one module, which the tests import as `solution`.
@@ -498,7 +497,7 @@ class Sandbox(ABC):
             files: the judged files by path; a package in `src/` is found as well. A `conftest.py` or settings of
                 pytest among them are left out.
             packages: what the tests need from the index: checked against the sandbox's `SandboxSpec.packages`.
-            how: which way; by default `apart` unless the tests' text asks for more. The judged code has no say in it.
+            how: the way; by default `apart`, unless the tests' text needs more. The judged code has no say in it.
             limits: of each process.
 
         Raises:

@@ -20,7 +20,7 @@ import pytest
 import pytest_asyncio
 
 from forge_env.errors import SandboxError, SandboxFileError, SandboxPathError, UsageError
-from forge_env.sandbox.protocol import ExecResult, Limits, OutputChunk, Sandbox, SandboxEngine, SandboxSpec
+from forge_env.sandbox.protocol import ExecResult, How, Limits, OutputChunk, Sandbox, SandboxEngine, SandboxSpec
 
 SHORT = Limits(wall_s=0.6)
 
@@ -475,7 +475,7 @@ class JudgingTests:
             assert (await sandbox.run_tests(undecodable, checks)).passed
 
     async def test_files_are_judged_by_test_files(self, sandbox: Sandbox) -> None:
-        """Test files judge packages: apart where calls suffice, else beside them and counted; leaving earns nothing."""
+        """Test files judge packages, apart or beside them; code that ends the process earns nothing."""
         files = {"src/pkg/__init__.py": "from pkg.box import Box, size\n"}
         files["src/pkg/box.py"] = (
             "class Box:\n    def __init__(s, n): s.n = n\n    def __eq__(s, o): return s.n == o.n\n"
@@ -484,11 +484,12 @@ class JudgingTests:
         case = "import unittest\nfrom pkg import {0}\nclass T(unittest.TestCase):\n    def test(self): "
         calls = {"tests/test_a.py": case.format("size") + "self.assertEqual(size([1, 2]), 2)\n"}
         objects = {"tests/test_a.py": case.format("Box") + "self.assertEqual(Box(1), Box(1))\n"}
-        for tests, how in ((calls, "apart"), (objects, "counted")):
-            result = await sandbox.run_tests(files=files, tests=tests)
+        ways: tuple[tuple[dict[str, str], How], ...] = ((calls, "apart"), (objects, "apart"), (objects, "counted"))
+        for tests, how in ways:
+            result = await sandbox.run_tests(files=files, tests=tests, how=how)
             assert (result.passed, result.total, result.failures, result.how) == (True, 1, [], how)
             for code in ("import os\nos._exit(0)\n", "size = Box = lambda *a: 0\nraise SystemExit(0)\n"):
-                cheat = await sandbox.run_tests(files={**files, "src/pkg/box.py": code}, tests=tests)
+                cheat = await sandbox.run_tests(files={**files, "src/pkg/box.py": code}, tests=tests, how=how)
                 assert (cheat.passed, cheat.how) == (False, how)
 
 
