@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .mirrors import Solution
 
-CHECKED = frozenset(f"__{name}__" for name in ("eq", "lt", "le", "gt", "ge", "add", "radd", "sub", "rsub"))
+CHECKED = frozenset(f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge", "add", "radd", "sub", "rsub"))
 """Special methods whose answers are checked."""
 _DECOYS = 31
 _EACH = 6
@@ -27,6 +27,10 @@ _ALWAYS, _THEN = 32, 0.25
 """Comparisons that are all checked, and the share of the later ones."""
 _MAX_DOUBTS = 20
 _ORIGIN = "\0origin"
+_OTHER_ORIGIN = "\0other origin"
+"""Set on an object that a class has returned for different arguments."""
+_COMPARED = "\0compared"
+"""Of an object that answers a comparison: method, left and right side."""
 _chance = random.SystemRandom()
 
 
@@ -89,7 +93,9 @@ def remember(made: Any, target: Any, arguments: Sequence[Any], named: Mapping[st
 
     if isinstance(made, Mirror) and all(map(_is_plain, (*arguments, *named.values()))):
         call = _Call("special" if special else "call", target, special, arguments, named)
-        made.__dict__.setdefault(_ORIGIN, call)
+        earlier = made.__dict__.setdefault(_ORIGIN, call)
+        if (earlier.arguments, earlier.named) != (call.arguments, call.named):
+            made.__dict__[_OTHER_ORIGIN] = True
 
 
 def origin(value: Any) -> _Call | None:
@@ -106,9 +112,17 @@ def checked(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(other, Mirror) and not _is_plain(other):
             return NotImplemented  # `pytest.approx`, `mock.ANY`, classes of the tests: they decide
         answer = method(self, other)
-        if answer is True and other is not self:
+        if other is self and answer is True:
+            equals_itself(self, name)
+        if isinstance(answer, Mirror):
+            answer.__dict__[_COMPARED] = (name, self, other)
+        elif answer is not NotImplemented and other is not self:
             doubts: Doubts = type(self).__dict__["\0solution"].doubts
-            doubts.check(name, self, other)
+            if type(answer) in (bool, int, float, str):
+                if answer:
+                    doubts.check(name, self, other)
+            else:
+                doubts.note(f"{type(self).__name__}: a comparison was answered with a {type(answer).__name__}")
         return answer
 
     def combine(self: Any, other: Any) -> Any:
@@ -120,6 +134,20 @@ def checked(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         return answer
 
     return combine if name.removeprefix("__r").strip("_") in ("add", "sub") else compare
+
+
+def equals_itself(value: Any, name: str = "__eq__") -> None:
+    """Refuse an object that was made with different arguments to be compared with itself. Raises `AssertionError`."""
+    if name == "__ne__" or _OTHER_ORIGIN in value.__dict__:
+        raise AssertionError(
+            f"the same {type(value).__name__} for different arguments, or one that differs from itself"
+        )
+
+
+def check_truth(value: Any) -> None:
+    """Check the comparison that an object answers, since a test takes the object for true. Raises `AssertionError`."""
+    if (compared := value.__dict__.get(_COMPARED)) is not None:
+        type(value).__dict__["\0solution"].doubts.check(*compared)
 
 
 class Doubts:
@@ -136,7 +164,9 @@ class Doubts:
 
         if not self._is_due():
             return
-        if name != "__eq__":
+        if name == "__ne__":
+            self._try(lambda: self._check_unequal(left, right), left)
+        elif name != "__eq__":
             self._try(lambda: self._check_order(name, left, right), left)
         elif not isinstance(right, Mirror):
             self._try(lambda: self._check_constant(left, right), left)
@@ -156,25 +186,29 @@ class Doubts:
     def _try(self, check: Callable[[], str | None], left: Any) -> None:
         """Run a check in a copy of the judged code. It returns a doubt, or raises."""
         if not self._solution.fork():
-            self._doubt("no copy of the judged code could be made to check a comparison")
+            self.note("no copy of the judged code could be made to check a comparison")
             return
         try:
             doubt = check()
         finally:
             self._solution.join()
         if doubt:
-            self._doubt(f"{type(left).__name__}: {doubt}")
+            self.note(f"{type(left).__name__}: {doubt}")
 
-    def _doubt(self, note: str) -> None:
+    def note(self, note: str) -> None:
+        """Report a doubt with the verdict."""
         if note not in self.notes and len(self.notes) < _MAX_DOUBTS:
             self.notes.append(note)
 
     def _holds(self, name: str, left: Any, right: Any) -> bool | None:
         """Whether a comparison is true in the copy; None if it raises."""
-        from .mirrors import number_of
+        from .mirrors import Mirror, number_of
 
         try:
-            return self._solution.ask("special", number_of(left), name, right) is True
+            answer = self._solution.ask("special", number_of(left), name, right)
+            if isinstance(answer, Mirror):
+                answer = self._solution.ask("operate", number_of(answer), "truth")
+            return answer is not NotImplemented and bool(answer)
         except Exception:  # noqa: BLE001  a decoy that the judged code refuses tells nothing
             return None
 
@@ -216,6 +250,10 @@ class Doubts:
         if answers and all(map(all, answers.values())) and call.is_class:
             raise AssertionError(f"a {type(other).__name__} that claims to equal objects made with other arguments")
         return "objects of the judged code were compared, and other arguments did not always make a difference"
+
+    def _check_unequal(self, left: Any, right: Any) -> None:
+        if self._holds("__eq__", left, right) is True:
+            raise AssertionError(f"a {type(left).__name__} that claims to be both equal and unequal")
 
     def _check_order(self, name: str, left: Any, right: Any) -> str | None:
         from .mirrors import Mirror

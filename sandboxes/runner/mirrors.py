@@ -381,6 +381,18 @@ class Mirror:
     def __delattr__(self, name: str) -> None:
         _solution_of(type(self)).ask("delete", number_of(self), name)
 
+    def __bool__(self) -> bool:
+        decoys.check_truth(self)
+        return len(self) != 0 if hasattr(type(self), "__len__") else True
+
+    def __eq__(self, other: object) -> Any:
+        if self is not other:
+            return NotImplemented
+        decoys.equals_itself(self)
+        return True
+
+    __hash__ = object.__hash__
+
     def __copy__(self) -> Any:
         return _solution_of(type(self)).ask("copied", number_of(self), "copy")
 
@@ -420,11 +432,12 @@ def _mirror_class(solution: Solution, number: int, described: Any) -> MirrorType
         for method, origin in described["special"].items():
             if method in SPECIAL_METHODS:
                 namespace[method] = None if origin == "none" else special_method(method, by_value=origin == "plain")
-        mirrored = [base for base in bases if isinstance(base, MirrorType)]
-        others = [base for base in bases if base in _PLAIN_TYPES.values() or base in _EXCEPTIONS.values()]
+        first = [base for base in bases if isinstance(base, MirrorType) or base in _PLAIN_TYPES.values()]
+        exceptions = [base for base in bases if base in _EXCEPTIONS.values()]
         if (exception := _library_exception(module, name)) is not None:
-            mirrored, others = [], [exception]
-        return MirrorType(name, (*(mirrored or (Mirror,)), *others), namespace)
+            first, exceptions = [], [exception]
+        mirror = () if any(isinstance(base, MirrorType) for base in first) else (Mirror,)
+        return MirrorType(name, (*first, *mirror, *exceptions), namespace)
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise SolutionGoneError("the judged code sent nonsense") from error
 
@@ -464,6 +477,13 @@ def special_method(name: str, *, by_value: bool) -> Callable[..., Any]:
         return _exit
     if name in decoys.CHECKED:
         return decoys.checked(name, method)
+    if name == "__bool__":
+
+        def truth(self: Any) -> Any:
+            decoys.check_truth(self)
+            return method(self)
+
+        return truth
     if name == "__call__":
 
         def call(self: Any, *arguments: Any, **named: Any) -> Any:

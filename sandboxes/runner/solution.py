@@ -32,8 +32,9 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "len": len,
     "iter": iter,
     "contains": operator.contains,
+    "truth": operator.truth,
 }
-"""What tests do to classes, by name."""
+"""What tests do to classes, and to what answers a comparison, by name."""
 
 
 def serve(code: str, channel: int) -> NoReturn:
