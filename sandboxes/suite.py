@@ -215,10 +215,14 @@ def _passing_twin(suite: Suite, all_outcomes: Sequence[_Outcomes]) -> str | None
         by_kind: dict[Kind | None, list[bool]] = {}
         for run, outcomes in zip(suite.runs, all_outcomes, strict=True):
             kind = run.twins[name].kind if name in run.twins else None
-            by_kind.setdefault(kind, []).append("passed" in outcomes.by_test[name])
-        passed, inner = all(by_kind.pop(None, [])), by_kind.pop("inner", [])
-        if passed and (any(map(any, by_kind.values())) or (inner and all(inner))):
+            fails = kind in (None, "opposite") and "failed" in outcomes.by_test[name]
+            by_kind.setdefault(kind, []).append("passed" in outcomes.by_test[name] and not fails)
+        passed, opposite = by_kind.pop(None, []), by_kind.pop("opposite", [])
+        unsure = [reports for kind in ("inner", "unsure") if (reports := by_kind.pop(kind, []))]
+        if all(passed) and (any(map(any, by_kind.values())) or any(map(all, unsure))):
             return f"{name} passed with other constants, which honest code fails"
+        if all(passed) and not all(opposite):
+            return f"{name} found values equal to other constants as well"
     return None
 
 
@@ -452,9 +456,10 @@ def _kinds(expected: Expected) -> set[str]:
 def _in_turn(twins: Sequence[Twin], count: int) -> list[Twin]:
     """`count` of the twins in random order; those that honest code surely fails first, and each kind in turn."""
     chance = secrets.SystemRandom()
-    kinds = ("literal",) if any(twin.kind == "literal" for twin in twins) else ("negated", "inner")
+    kinds = ("literal", "opposite") if any(twin.kind == "literal" for twin in twins) else ("negated", "unsure", "inner")
     pools = [pool for kind in kinds if (pool := [twin for twin in twins if twin.kind == kind])]
-    chosen = [chance.choice(pools[number % len(pools)]) for number in range(count)]
+    first = chance.randrange(len(pools))
+    chosen = [chance.choice(pools[(first + number) % len(pools)]) for number in range(count)]
     return chance.sample(chosen, count)
 
 

@@ -5,11 +5,15 @@ suite is run several times, each time in a new process and with other tests repl
 tell from the real ones. Code that passes the tests honestly fails their twins. Code that makes tests pass, by whatever
 means, makes twins pass too.
 
-Three kinds, by how surely honest code fails them:
+Three kinds of twins, by how surely honest code fails them:
 - a literal that is compared with a value is replaced: `assert f(1) == 2` by `assert f(1) == 5`;
 - an assertion is negated: `assert f(1) in table` by `assert not (f(1) in table)`;
-- a literal inside a call in a comparison is replaced: `assert f(1) == Point(2, 3)` by `Point(2, 7)`. Honest code
-  nearly always fails these; they count against the code only if all of a test's pass.
+- a literal inside a call in a comparison is replaced (`assert f(1) == Point(2, 3)` by `Point(2, 7)`), or an assertion
+  is changed that may not be reached (in a loop). Honest code nearly always fails these; they count against the code
+  only if all of a test's pass.
+
+And one that honest code passes: every comparison with a literal is replaced by its opposite with another one,
+`assert f(1) == 2` by `assert not (f(1) == 5)`. An object that claims to equal anything fails it.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from typing import Literal
 
 from sandboxes.runner.decoys import alternatives
 
-Kind = Literal["literal", "negated", "inner"]
+Kind = Literal["literal", "negated", "inner", "unsure", "opposite"]
 _chance = secrets.SystemRandom()
 _LEAVES = {"skip", "skipTest", "SkipTest", "importorskip", "xfail", "skipif", "skipIf", "skipUnless", "expectedFailure"}
 _HARMLESS_MARKS = {"parametrize", "usefixtures", "asyncio", "slow", "unit"}
@@ -56,6 +60,8 @@ class Twin:
 
     kind: Kind
     edits: tuple[Edit, ...]
+    opposite: tuple[Edit, ...] = ()
+    """Of a literal that is replaced: the edits that negate the comparison as well."""
 
 
 def edited(source: bytes, edits: Iterable[Edit]) -> bytes:
@@ -69,7 +75,11 @@ def twins_of(function: ast.FunctionDef | ast.AsyncFunctionDef, source: bytes) ->
     """The twins of a test that surely runs to its end; none for one that may skip, return early or expect to fail."""
     if not all(map(_is_harmless, function.decorator_list)) or _may_leave(function):
         return []
-    return list(_Finder(source).twins(function.body))
+    twins = list(_Finder(source).twins(function.body))
+    opposites = [twin.opposite for twin in twins if twin.kind == "literal" and twin.opposite]
+    if opposites:
+        twins.append(Twin("opposite", tuple(edit for edits in opposites for edit in edits)))
+    return twins
 
 
 def _is_harmless(decorator: ast.expr) -> bool:
@@ -107,13 +117,20 @@ class _Finder:
         """Twins by the assertions that are reached in any case."""
         for statement in body:
             if isinstance(statement, ast.With):
-                names = {
-                    _name(item.context_expr.func) for item in statement.items if isinstance(item.context_expr, ast.Call)
-                }
+                contexts = [item.context_expr for item in statement.items]
+                names = {_name(context.func) if isinstance(context, ast.Call) else "" for context in contexts}
                 if names & _RAISES:
                     yield from self._raises(statement)
                 elif names <= {"subTest"}:
                     yield from self.twins(statement.body)
+                else:
+                    yield from self._unsure(statement.body)
+            elif isinstance(statement, ast.For | ast.AsyncFor):
+                for literal in _literals_in_calls(statement.iter):
+                    yield from self._replaced("inner", literal, True)
+                yield from self._unsure(statement.body)
+            elif isinstance(statement, ast.AsyncWith):
+                yield from self._unsure(statement.body)
             elif isinstance(statement, ast.Assert):
                 yield from self._assert(statement.test)
             elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
@@ -122,9 +139,16 @@ class _Finder:
                     for literal in filter(_is_literal, statement.value.args):
                         yield from self._replaced("inner", literal, True)
 
+    def _unsure(self, body: Sequence[ast.stmt]) -> Iterator[Twin]:
+        """Twins by assertions that may not be reached, or whose failure may not get out."""
+        for twin in self.twins(body):
+            yield Twin("unsure" if twin.kind == "negated" else "inner", twin.edits)
+
     def _assert(self, test: ast.expr) -> Iterator[Twin]:
         if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
-            yield from self._compared(test.left, test.comparators[0])
+            start, end = self._span(test)
+            around = (Edit(start, start, b"not ("), Edit(end, end, b")"))
+            yield from self._compared(test.left, test.comparators[0], around)
         start, end = self._span(test)
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             start, _ = self._span(test.operand)
@@ -135,15 +159,15 @@ class _Finder:
 
     def _method(self, call: ast.Call) -> Iterator[Twin]:
         name = _name(call.func)
-        if not (
-            isinstance(call.func, ast.Attribute) and _name(call.func.value) == "self" and name.startswith("assert")
-        ):
+        of_self = isinstance(call.func, ast.Attribute) and _name(call.func.value) == "self"
+        if not (of_self and name.startswith("assert")):
             return
+        _, end = self._span(call.func)
+        negation = (Edit(end - len(name), end, _OPPOSITES[name].encode()),) if name in _OPPOSITES else ()
         if name in _EQUALITIES and len(call.args) >= 2:
-            yield from self._compared(call.args[0], call.args[1], approximate=name in _APPROXIMATE)
-        if name in _OPPOSITES:
-            _, end = self._span(call.func)
-            yield Twin("negated", (Edit(end - len(name), end, _OPPOSITES[name].encode()),))
+            yield from self._compared(call.args[0], call.args[1], negation, approximate=name in _APPROXIMATE)
+        if negation:
+            yield Twin("negated", negation)
 
     def _raises(self, statement: ast.With) -> Iterator[Twin]:
         for item in statement.items:
@@ -152,25 +176,25 @@ class _Finder:
                 yield Twin("literal", (Edit(*self._span(call.args[0]), b"UnicodeTranslateError"),))
                 return
 
-    def _compared(self, left: ast.expr, right: ast.expr, *, approximate: bool = False) -> Iterator[Twin]:
+    def _compared(
+        self, left: ast.expr, right: ast.expr, negation: tuple[Edit, ...], *, approximate: bool = False
+    ) -> Iterator[Twin]:
         sides = [side for side in (left, right) if _is_literal(side)]
         if len(sides) == 1:
-            yield from self._replaced("literal", sides[0], approximate)
+            yield from self._replaced("literal", sides[0], approximate, negation)
         elif not sides:
             for side in (left, right):
-                if (
-                    isinstance(side, ast.Call)
-                    and _name(side.func) == "approx"
-                    and side.args
-                    and _is_literal(side.args[0])
-                ):
-                    yield from self._replaced("literal", side.args[0], True)
+                about = side.args[:1] if isinstance(side, ast.Call) and _name(side.func) in _APPROXIMATE else []
+                if about and _is_literal(about[0]):
+                    yield from self._replaced("literal", about[0], True, negation)
                     return
             for side in (right, left):
                 for inner in _literals_in_calls(side):
                     yield from self._replaced("inner", inner, True)
 
-    def _replaced(self, kind: Kind, node: ast.expr, approximate: bool) -> Iterator[Twin]:
+    def _replaced(
+        self, kind: Kind, node: ast.expr, approximate: bool, negation: tuple[Edit, ...] = ()
+    ) -> Iterator[Twin]:
         value = ast.literal_eval(node)
         if approximate and type(value) in (int, float):
             others = [value + step * (1 + abs(value)) for step in (1, 2, 3)]
@@ -178,7 +202,8 @@ class _Finder:
             others = alternatives(value, 4)
         if others:
             text = repr(_chance.choice(others)).encode("utf-8", "surrogatepass")
-            yield Twin(kind, (Edit(*self._span(node), b"(" + text + b")"),))
+            edit = Edit(*self._span(node), b"(" + text + b")")
+            yield Twin(kind, (edit,), (edit, *negation) if negation else ())
 
 
 def _is_literal(node: ast.expr) -> bool:
