@@ -47,6 +47,10 @@ TESTS_RESULTS: ContextVar[list[TestsResult] | None] = ContextVar("tests_results"
 """Collects the results of hidden tests for a caller that wants to know how they judged, and why a solution failed."""
 
 
+NOT_CHEAT_PROOF = "not_cheat_proof"
+"""Metric of episodes whose score a cheat could have got as well."""
+
+
 class SandboxEnvironmentConfig(ToolEnvironmentConfig):
     """Limits of what runs in the sandbox.
 
@@ -62,6 +66,9 @@ class SandboxEnvironmentConfig(ToolEnvironmentConfig):
     """CPU seconds of one command or program; those in a session have wall seconds only."""
     memory_mb: int = Field(256, ge=32)
     """Memory of one command or program, MiB."""
+    require_cheat_proof: bool = False
+    """Refuse scores that the judged code could have forged: tests that must run beside it are an error, and a verdict
+    with doubts is a failed one."""
 
 
 class SandboxEnvironment(ToolEnvironment):
@@ -112,6 +119,8 @@ class SandboxEnvironment(ToolEnvironment):
         """What the agent left in its sandbox, once that was given back."""
         self._not_moved = False
         """What it left is more than can be moved to another sandbox."""
+        self._doubtful = False
+        """Hidden tests passed in a way that a cheat could have passed as well."""
         self._holding = AsyncExitStack()
         self._sessions: dict[str, Session] = {}
         self._session_turn = asyncio.Lock()
@@ -230,7 +239,19 @@ class SandboxEnvironment(ToolEnvironment):
             result = await fresh.run_tests(files=self._left, tests=tests, how=how, limits=limits or self.limits)
         if (results := TESTS_RESULTS.get()) is not None:
             results.append(result)
+        if result.passed and result.doubts:
+            result = self._doubted(result)
         return result
+
+    def _doubted(self, result: TestsResult) -> TestsResult:
+        """A passed result that a cheat could have got as well: counted, or refused if the option says so."""
+        if not self.config.require_cheat_proof:
+            self._doubtful = True
+            return result
+        if result.how == "counted":
+            fix = "write tests that can be judged apart (docs/sandboxes.md), or set require_cheat_proof: false"
+            raise UsageError(f"hidden tests of {type(self).__name__} are not cheat-proof: {result.doubts[0]}", fix=fix)
+        return replace(result, passed=False, failed=result.total, failures=result.doubts)
 
     @asynccontextmanager
     async def fresh_sandbox(self) -> AsyncIterator[Sandbox]:
@@ -246,7 +267,8 @@ class SandboxEnvironment(ToolEnvironment):
             yield fresh
 
     def _counted(self) -> dict[str, float]:
-        return {**super()._counted(), **({"not_moved": 1.0} if self._not_moved else {})}
+        flags = {"not_moved": self._not_moved, NOT_CHEAT_PROOF: self._doubtful}
+        return {**super()._counted(), **{name: 1.0 for name, is_set in flags.items() if is_set}}
 
     async def _give_back(self) -> None:
         """Keep what the agent left, and have the engine take its sandbox."""
@@ -277,7 +299,7 @@ class SandboxEnvironment(ToolEnvironment):
         if self.sandboxes is None:
             name = type(self).__name__
             raise UsageError(f"{name} runs code and was given no sandboxes", fix="fe.make(NAME, sandboxes=engine)")
-        self._left, self._not_moved = None, False
+        self._left, self._not_moved, self._doubtful = None, False, False
         what = f"{type(self).__name__}.spec_of"
         with environment_code(what, task.id):
             spec = self.spec_of(task)

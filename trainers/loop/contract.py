@@ -6,6 +6,7 @@
     tokens      what is trained on is what was sampled, by count and hash, every step     stops it
     rewards     they differ                                                              a warning
     answers     the model answers different tasks differently                            a warning
+    scores      no score rests on tests that the judged code could have changed           a warning
 
 Where going on would train something else than the recipe says, the run ends with what to look at; what may be the
 task's own nature is a warning. There is nothing to set. Each is decided once a session and then costs nothing, but for
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from forge_env.environment.sandbox_environment import NOT_CHEAT_PROOF
 from forge_env.errors import ContractError, InfrastructureError
 from forge_env.run import Run
 from forge_env.run.contract import CLAUSES, Clause, Verdict
@@ -107,6 +109,7 @@ class Contract:
         self._verdicts = {clause: self._verdicts[clause] for clause in OF_TASKS if clause in self._verdicts}
         self._rewards: list[Any] = []
         self._signal = False
+        self._scores_doubtful = False
         self._served: dict[int, int] = {}
         """What replicas held before, by number."""
         self._sums: Sums | None = None
@@ -135,6 +138,7 @@ class Contract:
             "tokens": "no sequence was learned",
             "rewards": f"fewer than {STEPS} steps were trained, and all their rewards are the same",
             "answers": f"fewer than {TASKS} tasks were played",
+            "scores": "no step was done",
         }
         for clause in filter(self._is_open, CLAUSES):
             self._say(clause, "open", waits[clause])
@@ -311,6 +315,7 @@ class Contract:
         self._step += 1
         self._judge_tokens(figures)
         self._judge_rewards(groups)
+        self._judge_scores(groups)
 
     def tokens_differ(self, error: ContractError) -> ContractError:
         """The trainer has refused a step."""
@@ -348,6 +353,22 @@ class Contract:
                     "there is nothing to learn from: look at the rubric with `forge-env validate`, or try easier tasks"
                 )
                 self._say("rewards", "doubtful", f"{text}: {fix}")
+
+    def _judge_scores(self, groups: Sequence[GroupRecord]) -> None:
+        """Warn at the first step that has a doubtful score, also after steps without."""
+        if self._scores_doubtful:
+            return
+        flagged = [group.metrics[NOT_CHEAT_PROOF] for group in groups if NOT_CHEAT_PROOF in group.columns]
+        doubtful = int(sum(map(np.sum, flagged)))
+        episodes = sum(len(group.table) for group in groups)
+        if doubtful:
+            self._scores_doubtful = True
+            fix = "judge apart (docs/sandboxes.md), or refuse them: environment.options.require_cheat_proof=true"
+            text = f"{doubtful:,} of {episodes:,} episodes were scored by tests that run beside the judged code: {fix}"
+            self._say("scores", "doubtful", text)
+        elif self._is_open("scores"):
+            text = f"none of {episodes:,} episodes was scored by tests that the judged code could have changed"
+            self._say("scores", "holds", text)
 
 
 def _sampled_by(segment: Segment, version: int) -> bool:

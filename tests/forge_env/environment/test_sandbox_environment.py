@@ -236,6 +236,45 @@ async def test_whatever_an_agent_leaves_its_episode_is_scored(
     await env.close()
 
 
+BESIDE = "import sys\nfrom own import f\ndef test(): assert sys.path and f() == 1\n"
+COMPARED = "from own import Box\ndef test(): assert Box() == Box()\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("code", "tests"),
+    [("def f(): return 1\n", BESIDE), ("class Box:\n    def __eq__(self, other): return True\n", COMPARED)],
+    ids=["beside", "apart"],
+)
+async def test_a_score_that_is_not_cheat_proof_is_counted_or_refused(
+    engine: SandboxEngine, code: str, tests: str
+) -> None:
+    class Judged(Repaired):
+        rubric = fe.Rubric(lambda env: judged(env))
+
+    async def judged(env: Repaired) -> float:
+        return float((await env.run_hidden_tests({"test_own.py": tests})).passed)
+
+    async def played(**options: bool) -> tuple[float, dict[str, float]]:
+        env = Judged(Judged.config_class(**options), sandboxes=engine)
+        try:
+            await env.reset(seed=0)
+            await env.sandbox.write_files({"own.py": code})
+            _, reward, _, _, info = await env.step("Done.")
+        finally:
+            await env.close()
+        return reward, info["metrics"]
+
+    reward, metrics = await played()
+    assert (reward, metrics["not_cheat_proof"]) == (1.0, 1.0)
+    if tests is BESIDE:
+        with pytest.raises(fe.ForgeError, match="not cheat-proof"):
+            await played(require_cheat_proof=True)
+    else:
+        reward, metrics = await played(require_cheat_proof=True)
+        assert (reward, metrics.get("not_cheat_proof")) == (0.0, None)
+
+
 async def size(sandbox: Sandbox) -> int:
     found = await sandbox.run_python("import os\nfolder = os.statvfs('.')\nprint(folder.f_blocks * folder.f_frsize)")
     return int(found.stdout) >> 20

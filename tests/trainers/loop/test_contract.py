@@ -143,7 +143,7 @@ async def test_a_healthy_run_keeps_it_and_says_so(run: Run, caplog: pytest.LogCa
         assert f"contract: {clause}: holds: " in caplog.text
     assert serving.asked == 0
     assert await contract.weights_sent() is None, "it costs nothing any more"
-    assert in_a_sentence(read_contract(run.folder.contract)).startswith("6 of the 6 ")
+    assert in_a_sentence(read_contract(run.folder.contract)).startswith("7 of the 7 ")
     contract.begin_again()  # the run was set back: weights, tokens and rewards are looked at again
     assert await contract.weights_sent() is not None
     contract.close()
@@ -268,6 +268,19 @@ def test_constant_rewards_are_a_warning_and_others_are_not(run: Run) -> None:
     for _ in range(STEPS):
         again.trained([group([0.5, 0.5])], GOOD)  # a teacher's signal
     assert said(run)["rewards"].verdict == "holds"
+
+
+def test_scores_that_a_cheat_could_have_earned_are_a_warning(run: Run) -> None:
+    contract = made(run)
+    contract.trained([group([0.0, 1.0])], GOOD)
+    assert said(run)["scores"].verdict == "holds"
+    columns = ("reward", "advantage", "turns", "tokens", "truncated", "not_cheat_proof")
+    table = np.array([[1.0, 0.0, 1, 3, 0, 1.0], [0.0, 0.0, 1, 3, 0, 0.0]])
+    for _ in range(2):
+        contract.trained([GroupRecord("task", columns, table, True)], GOOD)
+    assert said(run)["scores"].verdict == "doubtful"
+    assert "1 of 2 episodes" in said(run)["scores"].text
+    assert len(run.state.warnings) == 1
 
 
 def test_a_model_that_answers_the_same_to_everything(run: Run) -> None:
