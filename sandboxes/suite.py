@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from forge_env.errors import UsageError
-from forge_env.sandbox import ExecResult, How, TestsResult
+from forge_env.sandbox import ExecResult, How, Outcome, TestsResult
 from sandboxes.runner import values
 from sandboxes.runner.programs import RUN_FOLDER
 from sandboxes.runner.testing import PYTEST_INI
@@ -142,9 +142,19 @@ def verdict_apart(execution: ExecResult, stream: bytes, judge: Header) -> TestsR
         failures = [str(line) for line in verdict["failures"]]
         doubts = [str(line) for line in verdict["doubts"]]
         total, failed = int(verdict["total"]), int(verdict["failed"])
-        return TestsResult(not failed and total > 0, total, failures, execution, "apart", failed, doubts)
+        by_test = {str(test): worst(None, outcome) for test, outcome in verdict["outcomes"]}
+        return TestsResult(not failed and total > 0, total, failures, execution, "apart", failed, doubts, by_test)
     why = "timed out" if execution.timed_out else str(judge.get("stderr", "")).strip()[-500:]
     return TestsResult(False, 0, [f"the tests came to no verdict: {why}"], execution, "apart", 0)
+
+
+_OUTCOMES: tuple[Outcome, ...] = ("passed", "skipped", "failed")
+
+
+def worst(before: Outcome | None, outcome: str) -> Outcome:
+    """The worse of two outcomes of one test; what is none counts as failed."""
+    now = _OUTCOMES[_OUTCOMES.index(outcome)] if outcome in _OUTCOMES else "failed"  # type: ignore[arg-type]
+    return max(before or now, now, key=_OUTCOMES.index)
 
 
 @dataclass
@@ -162,6 +172,7 @@ def verdict_beside(executions: Sequence[tuple[ExecResult, bytes]], suite: Suite)
     """The verdict on the runs of a suite: every real test passes, and every twin fails."""
     all_outcomes = [_outcomes(stream, execution) for execution, stream in executions]
     total, failures = 0, []
+    by_test: dict[str, Outcome] = {}
     problem = None
     for run, outcomes in zip(suite.runs, all_outcomes, strict=True):
         problem = problem or outcomes.problem or _left_out(suite, outcomes)
@@ -170,6 +181,7 @@ def verdict_beside(executions: Sequence[tuple[ExecResult, bytes]], suite: Suite)
             first = run is suite.runs[0] or bool(suite.runs[0].twins.get(name))
             if name in run.twins or (not first and outcome != "failed"):
                 continue
+            by_test[test] = worst(by_test.get(test), outcome)
             expected = suite.expected.get(name)
             total += first and outcome != "skipped"
             if outcome == "failed" or (outcome == "skipped" and expected and not expected.may_skip):
@@ -186,7 +198,9 @@ def verdict_beside(executions: Sequence[tuple[ExecResult, bytes]], suite: Suite)
         doubts.append(f"{bare} of {len(suite.expected)} tests have no twin that would show a forged outcome")
     passed = not failures and total > 0
     failures = list(dict.fromkeys(failures))
-    return TestsResult(passed, total, failures[:MAX_FAILURES], execution, "counted", min(len(failures), total), doubts)
+    return TestsResult(
+        passed, total, failures[:MAX_FAILURES], execution, "counted", min(len(failures), total), doubts, by_test
+    )
 
 
 def _outcomes(stream: bytes, execution: ExecResult) -> _Outcomes:

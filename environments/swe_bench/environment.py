@@ -12,11 +12,12 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 import forge_env as fe
-from environments.swe_bench.instances import files_at, read_instances
+from environments.swe_bench.instances import Instance, files_at, parts_of, read_instances
 from forge_env.environment.base import EnvironmentConfig
 from forge_env.errors import UsageError
-from forge_env.sandbox import Limits, SandboxSpec, TestsResult
+from forge_env.sandbox import Limits, Outcome, SandboxSpec, TestsResult
 from forge_env.types import Action, Task
+from forge_env.visible import one_line
 
 _SETTINGS = ("pytest.ini", "tox.ini", "setup.cfg")
 _CONFTEST = "conftest.py"
@@ -88,7 +89,13 @@ class SWEBench(fe.SandboxEnvironment):
         )
 
     def files(self, task: Task) -> Mapping[str, str | bytes]:
-        """The repository at its base commit, without its history, which may hold the solution."""
+        """The repository at its base commit, without its history, which may hold the solution.
+
+        Raises:
+            UsageError: the instance can't be judged, since the data set cut ids of its tests.
+        """
+        if problem := _cut(self._instances[task.id]):
+            raise UsageError(f"instance {task.id}: {problem}", fix=f"correct or remove it in {self.config.file}")
         return dict(self._at(task))
 
     def gold_files(self, task: Task) -> Mapping[str, str]:
@@ -117,14 +124,20 @@ class SWEBench(fe.SandboxEnvironment):
 
     async def _what_is_wrong(self, task: Task) -> str | None:
         instance = self._instances[task.id]
+        if problem := _cut(instance):
+            return problem
         before = passing(await self._judged(task, self._at(task)), instance.tests)
-        after = passing(await self._judged(task, self._at(task, instance.patch)), instance.tests)
+        result = await self._judged(task, self._at(task, instance.patch))
+        after = passing(result, instance.tests)
+        if result.outcomes and (missing := [name for name in instance.tests if not _reported(result, name)]):
+            return f"there is no test {missing[0]}: correct its lists of tests"
         if too_early := [name for name in instance.fail_to_pass if name in before]:
             return f"{too_early[0]} passes before the patch already"
         if broken := [name for name in instance.pass_to_pass if name not in before]:
             return f"{broken[0]} doesn't pass before the patch"
         if broken := [name for name in instance.tests if name not in after]:
-            return f"{broken[0]} doesn't pass after the patch"
+            why = "" if result.outcomes or not result.failures else f": {one_line(result.failures[0], 300)}"
+            return f"{broken[0]} doesn't pass after the patch{why}"
         return None
 
     async def _judged(self, task: Task, files: Mapping[str, bytes]) -> TestsResult:
@@ -140,8 +153,8 @@ class SWEBench(fe.SandboxEnvironment):
         """
         instance = self._instances[task.id]
         there = self._at(task, instance.test_patch)
-        if missing := [name for name in instance.tests if not _is_defined(name, there)]:
-            raise UsageError(f"instance {task.id}: there is no test {missing[0]}", fix="correct its lists of tests")
+        if missing := [name for name in instance.tests if parts_of(name)[0] not in there]:
+            raise UsageError(f"instance {task.id}: there is no file of {missing[0]}", fix="correct its lists of tests")
         folders = {posixpath.dirname(path) for path in instance.test_paths}
         folders = {folder for folder in folders if _FOR_TESTS.intersection(folder.split("/"))}
         return {
@@ -179,23 +192,27 @@ class SWEBench(fe.SandboxEnvironment):
 
 
 def passing(result: TestsResult, names: Sequence[str]) -> set[str]:
-    """Which of the tests passed; none where there is no verdict on each."""
-    of_tests = ["::" in line.partition(": ")[0] for line in result.failures]
-    if result.total == 0 or result.failed > len(of_tests) or not all(of_tests):
-        return set()
-    failed = {line.partition(": ")[0] for line in result.failures}
-    failed |= {name.partition("[")[0] for name in failed}
-    return {name for name in names if name not in failed}
+    """Which of the tests were reported to have passed."""
+    return {name for name in names if (found := _reported(result, name)) and set(found) == {"passed"}}
+
+
+def _reported(result: TestsResult, name: str) -> list[Outcome]:
+    """The outcome of a test; an id without parameters stands for all of the test's."""
+    if name in result.outcomes:
+        return [result.outcomes[name]]
+    return [] if "[" in name else [outcome for test, outcome in result.outcomes.items() if test.startswith(f"{name}[")]
+
+
+def _cut(instance: Instance) -> str:
+    """What is wrong with the ids of its tests, or an empty string."""
+    if not (cut := instance.cut_ids):
+        return ""
+    return f"the data set cut {len(cut)} of its {len(instance.tests)} tests' ids, so it can't be judged: {cut[0]}"
 
 
 def _is_test(path: str) -> bool:
     name = posixpath.basename(path)
     return name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py") or name == "tests.py")
-
-
-def _is_defined(name: str, files: Mapping[str, bytes]) -> bool:
-    path, *_, function = name.split("::")
-    return f"def {function.partition('[')[0]}(".encode() in files.get(path, b"")
 
 
 async def solved(env: SWEBench, task: Task) -> float:

@@ -31,6 +31,11 @@ def _names(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) else value
 
 
+def parts_of(test_id: str) -> list[str]:
+    """Path, classes and function of a test's id; what follows the first bracket are parameters, and may hold `::`."""
+    return test_id.partition("[")[0].split("::")
+
+
 Names = Annotated[list[str], BeforeValidator(_names)]
 
 
@@ -54,6 +59,14 @@ class Instance(BaseModel):
     """Tests that pass before and after."""
 
     @property
+    def cut_ids(self) -> list[str]:
+        """Ids of tests that the data set cut: at a blank among a test's parameters (`test_a[two` of `test_a[two b]`).
+
+        Several tests may begin so: which of them is meant, nothing says.
+        """
+        return [name for name in self.tests if "[" in name and not name.endswith("]")]
+
+    @property
     def tests(self) -> list[str]:
         """All that must pass."""
         return [*self.fail_to_pass, *self.pass_to_pass]
@@ -61,7 +74,7 @@ class Instance(BaseModel):
     @property
     def test_paths(self) -> list[str]:
         """The files that hold them, and those that the test patch writes."""
-        return sorted({name.partition("::")[0] for name in self.tests} | set(_TARGET.findall(self.test_patch)))
+        return sorted({parts_of(name)[0] for name in self.tests} | set(_TARGET.findall(self.test_patch)))
 
     @property
     def patched_paths(self) -> set[str]:

@@ -231,6 +231,7 @@ class CallsResult:
     """How the process ended that evaluated them."""
 
 
+Outcome = Literal["passed", "failed", "skipped"]
 How = Literal["apart", "counted"]
 """How tests are run: in a process that the judged code can't reach, or beside it and counted."""
 
@@ -255,6 +256,8 @@ class TestsResult:
     """Tests that failed; all of them if there is no verdict, such as after a cheat."""
     doubts: list[str] = field(default_factory=list)
     """What the judged code had a say in, so that a cheat could have passed; empty if there is nothing."""
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
+    """Outcome of each test that was reported, by its id with parameters; empty if there is no verdict."""
 
     @property
     def cheat_proof(self) -> bool:

@@ -87,9 +87,12 @@ class _Verdict(testing.Recorder):
         self.total = 0
         self.failures: list[str] = []
         self.failed = 0
+        self.outcomes: dict[str, str] = {}
 
     def finish(self, test: str, outcome: str, message: str = "") -> None:
         self.total += outcome != "skipped"
+        if self.outcomes.get(test) != "failed":
+            self.outcomes[test] = outcome
         if outcome == "failed":
             self.failed += 1
             self.failures.append(f"{test}: {message}" if test else message)
@@ -97,7 +100,8 @@ class _Verdict(testing.Recorder):
     def summary(self) -> dict[str, Any]:
         """The verdict as it is sent."""
         failures = [line[:MAX_MESSAGE] for line in self.failures[:_MAX_FAILURES]]
-        return {"total": self.total, "failed": self.failed, "failures": failures}
+        outcomes = list(self.outcomes.items())
+        return {"total": self.total, "failed": self.failed, "failures": failures, "outcomes": outcomes}
 
 
 def run_beside(request: Request) -> NoReturn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -18,6 +19,7 @@ from forge_env.errors import UsageError
 from forge_env.rollout.episode import run_episode
 from forge_env.rollout.scripted import GoldPolicy, ReplayPolicy
 from forge_env.sandbox import ExecResult, SandboxEngine, TestsResult
+from tests.environments.coding_rlvr.fake_engine import FakeEngine
 from tests.sandboxes.conftest import require
 
 
@@ -99,18 +101,74 @@ def test_files_that_cant_be_read(small: Path, tmp_path: Path) -> None:
         fe.make(f"swe_bench:{tmp_path / 'empty.jsonl'}")
 
 
-def test_only_a_verdict_on_each_test_counts() -> None:
-    names = ["t.py::a", "t.py::b[1]", "t.py::b[2]", "t.py::b"]
+def test_only_what_was_reported_to_have_passed_counts() -> None:
+    def result(**outcomes: Any) -> TestsResult:
+        by_test = {test.replace("__", "t.py::"): outcome for test, outcome in outcomes.items()}
+        return TestsResult(False, 1, [], ExecResult(0), outcomes=by_test)
 
-    def result(total: int, *failures: str, failed: int | None = None) -> TestsResult:
-        count = len(failures) if failed is None else failed
-        return TestsResult(not failures, total, list(failures), ExecResult(0), "counted", count)
+    passed, failed = "passed", "failed"
+    assert passing(result(__a=passed), ["t.py::a", "t.py::b"]) == {"t.py::a"}
+    assert passing(result(), ["t.py::a"]) == set()
+    assert passing(result(__a="skipped"), ["t.py::a"]) == set()
+    several = result(**{"__b[1]": passed, "__b[a: b]": failed, "__c[1]": passed, "__c[2]": passed, "__cc": failed})
+    assert passing(several, ["t.py::b[1]", "t.py::b[a: b]", "t.py::b", "t.py::c", "t.py::c[3]"]) == {
+        "t.py::b[1]",
+        "t.py::c",  # all of its parameters
+    }
 
-    assert passing(result(3), names) == set(names)
-    assert passing(result(3, "t.py::b[1]: no: a::b"), names) == {"t.py::a", "t.py::b[2]"}
-    assert passing(result(0), names) == set()
-    assert passing(result(3, "no verdict: t.py::a was not run"), names) == set()
-    assert passing(result(90, *["t.py::c: no"] * 50, failed=60), names) == set()
+
+WRONG, RIGHT = "def kind(text):\n    return text\n", "def kind(text):\n    return text.partition(':')[0]\n"
+
+
+def parametrised(folder: Path, value: str, test_id: str) -> str:
+    """A file with one instance, whose test has one parameter."""
+    test = (
+        f"import pytest\nfrom kinds import kind\n\n\n@pytest.mark.parametrize('text', [{value!r}])\n"
+        "def test_kind(text):\n    assert kind(text) == text.partition(':')[0] != text\n\n\n"
+        "def test_plain():\n    assert kind('a') == 'a'\n"
+    )
+    instance = {
+        "instance_id": "one",
+        "repo": "o/n",
+        "base_commit": _commit(folder / "repositories/o__n", {"kinds.py": WRONG}),
+        "problem_statement": "kind() keeps what follows the colon.\u2028Mend it.",
+        "patch": _diff("kinds.py", WRONG, RIGHT),
+        "test_patch": _diff("tests/test_kinds.py", "", test),
+        "FAIL_TO_PASS": [f"tests/test_kinds.py::test_kind{test_id}"],
+        "PASS_TO_PASS": ["tests/test_kinds.py::test_plain"],
+    }
+    (folder / "one.jsonl").write_text(json.dumps(instance, ensure_ascii=False), encoding="utf-8")
+    return str(folder / "one.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("value", "test_id"),
+    [("a: b", "[a: b]"), ("a::b", "[a::b]"), ("a[0]: x", "[a[0]: x]"), ("a b]: c", "[a b]: c]"), ("a: b", "")],
+)
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_scope="module")
+async def test_ids_with_colons_and_brackets(tmp_path: Path, engine: SandboxEngine, value: str, test_id: str) -> None:
+    file = parametrised(tmp_path, value, test_id)
+
+    def make() -> fe.Environment:
+        return fe.make("swe_bench", file=file, packages=["pytest"], sandboxes=engine)
+
+    task = make().task("train", 0)
+    assert await make().unplayable([task]) == {}
+    idle = await run_episode(make, ReplayPolicy(["Done."]), task=task)
+    solved = await run_episode(make, GoldPolicy(), task=task)
+    assert (idle.reward, idle.metrics["tests_passed"], solved.reward) == (0.0, 0.5, 1.0)
+
+
+@pytest.mark.parametrize("test_id", ["[x:", "[", "[a b"])
+async def test_ids_that_the_data_set_cut_are_named_and_not_played(tmp_path: Path, test_id: str) -> None:
+    env = fe.make("swe_bench", file=parametrised(tmp_path, "x: y", test_id), sandboxes=FakeEngine())
+    task = env.task("train", 0)
+    why = f"the data set cut 1 of its 2 tests' ids, so it can't be judged: tests/test_kinds.py::test_kind{test_id}"
+    assert await env.unplayable([task]) == {"one": why}
+    with pytest.raises(UsageError, match="instance one: the data set cut 1 of its 2"):
+        await env.reset(options={"task": task})
+    await env.close()
 
 
 def test_what_the_agent_repairs_is_no_judge(tmp_path: Path) -> None:
