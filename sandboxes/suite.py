@@ -153,7 +153,7 @@ _OUTCOMES: tuple[Outcome, ...] = ("passed", "skipped", "failed")
 
 def worst(before: Outcome | None, outcome: str) -> Outcome:
     """The worse of two outcomes of one test; what is none counts as failed."""
-    now = _OUTCOMES[_OUTCOMES.index(outcome)] if outcome in _OUTCOMES else "failed"  # type: ignore[arg-type]
+    now = _OUTCOMES[_OUTCOMES.index(outcome)] if outcome in _OUTCOMES else "failed"
     return max(before or now, now, key=_OUTCOMES.index)
 
 
