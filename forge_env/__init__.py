@@ -52,6 +52,11 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def __dir__() -> list[str]:
+    """Also the names that are loaded when they are first used, for tab completion."""
+    return sorted({*globals(), *__all__})
+
+
 register_with_gymnasium()
 keep_old_names()
 

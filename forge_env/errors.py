@@ -141,6 +141,15 @@ class EnvironmentBugError(ForgeError):
         return self.place or self.message
 
 
+class AgentError(ForgeError):
+    """The agent's own code raised (a scripted agent, a policy's function, a program): the episode scores 0."""
+
+
+class ProgramCrashError(EnvironmentBugError):
+    """The program of a `ProgramEnvironment` failed before it asked the model: in training nothing was sampled, so it is
+    a bug of the environment; an evaluation counts it as a crash of the agent, which scores 0."""
+
+
 class HeldUpError(BaseException):
     """Thrown into code that holds up the event loop (`environment_code` makes an `EnvironmentBugError` of it), and into
     tools in threads that go on when their episode is over.
@@ -277,6 +286,37 @@ def misfit(default: object, hint: Any) -> str | None:
     if fitting is default or fitting == default or isinstance(fitting, float):
         return None
     return f"should be {shown(fitting)}, not {shown(default)}"
+
+
+@contextmanager
+def agent_code(what: str, function: object = None) -> Iterator[None]:
+    """Run an agent's own code: its unexpected exceptions become `AgentError`, deliberate ones of forge-env pass.
+
+    Args:
+        what: is run.
+        function: that is called; its first line is named where none of its own frames raised (a wrong signature).
+    """
+    try:
+        yield
+    except ForgeError:
+        raise
+    except BaseException as error:  # the boundary of the agent's code, which may even exit
+        if not _is_mistake(error):
+            raise
+        raise crash_of(what, error, function) from error
+
+
+def crash_of(what: str, error: BaseException, function: object = None) -> AgentError:
+    """The `AgentError` for what an agent's own code raised: `half raised KeyError: 'x' [half, agents.py:30]`."""
+    frames = _authors(traceback.extract_tb(error.__traceback__))
+    where = f"{frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno}" if frames else _definition(function)
+    return AgentError(f"{what} raised {type(error).__name__}: {error}{where and f' [{where}]'}")
+
+
+def _definition(function: object) -> str:
+    """`name, file:line` of a function, or of what an object does when it is called."""
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return "" if code is None else f"{code.co_name}, {code.co_filename}:{code.co_firstlineno}"
 
 
 def with_place(error: BaseException) -> str:

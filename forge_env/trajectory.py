@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from forge_env.errors import AgentError, ProgramCrashError
     from forge_env.policy import BoolArray, FloatArray, IntArray
 
 
@@ -160,13 +161,22 @@ class Trajectory:
     valid: bool = True
     """False: infrastructure or the environment failed, and it enters no statistic."""
     error: str | None = None
-    """Why it is not valid."""
+    """Why it is not valid; of a valid one, how the agent's own code failed."""
     retries: int = 0
     """How often it was begun again after a failure."""
     wall_s: float = 0.0
     """Seconds from reset to its end."""
     waited_s: float = 0.0
     """Seconds of the last try spent waiting for shared things (rate limits, a free sandbox), after reset."""
+    reset_s: float = 0.0
+    """Seconds that the last try took to reset."""
+    close_s: float = 0.0
+    """Seconds that it took to release the episode's resources."""
+    reason: str = ""
+    """Why the episode scored less than all, in words that others share (`forge_env.rewards.explain`); empty: no judge
+    said it."""
+    failures: list[str] = field(default_factory=list)
+    """What failed, bounded: tests with what they expected and got, ..."""
     difficulty: int = 1
     """`Task.difficulty`."""
     tags: list[str] = field(default_factory=list)
@@ -226,6 +236,22 @@ class Trajectory:
                 self.reward += reward
         if self.rewards:
             self.reward = self._mean_reward()
+
+    @property
+    def crashed(self) -> bool:
+        """Whether the agent's own code failed, so that it scores 0."""
+        return self.valid and self.error is not None
+
+    def crash(self, error: AgentError | ProgramCrashError) -> None:
+        """The agent's own code failed: what was earned by then counts no more.
+
+        Args:
+            error: that it raised.
+        """
+        self.valid, self.error, self.reward = True, str(error), 0.0
+        self.rewards = dict.fromkeys(self.rewards, 0.0)
+        for turn in self.turns:
+            turn.reward = 0.0
 
     def _mean_reward(self) -> float:
         own = [value for seat, value in self.rewards.items() if seat not in self.opponents]
@@ -341,6 +367,8 @@ class Trajectory:
 # ---
 # Record format: one JSON object, in which messages are plain text and the tokens of all turns are three values.
 #
+# schema 5   as 4; reset_s, close_s, reason, failures, each where there is any; a valid record with an error is of an
+#            agent whose own code failed.
 # schema 4   as 3; group, member, started and turns[i].calls_s, each where there is any. Of a turn, these are left out
 #            where they are as usual: stop_reason "stop", forked false, metadata {}, reward 0.
 # schema 3   as 2, for episodes with seats: turns[i].seat, rewards and opponents by seat; each where there is any.
@@ -352,8 +380,18 @@ class Trajectory:
 #            it is smaller so, the bytes are compressed with zlib: "i4z", "f4z".
 # schema 1   (without a "schema") each turn holds its whole prompt, its tokens, log-probs and versions, as lists.
 
-SCHEMA = 4
-_SOMETIMES: dict[str, Any] = {"rewards": {}, "opponents": {}, "group": None, "member": None, "started": 0.0}
+SCHEMA = 5
+_SOMETIMES: dict[str, Any] = {
+    "rewards": {},
+    "opponents": {},
+    "group": None,
+    "member": None,
+    "started": 0.0,
+    "reset_s": 0.0,
+    "close_s": 0.0,
+    "reason": "",
+    "failures": [],
+}
 _APART = ("turns", "final_observation", *_SOMETIMES)
 _TIMES = ("reward", "generate_s", "step_s")
 _USUAL: dict[str, Any] = {

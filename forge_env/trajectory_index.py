@@ -17,6 +17,7 @@ import base64
 import json
 import math
 import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -33,6 +34,13 @@ VERSION = 1
 PACKED = b'[2,"'
 """How a line begins that holds several rows."""
 SUFFIX = ".index.jsonl"
+SCORED = ("ended", "limit", "crashed")
+"""Outcomes of episodes that have a score."""
+LIMITS = (
+    *("turns", "tool_calls", "tokens", "context", "time"),
+    *("working_time", "agent_time", "program_time", "cost"),
+)
+"""Limits that an episode can run out of; others are named as they are."""
 MOST_METRICS, MOST_TAGS, MOST_NAME, MOST_ANSWER = 12, 8, 64, 48
 """What a row holds of one trajectory: metrics, tags, characters of a name, characters of the answer."""
 PACKED_RECORDS = 1 << 16
@@ -49,8 +57,8 @@ BAD_RECORD = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErro
 class IndexRow:
     """What a list shows of one trajectory, and where its record is.
 
-    `outcome` is "ended", "limit" (`why` names it: "turns", "tool_calls", ...), "lost" (`why` is the kind of the error)
-    or "unreadable" (`why` says what is wrong with the record).
+    `outcome` is "ended", "limit" (`why` names it: "turns", "tool_calls", ...), "crashed" (the agent's own code failed),
+    "lost" (`why` is the kind of the error) or "unreadable" (`why` says what is wrong with the record).
     """
 
     offset: int
@@ -95,6 +103,12 @@ class IndexRow:
     """In the currency of the price list, where the evaluation has one."""
     answer: str = ""
     """Beginning of the answer, or of the last message, in one line."""
+    reset_s: float = 0.0
+    close_s: float = 0.0
+    reason: str = ""
+    """Why it scored less than all, as its judge says it; numbers are masked."""
+    read: str = ""
+    """Beginning of the last tool result that the agent read; numbers are masked."""
 
     @property
     def end(self) -> int:
@@ -169,10 +183,10 @@ def row_of(record: Mapping[str, Any], offset: int, length: int) -> IndexRow:
         calls=dict(list(calls.items())[:MOST_METRICS]),
         tokens=int(tokens or usage.get("completion", 0)),
         context=context,
-        wall_s=_short(record.get("wall_s", 0), 2),
-        waited_s=_short(record.get("waited_s", 0), 2),
-        generate_s=_short(sum(turn.get("generate_s", 0) for turn in turns), 2),
-        step_s=_short(sum(turn.get("step_s", 0) for turn in turns), 2),
+        wall_s=_short(record.get("wall_s", 0), 4),
+        waited_s=_short(record.get("waited_s", 0), 4),
+        generate_s=_short(sum(turn.get("generate_s", 0) for turn in turns), 4),
+        step_s=_short(sum(turn.get("step_s", 0) for turn in turns), 4),
         started=_short(record.get("started", 0), 1),
         oldest=min(versions, default=-1),
         newest=max(versions, default=-1),
@@ -181,7 +195,41 @@ def row_of(record: Mapping[str, Any], offset: int, length: int) -> IndexRow:
         retries=int(record.get("retries", 0)),
         cost=_short(usage.get("cost", 0), 6),
         answer=_beginning(record, turns),
+        reset_s=_short(record.get("reset_s", 0), 4),
+        close_s=_short(record.get("close_s", 0), 4),
+        reason=masked(record.get("reason", "")),
+        read=masked(last_read(turns)),
     )
+
+
+_NUMBER = re.compile(r"\b(\d{1,9})/(\d{1,9})\b|\d+(?:\.\d+)?", re.ASCII)
+"""A fraction, or a number of its own."""
+
+
+def masked(text: str) -> str:
+    """The first line of a text with its numbers masked, so that texts which differ in numbers alone are alike.
+
+    Of a fraction it stays visible whether it is nothing, a part or all: `0/2 passed` becomes `0/n passed`, `2/2` `n/n`.
+    """
+    line = next((line for line in text[: 4 * MOST_NAME].split("\n") if line.strip()), "")
+    return _NUMBER.sub(_mask, " ".join(line.split())[:MOST_NAME])
+
+
+def _mask(number: re.Match[str]) -> str:
+    if number[2] is None:
+        return "#"
+    above, below = int(number[1]), int(number[2])
+    return "0/n" if above == 0 else "n/n" if above == below else "k/n"
+
+
+def last_read(turns: Sequence[Mapping[str, Any]]) -> str:
+    """The last tool result that the agent read before it answered; empty: it read none."""
+    for turn in reversed(turns):
+        for message in reversed(turn["observation"]):
+            if message["role"] == "tool":
+                content = message.get("content")
+                return content if isinstance(content, str) else ""
+    return ""
 
 
 def _place(record: Mapping[str, Any], name: str, otherwise: Any) -> int | None:
@@ -210,12 +258,19 @@ def _tokens(record: Mapping[str, Any]) -> tuple[int, int, list[int]]:
 
 
 def _outcome(record: Mapping[str, Any]) -> tuple[str, str]:
+    if record.get("valid", True) and record.get("error"):
+        return "crashed", ""
     if not record.get("valid", True):
         kind, colon, _ = (record.get("error") or "").partition(":")
         return "lost", kind[:MOST_NAME] if colon and " " not in kind.strip() else "Error"
     if record.get("truncated"):
         return "limit", str(record.get("truncation") or "limit")[:MOST_NAME]
     return "ended", ""
+
+
+def out_of(limit: str) -> str:
+    """`out of tool calls`, for the name of a limit."""
+    return f"out of {limit.replace('_', ' ')}" if limit in LIMITS else f"limit: {limit}"
 
 
 def _beginning(record: Mapping[str, Any], turns: Any) -> str:

@@ -41,15 +41,26 @@ def report(tests: Sequence[Check], outcomes: Sequence[CallOutcome], *, printed: 
         printed: what the code wrote to stdout.
         ended: why calls are missing ("timed out", ...).
     """
-    reached: list[CallOutcome | None] = [*outcomes, *[None] * (len(tests) - len(outcomes))]
-    results = [passes(test, outcome) for test, outcome in zip(tests, reached, strict=True)]
-    lines = [f"{sum(results)}/{len(tests)} passed"]
-    if not all(results):
-        first = results.index(False)
-        lines.append(f"{tests[first]['call']} {_what_happened(tests[first], reached[first], ended)}")
+    failed = failures(tests, outcomes, ended)
+    lines = [f"{len(tests) - len(failed)}/{len(tests)} passed", *failed[:1]]
     if printed.strip():
         lines.append(f"printed: {_short(printed.strip())}")
     return "\n".join(lines)
+
+
+def failures(tests: Sequence[Check], outcomes: Sequence[CallOutcome], ended: str = "") -> list[str]:
+    """A line for each test that failed: `f(2) returned 3, expected 4`.
+
+    Args:
+        tests: in order.
+        outcomes: of their calls; fewer where the program ended early.
+        ended: why calls are missing.
+    """
+    reached: list[CallOutcome | None] = [*outcomes, *[None] * (len(tests) - len(outcomes))]
+    pairs = zip(tests, reached, strict=True)
+    return [
+        f"{test['call']} {_what_happened(test, outcome, ended)}" for test, outcome in pairs if not passes(test, outcome)
+    ]
 
 
 def _what_happened(test: Check, outcome: CallOutcome | None, ended: str) -> str:

@@ -9,13 +9,14 @@ from pydantic import Field, field_validator
 
 import forge_env as fe
 from environments.coding_rlvr import demonstrator
-from environments.coding_rlvr.checks import Check, passes, run_checks
-from environments.coding_rlvr.conversation import SYSTEM_PROMPT, code_of, report
+from environments.coding_rlvr.checks import Check, run_checks
+from environments.coding_rlvr.conversation import SYSTEM_PROMPT, code_of, failures, report
 from environments.coding_rlvr.families import LEVELS
 from environments.coding_rlvr.rows import ROW_SYSTEM_PROMPT, checks_of, load_rows
 from environments.coding_rlvr.tasks import SPLITS, make_task, select_families
 from forge_env.environment.tool_environment import ToolEnvironmentConfig
 from forge_env.errors import UsageError
+from forge_env.rewards.reasons import explain
 from forge_env.sandbox import CallsResult, Limits
 from forge_env.tasks.datasets import DatasetConfig
 from forge_env.types import Message, Observation, Task
@@ -76,6 +77,8 @@ class CodingRLVR(fe.ToolEnvironment):
         self.rubric = fe.Rubric([_solved, _tool_then_answer], weights=[1.0 - share, share])
         super().__init__(config, **context)
         self._tried: str | None = None
+        self._tried_well = False
+        """Whether it passed the public tests."""
         select_families(tuple(self.config.levels), tuple(self.config.families))  # an empty choice fails here
 
     def task(self, split: str, index: int) -> Task:
@@ -103,7 +106,7 @@ class CodingRLVR(fe.ToolEnvironment):
 
     async def setup(self, task: Task) -> None:
         """Forget what the last episode tried."""
-        self._tried = None
+        self._tried, self._tried_well = None, False
 
     @property
     def submission(self) -> str | None:
@@ -116,13 +119,24 @@ class CodingRLVR(fe.ToolEnvironment):
         self._tried = code
         tests: list[Check] = self.current_task.data["public"]
         result = await self._run(code, tests)
-        return report(tests, result.outcomes, printed=result.execution.stdout, ended=_why_ended(result))
+        ended = _why_ended(result)
+        self._tried_well = not failures(tests, result.outcomes)
+        return report(tests, result.outcomes, printed=result.execution.stdout, ended=ended)
 
     async def hidden_tests_pass(self, code: str) -> bool:
         """Whether `code` passes every hidden test, in a sandbox of its own that has seen no other code."""
         checks = checks_of(self.current_task)
-        outcomes = (await self._run(code, checks)).outcomes
-        return len(outcomes) == len(checks) and all(map(passes, checks, outcomes))
+        result = await self._run(code, checks)
+        if failed := failures(checks, result.outcomes, _why_ended(result)):
+            explain(self._why_failed(code), failed)
+        return not failed
+
+    def _why_failed(self, code: str) -> str:
+        if code != self._tried:
+            return "failed hidden tests"
+        if self._tried_well:
+            return "passed the visible tests, failed hidden ones"
+        return "handed in with failing visible tests"
 
     async def _run(self, code: str, tests: list[Check]) -> CallsResult:
         if self.sandboxes is None:
@@ -134,6 +148,8 @@ class CodingRLVR(fe.ToolEnvironment):
 
 async def _solved(env: CodingRLVR) -> float:
     code = env.submission
+    if code is None:
+        explain("no code was handed in")
     return float(code is not None and await env.hidden_tests_pass(code))
 
 

@@ -17,7 +17,9 @@ from pydantic import Field
 import forge_env as fe
 from environments.harbor.tasks import HOME, LOGS, SOLUTION, TESTS, HarborTask, read_folder
 from forge_env.environment.base import EnvironmentConfig
+from forge_env.environment.sandbox_environment import as_text
 from forge_env.errors import ImageError, InfrastructureError, SandboxFileError, UsageError
+from forge_env.rewards.reasons import LONGEST_FAILURE, explain
 from forge_env.rollout.working_time import limited_elsewhere
 from forge_env.sandbox import ExecResult, Limits, Sandbox, SandboxSpec
 from forge_env.sandbox.protocol import is_below
@@ -224,13 +226,24 @@ class Harbor(fe.SandboxEnvironment):
             left = await self.sandbox.pack(folders, leave_out=[VERDICT])
         except SandboxFileError:  # more than can be moved
             self.left_unmoved = True
+            explain("left more than can be moved to the tests")
             return 0.0
         with limited_elsewhere():
             async with self.fresh_sandbox() as fresh:
                 await fresh.unpack(left, instead_of=folders)
                 ended = await self._run_tests(fresh, task)
                 self.verdict = await _verdict(fresh, ended, task)
-        return 0.0 if self.verdict is None else _reward(self.verdict)
+        reward = 0.0 if self.verdict is None else _reward(self.verdict)
+        if reward < 1.0:
+            scores = [f"{name}: {value:g}" for name, value in (self.verdict or {}).items()]
+            explain(self._why_failed(ended), [as_text(ended)[-LONGEST_FAILURE:], *scores])
+        return reward
+
+    def _why_failed(self, ended: ExecResult) -> str:
+        script = self.playing.script.name
+        if ended.timed_out:
+            return f"timed out in {script}"
+        return f"failed {script}" if self.verdict is not None else f"{script} wrote no reward"
 
     async def _run_tests(self, fresh: Sandbox, task: HarborTask) -> ExecResult:
         if task.tests.is_dir():

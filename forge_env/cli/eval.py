@@ -15,7 +15,7 @@ from forge_env.config.reader import KeyPath, Override, Problem, Source, build, r
 from forge_env.errors import ConfigError, UsageError, did_you_mean
 from forge_env.interrupts import INTERRUPTED, run_until_interrupted, say
 from forge_env.registry import environment_class
-from forge_env.visible import one_line
+from forge_env.visible import one_line, visible
 
 if TYPE_CHECKING:
     from forge_env.evaluation.evaluation import Evaluation
@@ -60,6 +60,9 @@ def run(args: argparse.Namespace) -> int:
     with source.locating():
         evaluation = Evaluation(config, resume=args.resume, stream=sys.stderr)
     say(f"{counted(len(evaluation.samples), 'sample')}; results in {evaluation.folder.root}")
+    for label, own in evaluation.planned.items():
+        if own.asked > own.samples:
+            say(f"forge-env: {own.asked} samples of {label} ({own.split}) were asked for, {own.samples} can be played")
     try:
         result = run_until_interrupted(evaluation.run(), finish=lambda: finish([evaluation]))
     except KeyboardInterrupt:
@@ -99,8 +102,10 @@ def finish(evaluations: Sequence[Evaluation]) -> str | None:
 
 def show(result: EvaluationResult) -> None:
     """Print the figures."""
-    from forge_env.evaluation.tables import footnotes, print_tables, tables
+    from forge_env.evaluation.tables import footnotes, headlines, print_tables, tables
 
+    for line in headlines(result.summary):
+        print(visible(line))
     print(f"results: {result.folder}")
     print_tables(tables(result.summary), footnotes(result.summary), sys.stdout)
 

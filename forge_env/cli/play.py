@@ -23,6 +23,7 @@ from forge_env.rollout.opponents import Named, open_opponents
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.tasks.splits import check_split
 from forge_env.types import FunctionCall, Message, Observation, ToolCall, ToolSpec
+from forge_env.visible import one_line
 
 COMMAND = re.compile(r"/\w*(\s|$)")
 HELP = """\
@@ -64,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
             print(show(message))
         ended = f"truncated ({trajectory.truncation})" if trajectory.truncated else "ended"
         print(f"\n{ended}: {earned(trajectory)}  {json.dumps(trajectory.metrics)}")
+        for line in filter(None, [trajectory.reason, *trajectory.failures]):
+            print(one_line(line, 400))
         if not trajectory.valid:
             raise UsageError(f"the episode could not be played: {trajectory.error}", fix="see forge-env doctor")
 

@@ -130,6 +130,8 @@ def _failures(found: Digest, width: int) -> Iterator[str]:
     for failure in found.failures[:MOST_CLASSES]:
         name = one_line(failure.name, max(width - BAR - 14, 10))
         yield f"    {failure.count:>7,}  {name:<24} {'█' * max(1, round(BAR * failure.count / most))}"
+        if failure.example:
+            yield from _wrapped(f"e.g. {failure.example}", width, " " * 13)
     readable = (failure.typical for failure in found.failures if failure.name != "unreadable")
     if (typical := next(filter(None, readable), None)) is not None:
         words = shlex.join(["forge-env", "trajectory", str(found.root), typical["id"]])

@@ -19,7 +19,7 @@ from forge_env.evaluation.tables import counted
 from forge_env.files import NewLines
 from forge_env.interrupts import run_until_interrupted
 from forge_env.run.metrics import metrics_row
-from forge_env.trajectory_index import IndexReader, is_index
+from forge_env.trajectory_index import SCORED, IndexReader, is_index
 from forge_env.visible import one_line
 
 LINES = 10
@@ -112,11 +112,12 @@ class News:
                 continue
             for row in self._samples.setdefault(path, IndexReader(path)).news():
                 self._counts[row.outcome] = self._counts.get(row.outcome, 0) + 1
-                self._reward += row.reward if row.outcome in ("ended", "limit") and row.reward == row.reward else 0.0
+                self._reward += row.reward if row.outcome in SCORED and row.reward == row.reward else 0.0
         total = sum(self._counts.values())
         if total > before:
-            valid = self._counts.get("ended", 0) + self._counts.get("limit", 0)
+            valid = sum(self._counts.get(name, 0) for name in SCORED)
             ends = [f"{number} by a limit" for name, number in self._counts.items() if name == "limit"]
+            ends += [f"agent crashed on {number}" for name, number in self._counts.items() if name == "crashed"]
             ends += [f"{number} lost" for name, number in self._counts.items() if name == "lost"]
             mean = f", mean reward {self._reward / valid:.3f}" if valid else ""
             yield ", ".join([f"{counted(total, 'sample')} done{mean}", *ends])

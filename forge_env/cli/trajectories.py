@@ -59,7 +59,9 @@ def trajectory_files(path: Path) -> Iterator[Path]:
 
 def _line(trajectory: Trajectory) -> str:
     end = f"truncated ({trajectory.truncation})" if trajectory.truncated else "ended"
-    if not trajectory.valid:
+    if trajectory.crashed:
+        end = f"agent crashed ({' '.join((trajectory.error or '').split())[:200]})"
+    elif not trajectory.valid:
         end = f"lost ({' '.join((trajectory.error or '').split())[:200]})"
     tokens = f", {trajectory.num_sampled_tokens} sampled tokens" if trajectory.num_sampled_tokens else ""
     return (

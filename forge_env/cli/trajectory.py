@@ -201,9 +201,13 @@ def result(episode: Trajectory) -> str:
     end = "ended"
     if not episode.valid:
         end = f"lost ({one_line(episode.error or 'no reason is recorded')})"
+    elif episode.crashed:
+        end = f"agent crashed ({one_line(episode.error or '')})"
     elif episode.truncated:
         end = f"ended by the limit of {one_line(str(episode.truncation or 'unknown'))}"
     best: Any = episode.info.get("max_reward")
     of = f" of {best:g}" if isinstance(best, int | float) else ""
     seats = ", ".join(f"{one_line(seat, 40)} {reward:g}" for seat, reward in episode.rewards.items())
-    return f"{end}: reward {episode.reward:g}{of}" + (f" ({seats})" if seats else "")
+    why = f"\n{one_line(episode.reason)}" if episode.reason else ""
+    why += "".join(f"\n  {one_line(failure, 400)}" for failure in episode.failures)
+    return f"{end}: reward {episode.reward:g}{of}" + (f" ({seats})" if seats else "") + why

@@ -148,9 +148,15 @@ class _Translation:
             self._put(key, interval - 1)
 
     def _environment(self) -> None:
-        """A dataset alone is one of word problems, or of conversations where those are what is learned."""
-        if self._get("dataset") is _NOTHING or self._get("environment.name") is not _NOTHING:
+        """A dataset alone is one of word problems, or of conversations where those are what is learned.
+
+        These documents name one source; a tenth of it is held out for the evaluations unless they say otherwise.
+        """
+        dataset = self._get("dataset")
+        if dataset is _NOTHING or self._get("environment.name") is not _NOTHING:
             return
+        if isinstance(dataset, dict) and dataset.keys().isdisjoint({"splits", "eval_fraction"}):
+            self._put("dataset.eval_fraction", 0.1)
         self._put("environment.name", "conversations" if self.source.data.get("method") == "sft" else "gsm8k")
 
     def _processes(self) -> None:

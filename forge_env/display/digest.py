@@ -15,13 +15,15 @@ from typing import Any
 
 from forge_env.display.terminal import duration
 from forge_env.errors import UsageError
+from forge_env.evaluation.tables import exceptions
 from forge_env.hacks.findings import Findings, find
 from forge_env.run.contract import Clause, read_contract
 from forge_env.run.folder import RunFolder
 from forge_env.trajectory import Trajectory
 from forge_env.view.answers import Learned, Limit, Reasons, learned, limit, reasons, sample_limit
 from forge_env.view.evaluations import evaluation
-from forge_env.view.filter import PAID_UNSOLVED, TRAIN, UNSOLVED
+from forge_env.view.failures import Failure, failures, failures_of, unsolved_of
+from forge_env.view.filter import UNSOLVED, Filter
 from forge_env.view.records import UnreadableError, read
 from forge_env.view.runs import RunView, state_of
 
@@ -31,19 +33,6 @@ SEARCHED = 2_000
 """Episodes, spread over the run, that a report's look for hacks takes."""
 MOST_CLASSES = 6
 """Classes of failures."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A class of episodes that fell short: they did not earn all they could, or earned it and solved nothing."""
-
-    name: str
-    """How they ended: "limit: tool_calls", "lost: SandboxError", "finished, unpaid", "paid, not solved", ..."""
-    count: int
-    share: float
-    """Of all episodes that are looked at."""
-    typical: Mapping[str, Any] | None
-    """Row of one of median length, as `RunIndex` has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +60,12 @@ class Digest:
     rows: Sequence[Mapping[str, Any]]
     """Of metrics.jsonl, one a step."""
     episodes: int
-    """Those that `failures` are of: of training, or of the evaluation."""
+    """How many `failures` are of."""
+    looked_at: str
+    """Which these are: samples, or held-out or training episodes."""
     failures: list[Failure] = field(default_factory=list)
+    unsolved: int = 0
+    """Episodes of training, or samples, that earned all the reward and did not solve their task."""
     scores: list[str] = field(default_factory=list)
     """Of an evaluation: the score of each environment in words."""
     learned: Learned = field(default_factory=Learned)
@@ -92,7 +85,7 @@ class Digest:
     @property
     def failure_words(self) -> str:
         """The typical failure in a sentence."""
-        what = "samples" if self.is_evaluation else "training episodes"
+        what = self.looked_at
         if not self.episodes:
             return "No episodes are recorded."
         if not self.failures:
@@ -104,9 +97,8 @@ class Digest:
     @property
     def unsolved_words(self) -> str:
         """How many episodes earned what they did not deserve, in a sentence; empty: none."""
-        number = sum(failure.count for failure in self.failures if failure.name == PAID_UNSOLVED)
-        said = f"{number:,} earned all the reward and did not solve their task: is the reward what is wanted?"
-        return said if number else ""
+        said = f"{self.unsolved:,} earned all the reward and did not solve their task: is the reward what is wanted?"
+        return said if self.unsolved else ""
 
     @property
     def headline(self) -> str:
@@ -140,7 +132,7 @@ def digest(root: Path, *, examples: int = 0, cache: Path | None = None) -> Diges
         OSError: the folder can't be read.
     """
     with _opened(root, cache) as run:
-        kind = "" if run.is_evaluation else "train"
+        kind, looked_at = failures_of(run)
         ended = str(run.summary.get("exit") or "")
         found = Digest(
             name=root.name,
@@ -151,10 +143,11 @@ def digest(root: Path, *, examples: int = 0, cache: Path | None = None) -> Diges
             summary=run.summary,
             recipe=run.config,
             rows=run.metrics,
-            episodes=_count(run, kind),
+            episodes=run.queries.count(kind),
+            looked_at=looked_at,
+            failures=failures(run, kind),
+            unsolved=unsolved_of(run),
         )
-        for name, count, typical in run.queries.failures(kind):
-            found.failures.append(Failure(name, count, count / max(found.episodes, 1), typical))
         if run.is_evaluation:
             found.scores, found.limit = [*_scores(run)], sample_limit(run.queries)
         else:
@@ -187,20 +180,14 @@ def _scores(run: RunView) -> Iterator[str]:
         score = item.get("score") if isinstance(item, dict) else None
         if isinstance(score, dict) and all(isinstance(score.get(key), int | float) for key in ("value", "stderr")):
             figure = f"{score['value']:.3f} ± {score['stderr']:.3f}"
-            yield f"{label}: {figure} (standard error; {item.get('tasks')} tasks, {item.get('samples')} samples)"
+            of = f"{item.get('samples')} of {item.get('planned')} samples"
+            yield f"{label}: {figure} (standard error; {item.get('tasks')} tasks, {of})"
+            yield from exceptions(item)
             there = True
     for part in [] if there else evaluation(run).parts:
         if part.score is not None:
             figure = f"{part.score.value:.3f} ± {part.score.stderr:.3f}"
             yield f"{part.name}: {figure} (standard error; {part.tasks} tasks, {part.samples} samples so far)"
-
-
-def _where(kind: str) -> str:
-    return f"({TRAIN})" if kind else "1"
-
-
-def _count(run: RunView, kind: str) -> int:
-    return int(run.queries.rows(f"select count(*) as n from t where {_where(kind)}")[0]["n"])
 
 
 def _examples(run: RunView, failures: Sequence[Failure], kind: str, most: int) -> Iterator[Example]:
@@ -209,10 +196,12 @@ def _examples(run: RunView, failures: Sequence[Failure], kind: str, most: int) -
         (failure.name, failure.typical) for failure in failures if failure.typical is not None
     ][:most]
     if most:
+        where, values = Filter(kind=kind).where()
         good = run.queries.rows(
-            f"select * from t where {_where(kind)} and outcome = 'ended' and reward > (select min(reward) from t) "
-            f"and reward >= (select max(reward) from t where {_where(kind)} and outcome = 'ended') "
-            f"and not coalesce({UNSOLVED}, 0) order by key desc limit 101"
+            f"select * from t where {where} and outcome = 'ended' and reward > (select min(reward) from t) "
+            f"and reward >= (select max(reward) from t where {where} and outcome = 'ended') "
+            f"and not coalesce({UNSOLVED}, 0) order by key desc limit 101",
+            values,
         )
         by_length = sorted(map(dict, good), key=lambda row: (row["tokens"], row["turns"]))
         tasks: set[str] = set()

@@ -210,7 +210,7 @@ def _read(found: Digest) -> Iterator[str]:
     if found.failures:
         most = max(failure.count for failure in found.failures)
         rows = "".join(
-            f'<tr><td>{_shown(failure.name)}</td><td class="n whole">{failure.count:,}</td>'
+            f'<tr><td>{_shown(failure.name)}{_eg(failure.example)}</td><td class="n whole">{failure.count:,}</td>'
             f'<td class="n whole">{failure.share:.1%}</td>'
             f'<td><span class="bar" style="width:{100 * failure.count / most:.0f}px"></span></td></tr>'
             for failure in found.failures[:12]
@@ -222,6 +222,10 @@ def _read(found: Digest) -> Iterator[str]:
             for example in found.examples
         )
         yield f"<section><h2>Read some <small>typical failures, then successes</small></h2>{said}</section>"
+
+
+def _eg(example: str) -> str:
+    return f"<br><small>e.g. {_shown(example)}</small>" if example else ""
 
 
 def _summary(example: Example) -> str:

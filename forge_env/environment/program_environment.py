@@ -32,10 +32,18 @@ from pydantic import Field
 from forge_env.concurrency import to_its_end
 from forge_env.environment.base import EnvironmentConfig
 from forge_env.environment.sandbox_environment import SandboxEnvironment, SandboxEnvironmentConfig, as_text
-from forge_env.errors import EnvironmentBugError, InfrastructureError, UsageError
+from forge_env.errors import (
+    AgentError,
+    EnvironmentBugError,
+    InfrastructureError,
+    ProgramCrashError,
+    UsageError,
+    crash_of,
+)
 from forge_env.gateway.conversations import Conversation, Conversations
 from forge_env.gateway.request import Answer, ModelRequest
 from forge_env.gateway.server import Access, shared_gateway
+from forge_env.rewards.reasons import explain
 from forge_env.rewards.rubric import RubricResult
 from forge_env.rollout.working_time import limited_elsewhere
 from forge_env.sandbox import ExecResult, Limits
@@ -115,6 +123,8 @@ class ProgramEnvironment(SandboxEnvironment):
         self._branch: Branch | None = None
         self._conversations = Conversations()
         self._overdue = False
+        self._crash: AgentError | None = None
+        """How `run` failed, where it is a Python function of the author's."""
 
     # What an author may override.
 
@@ -198,7 +208,8 @@ class ProgramEnvironment(SandboxEnvironment):
             if self._overdue:
                 within = f" within {self.config.wall_s:g} s"
                 fix += "; on a busy machine, or where it has much to do before, raise environment.options.wall_s"
-            raise EnvironmentBugError(
+            failed = self.ended is not None and self.ended.exit_code not in (0, None)
+            raise (ProgramCrashError if failed else EnvironmentBugError)(
                 f"the program of task {self.current_task.id!r} never asked the model{within}: {self._told()}", fix=fix
             )
         return observation, {**info, **self._whose()}
@@ -218,8 +229,13 @@ class ProgramEnvironment(SandboxEnvironment):
         else:
             truncation = "program_time" if self._overdue else None
             await self._finish("the episode has ended")
+        if self._crash is not None and truncation is None:
+            self._state = "ended"
+            return self._last_words(), 0.0, True, False, {"metrics": self._counted(), "crash": self._crash}
         result = await self._scored()
         self._state = "ended"  # only now: a time limit that interrupts scoring has it done again
+        if self.ended is not None and self.ended.exit_code and truncation is None:
+            explain("agent crashed", [self._told()])
         info: dict[str, Any] = {"metrics": {**result.metrics, **self._counted()}}
         if truncation is not None:
             info["truncation"] = truncation
@@ -261,7 +277,7 @@ class ProgramEnvironment(SandboxEnvironment):
         gateway = await shared_gateway()
         if self._sandboxed:
             self._origin = f"127.0.0.1:{gateway.port}"
-        self.ended = self._current = None
+        self.ended = self._current = self._crash = None
         self._asked = asyncio.Queue()
         self._conversations = Conversations()
         self._overdue = False
@@ -342,6 +358,7 @@ class ProgramEnvironment(SandboxEnvironment):
         elif isinstance(error, InfrastructureError | EnvironmentBugError | UsageError):
             raise error
         else:  # a program that is a Python function of the author's
+            self._crash = crash_of(f"{type(self).__name__}.run", error)
             self.ended = ExecResult(exit_code=1, stderr=f"{type(error).__name__}: {error}")
 
     def _told(self) -> str:

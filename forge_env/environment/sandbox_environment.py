@@ -34,6 +34,7 @@ from forge_env.errors import (
     UsageError,
     environment_code,
 )
+from forge_env.rewards.reasons import explain
 from forge_env.sandbox import ExecResult, How, Limits, Sandbox, SandboxSpec, Session, TestsResult
 from forge_env.types import Task
 
@@ -44,7 +45,7 @@ class _Where(TypedDict, total=False):
 
 
 TESTS_RESULTS: ContextVar[list[TestsResult] | None] = ContextVar("tests_results", default=None)
-"""Collects the results of hidden tests for a caller that wants to know how they judged, and why a solution failed."""
+"""Collects the results of hidden tests for a caller that wants to know how they judged."""
 
 
 NOT_CHEAT_PROOF = "not_cheat_proof"
@@ -241,6 +242,8 @@ class SandboxEnvironment(ToolEnvironment):
             results.append(result)
         if result.passed and result.doubts:
             result = self._doubted(result)
+        if not result.passed:
+            explain(_why_failed(result), result.failures)
         return result
 
     def _doubted(self, result: TestsResult) -> TestsResult:
@@ -348,3 +351,12 @@ def as_text(result: ExecResult) -> str:
     else:
         return output or "[no output]"
     return f"{output}\n[{ended}]".lstrip("\n")
+
+
+def _why_failed(result: TestsResult) -> str:
+    """The kind of failure of hidden tests."""
+    if result.execution.timed_out:
+        return "timed out in hidden tests"
+    if result.execution.out_of_memory:
+        return "ran out of memory in hidden tests"
+    return "failed hidden tests" if result.total else "no hidden test ran"

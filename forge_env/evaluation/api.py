@@ -8,10 +8,12 @@ frame = result.to_frame()
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ from forge_env.environment.base import Environment
 from forge_env.errors import UsageError
 from forge_env.evaluation.evaluation import Evaluation
 from forge_env.evaluation.record import EvaluationResult
+from forge_env.evaluation.tables import exceptions, headline
 from forge_env.policy import Policy
 from forge_env.rollout.scripted import FunctionPolicy
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from forge_env.sandbox.protocol import SandboxEngine
 
 
+log = logging.getLogger(__name__)
 EnvironmentLike = str | type[Environment] | EnvironmentChoice | dict[str, Any]
 
 
@@ -111,7 +115,11 @@ async def evaluate_async(
     evaluation = Evaluation(
         config, policy=policy, classes=classes, resume=resume, sandboxes=sandboxes, stream=sys.stderr if show else None
     )
-    return await evaluation.run()
+    result = await evaluation.run()
+    for item in result.summary.environments.values():
+        if exceptions(asdict(item)):
+            log.warning("%s", headline(item, result.summary.score_name))
+    return result
 
 
 def _named_policy(model: Any) -> tuple[str, Policy | None]:

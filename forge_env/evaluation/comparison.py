@@ -220,5 +220,5 @@ def tables(comparison: Comparison) -> list[Table]:
 
 FOOTNOTES = (
     "p: two-sided paired permutation test over tasks (signs flipped); ± is the standard error of the mean "
-    "difference over tasks, the interval is bootstrapped over tasks.",
+    "difference over tasks, the interval holds every difference that the test does not reject.",
 )

@@ -10,9 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from forge_env.config.evaluation import CONFIDENCE
 from forge_env.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Scores = Sequence[Sequence[float]]
 """Scores of each task, [tasks][epochs of it]; tasks without any are left out."""
@@ -31,9 +36,46 @@ class Estimate:
     value: float
     stderr: float
     low: float
-    """Lower end of the interval (bootstrap over tasks)."""
+    """Lower end of the interval: bootstrapped over tasks; of a paired difference, see `PairedDifference`."""
     high: float
     """Upper end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Mean seconds of a sample, and what they were spent on: the parts add up to all of it."""
+
+    wall: float
+    """From the first reset to the end, further tries included."""
+    model: float
+    environment: float
+    """Tools and scoring."""
+    reset: float
+    close: float
+    waited: float
+    """For the endpoint's limits or a sandbox; part of the others."""
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds by name, the longest first; "other" are turns that a limit cut short and earlier tries."""
+        parts = {
+            "model": self.model,
+            "tools and scoring": self.environment,
+            "reset": self.reset,
+            "closing": self.close,
+        }
+        parts["other"] = max(0.0, self.wall - sum(parts.values()))
+        return dict(sorted(parts.items(), key=lambda item: -item[1]))
+
+    def words(self) -> str:
+        """`4.20 s on average: model 2.10 s (50 %), ...`; parts below 1 % are left out."""
+        shares = [
+            f"{name} {spent:.2f} s ({spent / self.wall:.0%})"
+            for name, spent in self.parts.items()
+            if self.wall > 0 and spent >= 0.01 * self.wall
+        ]
+        waited = f"; waiting {self.waited:.2f} s of these" if self.waited >= 0.005 else ""
+        return f"{self.wall:.2f} s on average" + (f": {', '.join(shares)}{waited}" if shares else "")
 
 
 def by_task(scored: Iterable[tuple[str, float]]) -> dict[str, list[float]]:
@@ -67,7 +109,7 @@ def bootstrap(totals: Sequence[tuple[float, int]], *, confidence: float, seed: i
 
     rng = np.random.default_rng(seed)
     tasks = len(totals)
-    sums, counts = np.array(totals, dtype=float).T
+    sums, counts = np.array(sorted(totals), dtype=float).T  # the same tasks in another order have the same interval
     kinds, sizes = np.unique(np.stack([sums, counts]), axis=1, return_counts=True)
     means = []
     if ALIKE * len(sizes) <= tasks:
@@ -103,6 +145,25 @@ def score(
     valid = [trajectory for trajectory in trajectories if trajectory.valid]
     scored = ((trajectory.task_id, trajectory.metrics.get(metric, trajectory.reward)) for trajectory in valid)
     return mean([*by_task(scored).values()], confidence=confidence)
+
+
+def bounds(scores: Sequence[float], unscored: int, *, highest: float | None = 1.0) -> tuple[float, float] | None:
+    """Mean if every sample without a score had the lowest score, and if every one had the highest.
+
+    Args:
+        scores: of the samples that have one.
+        unscored: samples without one.
+        highest: score of a perfect episode; None: it isn't known. The lowest is 0. Where a score is beyond one of them,
+            it takes its place.
+
+    Returns:
+        None where every sample has a score, or the highest isn't known.
+    """
+    if unscored <= 0 or highest is None:
+        return None
+    number, total = len(scores) + unscored, math.fsum(scores)
+    lowest, highest = min([0.0, *scores]), max([highest, *scores])
+    return (total + unscored * lowest) / number, (total + unscored * highest) / number
 
 
 def pass_at(samples: int, solved: int, k: int) -> float:
@@ -149,8 +210,12 @@ class PairedDifference:
     mean_a: float
     mean_b: float
     difference: Estimate
+    """Its interval holds every difference that the test does not reject: it leaves out 0 exactly where `verdict` is
+    "better" or "worse". Where too few tasks differ to reject any, it is as wide as the scores are."""
     p_value: float
     """Chance of a difference at least this large if A and B were interchangeable on every task."""
+    verdict: Literal["better", "worse", "noise"]
+    """What B is: by `p_value` alone, at the confidence that was asked for."""
     better: int
     """Tasks on which B's mean is higher."""
     worse: int
@@ -167,37 +232,100 @@ def compare(
     means_a = [math.fsum(a[task]) / len(a[task]) for task in tasks]
     means_b = [math.fsum(b[task]) / len(b[task]) for task in tasks]
     differences = [two - one for one, two in zip(means_a, means_b, strict=True)]
-    difference = mean([[value] for value in differences], confidence=confidence)
-    assert difference is not None
+    test = SignFlipTest(differences)
+    value, error = clustered([(value, 1) for value in differences])
+    sure = test.p_value() < 1 - confidence
+    scores = [*means_a, *means_b]
     return PairedDifference(
         tasks=len(tasks),
         mean_a=math.fsum(means_a) / len(tasks),
         mean_b=math.fsum(means_b) / len(tasks),
-        difference=difference,
-        p_value=sign_flip_test(differences),
+        difference=Estimate(value, error, *test.interval(confidence, widest=max(scores) - min(scores))),
+        p_value=test.p_value(),
+        verdict="noise" if not sure else "better" if value > 0 else "worse",
         better=sum(value > 1e-12 for value in differences),
         worse=sum(value < -1e-12 for value in differences),
     )
 
 
-def sign_flip_test(differences: Sequence[float], *, seed: int = 0, flips: int = 20_000) -> float:
+class SignFlipTest:
     """Two-sided paired permutation test (R. A. Fisher, 1935): every pair's sign may as well be the other.
 
     Exact where all sign patterns can be tried, else by `flips` random ones with the +1 that keeps it valid.
+
+    Args:
+        differences: of each task.
+        seed: of the random patterns.
+        flips: random patterns.
     """
+
+    EXACT = 14
+    """Tasks up to which all patterns are tried."""
+
+    def __init__(self, differences: Sequence[float], *, seed: int = 0, flips: int = 20_000) -> None:
+        import numpy as np
+
+        self._moved = np.array([value for value in differences if abs(value) > 1e-12], dtype=float)
+        self._tasks, self._total = len(differences), math.fsum(self._moved)
+        if self._tasks <= self.EXACT:
+            patterns = _patterns(self._tasks)
+            self._sums = self._moved @ patterns[: len(self._moved)]
+            self._signs, self._extra = patterns.sum(axis=0), 0
+            return
+        rng, number = np.random.default_rng(seed), len(self._moved)
+        step = max(1, CHUNK // max(1, number))
+        sums, signs = [], []
+        for start in range(0, flips, step):
+            drawn = rng.integers(0, 2, size=(min(step, flips - start), number)) * 2.0 - 1.0
+            sums.append(np.einsum("ij,j->i", drawn, self._moved))  # `@` would wake BLAS' threads
+            signs.append(drawn.sum(axis=1))
+        alike = self._tasks - number  # tasks without a difference: only the sum of their signs matters
+        self._sums = np.concatenate(sums)
+        self._signs = np.concatenate(signs) + 2.0 * rng.binomial(alike, 0.5, size=flips) - alike
+        self._extra = 1
+
+    def p_value(self, shift: float = 0.0) -> float:
+        """Of the hypothesis that the differences lie symmetrically around `shift`."""
+        import numpy as np
+
+        observed = abs(self._total - shift * self._tasks) - 1e-9
+        if not shift and len(self._moved) <= self.EXACT:
+            return float((np.abs(self._moved @ _patterns(len(self._moved))) >= observed).mean())
+        hits = int((np.abs(self._sums - shift * self._signs) >= observed).sum())
+        return (hits + self._extra) / (len(self._sums) + self._extra)
+
+    def interval(self, confidence: float, *, widest: float) -> tuple[float, float]:
+        """Every shift that is not rejected, at most `widest` away from 0."""
+        middle = self._total / self._tasks
+        return self._end(middle, -widest, 1 - confidence), self._end(middle, widest, 1 - confidence)
+
+    def _end(self, inside: float, outside: float, level: float) -> float:
+        """The last shift from `inside` towards `outside` that is not rejected, by bisection."""
+        if self.p_value(outside) >= level:
+            return outside
+        for candidate in [0.0] if min(inside, outside) < 0 < max(inside, outside) else []:
+            # the interval agrees with the verdict, also where p is not monotone in between
+            inside, outside = (candidate, outside) if self.p_value(candidate) >= level else (inside, candidate)
+        for _ in range(50):
+            middle = (inside + outside) / 2
+            inside, outside = (middle, outside) if self.p_value(middle) >= level else (inside, middle)
+        return inside
+
+
+def _patterns(number: int) -> NDArray[np.float64]:
+    """Every choice of signs, [number, 2**number]."""
     import numpy as np
 
-    moved = np.abs([value for value in differences if abs(value) > 1e-12])
-    if not len(moved):
-        return 1.0
-    observed = abs(math.fsum(differences)) - 1e-9
-    if len(moved) <= 14:
-        patterns = np.array(np.meshgrid(*[[-1.0, 1.0]] * len(moved))).reshape(len(moved), -1)
-        return float((np.abs(moved @ patterns) >= observed).mean())
-    rng = np.random.default_rng(seed)
-    step = max(1, CHUNK // len(moved))
-    hits = 0
-    for start in range(0, flips, step):
-        signs = rng.integers(0, 2, size=(min(step, flips - start), len(moved))) * 2.0 - 1.0
-        hits += int((np.abs(np.einsum("ij,j->i", signs, moved)) >= observed).sum())  # `@` would wake BLAS' threads
-    return (hits + 1) / (flips + 1)
+    bits = np.arange(2**number) >> np.arange(number)[:, None] & 1
+    return np.where(bits, -1.0, 1.0)
+
+
+def sign_flip_test(differences: Sequence[float], *, seed: int = 0, flips: int = 20_000) -> float:
+    """The p-value of `SignFlipTest` for no difference.
+
+    Args:
+        differences: of each task.
+        seed: of the random patterns.
+        flips: random patterns, where there are too many to try all.
+    """
+    return SignFlipTest(differences, seed=seed, flips=flips).p_value()

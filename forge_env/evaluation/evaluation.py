@@ -25,7 +25,7 @@ from forge_env.endpoint.vllm_server import VLLMServer, check_checkpoint
 from forge_env.environment.base import Environment
 from forge_env.errors import ForgeError, UsageError
 from forge_env.evaluation.metering import Meter, TokenUsage, read_price
-from forge_env.evaluation.plan import Sample, SampleResult, check_score, plan, planned
+from forge_env.evaluation.plan import Planned, Sample, SampleResult, check_score, plan, planned
 from forge_env.evaluation.progress import EnvironmentProgress, EvaluationProgress
 from forge_env.evaluation.record import EvaluationResult, ResultsFolder
 from forge_env.evaluation.runner import Runner, TaskSource, WatchedEngine, collecting_seldom
@@ -95,7 +95,7 @@ class Evaluation:
         self._sources = {
             choice.label: TaskSource(self._maker(choice, index)) for index, choice in enumerate(config.environments)
         }
-        self.samples = plan(config, {label: source.environment for label, source in self._sources.items()})
+        possible = self.samples = plan(config, {label: source.environment for label, source in self._sources.items()})
         for label, source in self._sources.items():
             check_score(config.score, label, source.environment)
             mine = (sample for sample in self.samples if sample.label == label and sample.epoch == 0)
@@ -110,8 +110,8 @@ class Evaluation:
             self._check_opponents(choice)
         if isinstance(self.policy, GoldPolicy):
             self.samples = self._with_gold(self.samples)
-        self.planned = planned(self.samples)
-        """`(split, number of samples)` by label: what the summary goes by."""
+        self.planned: dict[str, Planned] = planned(config, possible, self.samples)
+        """What the summary goes by, by label."""
         self.progress = self._new_progress()
         self._runner: Runner | None = None
         self._server: VLLMServer | None = None

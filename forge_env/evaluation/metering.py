@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from forge_env.config.evaluation import EvaluationConfig
 from forge_env.config.reader import read_file, validate
+from forge_env.endpoint.policy import EndpointPolicy
 from forge_env.environment.base import Environment
-from forge_env.errors import ConfigError, ForgeError, InfrastructureError, suggestion
+from forge_env.errors import ConfigError, ForgeError, InfrastructureError, agent_code, suggestion
 from forge_env.policy import LimitReached, Policy, PolicySession, Reply
 from forge_env.rollout.episode import open_session
 from forge_env.trajectory import Turn
@@ -124,10 +126,18 @@ class MeteredPolicy(Policy):
 
     def session_inside(self, env: Environment, task: Task, *, seed: int | None = None) -> PolicySession:
         """A conversation, of a new try where the environment is another; scripted policies see the task as usual."""
-        inner = open_session(self.policy, env, task, seed=seed)
+        with self.code("session"):
+            inner = open_session(self.policy, env, task, seed=seed)
         if env is not self._env:
             self._env, self.tried, self.turns = env, TokenUsage(), []
         return _MeteredSession(self, inner)
+
+    def code(self, method: str) -> AbstractContextManager[None]:
+        """A block that calls the policy: an exception of the agent's own code is an `AgentError`, but an endpoint's
+        client is ours."""
+        if isinstance(self.policy, EndpointPolicy):
+            return nullcontext()
+        return agent_code(f"{type(self.policy).__name__}.{method}", getattr(type(self.policy), method, None))
 
     def check(self) -> None:
         """Whether another reply may be asked for.
@@ -183,7 +193,8 @@ class _MeteredSession(PolicySession):
         owner.meter.asking += 1
         owner.on_turn()
         try:
-            reply = await self._inner.reply(observation)
+            with owner.code("reply"):
+                reply = await self._inner.reply(observation)
         finally:
             owner.meter.asking -= 1
             owner.on_turn()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -46,12 +47,35 @@ def plan(config: EvaluationConfig, environments: dict[str, Environment]) -> list
     return list(_in_turns(shares))
 
 
-def planned(samples: Sequence[Sample]) -> dict[str, tuple[str, int]]:
-    """`(split, number of samples)` by label."""
-    counts: dict[str, tuple[str, int]] = {}
-    for sample in samples:
-        counts[sample.label] = (sample.split, counts.get(sample.label, ("", 0))[1] + 1)
-    return counts
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Samples of one environment."""
+
+    split: str
+    samples: int
+    """That are to be played."""
+    asked: int
+    """That were asked for: more where the split has fewer tasks, or fewer with a reference solution."""
+
+
+def planned(config: EvaluationConfig, possible: Sequence[Sample], samples: Sequence[Sample]) -> dict[str, Planned]:
+    """What is to be played of each environment, by label.
+
+    Args:
+        config: the evaluation.
+        possible: every sample, as `plan` made them.
+        samples: those of them that are played.
+    """
+    counts, playable = (Counter(sample.label for sample in group) for group in (possible, samples))
+    splits = {sample.label: sample.split for sample in possible}
+    return {
+        choice.label: Planned(
+            splits[choice.label],
+            playable[choice.label],
+            max(counts[choice.label], (choice.n or config.n or 0) * config.epochs),
+        )
+        for choice in config.environments
+    }
 
 
 def tasks_of(choice: EnvironmentChoice, config: EvaluationConfig, env: Environment) -> tuple[str, int]:
@@ -101,6 +125,8 @@ class SampleResult:
     waited_s: float
     generate_s: float
     step_s: float
+    reset_s: float
+    close_s: float
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
@@ -119,8 +145,13 @@ class SampleResult:
 
     @property
     def is_bug(self) -> bool:
-        """Whether the environment's own code made it invalid, which is nobody's bad luck."""
+        """Whether the environment's own code made it invalid, which is no bad luck."""
         return self.error_kind == EnvironmentBugError.__name__
+
+    @property
+    def crashed(self) -> bool:
+        """Whether the agent's own code failed, so that it scores 0."""
+        return self.valid and self.error is not None
 
 
 class NoSuchMetricError(UsageError):
@@ -144,7 +175,7 @@ def check_score(score: str, label: str, env: Environment) -> None:
 
 
 USAGE = TokenUsage.__slots__
-INFO = ("index", "epoch", "max_reward", "usage")
+INFO = ("index", "epoch", "max_reward", "usage", "credits", "branches")
 
 
 def check_record(trajectory: Trajectory) -> None:
@@ -195,10 +226,10 @@ def result_of(trajectory: Trajectory, score: str) -> SampleResult:
     info, usage = trajectory.info, trajectory.info.get("usage", {})
     value, best = trajectory.reward, info.get("max_reward", 1.0)
     if score != "reward":
-        if trajectory.valid and score not in trajectory.metrics:
+        if trajectory.valid and not trajectory.crashed and score not in trajectory.metrics:
             known = ", ".join(trajectory.metrics) or "none"
             raise NoSuchMetricError(f"{trajectory.environment} has no metric {score!r}", fix=f"its metrics: {known}")
-        value, best = trajectory.metrics.get(score, 0.0), 1.0
+        value, best = 0.0 if trajectory.crashed else trajectory.metrics.get(score, 0.0), 1.0
     return SampleResult(
         id=trajectory.id,
         environment=trajectory.environment,
@@ -219,6 +250,8 @@ def result_of(trajectory: Trajectory, score: str) -> SampleResult:
         waited_s=trajectory.waited_s,
         generate_s=sum(turn.generate_s for turn in trajectory.turns),
         step_s=sum(turn.step_s for turn in trajectory.turns),
+        reset_s=trajectory.reset_s,
+        close_s=trajectory.close_s,
         prompt_tokens=usage.get("prompt", 0),
         completion_tokens=usage.get("completion", 0),
         cached_tokens=usage.get("cached", 0),

@@ -32,6 +32,7 @@ class EnvironmentProgress:
     running: int = 0
     truncated: int = 0
     invalid: int = 0
+    crashed: int = 0
     bugs: int = 0
     _totals: dict[str, tuple[float, int]] = field(default_factory=dict)
     """Sum and number of each task's scores."""
@@ -42,6 +43,7 @@ class EnvironmentProgress:
         self.truncated += result.valid and result.truncation is not None
         self.invalid += not result.valid and not result.is_bug
         self.bugs += result.is_bug
+        self.crashed += result.crashed
         if result.valid:
             total, number = self._totals.get(result.task_id, (0.0, 0))
             self._totals[result.task_id] = total + result.score, number + 1
@@ -160,6 +162,8 @@ class EvaluationProgress:
     def _errors(self) -> list[str]:
         bugs = {label: item.bugs for label, item in self.environments.items() if item.bugs}
         lines = [f"bugs in the environment: {counts(bugs)}"] if bugs else []
+        if crashed := sum(item.crashed for item in self.environments.values()):
+            lines.append(f"agent crashed on {counted(crashed, 'sample')}, scored 0")
         lost = sum(item.invalid for item in self.environments.values())
         lines += [f"{counted(lost, 'sample')} lost: {counts(self.lost)}"] if self.lost else []
         return lines + ([f"failed requests: {counts(self.request_errors)}"] if self.request_errors else [])

@@ -114,6 +114,12 @@ class EvaluationResult:
     error: ForgeError | None = None
     """Why the run ended early, where it did; `resume=True` continues it."""
 
+    def __str__(self) -> str:
+        """A line an environment: its score, over how many of the samples asked for, and what is wrong with it."""
+        from forge_env.evaluation.tables import headlines
+
+        return "\n".join(headlines(self.summary))
+
     def trajectories(self) -> Iterator[Trajectory]:
         """The transcripts of `samples`, read from the folder."""
         wanted = {sample.id for sample in self.samples}

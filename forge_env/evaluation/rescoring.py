@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
 from forge_env.config.evaluation import EvaluationConfig
 from forge_env.config.reader import read_as
 from forge_env.environment.base import Environment
-from forge_env.errors import EnvironmentBugError, ForgeError, UsageError
+from forge_env.errors import AgentError, EnvironmentBugError, ForgeError, UsageError
 from forge_env.evaluation.evaluation import Evaluation
 from forge_env.evaluation.plan import Sample, in_plan
 from forge_env.evaluation.record import EvaluationResult, ResultsFolder, open_folder
@@ -66,6 +66,8 @@ class _Transcript(PolicySession):
 
     async def reply(self, observation: Observation) -> Reply:
         turns = self._turns
+        if self._next >= len(turns) and self._trajectory.crashed:
+            raise AgentError(self._trajectory.error or "")
         if self._next >= len(turns):
             raise LimitReached(self._trajectory.truncation or "transcript")
         turn = turns[self._next]
@@ -111,8 +113,8 @@ async def rescore(
     unscored = _unscored(evaluation, latest)
     asked = kept.keys() | unscored.keys()  # what the source was to play
     evaluation.planned = {
-        label: (split, sum(name.startswith(f"{label}/{split}/") for name in asked))
-        for label, (split, _) in evaluation.planned.items()
+        label: replace(own, samples=sum(name.startswith(f"{label}/{own.split}/") for name in asked))
+        for label, own in evaluation.planned.items()
     }
     evaluation.keep(lambda sample: sample.id in kept and sample.id not in unscored)
     if not evaluation.samples:

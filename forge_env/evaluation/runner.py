@@ -25,7 +25,7 @@ from forge_env.display.terminal import Display
 from forge_env.endpoint.errors import EndpointError
 from forge_env.endpoint.policy import EndpointPolicy
 from forge_env.environment.base import Environment
-from forge_env.errors import EnvironmentBugError, ForgeError, environment_code, with_place
+from forge_env.errors import EnvironmentBugError, ForgeError, ProgramCrashError, environment_code, with_place
 from forge_env.evaluation.metering import BudgetExhaustedError, Meter, MeteredPolicy
 from forge_env.evaluation.plan import Sample, SampleResult, result_of
 from forge_env.evaluation.progress import EvaluationProgress
@@ -33,7 +33,6 @@ from forge_env.evaluation.tables import ESTIMATED
 from forge_env.files import DiskFullError
 from forge_env.policy import Policy
 from forge_env.rollout.episode import EpisodeLimits, Retry, run_episode
-from forge_env.rollout.scripted import PolicyBugError
 from forge_env.rollout.working_time import waiting
 from forge_env.sandbox.engines import LazyEngine
 from forge_env.sandbox.protocol import Sandbox, SandboxEngine, SandboxSpec
@@ -182,7 +181,7 @@ class Runner:
         self._limiter = self.policy.limiter if isinstance(self.policy, EndpointPolicy) else None
         self._changed = asyncio.Event()
         self._running = 0
-        self._estimates_noted = False
+        self._estimates_noted = self._crash_noted = False
         self._lost = 0  # samples lost since the last that wasn't
         self._bugs: deque[bool] = deque(maxlen=RECENT)
         self._told: set[str] = set()
@@ -296,15 +295,25 @@ class Runner:
                 retry=self._retry,
             )
         except Exception as error:  # a sample is the boundary: one bug must not cost the others
-            known = isinstance(error, EnvironmentBugError | PolicyBugError | BudgetExhaustedError)
+            known = isinstance(error, EnvironmentBugError | BudgetExhaustedError)
             if isinstance(error, ForgeError) and not known:
                 raise  # a deliberate word to whoever started this run
             trajectory.valid, trajectory.turns = False, metered.turns
+            if isinstance(error, ProgramCrashError):
+                trajectory.crash(error)
+                return self._noted(trajectory)
             trajectory.error = f"{type(error).__name__}: {error}" if known else with_place(error)
             log.error("sample %s: %s", sample.id, trajectory.error, exc_info=None if known else error)
             if isinstance(error, EnvironmentBugError) and error.same not in self._told:
                 self._told.add(error.same)
                 self.display.note(f"a bug in the environment: {error}")
+        return self._noted(trajectory)
+
+    def _noted(self, trajectory: Trajectory) -> Trajectory:
+        """Say once that the agent's own code fails."""
+        if trajectory.crashed and not self._crash_noted:
+            self._crash_noted = True
+            self.display.note(f"agent crashed: {trajectory.error}; such samples score 0")
         return trajectory
 
     async def _record(self, sample: Sample, trajectory: Trajectory, metered: MeteredPolicy) -> None:

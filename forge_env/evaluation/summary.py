@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from forge_env import machine
 from forge_env.config.evaluation import EvaluationConfig
-from forge_env.evaluation.estimates import Estimate, by_task, mean, passes
-from forge_env.evaluation.plan import SampleResult
+from forge_env.evaluation.estimates import Estimate, bounds, by_task, mean, passes
+from forge_env.evaluation.plan import Planned, SampleResult
 from forge_env.files import write_whole
 from forge_env.schema import with_schema
 
@@ -35,13 +35,15 @@ class GroupSummary:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSummary:
-    """One environment's figures. Samples lost to infrastructure are counted in `invalid` and enter nothing else; those
-    that its own code failed on are counted in `bugs` and enter only `score_with_bugs`."""
+    """One environment's figures. Samples lost to infrastructure are counted in `invalid` and enter only `bounds`; those
+    that its own code failed on are counted in `bugs` and enter only `bounds` and `score_with_bugs`."""
 
     label: str
     split: str
-    planned: int
+    asked: int
     """Samples asked for."""
+    planned: int
+    """Those of them that there are tasks for; with `gold`, tasks with a reference solution."""
     samples: int
     """Valid ones."""
     tasks: int
@@ -54,9 +56,16 @@ class EnvironmentSummary:
     """Samples on which the environment's own code failed."""
     first_bug: str | None
     """What it said of the first of them."""
+    crashed: int
+    """Valid samples on which the agent's own code failed; each scores 0."""
+    first_crash: str | None
+    """What it said of the first of them, and where."""
     truncated: dict[str, int]
     """Valid samples that a limit ended, by limit; their score is what they had by then."""
     score: Estimate | None
+    bounds: tuple[float, float] | None
+    """What the score would be if every planned sample without a score had the lowest or the highest one; None where
+    all have one."""
     untruncated: Estimate | None
     """Score of those that no limit ended."""
     score_with_bugs: Estimate | None
@@ -86,6 +95,8 @@ class EnvironmentSummary:
     waited_s: float
     generate_s: float
     step_s: float
+    reset_s: float
+    close_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +135,7 @@ class Summary:
 def summarize(
     config: EvaluationConfig,
     results: Iterable[SampleResult],
-    planned: dict[str, tuple[str, int]],
+    planned: dict[str, Planned],
     progress: EvaluationProgress,
 ) -> Summary:
     """Figures of the samples that are there.
@@ -132,16 +143,14 @@ def summarize(
     Args:
         config: the evaluation.
         results: one for each sample.
-        planned: split and number of samples by label.
+        planned: samples by label.
         progress: has what was used, and what this process met.
     """
     by_label: dict[str, list[SampleResult]] = {label: [] for label in planned}
     for result in results:
         if result.environment in by_label:
             by_label[result.environment].append(result)
-    environments = {
-        label: _environment(config, label, split, count, by_label[label]) for label, (split, count) in planned.items()
-    }
+    environments = {label: _environment(config, label, own, by_label[label]) for label, own in planned.items()}
     lost = any(environment.invalid or environment.bugs for environment in environments.values())
     missing = any(environment.missing for environment in environments.values())
     return Summary(
@@ -162,12 +171,12 @@ def summarize(
 
 
 def _environment(
-    config: EvaluationConfig, label: str, split: str, planned: int, results: list[SampleResult]
+    config: EvaluationConfig, label: str, planned: Planned, results: list[SampleResult]
 ) -> EnvironmentSummary:
     valid = [result for result in results if result.valid]
-    bugs = sorted((result for result in results if result.is_bug), key=lambda result: result.id)
-    known = [result.max_score for result in valid if result.max_score is not None]
-    best = max(known, default=1.0) if len(known) == len(valid) else None
+    ordered = sorted(results, key=lambda result: result.id)
+    bugs, crashes = [own for own in ordered if own.is_bug], [own for own in ordered if own.crashed]
+    best, highest = _highest(valid), _highest(results)
     threshold = best if config.success is None else config.success
     passed = {} if threshold is None else passes(_by_task(valid), threshold, confidence=config.confidence)
     names = dict.fromkeys(name for result in valid for name in result.metrics)
@@ -177,18 +186,22 @@ def _environment(
 
     return EnvironmentSummary(
         label=label,
-        split=split,
-        planned=planned,
+        split=planned.split,
+        asked=planned.asked,
+        planned=planned.samples,
         samples=len(valid),
         tasks=len({result.task_id for result in valid}),
-        missing=max(0, planned - len(results)),
+        missing=max(0, planned.samples - len(results)),
         invalid=dict(
             Counter(result.error_kind or "unknown" for result in results if not (result.valid or result.is_bug))
         ),
         bugs=len(bugs),
         first_bug=bugs[0].error if bugs else None,
+        crashed=len(crashes),
+        first_crash=crashes[0].error if crashes else None,
         truncated=dict(Counter(result.truncation for result in valid if result.truncation)),
         score=mean(_by_task(valid), confidence=config.confidence),
+        bounds=bounds([result.score for result in valid], planned.samples - len(valid), highest=highest),
         untruncated=mean(_by_task([item for item in valid if not item.truncation]), confidence=config.confidence),
         score_with_bugs=mean(_by_task([*valid, *bugs], zeros=True), confidence=config.confidence) if bugs else None,
         success_threshold=threshold,
@@ -209,7 +222,15 @@ def _environment(
         waited_s=average(lambda result: result.waited_s),
         generate_s=average(lambda result: result.generate_s),
         step_s=average(lambda result: result.step_s),
+        reset_s=average(lambda result: result.reset_s),
+        close_s=average(lambda result: result.close_s),
     )
+
+
+def _highest(results: Sequence[SampleResult]) -> float | None:
+    """What a perfect sample scores; None where that isn't known."""
+    known = [result.max_score for result in results if result.max_score is not None]
+    return max(known, default=1.0) if len(known) == len(results) else None
 
 
 def _by_task(results: Sequence[SampleResult], *, zeros: bool = False) -> list[list[float]]:

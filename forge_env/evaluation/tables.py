@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from forge_env.visible import visible
+from forge_env.evaluation.estimates import Times
+from forge_env.visible import one_line, visible
 
 if TYPE_CHECKING:
     from forge_env.evaluation.estimates import Estimate
@@ -20,7 +22,7 @@ ALIKE_TASKS = 300
 """Fewer tasks that all score alike leave more than 1 % open (3 / n at 95 %, J. A. Hanley and A. Lippman-Hand, 1983)."""
 
 
-COUNTS = ("missing", "lost", "truncated")
+COUNTS = ("missing", "lost", "crashed", "truncated")
 ESTIMATED = "tokens and cost are estimated, a token for every four bytes of text"
 
 
@@ -74,7 +76,8 @@ def tables(summary: Summary) -> list[Table]:
 
 def _scores(summary: Summary) -> Table:
     percent = f"{100 * summary.confidence:g} % interval"
-    columns = ["environment", "tasks", "samples", summary.score_name, percent, "solved", "truncated", "lost", "missing"]
+    columns = ["environment", "tasks", "samples", summary.score_name, percent, "solved", "truncated", "crashed"]
+    columns += ["lost", "missing"]
     buggy = any(item.bugs for item in summary.environments.values())
     columns += ["bugs", "bugs as 0"] if buggy else []
     rows = []
@@ -89,13 +92,14 @@ def _scores(summary: Summary) -> Table:
                 interval(item.score),
                 "-" if solved is None else f"{solved.value:.3f}",
                 counts(item.truncated),
+                str(item.crashed),
                 counts(item.invalid),
                 str(item.missing),
                 *([str(item.bugs), figure(item.score_with_bugs or item.score)] if buggy else []),
             ]
         )
     none = [name for place, name in enumerate(columns) if name in COUNTS and all(row[place] == "0" for row in rows)]
-    rest = ["tasks", "solved", "samples", percent, "missing", "truncated", "lost"]
+    rest = ["tasks", "solved", "samples", percent, "missing", "truncated", "crashed", "lost"]
     return Table(f"{summary.model}", columns, rows, [*none, *(name for name in rest if name not in none)])
 
 
@@ -124,11 +128,44 @@ def _groups(item: EnvironmentSummary, kind: str, groups: Mapping[str, GroupSumma
     return Table(f"{item.label} by {kind}", [kind, "tasks", "samples", "score", "solved"], rows, ["samples", "tasks"])
 
 
+def headlines(summary: Summary) -> list[str]:
+    """The result of each environment in a line that says of how many samples it is, and what is wrong with it."""
+    return [headline(item, summary.score_name) for item in summary.environments.values()]
+
+
+def headline(item: EnvironmentSummary, score_name: str) -> str:
+    """One environment's result: `Sums (eval): reward 0.500 ± 0.289 over 4 of 6 samples; 2 lost; ...`."""
+    of = "" if item.samples == item.planned else f"{item.samples} of "
+    what = f"{item.label} ({item.split}): {score_name} {figure(item.score)} over {of}{counted(item.planned, 'sample')}"
+    return "; ".join([what, *exceptions(dataclasses.asdict(item))])
+
+
+def exceptions(item: Mapping[str, Any]) -> list[str]:
+    """What a score leaves out, and which samples count 0 because the agent's code failed; empty: nothing.
+
+    Args:
+        item: an `EnvironmentSummary` as in summary.json.
+    """
+    parts = []
+    if (asked := item.get("asked", 0)) > (planned := item.get("planned", 0)):
+        parts.append(f"{asked} were asked for, {planned} can be played")
+    left_out = {"not played": item.get("missing", 0), "failed by the environment's own code": item.get("bugs", 0)}
+    parts += [f"{sum(lost.values())} lost ({counts(lost)})"] if (lost := item.get("invalid")) else []
+    parts += [f"{number} {why}" for why, number in left_out.items() if number]
+    if bounds := item.get("bounds"):
+        low, high = bounds
+        parts.append(f"with the lowest or the highest score for each of these: {low:.3f} to {high:.3f}")
+    if crashed := item.get("crashed"):
+        parts.append(f"agent crashed on {crashed}, which score 0, first: {one_line(str(item.get('first_crash')), 300)}")
+    return parts
+
+
 def footnotes(summary: Summary) -> list[str]:
     """What the tables can't say."""
     notes = [
         "± is the standard error, clustered by task; intervals are bootstrapped over tasks. Samples lost to "
-        "infrastructure are counted and enter no figure; truncated ones count with what they had scored."
+        "infrastructure are counted and enter no figure; truncated ones count with what they had scored, crashed ones "
+        "with 0."
     ]
     tokens = f"{summary.prompt_tokens:,} prompt and {summary.completion_tokens:,} completion tokens"
     notes.append(tokens + (f", cost {summary.cost:.4g}" if summary.cost else ""))
@@ -142,10 +179,8 @@ def footnotes(summary: Summary) -> list[str]:
                 f"the last column, there as 0; the first: {item.first_bug}"
             )
         if item.samples:
-            notes.append(
-                f"{item.label}: a sample took {item.wall_s:.2f} s on average (model {item.generate_s:.2f} s, "
-                f"environment {item.step_s:.2f} s, waiting {item.waited_s:.2f} s of these), {item.turns:.1f} turns"
-            )
+            account = Times(item.wall_s, item.generate_s, item.step_s, item.reset_s, item.close_s, item.waited_s)
+            notes.append(f"{item.label}: a sample took {account.words()}; {item.turns:.1f} turns")
         if item.score is not None and item.score.low == item.score.high and 0 < item.tasks < ALIKE_TASKS:
             notes.append(
                 f"{item.label}: every task scored alike, so error and interval say nothing about other tasks: with "
@@ -165,7 +200,7 @@ def footnotes(summary: Summary) -> list[str]:
 
 def markdown(summary: Summary) -> str:
     """The report."""
-    lines = ["# Evaluation", ""]
+    lines = ["# Evaluation", "", *(f"{_cell(line)}\n" for line in headlines(summary))]
     for table in tables(summary):
         lines += [f"## {_cell(table.title)}", "", _row(table.columns), _row(["---"] * len(table.columns))]
         lines += [*(_row(row) for row in table.rows), ""]

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge_env.errors import UsageError
+from forge_env.rewards.reasons import explain
 from forge_env.rewards.spans import last_fenced
 from forge_env.sandbox.protocol import CallOutcome, Limits
 from forge_env.types import Task
+from forge_env.visible import shown
 
 
 def extract_code(response: str) -> str:
@@ -55,8 +57,23 @@ class CodeTests:
             calls = [test["call"] for test in tests]
             result = await sandbox.run_calls(extract_code(answer), calls, limits=self.limits)
         # Calls that were never reached have no outcome and count as failed.
-        passed = sum(_right(outcome, test["expected"]) for outcome, test in zip(result.outcomes, tests, strict=False))
+        reached = [*result.outcomes, *[None] * (len(tests) - len(result.outcomes))]
+        failures = [why for outcome, test in zip(reached, tests, strict=True) if (why := _what_failed(outcome, test))]
+        if failures:
+            explain("failed hidden tests", failures)
+        passed = len(tests) - len(failures)
         return float(passed == len(tests)) if self.all_or_nothing else passed / len(tests)
+
+
+def _what_failed(outcome: CallOutcome | None, test: dict[str, Any]) -> str | None:
+    """`f(2): expected 4, got 5`; None where the test passed."""
+    if outcome is None:
+        return f"{test['call']}: not reached"
+    if outcome.error is not None:
+        return f"{test['call']}: expected {shown(test['expected'])}, raised {outcome.error}: {outcome.message}"
+    if _right(outcome, test["expected"]):
+        return None
+    return f"{test['call']}: expected {shown(test['expected'])}, got {shown(outcome.value)}"
 
 
 def _right(outcome: CallOutcome, expected: Any) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from forge_env.rewards import equivalence
 from forge_env.rewards.equivalence import MAX_CHARS, close
 from forge_env.rewards.quantities import decimal, plain, quantity, spelled, split_unit
+from forge_env.rewards.reasons import explain
 from forge_env.rewards.spans import last_between, without
 from forge_env.rewards.text import NO_TARGET
 from forge_env.visible import shown
@@ -170,6 +171,11 @@ class MathReward:
         return self._unmarked(wanted, response)
 
     def _unmarked(self, wanted: str, response: str) -> float:
+        marked = marked_answer(response)
+        if marked is None:
+            explain("no answer is marked" if response.strip() else "no answer", [f"expected {shown(wanted)}"])
+        else:
+            explain("wrong answer", [f"expected {shown(wanted)}, got {shown(opened(marked))}"])
         number = quantity(wanted)
         if number is None:
             return 0.0

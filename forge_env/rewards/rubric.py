@@ -19,6 +19,8 @@ A group function sees all episodes of one task at once (relative scores, diversi
 number for each: it may name `task`, `trajectories`, `answers` (each as `answer` above) and `rewards` (what the
 episodes have so far). Training runs them on every group; an evaluation, whose episodes stand alone, doesn't.
 
+A function that gives less than all may say why (`forge_env.rewards.explain`).
+
 An exception in a reward function is an `EnvironmentBugError` that names function and task, never a zero.
 """
 
@@ -32,7 +34,8 @@ from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 from forge_env.concurrency import gather_or_cancel, settled
-from forge_env.errors import EnvironmentBugError, UsageError, environment_code
+from forge_env.errors import AgentError, EnvironmentBugError, UsageError, environment_code
+from forge_env.rewards.reasons import Explanation, explain, explanation
 from forge_env.trajectory import Trajectory
 from forge_env.types import Message, Task
 from forge_env.visible import shown
@@ -77,12 +80,16 @@ class _Scorer:
     wanted: tuple[str, ...]
     is_async: bool
 
-    async def __call__(self, values: Mapping[str, Any], task_id: str) -> float:
-        return self._number(await self.call(values, task_id), task_id)
+    async def __call__(self, values: Mapping[str, Any], task_id: str) -> tuple[float, Explanation]:
+        with explanation() as why:
+            return self._number(await self.call(values, task_id), task_id), why
 
     async def call(self, values: Mapping[str, Any], task_id: str) -> Any:
         with environment_code(f"reward function {self.name!r}", task_id):
-            return await settled(self.function(**{name: values[name] for name in self.wanted}))
+            try:
+                return await settled(self.function(**{name: values[name] for name in self.wanted}))
+            except AgentError as error:  # of a policy that judges: the agent is not to blame
+                raise EnvironmentBugError(f"reward function {self.name!r}: {error}") from error
 
     def numbers(self, value: Any, count: int, task_id: str) -> list[float]:
         if not isinstance(value, Sequence) or len(value) != count:
@@ -214,10 +221,13 @@ class Rubric:
             "target": target_of(task),
         }
         if sum(scorer.is_async for scorer in self._scorers) < 2:  # nothing to overlap: spare the tasks
-            numbers = [await scorer(values, task.id) for scorer in self._scorers]
+            given = [await scorer(values, task.id) for scorer in self._scorers]
         else:
-            numbers = await gather_or_cancel([scorer(values, task.id) for scorer in self._scorers])
-        named = {scorer.name: number for scorer, number in zip(self._scorers, numbers, strict=True)}
+            given = await gather_or_cancel([scorer(values, task.id) for scorer in self._scorers])
+        named = {scorer.name: number for scorer, (number, _) in zip(self._scorers, given, strict=True)}
+        explained = [why for scorer, (_, why) in zip(self._scorers, given, strict=True) if scorer.weight and why.reason]
+        if explained:  # the first function's, with what failed in all of them
+            explain(explained[0].reason, [line for why in explained for line in why.failures])
         reward = sum(scorer.weight * named[scorer.name] for scorer in self._scorers)
         return RubricResult(reward=float(reward), metrics=named)
 

@@ -7,8 +7,10 @@ import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from forge_env.rewards.reasons import explain
 from forge_env.rewards.spans import last_between
 from forge_env.types import Message
+from forge_env.visible import shown
 
 Target = str | int | float | Iterable[str]
 """One text or number, or a list of accepted texts."""
@@ -43,7 +45,13 @@ class ExactMatch:
 
     def __call__(self, response: str, target: Target) -> float:
         """Score one response."""
-        return float(self._normal(response) in [self._normal(text) for text in _accepted(target)])
+        accepted = _accepted(target)
+        right = self._normal(response) in [self._normal(text) for text in accepted]
+        if not right:
+            expected = " or ".join(shown(text) for text in accepted[:5])
+            reason = "wrong answer" if response.strip() else "no answer"
+            explain(reason, [f"expected {expected}, got {shown(response)}"])
+        return float(right)
 
     def _normal(self, text: str) -> str:
         if self.ignore_case:

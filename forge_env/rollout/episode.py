@@ -2,11 +2,11 @@
 
     trajectory = await run_episode(lambda: fe.make("coding_rlvr"), policy, task=task, environment_name="coding_rlvr")
 
-Failures keep apart here (`forge_env.errors`): what the agent does wrong is inside the episode; a limit
-truncates it, and what there is by then is scored, unless time ran out while waiting for an endpoint's answer; an
-`InfrastructureError` is retried on a fresh environment and, if it persists, makes the trajectory invalid, so
-that it enters no statistic. Anything else is a bug and is raised, naming the task. However the episode ends,
-also by cancellation, `env.close()` has been awaited.
+Failures keep apart here (`forge_env.errors`): what the agent does wrong is inside the episode, and scores 0 where its
+own code raised; a limit truncates it, and what there is by then is scored, unless time ran out while waiting for an
+endpoint's answer; an `InfrastructureError` is retried on a fresh environment and, if it persists, makes the trajectory
+invalid, so that it enters no statistic. Anything else is a bug and is raised, naming the task. However the episode
+ends, also by cancellation, `env.close()` has been awaited.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -34,14 +34,18 @@ from forge_env.environment.base import (
 )
 from forge_env.errors import (
     GIVEN_UP,
+    AgentError,
     ChatFormatError,
     ContextLengthExceeded,
+    EnvironmentBugError,
     InfrastructureError,
     UsageError,
+    agent_code,
     environment_code,
     suggestion,
 )
 from forge_env.policy import LimitReached, Policy, PolicySession, Reply
+from forge_env.rewards.reasons import explanation
 from forge_env.rollout.working_time import WorkingTime, limited_code
 from forge_env.sandbox.callers import on_behalf_of
 from forge_env.tools.calls import measured_calls
@@ -142,6 +146,12 @@ async def run_episode(
         try:
             async with _opened(make_env, environment_name, watch) as env:
                 await _play(env, Sessions(env, policy, opponents, seed), trajectory, task, limits, clock, watch)
+                played = clock()
+            trajectory.close_s = _seconds(clock() - played)
+            break
+        except AgentError as error:
+            log.warning("the agent crashed on task %s: %s", trajectory.task_id or seed, error)
+            trajectory.crash(error)
             break
         except InfrastructureError as error:
             log.warning("episode of task %s lost (try %d): %s", trajectory.task_id or seed, tries + 1, error)
@@ -189,31 +199,36 @@ async def _play(
 ) -> None:
     """One try: fills `trajectory` as it goes, so that what happened before a failure is kept."""
     watch("reset")
+    began = clock()
     seed = sessions.seed
     with environment_code(f"{type(env).__name__}.task", f"seed {seed}"):
         task = env.resolve_task(seed, None) if task is None else task
     trajectory.task_id, trajectory.split = task.id, task.split
     trajectory.difficulty, trajectory.tags = task.difficulty, list(task.tags)
     trajectory.final_observation, info = await _reset(env, task, seed, limits)
+    trajectory.reset_s = _seconds(clock() - began)
     trajectory.rewards = dict.fromkeys(env.seats, 0.0)
     trajectory.opponents = sessions.names()
     sessions.turn_to(checked_seat(env, "reset", info, task.id), task)
     deadline = asyncio.timeout(limits.wall_s)  # from here on: waiting for a free sandbox is not the agent's doing
     working = WorkingTime(limits.working_s)
-    limit: str | None
-    try:
-        async with deadline, working:
-            limit = await _take_turns(env, sessions, trajectory, task, limits, clock, watch)
-    except TimeoutError:
-        if not deadline.expired() and not working.expired:
-            raise
-        if (lost := sessions.current.unanswered()) is not None:
-            raise lost from None
-        limit = "working_time" if working.expired else "time"
-    finally:
-        trajectory.waited_s = _seconds(working.waited_s)
-    if limit is not None:
-        await _truncate(env, trajectory, limit, limits)
+    with explanation() as why:
+        limit: str | None
+        try:
+            async with deadline, working:
+                limit = await _take_turns(env, sessions, trajectory, task, limits, clock, watch)
+        except TimeoutError:
+            if not deadline.expired() and not working.expired:
+                raise
+            if (lost := sessions.current.unanswered()) is not None:
+                raise lost from None
+            limit = "working_time" if working.expired else "time"
+        finally:
+            trajectory.waited_s = _seconds(working.waited_s)
+        if limit is not None:
+            await _truncate(env, trajectory, limit, limits)
+    if env.max_reward is None or trajectory.reward < env.max_reward - 1e-9:
+        trajectory.reason, trajectory.failures = why.reason, why.failures
     for seat, reward in trajectory.rewards.items():
         trajectory.metrics[f"reward_{seat}"] = reward
     if anew := sum(turn.reply.forked for turn in trajectory.turns):
@@ -289,6 +304,8 @@ async def _take_turns(
         trajectory.final_observation = observation
         if "metrics" in info:
             trajectory.metrics.update(info["metrics"])
+        if "crash" in info:
+            raise info["crash"]
         if terminated or truncated:
             trajectory.terminated, trajectory.truncated = terminated, truncated
             trajectory.truncation = info.get("truncation", "limit") if truncated else None
@@ -355,8 +372,11 @@ class Sessions:
         if seat not in self._open:
             opponent, seed = self._opponents.get(seat), seat_seed(self.seed, seat)
             forked = self._forked(branch, seed) if opponent is None else None
-            opened = forked or open_session(opponent or self._policy, self._env, task, seed=seed)
-            self._open[seat] = opened if opponent is None else _Opponent(opened)
+            if opponent is None:
+                self._open[seat] = forked or open_session(self._policy, self._env, task, seed=seed)
+            else:
+                with _opponents_code(seat):
+                    self._open[seat] = _Opponent(open_session(opponent, self._env, task, seed=seed), seat)
         self.seat, self.current = seat, self._open[seat]
 
     def _forked(self, branch: Branch | None, seed: int | None) -> PolicySession | None:
@@ -375,15 +395,27 @@ class Sessions:
 class _Opponent(PolicySession):
     """Another's conversation. Its tokens are left out: they are not the policy's, and nobody learns them."""
 
-    def __init__(self, inner: PolicySession) -> None:
+    def __init__(self, inner: PolicySession, seat: str) -> None:
         self._inner = inner
+        self._seat = seat
 
     async def reply(self, observation: Observation) -> Reply:
-        reply = await self._inner.reply(observation)
+        with _opponents_code(self._seat):
+            reply = await self._inner.reply(observation)
         return Reply(reply.message, stop_reason=reply.stop_reason, metadata=reply.metadata)
 
     def unanswered(self) -> InfrastructureError | None:
         return self._inner.unanswered()
+
+
+@contextmanager
+def _opponents_code(seat: str) -> Iterator[None]:
+    """Code of an opponent: the agent is not to blame for what it raises, nor can its episode be scored."""
+    try:
+        with agent_code("it"):
+            yield
+    except AgentError as error:
+        raise EnvironmentBugError(f"the opponent at seat {seat!r} crashed: {error.message}") from error
 
 
 def seat_seed(seed: int | None, seat: str) -> int | None:

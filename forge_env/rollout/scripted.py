@@ -18,13 +18,9 @@ from weakref import WeakKeyDictionary
 
 from forge_env.concurrency import settled
 from forge_env.environment.base import Environment
-from forge_env.errors import EnvironmentBugError, ForgeError, UsageError, with_place
+from forge_env.errors import EnvironmentBugError, UsageError, agent_code
 from forge_env.policy import Policy, PolicySession, Reply
 from forge_env.types import FunctionCall, Message, Observation, Task, ToolCall, ToolSpec, as_message
-
-
-class PolicyBugError(ForgeError):
-    """The function of a policy raised: its author's to mend, and no answer."""
 
 
 class GoldPolicy(Policy):
@@ -102,13 +98,9 @@ class _FunctionSession(PolicySession):
 
     async def reply(self, observation: Observation) -> Reply:
         self._messages.extend(observation)
-        try:
+        name = getattr(self._function, "__qualname__", type(self._function).__name__)
+        with agent_code(name, self._function):
             message = as_message(await settled(self._function(list(self._messages), self._tools)))
-        except ForgeError:
-            raise
-        except Exception as error:  # the boundary of the author's code: whatever it raises is named
-            name = getattr(self._function, "__qualname__", type(self._function).__name__)
-            raise PolicyBugError(f"the policy {name} raised {with_place(error)}") from error
         self._messages.append(message)
         return Reply(message=message)
 

@@ -129,8 +129,8 @@ class DatasetConfig(BaseModel):
 
     Examples:
         >>> import forge_env as fe
-        >>> fe.DatasetConfig(path="questions.jsonl", columns={"prompt": "question", "gold": "answer"}).eval_fraction
-        0.1
+        >>> fe.DatasetConfig(path="questions.jsonl", columns={"prompt": "question", "gold": "answer"}).is_divided
+        False
     """
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
@@ -142,9 +142,10 @@ class DatasetConfig(BaseModel):
     split: str | None = None
     """The one split of the dataset, or file, that is read where `splits` is empty; unset: all files, or `train`."""
     splits: dict[str, str] = Field(default_factory=dict)
-    """Split of the environment -> split of the dataset, or file. Empty: one source, divided by `eval_fraction`."""
-    eval_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
-    """Share of prompts held out as `eval` where `splits` is empty; equal prompts always fall on the same side."""
+    """Split of the environment -> split of the dataset, or file. Empty: one source for all splits."""
+    eval_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
+    """Share of prompts held out as `eval` where `splits` is empty; equal prompts always fall on the same side. Unset:
+    nothing is held out, each split that is asked for is the whole source."""
     columns: dict[str, str | None] = Field(default_factory=dict)
     """Field of the task (id, prompt, gold, difficulty, tags; any other name goes to its hidden data) -> column, or a
     value in it (`reward_model.ground_truth`); null: no column, also where one of that name is there (a column of a
@@ -169,6 +170,11 @@ class DatasetConfig(BaseModel):
         if self.split is not None and self.splits:
             raise ValueError("split and splits exclude each other: give one of them")
         return self
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether `eval` holds other tasks than `train`."""
+        return bool(self.splits) or self.eval_fraction is not None
 
 
 class Stream(Generic[T]):
@@ -231,11 +237,13 @@ def _close_streams() -> None:
         stream.close()
 
 
-def load_tasks(config: DatasetConfig | str | Path, split: str = "train") -> Sequence[Task] | StreamedTasks:
+def load_tasks(
+    config: DatasetConfig | Mapping[str, Any] | str | Path, split: str = "train"
+) -> Sequence[Task] | StreamedTasks:
     """Tasks of one split, read once a process.
 
     Args:
-        config: where they come from; a path alone will do.
+        config: where they come from, also as a dictionary of the same keys; a path alone will do.
         split: of the environment.
 
     Raises:
@@ -247,12 +255,19 @@ def load_tasks(config: DatasetConfig | str | Path, split: str = "train") -> Sequ
         >>> import forge_env as fe
         >>> path = pathlib.Path(tempfile.mkdtemp(), "questions.jsonl")
         >>> _ = path.write_text(json.dumps({"prompt": "What is 6 * 7?", "gold": "42"}))
-        >>> fe.load_tasks(fe.DatasetConfig(path=str(path), eval_fraction=0))[0].gold
+        >>> fe.load_tasks(fe.DatasetConfig(path=str(path)))[0].gold
         '42'
     """
     if not isinstance(config, DatasetConfig):
-        config = DatasetConfig(path=str(config))
+        config = _config(config)
     return _load(config.model_dump_json(), split)
+
+
+def _config(given: Mapping[str, Any] | str | Path) -> DatasetConfig:
+    try:
+        return DatasetConfig.model_validate(dict(given) if isinstance(given, Mapping) else str(given))
+    except ValidationError as error:
+        raise UsageError(f"load_tasks: {mistakes(error)}", fix="see the keys of fe.DatasetConfig") from error
 
 
 @lru_cache(maxsize=64)
@@ -275,7 +290,8 @@ def _tasks(config: DatasetConfig, split: str) -> Iterator[Task]:
         if given == config.limit:
             return
         task = _as_task(config, split, number, row)
-        if config.splits or _is_held_out(task, config.eval_fraction) == (split == "eval"):
+        fraction = None if config.splits else config.eval_fraction
+        if fraction is None or _is_held_out(task, fraction) == (split == "eval"):
             given += 1
             yield task
 

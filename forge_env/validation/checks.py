@@ -226,13 +226,12 @@ class Validator:
         known = [task for task in tasks if self.env.gold_actions(task) is not None]
         if not known:
             return Check("open", name, "no task has one (set Task.gold, or override gold_actions)")
-        before = len(self._results)
         played = await self._play(GoldPolicy(), known)
-        failures = [line for result in self._results[before:] for line in result.failures]
         if (full := self.env.max_reward) is None:
             return Check("open", name, f"{_UNKNOWN}; gold solutions score up to {max(map(_best, played)):g}")
         if low := [trajectory for trajectory in played if _best(trajectory) < full - 1e-9]:
-            why = f"; hidden tests say: {one_line(failures[0], 300)}" if failures else ""
+            said = ": ".join([low[0].reason, *low[0].failures[:1]])
+            why = f"; {one_line(said, 300)}" if said else ""
             first = f"task {low[0].task_id!r} scores {_best(low[0]):g} of {full:g}"
             return Check("failed", name, f"{len(low)} of {len(played)} don't: {first}{why}")
         acting = {turn.seat for trajectory in played for turn in trajectory.turns}

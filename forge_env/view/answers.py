@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forge_env.display.curves import REWARD, is_waiting, time_account
-from forge_env.evaluation.estimates import clustered
+from forge_env.evaluation.estimates import Times, clustered
+from forge_env.trajectory_index import SCORED, out_of
 from forge_env.view.filter import TRAIN, VALID
 from forge_env.view.queries import Queries
 from forge_env.view.runs import SURE, Held, RunView, held_out
-from forge_env.view.text import number, percent, seconds, signed
+from forge_env.view.text import number, percent, signed
 
 ENDED, LONGER, OFTEN = 0.1, 1.25, 0.05
 """By how much a share of the endings (half as much is enough where it doubled or halved), and by which factor a length
@@ -57,7 +58,7 @@ def learned(run: RunView) -> Learned:
     paired = run.queries.change(first, last, run.metric)
     if paired is not None and abs(paired.mean_b - end) < 0.02 and abs(paired.mean_a - start) < 0.02:
         change, error, tasks = paired.difference.value, paired.difference.stderr, f"{paired.tasks} tasks"
-        sure = paired.difference.low > 0 or paired.difference.high < 0
+        sure = paired.verdict != "noise"
     else:
         change, error, tasks = end - start, math.hypot(first_error, last_error), f"{n} episodes"
         sure = abs(change) > SURE * error
@@ -307,10 +308,12 @@ def _part(queries: Queries, first: int, last: int) -> _Part:
         played += 1
         level, task, reward, tagged, outcome, why, calls, tokens, turns, seconds, measured, tools = row
         if outcome in ("limit", "lost"):
-            endings[f"hit the limit: {why}" if outcome == "limit" else f"lost: {why}"] += 1
+            endings[out_of(why) if outcome == "limit" else f"lost: {why}"] += 1
+        elif outcome == "crashed":
+            endings["agent crashed"] += 1
         elif calls == 0 and tools:
             endings["never used a tool"] += 1
-        if outcome not in ("ended", "limit") or reward is None:
+        if outcome not in SCORED or reward is None:
             continue
         valid += 1
         for sums in (by_task.setdefault(level, {}).setdefault(task, [0.0, 0.0]), tags.setdefault(tagged, [0.0, 0.0])):
@@ -455,28 +458,28 @@ def sample_limit(queries: Queries, environment: str = "") -> Limit:
         environment: only its samples; empty: all.
     """
     sql = (
-        "select count(*) as n, total(wall_s) as wall, total(generate_s) as model, total(step_s) as environment, "
-        f"total(waited_s) as waited from t where {VALID} and wall_s > 0 and :environment in ('', environment)"
+        "select avg(wall_s) as wall, avg(generate_s) as model, avg(step_s) as environment, avg(reset_s) as reset, "
+        f"avg(close_s) as close, avg(waited_s) as waited from t where {VALID} and wall_s > 0 "
+        "and :environment in ('', environment)"
     )
     (row,) = queries.rows(sql, {"environment": environment})
-    if not row["n"]:
+    if row["wall"] is None:
         return Limit(words="No times are recorded yet.")
-    shares = {name: min(row[name] / row["wall"], 1.0) for name in ("model", "environment", "waited")}
-    doing = max(("model", "environment"), key=lambda name: shares[name])
-    named = {"model": "the model", "environment": "tools and scoring"}
-    other = "environment" if doing == "model" else "model"
-    found = Limit(share=shares[doing])
-    found.words = (
-        f"A sample took {seconds(row['wall'] / row['n'])}: {percent(shares[doing])} of it {named[doing]}, "
-        f"{percent(shares[other])} {named[other]}."
-    )
-    if shares["waited"] >= WAITED:
-        found.detail = f"{percent(shares['waited'])} was waiting for what is shared: the endpoint's limits, a sandbox."
-    found.advice = {
-        "model": [("concurrency", "more requests at once, where the endpoint has room")],
-        "environment": [("max_samples", "more samples at once, where there are processors for their sandboxes")],
-    }[doing]
+    times = Times(**{name: row[name] or 0.0 for name in row.keys()})  # noqa: SIM118 - a row of SQLite iterates over values
+    doing, spent = next(iter(times.parts.items()))
+    found = Limit(share=min(spent / times.wall, 1.0), words=f"A sample took {times.words()}.")
+    if times.waited >= WAITED * times.wall:
+        share = percent(times.waited / times.wall)
+        found.detail = f"{share} was spent waiting for the endpoint's limits or for a sandbox."
+    found.advice = SAMPLE_ADVICE.get(doing, [])
     return found
+
+
+SAMPLE_ADVICE = {
+    "model": [("concurrency", "more requests at once, where the endpoint has room")],
+    "tools and scoring": [("max_samples", "more samples at once, where there are processors for their sandboxes")],
+    "reset": [("max_samples", "fewer samples at once, where they wait for each other's sandboxes")],
+}
 
 
 def _busy(accounts: Mapping[str, Mapping[str, float]], actor: str) -> float:

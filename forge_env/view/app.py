@@ -25,6 +25,7 @@ from forge_env.evaluation.estimates import mean
 from forge_env.machine import cache_dir
 from forge_env.run.contract import CLAUSES, in_a_sentence
 from forge_env.view import answers, charts, episode, evaluations, records, text, timeline
+from forge_env.view.failures import failures, failures_of, unsolved_of
 from forge_env.view.filter import Filter
 from forge_env.view.index import CACHE_FIX, Indexer
 from forge_env.view.news import news
@@ -180,8 +181,7 @@ class Pages:
         queries, figures = run.queries, self.runs.figures(run.name)
         if figures is None:  # removed since
             raise HTTPException(404, NO_RUN)
-        kind = "train" if queries.count("train") else ""
-        failures = queries.failures(kind)
+        kind, looked_at = failures_of(run)
         around, contract = _whole(request.query_params.get("around")), run.contract
         parts = [
             figures.environment,
@@ -201,8 +201,10 @@ class Pages:
             error=str(run.summary.get("error") or "")[: text.SHOWN],
             progress=run.index.progress(),
             learned=answers.learned(run),
-            failures=failures,
+            failures=failures(run, kind),
             failure_kind=kind,
+            unsolved=unsolved_of(run),
+            looked_at=looked_at,
             played=queries.count(kind),
             contract=contract,
             trust=in_a_sentence(contract),
@@ -224,7 +226,7 @@ class Pages:
             found=found,
             page="overview",
             progress=run.index.progress(),
-            failures={part.name: run.queries.failures("", part.name) for part in found.parts},
+            failures={part.name: failures(run, "", part.name) for part in found.parts},
             limits={part.name: answers.sample_limit(run.queries, part.name) for part in found.parts},
             facts=[*facts(run.summary)],
         )
@@ -318,6 +320,8 @@ class Pages:
             return self._page("trajectory", **{**values, "unreadable": str(error)})
         values |= {
             "error": trajectory.error or "",
+            "reason": trajectory.reason,
+            "why_failed": trajectory.failures,
             "components": episode.figures(trajectory.metrics),
             "never_called": run.queries.constants["tools"]
             and not row["calls"]

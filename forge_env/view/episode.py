@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forge_env.run.trained import TrainedEpisode, TrainedGroup
+from forge_env.trajectory_index import SCORED
 from forge_env.view import text
 from forge_env.view.filter import is_training
 from forge_env.view.runs import RunView
@@ -20,7 +21,7 @@ def figures(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
 
 def rewards(rows: Sequence[Mapping[str, Any]]) -> list[float]:
     """Of the episodes that count."""
-    return [row["reward"] for row in rows if row["outcome"] in ("ended", "limit") and row["reward"] is not None]
+    return [row["reward"] for row in rows if row["outcome"] in SCORED and row["reward"] is not None]
 
 
 def against(row: Mapping[str, Any], group: Sequence[Mapping[str, Any]]) -> float | None:
@@ -87,8 +88,10 @@ def times(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Where its time went, by name."""
     found = [
         ("in all", row["wall_s"]),
+        ("reset", row["reset_s"]),
         ("model", row["generate_s"]),
         ("environment", row["step_s"]),
+        ("closing", row["close_s"]),
         ("waited", row["waited_s"]),
     ]
     return [(name, text.seconds(value)) for name, value in found if value]

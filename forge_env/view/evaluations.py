@@ -11,9 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from forge_env.config.evaluation import CONFIDENCE
 from forge_env.errors import ForgeError
 from forge_env.evaluation import comparison
 from forge_env.evaluation.estimates import Estimate, PairedDifference, by_task, compare, mean
+from forge_env.evaluation.tables import exceptions
+from forge_env.trajectory_index import SCORED
 from forge_env.view.filter import OF_KIND, of_kind
 from forge_env.view.index import shown_rows
 from forge_env.view.queries import score_of
@@ -49,6 +52,7 @@ class Scored:
     samples: int
     limits: dict[str, int]
     lost: dict[str, int]
+    crashed: int
     difficulties: list[Part]
     tags: list[Part]
     matrix: list[tuple[str, list[dict[str, Any]]]]
@@ -73,6 +77,9 @@ class EvaluationView:
     parts: list[Scored]
     planned: int
     played: int
+    confidence: float = CONFIDENCE
+    exceptions: dict[str, list[str]] = field(default_factory=dict)
+    """What is wrong with a part's score, by its name: how many of the samples asked for it is of, crashes."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -86,44 +93,57 @@ def evaluation(run: RunView) -> EvaluationView:
     ]
     there = [row[0] for row in run.queries.rows("select distinct environment from t where environment != ''")]
     score = str(config.get("score") or "reward")
-    parts = [scored(run, "eval", name, environment=name, score=score) for name in dict.fromkeys([*labels, *there])]
+    given = config.get("confidence")
+    confidence = float(given) if isinstance(given, float) and 0 < given < 1 else CONFIDENCE
+    parts = [
+        scored(run, "eval", name, environment=name, score=score, confidence=confidence)
+        for name in dict.fromkeys([*labels, *there])
+    ]
     environments = summary.get("environments")
     known = [item for item in environments.values() if isinstance(item, dict)] if isinstance(environments, dict) else []
     planned = sum(item.get("planned", 0) for item in known if isinstance(item.get("planned"), int))
     played = run.queries.rows("select count(*) from t")[0][0]
-    found = EvaluationView(str(config.get("model") or ""), run.state, score, parts, planned, played)
+    found = EvaluationView(str(config.get("model") or ""), run.state, score, parts, planned, played, confidence)
+    found.exceptions = {str(item.get("label")): exceptions(item) for item in known}
     errors = summary.get("request_errors")
     if isinstance(errors, dict) and errors:
         found.notes.append(
             "failed requests, retries included: " + ", ".join(f"{n} {name}" for name, n in errors.items())
         )
-    for item in known:
-        if item.get("bugs"):
-            found.notes.append(
-                f"{item.get('label')}: its own code failed on {item['bugs']} samples: {item.get('first_bug')}"
-            )
+    found.notes += [
+        f"{item.get('label')}: the first failure: {item['first_bug']}" for item in known if item.get("bugs")
+    ]
     return found
 
 
 def scored(
-    run: RunView, kind: str, name: str, *, environment: str = "", step: int | None = None, score: str = "reward"
+    run: RunView,
+    kind: str,
+    name: str,
+    *,
+    environment: str = "",
+    step: int | None = None,
+    score: str = "reward",
+    confidence: float = CONFIDENCE,
 ) -> Scored:
     """The figures of the samples of one kind, and of one environment where it is named."""
     found: Scored = run.queries.kept(
-        ("scored", kind, environment, score), lambda: _scored(run, kind, name, environment, step, score)
+        ("scored", kind, environment, score), lambda: _scored(run, kind, name, environment, step, score, confidence)
     )
     return found
 
 
-def _scored(run: RunView, kind: str, name: str, environment: str, step: int | None, score: str) -> Scored:
+def _scored(
+    run: RunView, kind: str, name: str, environment: str, step: int | None, score: str, confidence: float
+) -> Scored:
     where = OF_KIND + (" and environment = :environment" if environment else "")
     values = {**of_kind(kind), "environment": environment}
     rows = [*shown_rows(run.queries.rows(f"select * from t where {where} order by task, member, key", values))]
-    valid = [row for row in rows if row["outcome"] in ("ended", "limit") and score_of(row, score) is not None]
+    valid = [row for row in rows if row["outcome"] in SCORED and score_of(row, score) is not None]
 
     def part(label: str, members: Sequence[Mapping[str, Any]], query: str = "") -> Part:
         tasks = by_task((row["task"], score_of(row, score) or 0.0) for row in members)
-        return Part(label, len(tasks), len(members), mean([*tasks.values()]), query)
+        return Part(label, len(tasks), len(members), mean([*tasks.values()], confidence=confidence), query)
 
     levels: dict[str, list[dict[str, Any]]] = {}
     tags: dict[str, list[dict[str, Any]]] = {}
@@ -158,6 +178,7 @@ def _scored(run: RunView, kind: str, name: str, environment: str, step: int | No
         samples=whole.samples,
         limits=limits,
         lost=lost,
+        crashed=sum(row["outcome"] == "crashed" for row in rows),
         difficulties=[part(level, levels[level], f"difficulty={level}") for level in sorted(levels, key=_natural)]
         if len(levels) > 1
         else [],
@@ -176,7 +197,7 @@ def _scored(run: RunView, kind: str, name: str, environment: str, step: int | No
 
 
 def _middle(rows: Sequence[Mapping[str, Any]]) -> float:
-    rewards = [row["reward"] for row in rows if row["reward"] is not None and row["outcome"] in ("ended", "limit")]
+    rewards = [row["reward"] for row in rows if row["reward"] is not None and row["outcome"] in SCORED]
     return sum(rewards) / len(rewards) if rewards else -1.0
 
 
@@ -210,6 +231,7 @@ def held_out(run: RunView) -> list[Split]:
                     n,
                     {},
                     {},
+                    0,
                     [],
                     [],
                     [],

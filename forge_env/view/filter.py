@@ -12,15 +12,17 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
+from forge_env.trajectory_index import LIMITS, SCORED
+
 SPAN = re.compile(r"(\d{1,12})(?:\s*-\s*(\d{1,12}))?", re.ASCII)
 """`3-9`, or one number."""
-OUTCOMES = ("paid", "unsolved", "partly", "unpaid", "limit", "lost", "unreadable")
+OUTCOMES = ("paid", "unsolved", "partly", "unpaid", "limit", "crashed", "lost", "unreadable")
 SORTS = {
     "newest": "key", "reward": "reward", "tokens": "tokens", "turns": "turns", "calls": "calls", "seconds": "wall_s",
     "version": "newest",
 }  # fmt: skip
 """Columns by which a list is sorted, by their name in an address; `-` before it turns the order round."""
-VALID = "outcome in ('ended', 'limit')"
+VALID = f"outcome in {SCORED}"
 TRAIN = "+kind = 'train' or (+kind glob 'train-[0-9]*-*' and not +kind glob 'train-[0-9][0-9][0-9][0-9][0-9]*')"
 """Of training: not the held-out episodes of a split that is called train, which have their step behind the name. Most
 episodes are, so that SQLite is kept from looking them up by kind one by one (that is what + does)."""
@@ -33,17 +35,25 @@ UNSOLVED = f"({VALID} and {PAID} and solved < 0.5)"
 """Earned all, and less than half by what held-out episodes are measured by: the reward may not be what is wanted."""
 FAILED = f"(outcome in ('lost', 'unreadable') or not {PAID} or {UNSOLVED})"
 OUTCOME = (
-    "case when outcome = 'lost' then 'lost' when outcome = 'unreadable' then 'unreadable' "
+    "case when outcome in ('lost', 'unreadable', 'crashed') then outcome "
     f"when {UNSOLVED} then 'unsolved' when outcome = 'limit' then 'limit' when {PAID} then 'paid' "
     "when reward > 0 then 'partly' else 'unpaid' end"
 )
-PAID_UNSOLVED = "paid, not solved"
-ENDING = (
+PAID_UNSOLVED = "full reward, not solved"
+HOW_ENDED = (
     "case when outcome = 'lost' then 'lost: ' || why when outcome = 'unreadable' then 'unreadable' "
-    f"when {UNSOLVED} then '{PAID_UNSOLVED}' "
-    "when outcome = 'limit' then 'limit: ' || why when calls = 0 and :tools then 'never used a tool' "
-    "when reward > 0 then 'finished, paid in part' else 'finished, unpaid' end"
+    f"when outcome = 'crashed' then 'agent crashed' when {UNSOLVED} then '{PAID_UNSOLVED}' "
+    f"when outcome = 'limit' and why in {LIMITS} then 'out of ' || replace(why, '_', ' ') "
+    "when outcome = 'limit' then 'limit: ' || why "
+    "when calls = 0 and :tools then 'never used a tool' when reason != '' then reason "
+    "when reward > 0 then 'below maximum reward' else 'wrong answer' end"
 )
+ENDING = (
+    f"{HOW_ENDED} || case when {VALID} and outcome != 'crashed' and not {UNSOLVED} and read != '' "
+    "and read in (select value from json_each(:often)) then ', after reading \"' || read || '\"' else '' end"
+)
+"""How an episode fell short: how it ended, else what its judge says, and the last tool result that it read where many
+read the same."""
 
 
 @dataclass(frozen=True, slots=True)

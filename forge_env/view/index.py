@@ -28,7 +28,7 @@ from forge_env.trajectory_index import IndexRow, is_index, new_lines, rows_of, s
 
 log = logging.getLogger(__name__)
 CACHE_FIX = "make room there, or set FORGE_ENV_CACHE to a folder that can be written"
-VERSION = 7
+VERSION = 8
 """Of the tables below."""
 PART = 8 << 20
 """Bytes of records that are read at once where they have no rows."""
@@ -54,7 +54,8 @@ create table t (
     grp text, member integer, reward real, best real, outcome text, why text,
     turns integer, calls integer, tools text, tokens integer, context integer, wall_s real, waited_s real,
     generate_s real, step_s real, started real, oldest integer, newest integer, difficulty integer, tags text,
-    metrics text, solved real, retries integer, cost real, answer text
+    metrics text, solved real, retries integer, cost real, answer text, reset_s real, close_s real, reason text,
+    read text
 );
 create unique index t_id on t (kind, id);
 create table changes (generation integer, dropped integer);
@@ -64,13 +65,14 @@ INDEXES = """
 create index if not exists t_group on t (kind, grp);
 create index if not exists t_reward on t (reward);
 create index if not exists t_version on t (newest, kind);
-create index if not exists t_ending on t (best, kind, outcome, why, reward, solved, calls, tokens, turns);
+create index if not exists t_ending on t (best, kind, outcome, why, reason, read, reward, solved, calls, tokens, turns);
 """
 """The last holds all that endings are counted by, so that no row is read for it."""
 COLUMNS = (
     "key", "kind", "id", "length", "environment", "task", "split", "grp", "member", "reward", "best", "outcome", "why",
     "turns", "calls", "tools", "tokens", "context", "wall_s", "waited_s", "generate_s", "step_s", "started", "oldest",
-    "newest", "difficulty", "tags", "metrics", "solved", "retries", "cost", "answer",
+    "newest", "difficulty", "tags", "metrics", "solved", "retries", "cost", "answer", "reset_s",
+    "close_s", "reason", "read",
 )  # fmt: skip
 INSERT = (
     f"insert into t ({', '.join(COLUMNS)}) values ({', '.join('?' * len(COLUMNS))}) "
@@ -414,10 +416,21 @@ def _columns(number: int, kind: str, measure: str, row: IndexRow) -> tuple[Any, 
     elif not kind.startswith("train"):
         name = ""
     identity = row.id or f"line at byte {row.offset}"
-    texts = [identity, row.environment, row.task, row.split, name, row.outcome, row.why, row.answer]
+    texts = [
+        identity,
+        row.environment,
+        row.task,
+        row.split,
+        name,
+        row.outcome,
+        row.why,
+        row.answer,
+        row.reason,
+        row.read,
+    ]
     if not "".join(texts).isascii():
         texts = [_utf8(text) for text in texts]
-    identity, environment, task, split, name, outcome, why, answer = texts
+    identity, environment, task, split, name, outcome, why, answer, reason, read = texts
     calls = row.num_calls
     figures = (
         abs(member or 0) | abs(row.turns) | abs(calls) | abs(row.tokens) | abs(row.context) | abs(row.oldest)
@@ -432,7 +445,7 @@ def _columns(number: int, kind: str, measure: str, row: IndexRow) -> tuple[Any, 
         _finite(row.wall_s), _finite(row.waited_s), _finite(row.generate_s), _finite(row.step_s), _finite(row.started),
         row.oldest, row.newest, row.difficulty, _list(tuple(row.tags)) if row.tags else "",
         _json(tuple(row.metrics.items())) if row.metrics else "", _finite(row.metrics.get(measure)), row.retries,
-        _finite(row.cost), answer,
+        _finite(row.cost), answer, _finite(row.reset_s), _finite(row.close_s), reason, read,
     )  # fmt: skip
 
 

@@ -36,6 +36,8 @@ PLACE = re.compile(r"(?:(-?[\d.e+-]{1,30}),)?(\d{1,18})", re.ASCII)
 """Value and key of a row, in an address."""
 NEWEST = 5_000
 """Episodes among which a typical failure is looked for, before all are."""
+OFTEN = 0.05
+"""Share of the failed episodes that read the same last, from which on it is named."""
 TYPICAL = 101
 """Failures of a class of which the one of median length is typical."""
 
@@ -99,12 +101,13 @@ class Queries:
         return kept[key]
 
     def rows(self, sql: str, values: Mapping[str, Any] | None = None) -> list[sqlite3.Row]:
-        """Any question; `:best` and `:tools` are known in it."""
+        """Any question; `:best`, `:tools` and `:often` are known in it."""
         return self.index.connection().execute(sql, {**self.constants, **(values or {})}).fetchall()
 
     @property
     def constants(self) -> dict[str, Any]:
-        """What rewards are measured by: the highest there is, and whether the agents have tools."""
+        """What rewards are measured by: the highest there is, whether the agents have tools, and what failed episodes
+        often read last."""
         found: dict[str, Any] = self.kept("constants", self._constants)
         return found
 
@@ -117,7 +120,11 @@ class Queries:
         )
         row = self.index.connection().execute(question).fetchone()
         best, seen = row["best"] or 1.0, row["seen"] or 0.0
-        return {"best": seen if best == 1.0 and seen > 1.0 else best, "tools": row["tools"]}
+        found = {"best": seen if best == 1.0 and seen > 1.0 else best, "tools": row["tools"]}
+        read = f"select read, count(*) as n from t where read != '' and {VALID} and {FAILED} group by 1 order by n desc"
+        counts = self.index.connection().execute(read, found).fetchall()
+        least = max(2, OFTEN * sum(row["n"] for row in counts))
+        return {**found, "often": json.dumps([row["read"] for row in counts if row["n"] >= least])}
 
     def _where(self, chosen: Filter) -> tuple[str, dict[str, Any]]:
         """A filter's condition, with what only the run knows."""
@@ -129,15 +136,16 @@ class Queries:
             values["found"] = self._searches.of(chosen).as_json
         return where, values
 
-    def count(self, kind: str = "") -> int:
+    def count(self, kind: str = "", environment: str = "") -> int:
         """How many episodes of a kind there are.
 
         Args:
             kind: as in a filter.
+            environment: only those of this one; empty: of all.
         """
-        where, values = self._where(Filter(kind=kind))
+        where, values = self._where(Filter(kind=kind, environment=environment))
         sql = f"select count(*) from t where {where}"
-        found: int = self.kept(("count", kind), lambda: self.rows(sql, values)[0][0])
+        found: int = self.kept(("count", kind, environment), lambda: self.rows(sql, values)[0][0])
         return found
 
     def listed(self, chosen: Filter) -> Listed:

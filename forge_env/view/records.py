@@ -10,6 +10,7 @@ from typing import Any
 
 from forge_env.errors import ForgeError
 from forge_env.trajectory import DAMAGE, Trajectory, Turn
+from forge_env.trajectory_index import SCORED
 from forge_env.types import Message
 from forge_env.view.index import RunIndex
 from forge_env.view.text import SHOWN, Piece, Vocabulary, arguments, pieces, plain, seconds, shown
@@ -224,7 +225,7 @@ class Difference:
 
 def differences(rows: Sequence[Mapping[str, Any]]) -> tuple[int, list[Difference]]:
     """How many members are best, and in what they differ from the others on average, the largest first."""
-    valid = [row for row in rows if row["outcome"] in ("ended", "limit") and row["reward"] is not None]
+    valid = [row for row in rows if row["outcome"] in SCORED and row["reward"] is not None]
     top = max((row["reward"] for row in valid), default=0.0)
     best = [row for row in valid if row["reward"] >= top - 1e-9]
     others = [row for row in valid if row["reward"] < top - 1e-9]

@@ -13,6 +13,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from forge_env.trajectory_index import out_of
 from forge_env.view import text
 from forge_env.view.filter import PAID_UNSOLVED
 from forge_env.view.runs import RunView
@@ -20,8 +21,8 @@ from forge_env.view.runs import RunView
 SAFE = re.compile(r"[\w][\w .:@+=,-]*(?:/[\w][\w .:@+=,-]*)*")
 """Ids that can stand in an address as they are; others are told by the place of their record."""
 OUTCOME_NAMES = {
-    "paid": "paid in full", "unsolved": "paid, not solved", "partly": "paid in part", "unpaid": "unpaid",
-    "limit": "hit a limit", "lost": "lost", "unreadable": "can't be read",
+    "paid": "full reward", "unsolved": PAID_UNSOLVED, "partly": "below maximum reward", "unpaid": "wrong answer",
+    "limit": "hit a limit", "crashed": "agent crashed", "lost": "lost", "unreadable": "can't be read",
 }  # fmt: skip
 
 
@@ -137,6 +138,7 @@ def templates() -> Environment:
         "tone": _tone,
         "outcomes": OUTCOME_NAMES,
         "paid_unsolved": PAID_UNSOLVED,
+        "out_of": out_of,
         "where": lambda run, row: Markup(escape(place(run, row))),
         "joined": lambda texts: Markup(escape("".join(texts))),
     }

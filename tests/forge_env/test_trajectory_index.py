@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env import trajectory_index as module
+from forge_env.errors import AgentError
 from forge_env.policy import Reply
 from forge_env.run.trajectories import TrajectoryFiles, recorded, rename
 from forge_env.trajectory import Trajectory, TrajectoryWriter, Turn, read_trajectories
-from forge_env.trajectory_index import COLUMNS, IndexReader, IndexRow, decode, encode, index_path, scan
+from forge_env.trajectory_index import COLUMNS, IndexReader, IndexRow, decode, encode, index_path, masked, scan
 from forge_env.types import FunctionCall, Message, ToolCall
 from tests.forge_env.test_trajectory import OLD, trajectories
 
@@ -82,7 +83,7 @@ def test_a_row_holds_what_a_list_shows(tmp_path: Path) -> None:
             calls={"python": 1},
             tokens=12,
             context=61,
-            wall_s=1.23,
+            wall_s=1.2345,
             generate_s=0.75,
             step_s=0.25,
             started=1_763_898_302.1,
@@ -90,6 +91,7 @@ def test_a_row_holds_what_a_list_shows(tmp_path: Path) -> None:
             newest=4,
             tags=["sums"],
             answer="2",
+            read="#",
         )
     ]
     assert (rows(path)[0].num_calls, rows(path)[0].end) == (1, path.stat().st_size)
@@ -317,3 +319,35 @@ def test_packed_rows_hold_what_is_no_utf_8(tmp_path: Path) -> None:
             writer.write(played(number, answer="half \ud800 of it"))
     assert {row.answer for row in rows(path)} == {"half \ud800 of it"}
     assert len(module.unpack(index_path(path).read_bytes())) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("0/2 passed\nf(3) returned 4", "0/n passed"),
+        ("2/2 passed", "n/n passed"),
+        ("1/2 passed", "k/n passed"),
+        ("\n  exit code 17 after 3.5 s", "exit code # after # s"),
+        ("", ""),
+        ("no number", "no number"),
+    ],
+)
+def test_texts_that_differ_in_numbers_alone_are_alike(text: str, shown: str) -> None:
+    assert masked(text) == shown
+
+
+@given(st.text(max_size=400))
+def test_a_mask_is_short_and_one_line(text: str) -> None:
+    assert len(masked(text)) <= 64
+    assert "\n" not in masked(text)
+
+
+def test_an_agent_that_crashed_is_an_outcome_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "eval.jsonl"
+    with TrajectoryWriter(path) as writer:
+        crashed = played(1, 0)
+        crashed.crash(AgentError("half raised KeyError: 'x' [half, agents.py:30]"))
+        writer.write(crashed)
+        writer.write(played(1, 1, reason="failed hidden tests", failures=["f(2) returned 3, expected 4"]))
+    one, two = rows(path)
+    assert (one.outcome, one.reward, two.outcome, two.reason) == ("crashed", 0, "ended", "failed hidden tests")

@@ -15,6 +15,7 @@ from forge_env.machine import user_path
 from forge_env.rollout.opponents import check_named
 from forge_env.run.needs import gpus_by_role
 from forge_env.tasks.curriculum import make_order
+from forge_env.tasks.datasets import DatasetConfig
 from trainers.buffer.rules import make_rules
 from trainers.generator.arguments import check_engine_args, check_sampling
 from trainers.model.adapter import targets
@@ -258,6 +259,11 @@ def check_environment(config: RunConfig) -> None:
             f"evaluation.split={evaluation.split} is the split that is trained on",
             fix=f"choose a held-out one: {', '.join(environment.splits[1:]) or 'the environment has none'}",
         )
+    if undivided := _undivided(environment):
+        raise UsageError(
+            f"{section.name}: evaluation.split={evaluation.split} is read from {undivided}, which is trained on",
+            fix="hold some of it out: environment.options.dataset.eval_fraction=0.1, or name `splits`",
+        )
     if config.tasks.order not in ORDERS:
         make_order(config.tasks, environment, environment.splits[0], seed=config.seed)
     if (config.model.path == TINY or warms_up(config)) and _has_no_demonstrations(environment):
@@ -266,6 +272,12 @@ def check_environment(config: RunConfig) -> None:
             f"{section.name} gives no demonstrations to {what}",
             fix="define `demonstrate(task, rng)`, or use a trained model: model.path=Qwen/Qwen3-0.6B warmup=null",
         )
+
+
+def _undivided(environment: Environment) -> str | None:
+    """A source of an environment's options that is the same for all splits."""
+    options = (value for _, value in environment.config)
+    return next((own.path for own in options if isinstance(own, DatasetConfig) and not own.is_divided), None)
 
 
 def _has_no_demonstrations(environment: Environment) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from random import Random
 from typing import Any
 
@@ -14,6 +15,7 @@ from environments.coding_rlvr.conversation import as_answer, code_of
 from environments.coding_rlvr.judging import wrong_codes
 from environments.coding_rlvr.tasks import program_of
 from forge_env.errors import ConfigError, SandboxError, UsageError
+from forge_env.rollout.scripted import ReplayPolicy
 from forge_env.types import FunctionCall, Message, ToolCall
 from tests.environments.coding_rlvr.fake_engine import FakeEngine
 
@@ -232,3 +234,18 @@ def test_a_perfect_demonstrator_submits_gold() -> None:
     env = CodingRLVR(CodingRLVRConfig(demo_slip=0.0, demo_tool=0.0))
     task = env.task("train", 4)
     assert env.demonstrate(task, Random(0))[-1].content == task.gold
+
+
+async def test_a_failure_says_what_was_handed_in_and_what_failed() -> None:
+    wrong, engine = "def f(*arguments):\n    return None", FakeEngine()
+    task = CodingRLVR(sandboxes=engine).task("eval", 0)
+
+    async def played(*actions: Message | str) -> fe.Trajectory:
+        return await fe.run_episode(lambda: CodingRLVR(sandboxes=engine), ReplayPolicy(actions), task=task)
+
+    tried = await played(call(wrong), "Done")
+    assert (tried.reason, len(tried.failures)) == ("handed in with failing visible tests", 6)
+    assert all(re.fullmatch(r"f\(.*\) returned None, expected .+", failure) for failure in tried.failures)
+    assert (await played(as_answer(wrong))).reason == "failed hidden tests"
+    assert (await played("no code")).reason == "no code was handed in"
+    assert (await played(call(code_of(task.gold or "") or ""), "Done")).reason == ""

@@ -62,7 +62,7 @@ def test_the_four_answers_are_shown_and_the_result_is_last(
     places = [shown.index(question) for question in questions]
     assert places == sorted(places)
     assert "75 % of its time" in shown
-    assert re.search(r"\d+  limit: tool_calls +█", shown)
+    assert re.search(r"\d+  out of tool calls, after reading .+ +█", shown)
     assert f"read one: forge-env trajectory {shlex.quote(str(folder.root))} train-" in shown
     assert shown.endswith("held-out solved: 0.400 → 0.800\n")
 
@@ -76,12 +76,13 @@ def test_what_is_paid_and_not_solved_is_said_first(folder: RunFolder, capsys: py
     assert main(["show", str(folder.root)]) == 0
     shown = capsys.readouterr().out
     assert "3 earned all the reward and did not solve their task: is the reward what is wanted?" in shown
-    assert shown.index("3  paid, not solved") < shown.index("limit: tool_calls   ")
+    classes = re.findall(r"\d+  (full reward, not solved|out of tool calls)", shown)
+    assert classes[:2] == ["full reward, not solved", "out of tool calls"]
     assert f"read one: forge-env trajectory {shlex.quote(str(folder.root))} train-500-" in shown
     assert main(["report", str(folder.root), "--out", str(folder.root / "r.html")]) == 0
     text = (folder.root / "r.html").read_text()
     assert "is the reward what is wanted?" in text
-    assert re.search(r"<summary>paid, not solved: train-500-\d", text)
+    assert re.search(r"<summary>full reward, not solved: train-500-\d", text)
     assert not re.search(r"<summary>earned 1 of 1: train-500-", text), "it is no success"
 
 
@@ -190,7 +191,7 @@ def test_a_report_answers_and_shows_episodes(folder: RunFolder, capsys: pytest.C
     for part in (
         "Did it learn?", "What does a typical failure look like?", "Why did the reward move?",
         "What limited the speed?",
-        "limit: tool_calls", "earned 1 of 1", "x + 1", "python 3.11", "generated",
+        "out of tool calls", "earned 1 of 1", "x + 1", "python 3.11", "generated",
         "trained, while it trains", "largest",
         "wait for episodes 75%", "held-out (eval) after step 10: played by versions 10 to 11, 75% by this step's",
     ):  # fmt: skip

@@ -54,7 +54,8 @@ def test_it_parses_as_written(file: str) -> None:
     config = load_config(file)
     assert (config.model.path, config.model.max_length, config.model.dtype) == ("Qwen/Qwen3-1.7B", 2048, "bfloat16")
     assert config.environment.name == "gsm8k"
-    assert config.environment.options == {"dataset": {"path": "openai/gsm8k", "split": "train", "streaming": True}}
+    options = {"path": "openai/gsm8k", "split": "train", "streaming": True, "eval_fraction": 0.1}
+    assert config.environment.options == {"dataset": options}
     assert (config.grpo.groups_per_step, config.grpo.group_size, config.grpo.temperature) == (16, 8, 0.7)
     assert config.grpo.loss.options == {"clip_low": 0.2, "clip_high": 0.28, "beta": 0.1, "entropy_coef": 0.01}
     assert (config.grpo.reference.source, config.grpo.reference.with_gpus) == ("initial", True)

@@ -22,6 +22,7 @@ from forge_env.display import terminal as displays
 from forge_env.display.terminal import LiveDisplay, PlainDisplay
 from forge_env.evaluation.estimates import Estimate
 from forge_env.evaluation.evaluation import Evaluation
+from forge_env.evaluation.plan import Planned
 from forge_env.evaluation.progress import EnvironmentProgress, EvaluationProgress
 from forge_env.evaluation.summary import GroupSummary, summarize
 from forge_env.evaluation.tables import Table, print_tables, tables
@@ -211,7 +212,7 @@ def test_tags_of_one_task_are_folded() -> None:
 
     tags = {"loops": group(4, 0.5), **{f"only {number}": group(1, float(number % 2)) for number in range(6)}}
     config = EvaluationConfig.model_validate({"environments": "toy", "model": "m"})
-    summary = summarize(config, [], {"toy": ("eval", 1)}, EvaluationProgress("name", "m"))
+    summary = summarize(config, [], {"toy": Planned("eval", 1, 1)}, EvaluationProgress("name", "m"))
     summary.environments["toy"] = replace(summary.environments["toy"], by_tag=tags)
     (table,) = [table for table in tables(summary) if "by tag" in table.title]
     assert [row[0] for row in table.rows] == ["loops", "6 tags of one task each"]

@@ -23,7 +23,7 @@ from forge_env.evaluation.estimates import (
     score,
     sign_flip_test,
 )
-from forge_env.evaluation.plan import result_of
+from forge_env.evaluation.plan import Planned, result_of
 from forge_env.evaluation.progress import EvaluationProgress
 from forge_env.evaluation.summary import summarize
 from forge_env.trajectory import Trajectory
@@ -97,7 +97,7 @@ def test_training_and_evaluation_score_the_same_episodes_alike() -> None:
     ]
     config = EvaluationConfig.model_validate({"environments": ["toy"], "model": "gold"})
     results = [result_of(item, "reward") for item in played]
-    summary = summarize(config, results, {"toy": ("eval", 12)}, EvaluationProgress("first", "gold"))
+    summary = summarize(config, results, {"toy": Planned("eval", 12, 12)}, EvaluationProgress("first", "gold"))
     held_out = score(played, "reward")
     assert held_out == summary.environments["toy"].score
     assert held_out is not None

@@ -7,6 +7,7 @@ import errno
 import gc
 import json
 import os
+import re
 import signal
 import threading
 from pathlib import Path
@@ -179,7 +180,7 @@ def test_a_bug_of_the_environment_costs_only_its_own_sample(out: Path) -> None:
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
-def test_a_bug_of_the_policy_is_named_and_costs_only_its_own_sample(wrapped: bool, out: Path) -> None:
+def test_a_crash_of_the_agent_scores_0_and_is_named(wrapped: bool, out: Path) -> None:
     def wrong(messages: Any, tools: Any) -> str:
         return str(1 / (int(messages[-1].content.split()[0]) - 3))
 
@@ -193,10 +194,12 @@ def test_a_bug_of_the_policy_is_named_and_costs_only_its_own_sample(wrapped: boo
 
     result = fe.evaluate(Sums, FunctionPolicy(wrong) if wrapped else Wrong(), out=out)
     item = result.summary.environments["Sums"]
-    assert (item.samples, item.invalid) == (11, {"PolicyBugError" if wrapped else "ZeroDivisionError": 1})
-    (bad,) = [sample for sample in result.samples if not sample.valid]
-    assert "division by zero [" in (bad.error or "")
-    assert "wrong" in (bad.error or "") or not wrapped
+    assert (item.samples, item.crashed, item.invalid, item.bounds) == (12, 1, {}, None)
+    (bad,) = [sample for sample in result.samples if sample.crashed]
+    assert (bad.valid, bad.score) == (True, 0.0)
+    assert re.search(r"division by zero \[wrong, .*test_evaluate.py:\d+\]", bad.error or "")
+    assert item.first_crash == bad.error
+    assert "over 12 samples; agent crashed on 1, which score 0" in str(result)
     assert "test_evaluate.py" in (out / "run.log").read_text()
 
 

@@ -462,3 +462,12 @@ def test_fields_and_rows_of_any_size(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         with pytest.raises(UsageError, match=rf"{name}.*nested"):
             load_tasks(DatasetConfig(path=str(tmp_path / name), eval_fraction=0.0), "train")
+
+
+def test_a_dictionary_says_where_tasks_come_from(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"question": "1 + 1?", "gold": "2"}')
+    (task,) = load_tasks({"path": str(path), "columns": {"prompt": "question"}}, "eval")
+    assert (task.prompt, task.gold) == ("1 + 1?", "2")
+    with pytest.raises(UsageError, match="colums: unknown key"):
+        load_tasks({"path": str(path), "colums": {}})

@@ -205,7 +205,7 @@ def test_a_person_finds_the_way_by_mouse(width: int, scheme: str, browser: Brows
         expect(page.get_by_role("heading", name="Did it learn?")).to_be_visible()
         page.wait_for_selector("[data-charts][data-drawn]")
         assert page.locator(".chart[data-chart=reward] canvas").count() == 1
-        page.get_by_role("link", name="finished, unpaid").click()
+        page.get_by_role("link", name="wrong answer").first.click()
         expect(page.locator("tbody tr").first).to_be_visible()
         page.locator(".chip", has_text="hit a limit").click()
         page.get_by_role("link", name="tokens").click()

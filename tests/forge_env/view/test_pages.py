@@ -137,8 +137,9 @@ async def test_a_run_answers_the_four_questions(folder: Path, cache: Path) -> No
         assert lazy
         assert "It never used a tool." in (await client.get(unescape(lazy[1]))).text
         assert re.search(r"Yes: held-out solved \+0\.\d\d\s\u00b1\s0\.\d\d on 60 tasks", page)
-        assert "finished, unpaid" in page
-        assert "paid, not solved" not in page
+        assert 'wrong answer, after reading "k/n passed"' in unescape(page)
+        assert 'read "1/2 passed f([' in unescape(page), "an example of it"
+        assert "full reward, not solved" not in page
         assert re.search(r"It rose by 0\.\d\d", page)
         assert "60\u00a0% of its time waiting for episodes" in unescape(page), "no line ends within a figure"
         page = (await client.get("/run/second")).text
@@ -167,8 +168,9 @@ async def test_a_run_says_how_its_reward_is_made_and_on_what_it_ran(folder: Path
 async def test_what_is_paid_and_not_solved_is_a_failure(folder: Path, cache: Path) -> None:
     async with opened(folder, cache) as client:
         page = (await client.get("/run/hacked")).text
-        found = re.search(r'ending=paid%2C%20not%20solved">paid, not solved</a>.*?<span class="n">(\d+)</span>', page)
+        found = re.search(r"(\d+) training episodes earned all the reward there is", page)
         assert found is not None
+        assert 'ending=full%20reward%2C%20not%20solved">full reward, not solved</a>' in page
         assert "is the reward what is wanted?" in page
         assert "No, it got worse: held-out solved" in page
         example = re.search(r'class="unsolved">.*?class="eg" href="([^"]+)"', page)
@@ -176,9 +178,9 @@ async def test_what_is_paid_and_not_solved_is_a_failure(folder: Path, cache: Pat
         assert "all the reward there is, and solved is 0" in (await client.get(unescape(example[1]))).text
         page = (await client.get("/run/hacked/trajectories?kind=train&outcome=unsolved")).text
         assert f'data-live="total">{found[1]}<' in page
-        assert len(re.findall(r'class="said warn">paid, not solved<', page)) == 50
+        assert len(re.findall(r'class="said warn">full reward, not solved<', page)) == 50
         (row,) = re.findall(r'<tr data-row="/run/hacked">.*?</tr>', (await client.get("/")).text, re.DOTALL)
-        assert "paid, not solved" in row
+        assert "full reward, not solved" in row
         assert "solved</span></td>" in row, "the held-out score is named by what it measures"
         assert (await client.get("/")).text.count("badge warn") == 3, "the hacked run's, and of two lossy evaluations"
 
@@ -198,7 +200,7 @@ async def test_a_call_that_nobody_answers_does_not_make_tools(tmp_path: Path, ca
             writer.write(single)
     async with opened(tmp_path, cache) as client:
         page = (await client.get("/run/run")).text
-        assert "finished, unpaid" in page
+        assert "wrong answer" in page
         assert "never used a tool" not in page
 
 
@@ -249,7 +251,8 @@ async def test_lists_are_filtered_sorted_and_searched_by_address(folder: Path, c
         assert set(began) == {f"train-{g}-{m}" for g in range(3) for m in range(8)}
         assert set(await ids("kind=train&step=3-4&group=12")) == {f"train-12-{m}" for m in range(8)}
         assert await ids("kind=train&step=3&group=12") == []
-        assert await ids("kind=train&ending=limit:%20tool_calls") == limits
+        ending = "out%20of%20tool%20calls%2C%20after%20reading%20%22k%2Fn%20passed%22"
+        assert await ids(f"kind=train&ending={ending}") == limits
         assert len(await ids("group=7&kind=train")) == 8
         assert set(await ids("kind=train&step=3")) == {f"train-{g}-{m}" for g in range(8, 12) for m in range(8)}
         assert set(await ids("kind=train&q=mULTIPLY%20each%20of%20xs%20by%203.&group=3")) == {
@@ -415,7 +418,10 @@ async def test_time_evaluations_and_comparisons(folder: Path, cache: Path) -> No
         assert "lost: ConnectionError" in page
         assert "by difficulty" in page
         assert "never used a tool" in page
-        assert re.search(r"A sample took [\d.]+ s: \d+\s% of it the model, [\d.]+\s% tools and scoring\.", page)
+        shares = re.search(r"A sample took ([\d.]+)\ss on average: (.*?)\.</p>", unescape(page))
+        assert shares is not None
+        spent = [float(part) for part in re.findall(r"([\d.]+)\ss \(", shares[2])]
+        assert sum(spent) == pytest.approx(float(shares[1]), abs=0.05), "the parts are all of it"
         assert re.search(r"\d+ of 40 samples earned less than all", page)
         examples = re.findall(r'href="([^"]+)" title="an example', page)
         assert len(examples) > 2
