@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from forge_env.errors import AgentError, ProgramCrashError
     from forge_env.policy import BoolArray, FloatArray, IntArray
 
+NOT_CHEAT_PROOF = "not_cheat_proof"
+"""Metric of episodes whose score a cheat could have got as well: their tests ran beside the code that they judged."""
+
 
 @dataclass(slots=True)
 class Turn:

@@ -36,6 +36,7 @@ from forge_env.errors import (
 )
 from forge_env.rewards.reasons import explain
 from forge_env.sandbox import ExecResult, How, Limits, Sandbox, SandboxSpec, Session, TestsResult
+from forge_env.trajectory import NOT_CHEAT_PROOF
 from forge_env.types import Task
 
 
@@ -46,10 +47,6 @@ class _Where(TypedDict, total=False):
 
 TESTS_RESULTS: ContextVar[list[TestsResult] | None] = ContextVar("tests_results", default=None)
 """Collects the results of hidden tests for a caller that wants to know how they judged."""
-
-
-NOT_CHEAT_PROOF = "not_cheat_proof"
-"""Metric of episodes whose score a cheat could have got as well."""
 
 
 class SandboxEnvironmentConfig(ToolEnvironmentConfig):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from forge_env.evaluation.estimates import Times
+from forge_env.trajectory import NOT_CHEAT_PROOF
 from forge_env.visible import one_line, visible
 
 if TYPE_CHECKING:
@@ -157,6 +158,8 @@ def exceptions(item: Mapping[str, Any]) -> list[str]:
         parts.append(f"with the lowest or the highest score for each of these: {low:.3f} to {high:.3f}")
     if crashed := item.get("crashed"):
         parts.append(f"agent crashed on {crashed}, which score 0, first: {one_line(str(item.get('first_crash')), 300)}")
+    if doubtful := item.get("metrics", {}).get(NOT_CHEAT_PROOF):
+        parts.append(f"{doubtful:.0%} of the samples passed tests that ran beside the judged code: not cheat-proof")
     return parts
 
 

@@ -24,6 +24,7 @@ from forge_env.errors import ForgeError
 from forge_env.evaluation.estimates import mean
 from forge_env.machine import cache_dir
 from forge_env.run.contract import CLAUSES, in_a_sentence
+from forge_env.trajectory import NOT_CHEAT_PROOF
 from forge_env.view import answers, charts, episode, evaluations, records, text, timeline
 from forge_env.view.failures import failures, failures_of, unsolved_of
 from forge_env.view.filter import Filter
@@ -322,6 +323,7 @@ class Pages:
             "error": trajectory.error or "",
             "reason": trajectory.reason,
             "why_failed": trajectory.failures,
+            "not_cheat_proof": bool(trajectory.metrics.get(NOT_CHEAT_PROOF)),
             "components": episode.figures(trajectory.metrics),
             "never_called": run.queries.constants["tools"]
             and not row["calls"]

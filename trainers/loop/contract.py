@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from forge_env.environment.sandbox_environment import NOT_CHEAT_PROOF
 from forge_env.errors import ContractError, InfrastructureError
 from forge_env.run import Run
 from forge_env.run.contract import CLAUSES, Clause, Verdict
-from forge_env.trajectory import Segment
+from forge_env.trajectory import NOT_CHEAT_PROOF, Segment
 from trainers.buffer.packed import GroupRecord
 from trainers.buffer.sequences import targets
 from trainers.buffer.types import GroupBuffer, Reservation
