@@ -30,6 +30,9 @@ from trainers.model.folder import (
 )
 from trainers.model.tiny import hf_config
 
+GSPO_CLIP = 0.01
+"""Narrowest clip of GSPO's ratio that rounding in bfloat16 stays within (docs/losses.md has the measurement)."""
+
 
 def check(config: RunConfig) -> None:
     """Refuse a recipe that this loop can't run, cheapest checks first.
@@ -70,11 +73,25 @@ def check_workers(config: RunConfig) -> None:
 
 
 def check_loss(config: RunConfig) -> None:
-    """The loss takes its options, and has the reference model it needs."""
-    from trainers.losses.load import make_loss  # takes seconds: torch
+    """The loss takes its options, has the reference model it needs, and does not clip rounding errors."""
+    from trainers.losses.grpo import GSPOLoss  # takes seconds: torch
+    from trainers.losses.load import make_loss
     from trainers.losses.types import needs
 
     loss = make_loss(config.grpo.loss)
+    if (
+        config.model.dtype == "bfloat16"
+        and isinstance(loss, GSPOLoss)
+        and loss.correction is None
+        and min(loss.clip_low, loss.clip_high) < GSPO_CLIP
+    ):
+        raise UsageError(
+            f"grpo.loss {config.grpo.loss.name!r} without a correction clips what rounds differently in trainer and "
+            f"generator: in model.dtype=bfloat16 the ratio of unchanged weights leaves {1 - loss.clip_low:g} to "
+            f"{1 + loss.clip_high:g}, and a third of the sequences or more lose their gradient (docs/losses.md)",
+            fix="use grpo.loss.options.correction={name: tis, level: geometric}, "
+            f"or clip_low and clip_high of {GSPO_CLIP:g} or more",
+        )
     if needs(loss).reference and config.grpo.reference.source == "none":
         raise UsageError(
             f"grpo.loss {config.grpo.loss.name!r} compares the policy with a reference model, and there is none",

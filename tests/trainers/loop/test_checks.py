@@ -20,9 +20,12 @@ from forge_env.config.recipe import ModelSection, TinyModel
 from forge_env.errors import ForgeError, PluginError, UsageError
 from trainers.algorithms.grpo import train
 from trainers.generator.arguments import engine_arguments
+from trainers.loop.checks import check_loss
 from trainers.model.folder import INDEX, check_heads, from_hub
 from trainers.model.tiny import hf_config
 from trainers.model.tokenizer import save_tokenizer, train_tokenizer
+
+APPS = Path(__file__).resolve().parents[3] / "apps"
 
 
 class Fussy:
@@ -45,6 +48,49 @@ def refusal(*overrides: str) -> ForgeError:
 @pytest.mark.parametrize("recipe", ["coding_rlvr", "coding_rlvr/qwen3_0_6b", "grpo/math_cpu"])
 def test_bundled_recipes_are_sound(recipe: str) -> None:
     train.check(load_config(recipe))
+
+
+CORRECTED = "grpo.loss.options={correction: {name: tis, level: geometric}}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "refused"),
+    [
+        (["model.dtype=bfloat16"], True),
+        (["model.dtype=bfloat16", "grpo.loss.options={clip_low: 0.02}"], True),
+        (["model.dtype=bfloat16", "grpo.loss.options={dual_clip: 3, aggregation: token}"], True),
+        (["model.dtype=bfloat16", "grpo.loss.options={clip_low: 0.02, clip_high: 0.02}"], False),
+        (["model.dtype=bfloat16", CORRECTED], False),
+        (["model.dtype=bfloat16", "grpo.loss.options={correction: icepop}"], False),
+        ([], False),
+    ],
+    ids=str,
+)
+def test_gspo_is_refused_if_it_would_clip_the_rounding_of_bfloat16(overrides: list[str], refused: bool) -> None:
+    config = load_config("coding_rlvr", ["grpo.loss={name: gspo, options: {}}", *overrides])
+    if not refused:
+        check_loss(config)
+        return
+    with pytest.raises(UsageError, match="'gspo' without a correction clips") as caught:
+        check_loss(config)
+    assert caught.value.fix is not None
+    assert "correction={name: tis, level: geometric}" in caught.value.fix
+    check_loss(load_config("coding_rlvr", ["grpo.loss={name: gspo, options: {}}", "model.dtype=bfloat16", CORRECTED]))
+
+
+@pytest.mark.parametrize("file", sorted(APPS.glob("*/*.yaml")), ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_recipes_in_bfloat16_are_corrected_for_it(file: Path) -> None:
+    config = load_config(file)
+    if config.method in ("sft", "warmup") or config.model.dtype != "bfloat16":
+        return
+    from trainers.losses import GSPOLoss, PolicyLoss
+    from trainers.losses.load import make_loss
+
+    loss = make_loss(config.grpo.loss)
+    assert isinstance(loss, PolicyLoss)
+    assert loss.correction is not None
+    assert loss.dual_clip or isinstance(loss, GSPOLoss), "GSPO's clip is far narrower"
+    check_loss(config)
 
 
 def test_arguments_of_vllm_are_passed_on() -> None:
