@@ -422,7 +422,11 @@ whose rewards differ; `reward_range`, groups whose mean reward is between `low` 
     max_tokens_per_turn: Positive = 160
     """Maximum sampled tokens in one assistant message."""
     group_timeout_s: Annotated[float, Field(gt=0)] = 120.0
-    """Time limit of a group in seconds, from the model's first answer; finished episodes are then trained on."""
+    """Time limit of a group in seconds, from the model's first answer; `on_timeout` says what happens then."""
+    on_timeout: Literal["leave_out", "zero", "wait"] = "leave_out"
+    """What happens to episodes that miss `group_timeout_s` (`episode/late`): `leave_out`, they are dropped, and the \
+group's baseline is that of its faster episodes; `zero`, they count with reward 0, and what they sampled is trained \
+on; `wait`, the group waits for them."""
     sync_interval: Positive = 1
     """Training steps between two sets of weights that the generators get, at most `max_off_policy_steps` + 1. Those \
 of the last step, and of a step that is evaluated, are always sent."""

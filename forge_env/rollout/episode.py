@@ -107,6 +107,7 @@ async def run_episode(
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     rng: random.Random | None = None,
     watch: Callable[[str], None] = lambda doing: None,
+    on_try: Callable[[Trajectory], object] = lambda trajectory: None,
 ) -> Trajectory:
     """Play one episode to its end.
 
@@ -125,6 +126,7 @@ async def run_episode(
         sleep: waits between tries.
         rng: varies the delay between tries.
         watch: told what comes now: "reset", "generate" (the policy), "environment" (tools, scoring), "close", "retry".
+        on_try: given the trajectory that each try fills as it goes, for callers that may cancel the episode.
 
     Raises:
         EnvironmentBugError: the environment's own code failed.
@@ -143,6 +145,7 @@ async def run_episode(
         trajectory = Trajectory(id=trajectory_id, environment=environment_name, task_id=task.id if task else "")
         trajectory.group, trajectory.member = place or (None, None)
         trajectory.started, trajectory.retries = began, tries
+        on_try(trajectory)
         try:
             async with _opened(make_env, environment_name, watch) as env:
                 await _play(env, Sessions(env, policy, opponents, seed), trajectory, task, limits, clock, watch)

@@ -32,7 +32,11 @@ OWN = (
     Panel("Groups with signal", {"share": "groups/with_signal"}),
     Panel("Length of episodes", {"tokens": "episode/tokens"}, "tokens"),
     Panel("Turns", {"turns": "episode/turns"}),
-    Panel("Truncated and lost", {"truncated": "episode/truncated", "lost": "episode/invalid"}, "share, episodes"),
+    Panel(
+        "Truncated and lost",
+        {"truncated": "episode/truncated", "lost": "episode/invalid", "late": "episode/late"},
+        "share, episodes",
+    ),
     Panel("Entropy", {"entropy": "grpo_loss/entropy"}, "nats"),
     Panel("KL divergence", {"KL": "grpo_loss/kl_divergence_mean"}, "nats"),
     Panel("Clipped share", {"low": "grpo_loss/clip_fraction_low", "high": "grpo_loss/clip_fraction_high"}),

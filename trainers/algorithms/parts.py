@@ -128,10 +128,10 @@ class TurnReturns(AdvantageEstimator):
         """One number a turn."""
         returns = [self._returns(episode) for episode in group.valid]
         if len(returns) == 1:
-            return [[0.0] * len(returns[0])]
+            return [[0.0] * len(group.valid[0].turns)]
         return [
-            [value - self._baseline(returns[:i] + returns[i + 1 :], turn) for turn, value in enumerate(episode)]
-            for i, episode in enumerate(returns)
+            [own[turn] - self._baseline(returns[:i] + returns[i + 1 :], turn) for turn in range(len(episode.turns))]
+            for i, (own, episode) in enumerate(zip(returns, group.valid, strict=True))
         ]
 
     def _baseline(self, others: Sequence[Sequence[float]], turn: int) -> float:
@@ -140,7 +140,7 @@ class TurnReturns(AdvantageEstimator):
         return float(np.mean(at_turn or [episode[0] for episode in others]))
 
     def _returns(self, episode: Trajectory) -> list[float]:
-        rewards = [turn.reward for turn in episode.turns]
+        rewards = [turn.reward for turn in episode.turns] or [0.0]  # too late for a first turn: it counts as 0
         rewards[-1] += episode.reward - sum(rewards)
         total, result = 0.0, []
         for reward in reversed(rewards):
@@ -159,7 +159,7 @@ class ByConversation(AdvantageEstimator):
     def __call__(self, group: Group) -> Sequence[Weight]:
         """One number a turn."""
         earned = [self._earned(episode) for episode in group.valid]
-        mean = float(np.mean([np.mean(list(own.values())) for own in earned]))
+        mean = float(np.mean([np.mean(list(own.values()) or [0.0]) for own in earned]))  # without turns: 0
         return [
             [own[turn.seat] - mean for turn in episode.turns] for own, episode in zip(earned, group.valid, strict=True)
         ]

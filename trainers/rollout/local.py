@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -44,6 +44,7 @@ from trainers.rollout.in_turn import InTurn
 from trainers.rollout.opening import FIRST, Opening, opening
 from trainers.rollout.types import (
     BUG,
+    LATE,
     VERSIONS,
     Fate,
     Group,
@@ -215,7 +216,7 @@ class LocalWorker:
         highest = self._player.max_reward
         report = GroupReport(
             fate=fate,
-            totals=Totals.of(group, self._config.grpo.group_size, fate),
+            totals=Totals.of(group, fate),
             success=group.mean_reward / highest if group.valid and highest else None,
             bug=bug_of(group.episodes),
             why_lost=why_nothing(group) if fate == Fate.LOST else ("", ""),
@@ -229,7 +230,7 @@ class LocalWorker:
         if self._looked >= FIRST:
             return None
         self._looked += 1
-        return opening(group.valid, lambda ids: str(self._chat.tokenizer.decode(ids)))
+        return opening(group.finished, lambda ids: str(self._chat.tokenizer.decode(ids)))
 
     async def _record(self, episodes: Sequence[Trajectory], kind: str) -> None:
         if is_kept(self._config.logging.trajectories, kind):
@@ -434,7 +435,7 @@ class Player:
         return limit_s
 
     async def group(self, position: int, index: int, policy: Policy) -> Group:
-        """All episodes of a training task; those not done by the deadline are left out.
+        """All episodes of a training task; `grpo.on_timeout` says what happens to those not done by the deadline.
 
         The time of a group begins with its first answer from the model: what waits behind other groups is not late.
 
@@ -451,9 +452,9 @@ class Player:
                 reason = f"task {task.id!r} is set aside: its environment raised"
                 return Group([self._lost(f"{name}-0", task.id, reason)])
             group = await self._play_group(task, position, policy)
-            if group.valid:
+            if group.finished:
                 with environment_code(f"{type(self._tasks).__name__}.score_group", task.id):
-                    await self._tasks.score_group(task, group.valid)
+                    await self._tasks.score_group(task, group.finished)
         except EnvironmentBugError as error:  # of the task as such: of `task`, or of `score_group`
             group = Group([self._buggy(f"train-{position}", f"{split}/{index}", error)])
         if self._on_span is not None:
@@ -468,21 +469,35 @@ class Player:
             if deadline.when() is None:
                 deadline.reschedule(asyncio.get_running_loop().time() + grpo.group_timeout_s)
 
-        running = [
-            asyncio.create_task(
-                self._episode(task, (position, member), f"train-{position}-{member}", policy, self._opponents, begin)
-            )
-            for member in range(grpo.group_size)
-        ]
+        unfinished: dict[int, Trajectory] = {}  # what each member's current try has so far
+
+        def episode(member: int) -> Coroutine[Any, Any, Trajectory]:
+            name, at = f"train-{position}-{member}", (position, member)
+            on_try = partial(unfinished.__setitem__, member)
+            return self._episode(task, at, name, policy, self._opponents, begin, on_try)
+
+        running = [asyncio.create_task(episode(member)) for member in range(grpo.group_size)]
         done: list[asyncio.Task[Trajectory]] = []
         try:
             with suppress(TimeoutError):
                 async with deadline:
                     await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+            late = sum(not task.done() for task in running) if deadline.expired() else 0
+            if late and grpo.on_timeout == "wait":
+                await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
             done = [task for task in running if task.done()]
         finally:
             await _cancel([task for task in running if task not in done])
-        return Group([task.result() for task in done])
+        if late and grpo.on_timeout == "zero":
+            # One whose try had failed is the infrastructure's fault, which never counts as 0.
+            zeros = {member: own for member, own in unfinished.items() if own.error is None}
+            played = [
+                task.result() if task in done else _counts_as_zero(zeros[member])
+                for member, task in enumerate(running)
+                if task in done or member in zeros
+            ]
+            return Group(played, late)
+        return Group([task.result() for task in done], late)
 
     async def held_out(self, split: str, index: int, policy: Policy) -> Trajectory:
         """One episode of a held-out task."""
@@ -504,6 +519,7 @@ class Player:
         policy: Policy,
         opponents: Mapping[str, Policy],
         on_answer: Callable[[], None] = lambda: None,
+        on_try: Callable[[Trajectory], object] = lambda trajectory: None,
     ) -> Trajectory:
         account = Account(name, "reset", on_span=self._show(name, "episodes"))
         show = self._show(name, "sandboxes")
@@ -527,6 +543,7 @@ class Player:
                     place=place,
                     seed=episode_seed(self._config.seed, name),
                     watch=watch,
+                    on_try=on_try,
                 )
         except EnvironmentBugError as error:
             self.set_aside.add(task.id)
@@ -561,6 +578,20 @@ def held_out_name(split: str, index: int) -> str:
 def episode_seed(run_seed: int, name: str) -> int:
     """The seed of an episode, below 2**32: the same whenever and beside whatever else it is played."""
     return int.from_bytes(blake2b(f"{run_seed}/{name}".encode(), digest_size=4).digest())
+
+
+def _counts_as_zero(episode: Trajectory) -> Trajectory:
+    """An episode that was cancelled at its group's deadline: what it sampled by then, with reward 0."""
+    return replace(
+        episode,
+        turns=[replace(turn, reward=0.0) for turn in episode.turns],
+        reward=0.0,
+        rewards=dict.fromkeys(episode.rewards, 0.0),
+        terminated=False,
+        truncated=True,
+        truncation=LATE,
+        wall_s=round(time.time() - episode.started, 3),
+    )
 
 
 async def _cancel(tasks: list[asyncio.Task[Trajectory]]) -> None:

@@ -23,20 +23,37 @@ from trainers.rollout.opening import Opening
 BUG = "EnvironmentBugError: "
 """How the error of an episode begins that the environment's own code has ended, as in an evaluation's record."""
 
+LATE = "group_time"
+"""`Trajectory.truncation` of an episode that missed `grpo.group_timeout_s` and counts as 0."""
 VERSIONS = "versions"
 """In `Trajectory.info` of a held-out episode as the controller gets it: sampled tokens by policy version."""
 
 
 @dataclass(slots=True)
 class Group:
-    """Episodes of one task."""
+    """Episodes of one task.
+
+    Attributes:
+        episodes: that are recorded, in order.
+        late: how many missed `grpo.group_timeout_s`, whether they are among `episodes` or not.
+    """
 
     episodes: list[Trajectory]
+    late: int = 0
 
     @property
     def valid(self) -> list[Trajectory]:
-        """Episodes that count: nothing but the agent decided how they went, and it sampled something."""
-        return [episode for episode in self.episodes if episode.valid and episode.num_sampled_tokens]
+        """Episodes that count: nothing but the agent decided how they went, and it sampled something.
+
+        An episode that was too late and counts as 0 (`grpo.on_timeout=zero`) may have sampled nothing, and have no
+        turns.
+        """
+        return [own for own in self.episodes if own.valid and (own.num_sampled_tokens or own.truncation == LATE)]
+
+    @property
+    def finished(self) -> list[Trajectory]:
+        """Valid episodes that were not too late."""
+        return [episode for episode in self.valid if episode.truncation != LATE]
 
     @property
     def rewards(self) -> NDArray[np.float64]:
@@ -175,7 +192,7 @@ class Totals:
     tokens_filtered: int = 0
 
     @classmethod
-    def of(cls, group: Group, group_size: int, fate: Fate) -> Totals:
+    def of(cls, group: Group, fate: Fate) -> Totals:
         """The counts of one group."""
         dropped = fate == Fate.DROPPED
         return cls(
@@ -183,7 +200,7 @@ class Totals:
             episodes=len(group.episodes),
             episodes_invalid=sum(not (episode.valid or is_bug(episode)) for episode in group.episodes),
             episodes_bugs=sum(map(is_bug, group.episodes)),
-            episodes_late=group_size - len(group.episodes),
+            episodes_late=group.late,
             forks=sum(turn.reply.forked for episode in group.episodes for turn in episode.turns),
             groups_filtered=int(dropped),
             tokens_filtered=dropped * sum(episode.num_sampled_tokens for episode in group.valid),

@@ -48,7 +48,7 @@ async def test_dropped_groups_make_room_and_are_counted_and_nothing_but_them_end
         totals = Totals()
 
         async def group(self, ticket: Ticket) -> GroupReport:
-            totals = Totals.of(group, 2, Fate.DROPPED)
+            totals = Totals.of(group, Fate.DROPPED)
             self.totals.add(totals)
             return GroupReport(fate=Fate.DROPPED, totals=totals)
 

@@ -228,6 +228,7 @@ KNOBS: dict[str, Change] = {
             "temperature": Change(0.7),
             "max_tokens_per_turn": Change(7),
             "group_timeout_s": Change(20.0),
+            "on_timeout": Change("zero"),
             "sync_interval": Change(2),
             "advantage.name": Change("leave_one_out"),
             "advantage.options": Change({"epsilon": 1.0}, {"grpo.advantage.name": "group_normalized"}),

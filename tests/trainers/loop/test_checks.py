@@ -80,7 +80,7 @@ def test_gspo_is_refused_if_it_would_clip_the_rounding_of_bfloat16(overrides: li
 
 @pytest.mark.parametrize("file", sorted(APPS.glob("*/*.yaml")), ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_recipes_in_bfloat16_are_corrected_for_it(file: Path) -> None:
-    config = load_config(file)
+    config = load_config(str(file))
     if config.method in ("sft", "warmup") or config.model.dtype != "bfloat16":
         return
     from trainers.losses import GSPOLoss, PolicyLoss

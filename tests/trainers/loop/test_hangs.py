@@ -27,11 +27,14 @@ from forge_env.types import Message
 from tests.trainers.buffer import virtual_time
 from tests.trainers.loop.dry_run import Sums, dry_run
 from tests.trainers.loop.stand_ins import STAND_INS, Actors, Generator, TitanTrainer
+from trainers.algorithms.parts import ByConversation, GroupMean, LeaveOneOut, TurnReturns, token_advantages
+from trainers.buffer.packed import pack
 from trainers.generator.pool import PATIENCE_S
 from trainers.generator.types import Completion
 from trainers.loop.status import Status
 from trainers.rollout.local import Player
 from trainers.rollout.memory import MemoryGate
+from trainers.rollout.types import LATE, Fate, Group, Totals
 
 WATCHED = {"checkpoint.keep_best": 0, "watchdog.warn_s": 200.0, "watchdog.end_s": 300.0, "evaluation.temperature": 0.5}
 
@@ -218,6 +221,16 @@ class Busy(Policy, PolicySession):
         return Reply(Message(role="assistant", content="one"), [1], [2], [-1.0], [0])
 
 
+def full_marks(answer: str) -> float:
+    return 1.0
+
+
+class Paying(Sums):
+    """Every answer is right."""
+
+    rubric = fe.Rubric(full_marks)
+
+
 class Clinging(Sums):
     """Never closes."""
 
@@ -253,6 +266,51 @@ def test_a_group_that_waits_behind_others_is_not_late() -> None:
     counts, seconds = played(Sums, Busy, groups=8)
     assert counts == [4] * 8
     assert seconds == pytest.approx(64.0)
+
+
+def late_group(make: Callable[[], fe.Environment], policy: Any, on_timeout: str) -> tuple[Group, float]:
+    """A group of four with a limit of 20 s, and the seconds it took."""
+    overrides = ["grpo.group_size=4", "grpo.group_timeout_s=20", f"grpo.on_timeout={on_timeout}"]
+    config = load_config("coding_rlvr", overrides)
+
+    async def play() -> tuple[Group, float]:
+        player = Player(config, make, warn=lambda text: None)
+        return await player.group(0, 0, policy), asyncio.get_running_loop().time()
+
+    return virtual_time.run(play())
+
+
+class Slow(Busy):
+    """One answer takes thirty seconds, which is longer than a group has."""
+
+    async def reply(self, observation: Any) -> Reply:
+        if self._asked == 1:
+            self._asked += 1
+            await asyncio.sleep(30.0)
+        return await super().reply(observation)
+
+
+@pytest.mark.parametrize(
+    ("on_timeout", "rewards", "seconds"),
+    [("leave_out", [1.0] * 3, 22.0), ("zero", [0.0, 1.0, 1.0, 1.0], 22.0), ("wait", [1.0] * 4, 32.0)],
+)
+def test_a_recipe_chooses_what_becomes_of_late_episodes(on_timeout: str, rewards: list[float], seconds: float) -> None:
+    group, took = late_group(Paying, Slow(), on_timeout)
+    assert sorted(group.rewards.tolist()) == rewards
+    assert (group.late, len(group.finished)) == (1, 4 if on_timeout == "wait" else 3)
+    assert took == pytest.approx(seconds)
+    assert Totals.of(group, Fate.KEPT).episodes_late == 1
+    advantages = token_advantages(GroupMean(), group)
+    assert [len(values) for values in advantages] == [own.num_sampled_tokens for own in group.valid]
+    if on_timeout == "zero":
+        (late,) = (episode for episode in group.valid if episode not in group.finished)
+        assert (late.reward, late.truncated, late.truncation, late.turns) == (0.0, True, LATE, [])
+        packed = pack(group.valid, advantages)
+        assert packed.record.column("reward").tolist() == group.rewards.tolist()
+        for estimator in (TurnReturns(), ByConversation(), LeaveOneOut()):
+            assert len(token_advantages(estimator, group)) == 4
+        kept = next(values for values, own in zip(token_advantages(TurnReturns(), group), group.valid) if own.reward)
+        assert kept.tolist() == pytest.approx([1 - 2 / 3]), "the late one counts in its baseline"
 
 
 def test_a_straggler_is_left_out_when_its_time_is_over() -> None:
