@@ -33,7 +33,7 @@ OWN = (
     Panel("Length of episodes", {"tokens": "episode/tokens"}, "tokens"),
     Panel("Turns", {"turns": "episode/turns"}),
     Panel(
-        "Truncated and lost",
+        "Truncated, lost and late",
         {"truncated": "episode/truncated", "lost": "episode/invalid", "late": "episode/late"},
         "share, episodes",
     ),

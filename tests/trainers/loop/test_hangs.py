@@ -309,8 +309,9 @@ def test_a_recipe_chooses_what_becomes_of_late_episodes(on_timeout: str, rewards
         assert packed.record.column("reward").tolist() == group.rewards.tolist()
         for estimator in (TurnReturns(), ByConversation(), LeaveOneOut()):
             assert len(token_advantages(estimator, group)) == 4
-        kept = next(values for values, own in zip(token_advantages(TurnReturns(), group), group.valid) if own.reward)
-        assert kept.tolist() == pytest.approx([1 - 2 / 3]), "the late one counts in its baseline"
+        by_turn = zip(token_advantages(TurnReturns(), group), group.valid, strict=True)
+        in_time = next(values for values, episode in by_turn if episode.reward)
+        assert in_time.tolist() == pytest.approx([1 - 2 / 3]), "the late one counts in its baseline"
 
 
 def test_a_straggler_is_left_out_when_its_time_is_over() -> None:
