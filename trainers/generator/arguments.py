@@ -22,6 +22,8 @@ from forge_env.machine import GIB, versions
 
 MARKS_TOKENS = "0.32.0"
 """The first vLLM whose outputs say which version of the weights sampled each token."""
+ADAPTERS = "forge_env_adapters"
+"""Name that `trainers.generator.adapters` has among vLLM's quantization configs."""
 LEAST = 0.01
 """Share of a GPU that vLLM looks for at its start where it is told the size of its cache."""
 _KEYS = {
@@ -88,7 +90,15 @@ def engine_arguments(config: RunConfig, folder: Path) -> dict[str, Any]:
         # GPU; on a CPU its generators can't go back, and the engine fails.
         **({} if section.with_gpus else {"enable_chunked_prefill": False}),
         "enable_sleep_mode": section.sleep and section.with_gpus,  # on a CPU there is no memory to give back
+        **_adapters(config),
     }
+
+
+def _adapters(config: RunConfig) -> dict[str, Any]:
+    """Adapters beside the weights, in a precision in which their sum would lose them; else they are added."""
+    if config.lora is None or config.model.dtype == "float32":
+        return {}
+    return {"hf_overrides": {"quantization_config": {"quant_method": ADAPTERS, "rank": config.lora.rank}}}
 
 
 def _memory(config: RunConfig) -> dict[str, float]:

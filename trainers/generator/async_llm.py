@@ -21,7 +21,7 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from forge_env.errors import GeneratorError
-from trainers.generator.engine import ALWAYS, Engine, Weights, refusals, reorders
+from trainers.generator.engine import ALWAYS, Engine, Weights, refusals, register_adapters, reorders
 from trainers.generator.lockstep import sampling_params
 from trainers.generator.types import Completion, SamplingOptions
 
@@ -61,6 +61,7 @@ class AsyncLLMEngine(Engine):
         from vllm.v1.engine.async_llm import AsyncLLM
 
         with refusals():
+            register_adapters(engine_args)
             arguments = AsyncEngineArgs(**{**ALWAYS, **engine_args, "worker_extension_cls": WORKER})
             llm = await asyncio.to_thread(AsyncLLM.from_engine_args, arguments, start_engine_loop=False)
         engine = cls(llm, recompute_on_update=recompute_on_update)

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from trainers.generator.arguments import PREPARED, adapt
+from trainers.generator.arguments import ADAPTERS, PREPARED, adapt
 from trainers.weights import shared
 
 
@@ -58,6 +58,11 @@ class WeightLoader:
         layouts, handles, reorders = pickle.loads(message)
         published = Flat(layouts, [{dtype: shared.attach(each) for dtype, each in one.items()} for one in handles])
         base, device = Path(self.model_runner.model_config.model), self.model_runner.device
+        if self.model_runner.model_config.quantization == ADAPTERS:
+            from trainers.generator.adapters import load_adapters
+
+            load_adapters(self.model_runner.model, dict(published))
+            return
         weights = whole_weights(published, base, everything=reorders, device=device)
         if reorders:
             self.model_runner.reload_weights(weights_iterator=weights)

@@ -17,7 +17,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -234,6 +234,7 @@ class InProcessEngine(Engine):
 
         super().__init__()
         with refusals():
+            self._beside = register_adapters(engine_args)
             arguments = EngineArgs(**{**ALWAYS, **engine_args})
             self.engine = LLMEngine.from_engine_args(arguments)
         self._reorders = reorders(self.engine)
@@ -432,10 +433,16 @@ class InProcessEngine(Engine):
         from trainers.weights.adapter import whole_weights
 
         device, base = self.engine.vllm_config.device_config.device, Path(self.engine.model_config.model)
-        whole = whole_weights(weights(), base, everything=self._reorders, device=device)
-        if self._reorders:
+        if self._beside:
+            from trainers.generator.adapters import load_adapters
+
+            published = dict(weights())
+            self.engine.apply_model(lambda model: load_adapters(model, published))
+        elif self._reorders:
+            whole = whole_weights(weights(), base, everything=True, device=device)
             self.engine.collective_rpc("reload_weights", kwargs={"weights_iterator": whole})
         else:
+            whole = whole_weights(weights(), base, device=device)
             self.engine.apply_model(lambda model: _load(model, whole))
         if self._recompute_on_update:
             self.engine.reset_prefix_cache(True)
@@ -454,6 +461,15 @@ class InProcessEngine(Engine):
                 await self._loop_task
             self._loop_task = None
         self._thread.shutdown(wait=False)
+
+
+def register_adapters(engine_args: Mapping[str, Any]) -> bool:
+    """Let vLLM know layers with adapters, if an engine's arguments ask for them; whether they do."""
+    if "hf_overrides" not in engine_args:
+        return False
+    from trainers.generator import adapters  # noqa: F401 - registers itself with vLLM
+
+    return True
 
 
 def reorders(engine: Any) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from forge_env.config import RunConfig
 from forge_env.config.recipe import EnvironmentSection, GeneratorSection, LoRASection, ModelSection
 from forge_env.trajectory import Segment
-from trainers.generator.arguments import engine_arguments, show_model
+from trainers.generator.arguments import ADAPTERS, engine_arguments, show_model
 from trainers.generator.generator import import_engine
 from trainers.generator.types import Completion, SamplingOptions
 
@@ -87,17 +87,27 @@ async def observe(name: str, folder: Path) -> dict[str, Any]:
         await engine.load_weights(partial(_published, model), version)
     swapped = max(len(set(item.versions.tolist())) for item in await in_flight)
     found = {"before": before, "after": mismatch(await sample(40)), "moved": mismatch(first), "swapped": swapped}
-    model = TitanModel(folder, max_length=256, device=device.torch, lora=LoRASection(targets=["q_proj", "o_proj"]))
-    scorer = Scorer(model, device=device, microbatch_tokens=2048)
-    in_flight = asyncio.ensure_future(sample(100))
+
+    async def adapted(section: LoRASection, version: int) -> dict[str, float]:
+        nonlocal scorer
+        model = TitanModel(folder, max_length=256, device=device.torch, lora=section)
+        scorer = Scorer(model, device=device, microbatch_tokens=2048)
+        in_flight = asyncio.ensure_future(sample(100))
+        for more in range(UPDATES):
+            with torch.no_grad():
+                for parameter in model.module.parameters():
+                    if parameter.requires_grad:
+                        parameter.add_(0.05 * torch.randn_like(parameter))
+            await engine.load_weights(partial(_published, model), version + more)
+        swapped = max(len(set(item.versions.tolist())) for item in await in_flight)
+        return {"after": mismatch(await sample(40)), "moved": mismatch(first), "swapped": swapped}
+
+    model = TitanModel(folder, max_length=256, device=device.torch)
     await engine.load_weights(lambda: list(model.state_dict_hf().items()), UPDATES + 1)  # the base model's again
-    for version in range(UPDATES + 2, 2 * UPDATES + 2):
-        with torch.no_grad():
-            for parameter in model.module.parameters():
-                if parameter.requires_grad:
-                    parameter.add_(0.05 * torch.randn_like(parameter))
-        await engine.load_weights(partial(_published, model), version)
-    swapped = max(len(set(item.versions.tolist())) for item in await in_flight)
-    found["adapted"] = {"after": mismatch(await sample(40)), "moved": mismatch(first), "swapped": swapped}
+    found["adapted"] = await adapted(LoRASection(targets=["q_proj", "o_proj"]), UPDATES + 2)
+    await engine.close()
+    overrides = {"quantization_config": {"quant_method": ADAPTERS, "rank": 8}}  # as in bfloat16
+    engine = InProcessEngine(engine_arguments(config, folder) | {"hf_overrides": overrides})
+    found["beside"] = await adapted(LoRASection(), 1)
     await engine.close()
     return found

@@ -29,9 +29,11 @@ def test_weights_swapped_in_flight_leave_generator_and_trainer_in_agreement(foun
     assert seen["moved"] > 0.1, "the updates changed nothing, so agreement proves nothing"
 
 
+@pytest.mark.parametrize("way", ["adapted", "beside"])
 @pytest.mark.parametrize("name", NAMES)
-def test_adapters_added_in_flight_leave_them_in_agreement_too(found: dict[str, Any], name: str) -> None:
-    seen = found[name]["adapted"]
+def test_adapters_added_in_flight_leave_them_in_agreement_too(found: dict[str, Any], name: str, way: str) -> None:
+    """Added to the weights, as in float32, or computed beside them, as in bfloat16."""
+    seen = found[name][way]
     assert seen["after"] <= MISMATCH
     assert seen["swapped"] > 1
     assert seen["moved"] > 0.1

