@@ -92,9 +92,9 @@ class AdapterMethod(UnquantizedLinearMethod):  # type: ignore[misc]
             factor.output_dim = 0  # type: ignore[attr-defined]  # what vLLM's loaders shard B by
             layer.register_parameter(f"lora_{name}", factor)
 
-    def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """W x + B (A x), rounded once."""
-        base = super().apply(layer, x, bias)
+        base: torch.Tensor = super().apply(layer, x, bias)
         down = torch.split(nn.functional.linear(x.float(), layer.lora_a), self.rank, dim=-1)
         ups = torch.split(layer.lora_b, self.parts)
         delta = torch.cat([nn.functional.linear(own, up) for own, up in zip(down, ups, strict=True)], dim=-1)
