@@ -476,6 +476,7 @@ class Player:
             on_try = partial(unfinished.__setitem__, member)
             return self._episode(task, at, name, policy, self._opponents, begin, on_try)
 
+        started = time.perf_counter()
         running = [asyncio.create_task(episode(member)) for member in range(grpo.group_size)]
         done: list[asyncio.Task[Trajectory]] = []
         try:
@@ -492,7 +493,7 @@ class Player:
             # One whose try had failed is the infrastructure's fault, which never counts as 0.
             zeros = {member: own for member, own in unfinished.items() if own.error is None}
             played = [
-                task.result() if task in done else _counts_as_zero(zeros[member])
+                task.result() if task in done else _counts_as_zero(zeros[member], time.perf_counter() - started)
                 for member, task in enumerate(running)
                 if task in done or member in zeros
             ]
@@ -580,8 +581,8 @@ def episode_seed(run_seed: int, name: str) -> int:
     return int.from_bytes(blake2b(f"{run_seed}/{name}".encode(), digest_size=4).digest())
 
 
-def _counts_as_zero(episode: Trajectory) -> Trajectory:
-    """An episode that was cancelled at its group's deadline: what it sampled by then, with reward 0."""
+def _counts_as_zero(episode: Trajectory, wall_s: float) -> Trajectory:
+    """An episode that was cancelled after so long, at its group's deadline: what it sampled, with reward 0."""
     return replace(
         episode,
         turns=[replace(turn, reward=0.0) for turn in episode.turns],
@@ -590,7 +591,7 @@ def _counts_as_zero(episode: Trajectory) -> Trajectory:
         terminated=False,
         truncated=True,
         truncation=LATE,
-        wall_s=round(time.time() - episode.started, 3),
+        wall_s=round(wall_s, 3),
     )
 
 
