@@ -37,7 +37,10 @@ def run_parity(names: list[str], out: Path) -> dict[str, dict[str, Any]]:
 def _main(names: list[str], out: Path) -> None:
     os.environ["VLLM_CACHE_ROOT"] = str(out / "vllm")  # of a machine on which vLLM has met no model
     import_engine(with_gpus=False, threads=1, kv_cache_gb=1)
-    found = {name: asyncio.run(observe(name, out / name)) for name in names}
+    found: dict[str, Any] = {}
+    for name in names:
+        found[name] = asyncio.run(observe(name, out / name))
+        found[name]["beside"] = asyncio.run(observe(name, out / name, beside=True))
     (out / "found.json").write_text(json.dumps(found))
 
 
@@ -45,8 +48,11 @@ def _published(model: Any) -> list[tuple[str, Any]]:
     return [(part.name, part.values) for part in model.published()]
 
 
-async def observe(name: str, folder: Path) -> dict[str, Any]:
-    """Largest differences between both sides' log-probabilities, before and after weights swapped in flight."""
+async def observe(name: str, folder: Path, *, beside: bool = False) -> dict[str, Any]:
+    """Largest differences between both sides' log-probabilities, before and after weights swapped in flight.
+
+    With `beside` only those of adapters, which the generator keeps apart from the weights, as it does in bfloat16.
+    """
     import torch
 
     from tests.trainers.model.checkpoints import VOCABULARY, write_checkpoint
@@ -55,7 +61,8 @@ async def observe(name: str, folder: Path) -> dict[str, Any]:
     from trainers.titan.model import TitanModel
     from trainers.titan.score import Scorer
 
-    write_checkpoint(name, folder)
+    if not beside:
+        write_checkpoint(name, folder)
     show_model(str(folder))
     device = use_device(with_gpus=False)
     model = TitanModel(folder, max_length=256, device=device.torch)
@@ -65,7 +72,8 @@ async def observe(name: str, folder: Path) -> dict[str, Any]:
         model=ModelSection(path=str(folder), max_length=256),
         generator=GeneratorSection(max_num_seqs=8, engine_args={"num_gpu_blocks_override": 256}),
     )
-    engine = InProcessEngine(engine_arguments(config, folder))
+    apart = {"hf_overrides": {"quantization_config": {"quant_method": ADAPTERS, "rank": 8}}} if beside else {}
+    engine = InProcessEngine(engine_arguments(config, folder) | apart)
     prompts = torch.randint(0, VOCABULARY, (8, 40), generator=torch.Generator().manual_seed(0)).numpy()
 
     async def sample(tokens: int) -> list[Completion]:
@@ -76,17 +84,6 @@ async def observe(name: str, folder: Path) -> dict[str, Any]:
         rows = [np.concatenate([item.prompt_ids, item.token_ids]) for item in completions]
         theirs = scorer.logprobs([Segment(row, np.arange(len(row)) >= 40) for row in rows])
         return max(float(abs(ours.logprobs - other).max()) for ours, other in zip(completions, theirs, strict=True))
-
-    first = await sample(40)
-    before = mismatch(first)
-    in_flight = asyncio.ensure_future(sample(100))
-    for version in range(1, UPDATES + 1):
-        with torch.no_grad():
-            for parameter in model.module.parameters():
-                parameter.add_(0.02 * torch.randn_like(parameter))
-        await engine.load_weights(partial(_published, model), version)
-    swapped = max(len(set(item.versions.tolist())) for item in await in_flight)
-    found = {"before": before, "after": mismatch(await sample(40)), "moved": mismatch(first), "swapped": swapped}
 
     async def adapted(section: LoRASection, version: int) -> dict[str, float]:
         nonlocal scorer
@@ -102,12 +99,23 @@ async def observe(name: str, folder: Path) -> dict[str, Any]:
         swapped = max(len(set(item.versions.tolist())) for item in await in_flight)
         return {"after": mismatch(await sample(40)), "moved": mismatch(first), "swapped": swapped}
 
+    first = await sample(40)
+    if beside:
+        found = await adapted(LoRASection(), 1)
+        await engine.close()
+        return found
+    before = mismatch(first)
+    in_flight = asyncio.ensure_future(sample(100))
+    for version in range(1, UPDATES + 1):
+        with torch.no_grad():
+            for parameter in model.module.parameters():
+                parameter.add_(0.02 * torch.randn_like(parameter))
+        await engine.load_weights(partial(_published, model), version)
+    swapped = max(len(set(item.versions.tolist())) for item in await in_flight)
+    found = {"before": before, "after": mismatch(await sample(40)), "moved": mismatch(first), "swapped": swapped}
+
     model = TitanModel(folder, max_length=256, device=device.torch)
     await engine.load_weights(lambda: list(model.state_dict_hf().items()), UPDATES + 1)  # the base model's again
     found["adapted"] = await adapted(LoRASection(targets=["q_proj", "o_proj"]), UPDATES + 2)
-    await engine.close()
-    overrides = {"quantization_config": {"quant_method": ADAPTERS, "rank": 8}}  # as in bfloat16
-    engine = InProcessEngine(engine_arguments(config, folder) | {"hf_overrides": overrides})
-    found["beside"] = await adapted(LoRASection(), 1)
     await engine.close()
     return found
